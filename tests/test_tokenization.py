@@ -1,0 +1,151 @@
+import gzip
+import json
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+from bert_jax import tokenization
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from tools import train_vocab
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "tokenization.json.gz"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXT = """The quick brown fox jumps over the lazy dog. It was not amused by that.
+A river runs through the old town, and the bridge over the river is older than the town.
+Whoever walks there in the evening hears the water and sees the lights of the boats.
+"""
+
+
+def wordpiece(*pieces: str) -> tokenization.Tokenizer:
+    return tokenizer_from_bytes("vocab.txt", "\n".join([*SPECIAL, *pieces]).encode())
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT * 20)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_tokenizer(text_file):
+    content = train_vocab.train_vocabulary([text_file], "sentencepiece", 120, True, 1)
+    return tokenizer_from_bytes("spiece.model", content)
+
+
+@pytest.mark.parametrize("case", ["uncased", "cased"])
+def test_wordpiece_ids_equal_the_reference_implementation(case):
+    golden = json.loads(gzip.decompress(GOLDEN.read_bytes()))
+    content = "".join(f"{piece}\n" for piece in golden[case]["vocabulary"]).encode()
+    tokenizer = tokenizer_from_bytes("vocab.txt", content)
+    assert tokenizer.lower_case == (case == "uncased")
+    ids = tokenizer.encode_batch(golden["texts"])
+    assert len(ids) >= 300
+    for text, found, expected in zip(golden["texts"], ids, golden[case]["ids"], strict=True):
+        assert found == expected, repr(text)
+        assert tokenizer.encode(text) == expected
+    known = np.concatenate([np.array(row, int) for row in ids]) != tokenizer.unk_id
+    assert known.mean() > 0.8, "the golden vocabulary is too poor to test with"
+
+
+def test_special_tokens_in_text_stay_text():
+    tokenizer = wordpiece("[", "]", "mask", "sep")
+    assert tokenizer.encode("[MASK] [SEP]") == [5, 7, 6, 5, 8, 6]
+
+
+def test_case_is_read_off_the_vocabulary():
+    assert wordpiece("a", "[unused0]", "é").lower_case
+    assert not wordpiece("a", "[unused0]", "Paris").lower_case
+    assert wordpiece("cafe").encode("CAFÉ") == [5]
+    assert wordpiece("Cafe", "CAFÉ").encode("CAFÉ") == [6]
+
+
+def test_words_of_over_100_characters_are_unknown():
+    tokenizer = wordpiece("x", "##x")
+    assert tokenizer.encode("x" * 100) == [5] + [6] * 99
+    assert tokenizer.encode("x" * 101) == [tokenizer.unk_id]
+
+
+def test_word_start_marks_pieces_that_begin_a_word(sentencepiece_tokenizer):
+    assert wordpiece("un", "##able", "#").word_start.tolist() == [True] * 6 + [False, True]
+    ids = sentencepiece_tokenizer.encode("the quick river")
+    assert sentencepiece_tokenizer.word_start[ids].sum() == 3
+    assert sentencepiece_tokenizer.word_start[list(sentencepiece_tokenizer.special_ids)].all()
+
+
+def test_decode_and_lookups():
+    tokenizer = wordpiece("un", "##able", "to")
+    assert tokenizer.decode([2, 5, 6, 7, 4]) == "[CLS] unable to [MASK]"
+    assert tokenizer.id_to_token(6) == "##able" and tokenizer.token_to_id("##able") == 6
+    assert tokenizer.mask_token == "[MASK]"
+    with pytest.raises(IndexError, match="token id 8"):
+        tokenizer.id_to_token(8)
+
+
+def test_sentencepiece_has_the_same_interface(sentencepiece_tokenizer):
+    tokenizer = sentencepiece_tokenizer
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    assert [tokenizer.id_to_token(index) for index in range(5)] == SPECIAL
+    assert tokenizer.lower_case and tokenizer.vocab_size <= 120
+    ids = tokenizer.encode("The old Town")
+    assert ids == tokenizer.encode("the old town")
+    assert tokenizer.decode([2, *ids, 4]) == "[CLS] the old town[MASK]"
+    assert not set(tokenizer.encode("[MASK] [SEP]")) & {2, 3, 4}
+
+
+def test_tokenizer_survives_bytes_and_pickling(sentencepiece_tokenizer):
+    for tokenizer in (wordpiece("a", "##b"), sentencepiece_tokenizer):
+        again = pickle.loads(pickle.dumps(tokenizer))
+        assert again.sha256 == tokenizer.sha256 and len(again.sha256) == 64
+        assert again.encode("ab river") == tokenizer.encode("ab river")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"lacks \[MASK\]"),
+        (b"a\nb\n", r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
+        (b"a\nb\na\n", "line 3: 'a' stands on line 1 already"),
+        (b"a\n\nb\n", "line 2 is empty"),
+        (b"a\nb\xff\n", "line 2, byte 3: not UTF-8"),
+    ],
+)
+def test_bad_vocabulary_gets_a_clear_error(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_tokenizer(path)
+    assert str(path) in str(error.value)
+
+
+def test_missing_vocabulary_and_broken_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"train_vocab\.py"):
+        load_tokenizer(tmp_path / "absent.txt")
+    (tmp_path / "broken.model").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="not an intact SentencePiece model"):
+        load_tokenizer(tmp_path / "broken.model")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_vocabulary_training_is_deterministic(text_file, kind):
+    first = train_vocab.train_vocabulary([text_file], kind, 120, True, 1)
+    # Each training draws other hash seeds; this one also reads the text in other processes.
+    assert first == train_vocab.train_vocabulary([text_file], kind, 120, True, 2)
+
+
+def test_trained_wordpiece_begins_with_the_special_tokens_and_knows_its_text(text_file):
+    content = train_vocab.train_vocabulary([text_file], "wordpiece", 200, False, 1)
+    tokenizer = tokenizer_from_bytes("vocab.txt", content)
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    assert not tokenizer.lower_case
+    assert tokenizer.unk_id not in tokenizer.encode(TEXT)
+    assert tokenizer.vocab_size <= 200
+
+
+def test_training_on_blank_text_gets_a_clear_error(tmp_path):
+    (tmp_path / "blank.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match="no words"):
+        train_vocab.train_vocabulary([str(tmp_path / "blank.txt")], "wordpiece", 100, True, 1)
