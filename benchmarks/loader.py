@@ -1,0 +1,75 @@
+"""How many shuffled rows a second one core reads: `python benchmarks/loader.py [--corpus=DIR]`.
+
+The target is 20,000 rows of length 128. Without --corpus, a synthetic one is written first, with
+Zipf-distributed ids, which compress about as text does.
+"""
+
+import json
+import os
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+from absl import app, flags
+
+from bert_jax.corpus import writing
+from bert_jax.corpus.packing import row_dtype
+from bert_jax.data.rows import Rows
+from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, tokenizer_from_bytes
+
+CORPUS = flags.DEFINE_string("corpus", None, "Directory of a corpus.")
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Rows read at once.")
+NUM_ROWS = flags.DEFINE_integer("num_rows", 1_000_000, "Rows read in all.")
+TARGET_ROWS_PER_SECOND = 20_000
+
+
+def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
+    vocabulary = [*WORDPIECE_SPECIAL_TOKENS, *(f"w{index}" for index in range(30_517))]
+    tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(vocabulary).encode())
+    scratch = writing.prepare_directory(directory, overwrite=False)
+    rows = np.zeros(num_rows, row_dtype(128, 8))
+    zipf = np.random.default_rng(0).zipf(1.3, (num_rows, 128))
+    rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
+    rows["pairs"][:, 0] = (0, 64, 128)
+    spill = scratch / writing.shard_name("train", 0, 1).removesuffix(".array_record")
+    rows.tofile(spill)
+    written, size = writing.write_shard(spill, rows.dtype, 256, (0,))
+    (scratch / tokenizer.filename).write_bytes(tokenizer.content)
+    shard = {"file": writing.shard_name("train", 0, 1), "rows": written, "bytes": size}
+    manifest = {
+        "format_version": writing.FORMAT_VERSION,
+        "splits": {"train": {"rows": written, "shards": [shard]}},
+        "settings": {"max_seq_length": 128, "max_pairs_per_row": 8, "block_rows": 256},
+        "vocabulary": {
+            "filename": tokenizer.filename,
+            "sha256": tokenizer.sha256,
+            "size": tokenizer.vocab_size,
+        },
+    }
+    writing.publish(pathlib.Path(directory), scratch, manifest)
+    writing.remove_scratch(scratch)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core, whatever the reader does
+    with tempfile.TemporaryDirectory() as scratch:
+        if CORPUS.value is None:
+            write_synthetic_corpus(scratch)
+        rows = Rows(CORPUS.value or scratch, "train", shuffle_seed=0)
+        started = time.perf_counter()
+        for start in range(0, NUM_ROWS.value, BATCH_SIZE.value):
+            rows.stream(start, start + BATCH_SIZE.value)
+        speed = NUM_ROWS.value / (time.perf_counter() - started)
+    result = {
+        "rows_per_second": round(speed),
+        "ratio_to_target": round(speed / TARGET_ROWS_PER_SECOND, 1),
+        "max_seq_length": rows.max_seq_length,
+        "rows_in_corpus": rows.num_rows,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)

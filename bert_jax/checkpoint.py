@@ -1,0 +1,147 @@
+"""Checkpoints that explain themselves: state, config and vocabulary in one directory each.
+
+`<workdir>/checkpoints/<step>/` holds `params`, `training` (step and optimizer state), `config`
+(JSON: the run's settings, and under "bert" the model's) and `vocabulary` (JSON). Writing is
+asynchronous and atomic: a directory under its final name is complete.
+"""
+
+import base64
+import pathlib
+
+import jax
+import orbax.checkpoint as ocp
+
+from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
+from bert_jax.train import TrainState
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read."""
+
+
+class Checkpointer:
+    """Saves and restores the state of one run in `<workdir>/checkpoints`."""
+
+    def __init__(self, workdir: pathlib.Path, settings: dict, tokenizer: Tokenizer, *, keep: int):
+        """`settings` are the run's, with the fields of `BertConfig` under "bert"."""
+        self.directory = workdir.absolute() / "checkpoints"
+        self._settings = settings
+        self._vocabulary = {
+            "filename": tokenizer.filename,
+            "sha256": tokenizer.sha256,
+            "base64": base64.b64encode(tokenizer.content).decode(),
+        }
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def latest_step(self) -> int | None:
+        """The last step with a complete checkpoint, None if there is none."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState) -> None:
+        """Begins to write `state`; raises CheckpointError if this or the last write failed."""
+        step = int(state.step)
+        items = ocp.args.Composite(
+            params=ocp.args.StandardSave(state.params),
+            training=ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state}),
+            config=ocp.args.JsonSave(self._settings),
+            vocabulary=ocp.args.JsonSave(self._vocabulary),
+        )
+        self._guard(lambda: self._manager.save(step, args=items), step)
+
+    def wait(self) -> None:
+        """Blocks until all is on disk; raises CheckpointError if a write failed."""
+        self._guard(self._manager.wait_until_finished, None)
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state saved at `step`, laid out as the shardings of `abstract` say."""
+        training = {"step": abstract.step, "opt_state": abstract.opt_state}
+        try:
+            items = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardRestore(abstract.params),
+                    training=ocp.args.StandardRestore(training),
+                ),
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.directory / str(step)} could not be restored: {error}. If it is damaged, "
+                "remove it to go on from the checkpoint before it"
+            ) from error
+        return TrainState(params=items.params, **items.training)
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _guard(self, action, step: int | None):
+        # The manager raises whatever its threads met: OSError, tensorstore's ValueError, ...
+        try:
+            action()
+        except Exception as error:
+            complete = [found for found in _steps(self.directory) if found != step]
+            raise CheckpointError(
+                f"writing a checkpoint to {self.directory} failed: {error}. The last complete one "
+                f"is {f'step {complete[-1]}' if complete else 'none'}; free the disk (or mend the "
+                "cause above) and run the same command to go on from there"
+            ) from error
+
+
+def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
+    """A workdir, its `checkpoints`, or one checkpoint -> the directory of the (latest) one.
+
+    Raises FileNotFoundError where there is none.
+    """
+    path = pathlib.Path(path).absolute()
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is not a directory: expected a workdir or a checkpoint")
+    if (path / "params").is_dir():
+        return path
+    for directory in (path / "checkpoints", path):
+        if steps := _steps(directory):
+            return directory / str(steps[-1])
+    raise FileNotFoundError(
+        f"{path} holds no complete checkpoint: expected a workdir with checkpoints/<step>/, or one "
+        "of these directories"
+    )
+
+
+def load_checkpoint(path: str | pathlib.Path, abstract_params_of) -> tuple[dict, dict, Tokenizer]:
+    """Parameters, config and tokenizer from a workdir or checkpoint, onto the default device.
+
+    The optimizer's state is not read, and the layout that wrote the checkpoint does not matter.
+    `abstract_params_of(config)` gives the tree of shapes that `params` must have; see `inference`.
+    Raises FileNotFoundError or CheckpointError.
+    """
+    directory = find_checkpoint(path)
+    handler = ocp.CompositeCheckpointHandler()
+    with ocp.Checkpointer(handler) as checkpointer:
+        try:
+            settings = checkpointer.restore(
+                directory,
+                ocp.args.Composite(
+                    config=ocp.args.JsonRestore(), vocabulary=ocp.args.JsonRestore()
+                ),
+            )
+            device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+                abstract_params_of(settings.config),
+            )
+            items = checkpointer.restore(
+                directory, ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"{directory} could not be read as a checkpoint of bert_jax: {error}"
+            ) from error
+    vocabulary = settings.vocabulary
+    content = base64.b64decode(vocabulary["base64"])
+    return items.params, settings.config, tokenizer_from_bytes(vocabulary["filename"], content)
+
+
+def _steps(directory: pathlib.Path) -> list[int]:
+    """Steps with a complete checkpoint, ascending; unfinished ones have other names."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())

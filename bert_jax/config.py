@@ -1,0 +1,82 @@
+"""The architecture of one BERT, and the published sizes by name."""
+
+import dataclasses
+
+# Layers / hidden size of the published models: Devlin et al. (2018), section 3, and the smaller
+# ones of Turc et al. (2019). Heads are always hidden_size / 64, the feed-forward layer 4 x hidden.
+SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+
+REMAT_POLICIES = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """Everything that decides the shapes and the arithmetic of a model; hashable, so jit-static.
+
+    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError where two fields
+    contradict each other.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    dropout_rate: float = 0.1
+    """Applied to embeddings, attention probabilities and the output of every sublayer."""
+    initializer_range: float = 0.02
+    layer_norm_epsilon: float = 1e-12
+    dtype: str = "float32"
+    """Of activations and matrix products. Parameters, LayerNorm, softmax and loss stay float32."""
+    scan_layers: bool = True
+    """Compile one layer and loop over it, or unroll all of them. The parameters are the same."""
+    remat: str = "none"
+    """What the backward pass recomputes of each layer: nothing, all but matrix products, all."""
+
+    def __post_init__(self):
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"BertConfig.{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"BertConfig.hidden_size ({self.hidden_size}) must be a multiple of num_heads "
+                f"({self.num_heads}), since every head takes an equal share of it"
+            )
+        if not 0.0 <= self.dropout_rate < 1.0:
+            raise ValueError(f"BertConfig.dropout_rate must be in [0, 1), got {self.dropout_rate}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(
+                f"BertConfig.dtype must be 'float32' or 'bfloat16', got {self.dtype!r}"
+            )
+        if self.remat not in REMAT_POLICIES:
+            raise ValueError(
+                f"BertConfig.remat must be one of {REMAT_POLICIES}, got {self.remat!r}"
+            )
+
+    @classmethod
+    def named(cls, size: str, **overrides) -> "BertConfig":
+        """A published size ("tiny", "mini", "small", "medium", "base", "large")."""
+        if size not in SIZES:
+            raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
+        num_layers, hidden_size = SIZES[size]
+        sizes = {
+            "num_layers": num_layers,
+            "hidden_size": hidden_size,
+            "num_heads": hidden_size // 64,
+            "intermediate_size": 4 * hidden_size,
+        }
+        return cls(**(sizes | overrides))
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the token embedding: the vocabulary rounded up to whole tiles of 128."""
+        return -(-self.vocab_size // 128) * 128

@@ -1,0 +1,92 @@
+"""Rows: fixed-size records of as many sentence pairs as fit, and how pairs are packed into them."""
+
+import random
+
+import numpy as np
+
+from bert_jax.corpus.pairs import SPECIAL_TOKENS_PER_PAIR, Pair
+
+
+def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
+    """Returns the dtype of a row.
+
+    Fields:
+      tokens: uint16 [max_seq_length], `[CLS] first [SEP] second [SEP]` for each pair, then padding.
+      pairs: uint16 [max_pairs, 3], (start, second_start, end) of each pair: [CLS] is at `start`,
+        the second span begins at `second_start`, `end` is one past the last [SEP]. An unused slot
+        is all zero.
+      nsp_labels: uint8 [max_pairs], 0 is IsNext, 1 is NotNext.
+    """
+    return np.dtype(
+        [
+            ("tokens", "<u2", (max_seq_length,)),
+            ("pairs", "<u2", (max_pairs, 3)),
+            ("nsp_labels", "u1", (max_pairs,)),
+        ]
+    )
+
+
+def pack_lengths(lengths: list[int], capacity: int, max_items: int) -> list[list[int]]:
+    """Best fit, longest first: returns for each row the indices of the items in it.
+
+    Items of equal length are taken in the order given, so shuffle them to mix their sources. An
+    item goes into the row with the least room that still holds it. Which room is the least is read
+    off the bits of an integer, so an item costs the same however many rows are open.
+    """
+    rows: list[list[int]] = []
+    open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]  # by room left
+    rooms = 0  # bit r is set if some open row has room r
+    for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
+        length = lengths[item]
+        roomy = rooms >> length
+        if roomy:
+            room = length + (roomy & -roomy).bit_length() - 1
+            row = open_rows[room].pop()
+            if not open_rows[room]:
+                rooms ^= 1 << room
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(item)
+        room -= length
+        if room and len(rows[row]) < max_items:
+            open_rows[room].append(row)
+            rooms |= 1 << room
+    return rows
+
+
+def pack_pairs(
+    pairs: list[Pair],
+    max_seq_length: int,
+    max_pairs: int,
+    special_ids: tuple[int, int, int],
+    rng: random.Random,
+) -> np.ndarray:
+    """Packs pairs into rows, in an order of its own.
+
+    Args:
+      pairs: none longer than `max_seq_length` with its special tokens. Shuffled in place.
+      max_seq_length: tokens in a row.
+      max_pairs: the most pairs in a row.
+      special_ids: the ids of [PAD], [CLS] and [SEP].
+      rng: shuffles the pairs, so that pairs of one document meet in a row by chance alone.
+
+    Returns:
+      `row_dtype(max_seq_length, max_pairs)` [num_rows].
+    """
+    pad_id, cls_id, sep_id = special_ids
+    rng.shuffle(pairs)
+    lengths = [len(p.first) + len(p.second) + SPECIAL_TOKENS_PER_PAIR for p in pairs]
+    packed = pack_lengths(lengths, max_seq_length, max_pairs)
+    rows = np.zeros(len(packed), row_dtype(max_seq_length, max_pairs))
+    rows["tokens"] = pad_id
+    for row, members in zip(rows, packed, strict=True):
+        tokens: list[int] = []
+        for slot, member in enumerate(members):
+            first, second, nsp_label = pairs[member]
+            start = len(tokens)
+            tokens += [cls_id, *first, sep_id, *second, sep_id]
+            row["pairs"][slot] = (start, start + len(first) + 2, len(tokens))
+            row["nsp_labels"][slot] = nsp_label
+        row["tokens"][: len(tokens)] = tokens
+    return rows

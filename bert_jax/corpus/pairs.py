@@ -1,0 +1,129 @@
+"""Sentence pairs for next-sentence prediction, as the released `create_pretraining_data` has them.
+
+Devlin et al. (2018), appendix A.2: half of the pairs are two consecutive spans of a document, half
+have their second span from another document; together a pair is at most as long as a sequence may
+be. One document in ten is cut into shorter pairs, to lessen the mismatch between pre-training and
+fine-tuning.
+"""
+
+import random
+from typing import NamedTuple
+
+IS_NEXT = 0
+NOT_NEXT = 1
+SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
+TRIES_FOR_ANOTHER_DOCUMENT = 10
+
+
+class Pair(NamedTuple):
+    """Two spans of token ids, without special tokens, and the next-sentence label."""
+
+    first: list[int]
+    second: list[int]
+    nsp_label: int
+
+
+def make_pairs(
+    documents: list[list[list[int]]],
+    index: int,
+    max_seq_length: int,
+    short_seq_prob: float,
+    rng: random.Random,
+) -> list[Pair]:
+    """Makes the pairs of one document.
+
+    A document of one sentence, and a last sentence that is left over, can only be followed by a
+    random span, as in the released code. If there is no other document to draw from, all pairs are
+    consecutive, and a sentence left over makes none.
+
+    One thing differs. Where a single sentence reaches the length wanted, the released code always
+    pairs it with a random span; on Wikipedia that makes 61 % of all pairs NOT_NEXT. Here it waits
+    for a second sentence, so that either label can be drawn, and the paper's half is kept.
+
+    Args:
+      documents: the documents of a group, each a non-empty list of sentences, each a non-empty list
+        of token ids.
+      index: which of them.
+      max_seq_length: of a pair with its special tokens; at least 5.
+      short_seq_prob: probability that this document is cut into shorter pairs.
+      rng: the only source of chance.
+    """
+    document = documents[index]
+    alone = len(documents) == 1
+    max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
+    # Drawn once a document, as in the released code.
+    target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
+    pairs = []
+    chunk: list[list[int]] = []
+    chunk_tokens = 0
+    position = 0
+    while position < len(document):
+        chunk.append(document[position])
+        chunk_tokens += len(document[position])
+        position += 1
+        if position < len(document) and (chunk_tokens < target or len(chunk) == 1):
+            continue
+        split = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+        first = _join(chunk[:split])
+        if not alone and (len(chunk) == 1 or rng.random() < 0.5):
+            other = _another_document(len(documents), index, rng)
+            second = _random_span(documents[other], target - len(first), rng)
+            # The sentences that the random span displaced are used by the next pair.
+            position -= len(chunk) - split
+            label = NOT_NEXT
+        else:
+            second = _join(chunk[split:])
+            label = IS_NEXT
+        if second:
+            pairs.append(Pair(*truncate_pair(first, second, max_tokens, rng), label))
+        chunk, chunk_tokens = [], 0
+    return pairs
+
+
+def _join(sentences: list[list[int]]) -> list[int]:
+    return [token for sentence in sentences for token in sentence]
+
+
+def _another_document(num_documents: int, index: int, rng: random.Random) -> int:
+    for _ in range(TRIES_FOR_ANOTHER_DOCUMENT):
+        other = rng.randrange(num_documents)
+        if other != index:
+            return other
+    # The released code falls back on the document itself, whose span could be the true next one.
+    return (index + 1) % num_documents
+
+
+def _random_span(document: list[list[int]], num_tokens: int, rng: random.Random) -> list[int]:
+    """Returns sentences from a random one on, until they have at least `num_tokens` tokens."""
+    span: list[int] = []
+    for sentence in document[rng.randrange(len(document)) :]:
+        span += sentence
+        if len(span) >= num_tokens:
+            break
+    return span
+
+
+def truncate_pair(
+    first: list[int], second: list[int], max_tokens: int, rng: random.Random
+) -> tuple[list[int], list[int]]:
+    """Takes tokens off the longer span, one by one, each from its front or back at random.
+
+    Computed at once rather than one by one: the lengths that this ends with are determined, and of
+    `k` tokens taken off a span the number from the front is Binomial(k, 1/2). If both are equally
+    long, the second loses a token.
+    """
+    excess = len(first) + len(second) - max_tokens
+    if excess <= 0:
+        return first, second
+    shorter = min(len(first), len(second))
+    if shorter <= max_tokens // 2:
+        lengths = [max_tokens - shorter] * 2
+        lengths[len(first) > len(second)] = shorter
+    else:
+        lengths = [max_tokens - max_tokens // 2, max_tokens // 2]
+    spans = []
+    for span, length in zip((first, second), lengths, strict=True):
+        surplus = len(span) - length
+        front = rng.getrandbits(surplus).bit_count() if surplus else 0
+        spans.append(span[front : front + length])
+    return spans[0], spans[1]

@@ -1,0 +1,192 @@
+"""Reads documents out of text files, Wikipedia dumps and TFDS, one at a time."""
+
+import bz2
+import contextlib
+import dataclasses
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import BinaryIO
+from xml.etree import ElementTree
+
+# A longer document is cut at a line break, so that a file without a blank line, however long, needs
+# no more memory than any other.
+MAX_DOCUMENT_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 26
+TEXT_NAME = re.compile(r"[^.]+|.*\.(txt|text)", re.IGNORECASE)
+# A part of a dump is named like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
+DUMP_NAME = re.compile(r".+\.xml(-p\d+p\d+[\w-]*)?(\.bz2)?", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One document as it stands in its source; `bert_jax.corpus.sentences` makes sentences of it.
+
+    Attributes:
+      text: the source text: lines of plain text, or wiki markup.
+      is_wikitext: whether `text` is wiki markup.
+      continues: whether this is the next part of the document before it, which was too long.
+      bytes_read: bytes of the source consumed since the document before it, for progress.
+    """
+
+    text: str
+    is_wikitext: bool = False
+    continues: bool = False
+    bytes_read: int = 0
+
+
+def find_inputs(patterns: str | Sequence[str]) -> list[str]:
+    """Returns the files that comma-separated glob patterns name, or ["tfds:NAME"], checked.
+
+    Raises:
+      FileNotFoundError: a pattern matches no file.
+      ValueError: a file is empty or its suffix is none of those that can be read.
+    """
+    if isinstance(patterns, str):
+        patterns = [pattern for pattern in patterns.split(",") if pattern]
+    inputs = []
+    for pattern in patterns:
+        if pattern.startswith("tfds:"):
+            inputs.append(pattern)
+            continue
+        paths = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        if not paths:
+            raise FileNotFoundError(
+                f"--input={pattern} matches no file; check the path (quote a *)"
+            )
+        inputs += paths
+    if not inputs:
+        raise FileNotFoundError("--input names no file")
+    for path in inputs:
+        if path.startswith("tfds:"):
+            continue
+        name = os.path.basename(path)
+        if not TEXT_NAME.fullmatch(name) and not DUMP_NAME.fullmatch(name):
+            raise ValueError(
+                f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none) or a "
+                "Wikipedia dump (.xml or .xml.bz2)"
+            )
+        if os.path.getsize(path) == 0:
+            raise ValueError(f"{path} is empty; remove it from --input or put text into it")
+    return inputs
+
+
+def input_bytes(path: str) -> int:
+    """Returns the size of an input, which `bytes_read` of its documents about adds up to."""
+    if path.startswith("tfds:"):
+        name = path.removeprefix("tfds:")
+        return int(_import_tfds(name).builder(name).info.splits["train"].num_bytes)
+    return os.path.getsize(path)
+
+
+def read_documents(path: str) -> Iterator[Document]:
+    """Yields the documents of one input named by `find_inputs`, in order, in constant memory."""
+    if path.startswith("tfds:"):
+        yield from read_tfds(path.removeprefix("tfds:"))
+    elif DUMP_NAME.fullmatch(os.path.basename(path)):
+        yield from read_wikipedia_dump(path)
+    else:
+        yield from read_text_file(path)
+
+
+def read_text_file(path: str) -> Iterator[Document]:
+    """Yields the documents of a UTF-8 file, in which blank lines stand between documents.
+
+    Raises:
+      ValueError: a byte is not UTF-8, or a line is longer than any text's.
+    """
+    with open(path, "rb") as stream:
+        lines: list[str] = []
+        document_bytes = bytes_read = offset = 0
+        continues = False
+        for line_number, line in enumerate(_bounded_lines(stream, path), start=1):
+            try:
+                text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}, line {line_number}, byte {offset + error.start}: 0x"
+                    f"{line[error.start]:02x} is not UTF-8 ({error.reason}); convert the file, "
+                    "for instance with iconv -t UTF-8"
+                ) from None
+            offset += len(line)
+            bytes_read += len(line)
+            is_blank = not text.strip()
+            if not is_blank:
+                lines.append(text)
+                document_bytes += len(line)
+            if (is_blank and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
+                yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
+                lines, document_bytes, bytes_read = [], 0, 0
+                continues = not is_blank
+            elif is_blank:
+                continues = False
+        if lines:
+            yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
+
+
+def _bounded_lines(stream: BinaryIO, path: str) -> Iterator[bytes]:
+    while line := stream.readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES:
+            raise ValueError(f"{path} has a line of over {MAX_LINE_BYTES:,} bytes; is it text?")
+        yield line
+
+
+def read_wikipedia_dump(path: str) -> Iterator[Document]:
+    """Yields the articles of a MediaWiki XML dump (.xml or .xml.bz2) as wiki markup.
+
+    Redirects and pages outside the article namespace are skipped.
+
+    Raises:
+      ValueError: the file is not intact XML or bzip2, or is no MediaWiki dump.
+    """
+    opener = bz2.open if path.lower().endswith(".bz2") else contextlib.nullcontext
+    with open(path, "rb") as compressed, opener(compressed) as stream:
+        position = 0
+        num_pages = 0
+        try:
+            events = ElementTree.iterparse(stream, events=("start", "end"))
+            _, root = next(events)
+            for event, element in events:
+                if event != "end" or not element.tag.endswith("}page"):
+                    continue
+                num_pages += 1
+                text = element.findtext("{*}revision/{*}text") or ""
+                is_article = element.findtext("{*}ns") == "0"
+                if is_article and element.find("{*}redirect") is None:
+                    before, position = position, compressed.tell()
+                    yield Document(text, is_wikitext=True, bytes_read=position - before)
+                # The root would otherwise keep an (empty) element for every page ever read.
+                root.clear()
+        except (ElementTree.ParseError, OSError, EOFError) as error:
+            raise ValueError(
+                f"{path} is damaged or cut off after {num_pages:,} pages ({error}); "
+                "download it again"
+            ) from error
+    if not num_pages:
+        raise ValueError(f"{path} holds no <page>; expected a MediaWiki XML export")
+
+
+def read_tfds(name: str) -> Iterator[Document]:
+    """Yields the "text" field of the examples of `name`, prepared beforehand, without TensorFlow.
+
+    Raises:
+      ImportError: tensorflow_datasets is not installed.
+      ValueError: the examples have no "text" field.
+    """
+    for example in _import_tfds(name).data_source(name, split="train"):
+        if "text" not in example:
+            raise ValueError(f"tfds:{name} has the fields {sorted(example)}; expected 'text'")
+        yield Document(example["text"].decode("utf-8"), bytes_read=len(example["text"]))
+
+
+def _import_tfds(name: str) -> ModuleType:
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise ImportError(
+            f"--input=tfds:{name} needs TFDS: pip install tensorflow-datasets, and prepare the "
+            "data with file_format=array_record"
+        ) from error
+    return tensorflow_datasets

@@ -1,0 +1,126 @@
+"""Takes the text passages out of wiki markup: no lists, tables, headings, templates, references."""
+
+# ruff: noqa: RUF001 (articles do use the characters that look like ASCII ones)
+
+import html
+import re
+
+import mwparserfromhell
+from mwparserfromhell import nodes
+from mwparserfromhell.wikicode import Wikicode
+
+# Tags whose content is running text; the content of every other tag is dropped.
+TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
+TEXT_TAGS |= {"ins", "nowiki", "onlyinclude", "p", "q", "s", "small", "span", "strong", "sub"}
+TEXT_TAGS |= {"sup", "u", "var"}
+
+# Templates that print one of their unnamed arguments inside a sentence, and which one. Dropping
+# these would leave holes; every other template is dropped.
+TEXT_TEMPLATES = {"angbr": 0, "angle bracket": 0, "lang": 1, "nihongo": 0, "nowrap": 0}
+TEXT_TEMPLATES |= {"smaller": 0, "smallcaps": 0, "transl": -1, "transliteration": -1, "vanchor": 0}
+QUANTITY_TEMPLATES = {"convert", "cvt"}
+RANGE_WORDS = {"-", "–", "to", "and", "by", "x", "or", "to(-)", "and(-)"}
+
+# A line that starts with this came out of a list, whose items are no passages.
+LIST_ITEM = "\0"
+
+MEDIA_OR_CATEGORY = re.compile(
+    r"\s*(file|image|media|category)\s*:"
+    r"|[^|\]]+:[^|\]]+\.(jpe?g|png|svg|gif|tiff?|webp|webm|og[gav]|pdf|djvu|midi?|wav|flac|mp3)\s*$",
+    re.IGNORECASE,
+)
+# [[fr:Anarchisme]] or [[Kategorie:Politik]], shown beside the text, if at all.
+OTHER_NAMESPACE = re.compile(r"[\w -]+:\S")
+
+CLEANING = [
+    (re.compile(r"'{2,}"), ""),  # bold and italics
+    (re.compile(r"__[A-Z]+__"), ""),  # __NOTOC__ and its kind
+    (re.compile(r"\[\s*\]"), ""),
+    # What dropped templates leave of "(; born 1950)", "(, )" or "( or )".
+    (re.compile(r"([(\[])\s*(?:(?:[,;:/–-]|\b(?:or|and)\b)\s*)+"), r"\1"),
+    (re.compile(r"\s*[,;:]\s*(?=[,;:)\]])"), ""),
+    (re.compile(r"\s*\(\s*\)"), ""),
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"(?<=[(\[]) | (?=[)\]]|[,;:.!?](?:\s|$))"), ""),
+    (re.compile(r"^[,;:.)] *|,(?=\.)"), ""),
+]
+ENDS_LIKE_A_SENTENCE = re.compile(r"[.!?…。！？؟।][\"'”’»)\]]*$")
+
+
+def extract_passages(wikitext: str) -> list[str]:
+    """Returns the running text of an article, one string a paragraph.
+
+    A paragraph that does not end as a sentence does (captions, rows of a table written by hand,
+    "See also" lines, the line before a list) is no passage.
+
+    Raises:
+      mwparserfromhell.parser.ParserError, RecursionError: the markup is beyond the parser.
+    """
+    text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
+    passages = []
+    for line in text.split("\n"):
+        if line.startswith((LIST_ITEM, "|", "!", "{|")):
+            continue
+        line = html.unescape(line)  # "&amp;nbsp;" leaves "&nbsp;" in the markup
+        for pattern, replacement in CLEANING:
+            line = pattern.sub(replacement, line)
+        line = line.replace(LIST_ITEM, "").strip()
+        if ENDS_LIKE_A_SENTENCE.search(line) and " " in line:
+            passages.append(line)
+    return passages
+
+
+def plain_text(markup: Wikicode) -> str:
+    return "".join(map(_node_text, markup.nodes))
+
+
+def _node_text(node: nodes.Node) -> str:
+    match node:
+        case nodes.Text():
+            return node.value
+        case nodes.Wikilink():
+            return _link_text(node)
+        case nodes.ExternalLink():
+            return plain_text(node.title) if node.title else ""
+        case nodes.HTMLEntity():
+            return node.normalize()
+        case nodes.Template():
+            return _template_text(node)
+        case nodes.Heading():
+            return "\n"
+        case nodes.Tag():
+            return _tag_text(node)
+        case _:  # comments, template parameters
+            return ""
+
+
+def _link_text(link: nodes.Wikilink) -> str:
+    title = str(link.title)
+    if MEDIA_OR_CATEGORY.match(title):
+        return ""
+    if link.text is not None:
+        return plain_text(link.text)
+    return "" if OTHER_NAMESPACE.fullmatch(title) else title.removeprefix(":")
+
+
+def _template_text(template: nodes.Template) -> str:
+    name = str(template.name).strip().lower().replace("_", " ")
+    arguments = [plain_text(p.value).strip() for p in template.params if not p.showkey]
+    if name in QUANTITY_TEMPLATES:
+        length = 4 if len(arguments) > 3 and arguments[1] in RANGE_WORDS else 2
+        return " ".join(arguments[:length])
+    if name == "as of":
+        return " ".join(["As of", *arguments[:1]])
+    position = 0 if name.startswith("lang-") else TEXT_TEMPLATES.get(name)
+    if position is None or position >= len(arguments) or not arguments:
+        return ""
+    return arguments[position]
+
+
+def _tag_text(tag: nodes.Tag) -> str:
+    name = str(tag.tag).strip().lower()
+    if name == "br":
+        return "\n"
+    if tag.wiki_markup and name in ("li", "dd", "dt"):
+        return LIST_ITEM
+    return plain_text(tag.contents) if name in TEXT_TAGS and tag.contents is not None else ""

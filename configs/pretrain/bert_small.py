@@ -1,0 +1,22 @@
+"""BERT_SMALL, uncased: 4 layers, hidden 512, 8 heads.
+
+Source: Turc et al. (2019), table 1 of the released models; all but the size is as in bert_base.py.
+
+Expected time: not run at full size.
+Expected result: not run at full size; the paper gives downstream scores only.
+
+    python -m bert_jax.pretrain --config=configs/pretrain/bert_small.py --workdir=runs/small \
+        --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
+
+`bert_small.py:runlocal` is the same run cut down to a minute on a laptop.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.pretrain import bert_base
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    config = bert_base.get_config(arg)
+    config.model.size = "small"
+    return config

