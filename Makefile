@@ -1,0 +1,46 @@
+# Everything is kept in .venv (or .venv-parity), inside this clone; the demo in runs/.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONUNBUFFERED := 1
+
+.PHONY: demo test parity lint lock clean
+
+demo: .venv/installed
+	$(BIN)/python tools/demo.py
+
+test: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+
+# Compares with transformers in torch; downloads both, and the MiniLM weights.
+parity: .venv-parity/installed
+	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
+	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm .venv-parity/bin/python -m pytest \
+		--override-ini addopts= -v tests/parity
+
+.venv/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --editable .
+	touch $@
+
+.venv-parity/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/pip install --quiet --require-hashes --requirement requirements.lock
+	.venv-parity/bin/pip install --quiet torch==2.13.0
+	.venv-parity/bin/pip install --quiet "transformers>=5.0"
+	.venv-parity/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+lint: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Pins what pyproject.toml asks for, with hashes, to what is newest now.
+lock:
+	uv pip compile pyproject.toml --extra test --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-emit-index-url --no-annotate --output-file requirements.lock
+
+clean:
+	rm -rf .venv .venv-parity runs
