@@ -36,8 +36,10 @@ SPLITS = ("train", "heldout")
 # each core fit into memory.
 GROUP_CHARACTERS = 1 << 20
 # A shard is shuffled in memory. Rows take fewer bytes than the text they were made from, and about
-# as many as a compressed dump, so this bounds a shard's rows too.
-INPUT_BYTES_PER_SHARD = 128 << 20
+# as many as a compressed dump, so this bounds a shard's rows too, until there are so many shards
+# that opening all of their spill files would meet the system's limit.
+INPUT_BYTES_PER_SHARD = 16 << 20
+MAX_SHARDS = 512
 MAX_VOCABULARY = 1 << 16  # rows hold uint16
 
 
@@ -241,7 +243,7 @@ def build_corpus(
     scratch = writing.prepare_directory(directory, overwrite)
     splits = SPLITS if settings.heldout_fraction else SPLITS[:1]
     enough = math.ceil(total_bytes * settings.dupe_factor / INPUT_BYTES_PER_SHARD)
-    num_shards = {"train": settings.num_shards or enough}
+    num_shards = {"train": settings.num_shards or min(enough, MAX_SHARDS)}
     num_shards["heldout"] = math.ceil(num_shards["train"] * settings.heldout_fraction)
     try:
         make_rows = functools.partial(

@@ -57,16 +57,21 @@ def extract_passages(wikitext: str) -> list[str]:
       mwparserfromhell.parser.ParserError, RecursionError: the markup is beyond the parser.
     """
     text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
-    passages = []
+    # A paragraph may be wrapped over several lines; blank lines and lists end it.
+    paragraphs: list[list[str]] = [[]]
     for line in text.split("\n"):
-        if line.startswith((LIST_ITEM, "|", "!", "{|")):
-            continue
-        line = html.unescape(line)  # "&amp;nbsp;" leaves "&nbsp;" in the markup
+        if not line.strip() or line.startswith((LIST_ITEM, "|", "!", "{|")):
+            paragraphs.append([])
+        else:
+            paragraphs[-1].append(line.replace(LIST_ITEM, ""))
+    passages = []
+    for lines in paragraphs:
+        passage = html.unescape(" ".join(lines))  # "&amp;nbsp;" leaves "&nbsp;" in the markup
         for pattern, replacement in CLEANING:
-            line = pattern.sub(replacement, line)
-        line = line.replace(LIST_ITEM, "").strip()
-        if ENDS_LIKE_A_SENTENCE.search(line) and " " in line:
-            passages.append(line)
+            passage = pattern.sub(replacement, passage)
+        passage = passage.strip()
+        if ENDS_LIKE_A_SENTENCE.search(passage) and " " in passage:
+            passages.append(passage)
     return passages
 
 
@@ -87,7 +92,7 @@ def _node_text(node: nodes.Node) -> str:
         case nodes.Template():
             return _template_text(node)
         case nodes.Heading():
-            return "\n"
+            return "\n\n"
         case nodes.Tag():
             return _tag_text(node)
         case _:  # comments, template parameters
@@ -100,7 +105,7 @@ def _link_text(link: nodes.Wikilink) -> str:
         return ""
     if link.text is not None:
         return plain_text(link.text)
-    return "" if OTHER_NAMESPACE.fullmatch(title) else title.removeprefix(":")
+    return "" if OTHER_NAMESPACE.match(title) else title.removeprefix(":")
 
 
 def _template_text(template: nodes.Template) -> str:
@@ -120,7 +125,7 @@ def _template_text(template: nodes.Template) -> str:
 def _tag_text(tag: nodes.Tag) -> str:
     name = str(tag.tag).strip().lower()
     if name == "br":
-        return "\n"
+        return "\n\n"
     if tag.wiki_markup and name in ("li", "dd", "dt"):
         return LIST_ITEM
     return plain_text(tag.contents) if name in TEXT_TAGS and tag.contents is not None else ""

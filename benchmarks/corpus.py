@@ -1,0 +1,94 @@
+"""Rows a second of corpus building, and that its memory does not grow with the corpus.
+
+python benchmarks/corpus.py [--input=GLOB --vocab=vocab.txt]
+
+Builds a corpus from the input and from ten copies of it, each in a fresh process, and prints both
+and their ratios; the aim is a peak memory ratio of about 1. The input must be large enough for all
+processes to work at once (each on a megabyte of text), as the text made up by default is.
+"""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import pathlib
+import resource
+import sys
+import tempfile
+import time
+
+import numpy as np
+from absl import app, flags
+
+from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.readers import find_inputs
+from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, load_tokenizer
+
+INPUT = flags.DEFINE_string("input", None, "Glob of text files or dumps; default: made-up text.")
+VOCAB = flags.DEFINE_string("vocab", None, "Vocabulary for --input.")
+COPIES = flags.DEFINE_integer("copies", 10, "Copies of the input in the large corpus.")
+MEGABYTES = flags.DEFINE_integer("megabytes", 12, "Of text to make up.")
+
+
+def write_synthetic_text(path: pathlib.Path, vocabulary: pathlib.Path, megabytes: int) -> None:
+    """Writes documents of 20 sentences with Zipf-distributed words, and their vocabulary."""
+    words = np.array([f"word{index}" for index in range(20_000)])
+    vocabulary.write_text("\n".join([*WORDPIECE_SPECIAL_TOKENS, ".", *words]) + "\n")
+    generator = np.random.default_rng(0)
+    with open(path, "w") as stream:
+        while stream.tell() < megabytes * 1_000_000:
+            for length in generator.integers(5, 40, size=20):
+                ids = generator.zipf(1.3, length) % len(words)
+                stream.write(" ".join(words[ids]) + ".\n")
+            stream.write("\n")
+
+
+def build_and_measure(inputs: list[str], vocabulary: str, output: str) -> dict:
+    """Builds a corpus in this process and its workers; returns speed and peak memory."""
+    started = time.perf_counter()
+    manifest = build_corpus(inputs, load_tokenizer(vocabulary), output, CorpusSettings())
+    seconds = time.perf_counter() - started
+    rows = sum(split["rows"] for split in manifest["splits"].values())
+    kibibytes = 1024 if sys.platform == "darwin" else 1  # ru_maxrss is in bytes there
+    return {
+        "rows": rows,
+        "seconds": round(seconds, 1),
+        "rows_per_second": round(rows / seconds),
+        "parent_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // kibibytes // 1024,
+        "worker_peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        // kibibytes
+        // 1024,
+    }
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        if INPUT.value:
+            inputs, vocabulary = find_inputs(INPUT.value), VOCAB.value
+        else:
+            inputs, vocabulary = [str(folder / "text.txt")], str(folder / "vocab.txt")
+            write_synthetic_text(pathlib.Path(inputs[0]), pathlib.Path(vocabulary), MEGABYTES.value)
+        measured = []
+        for copies in (1, COPIES.value):
+            # Peak memory is that of a process's whole life, so each build gets a new one.
+            with concurrent.futures.ProcessPoolExecutor(
+                1, mp_context=multiprocessing.get_context("spawn")
+            ) as fresh:
+                output = str(folder / f"corpus-{copies}")
+                arguments = (inputs * copies, vocabulary, output)
+                measured.append(fresh.submit(build_and_measure, *arguments).result())
+    one, many = measured
+    result = {
+        "cores": len(os.sched_getaffinity(0)),
+        "one": one,
+        f"times_{COPIES.value}": many,
+        "parent_peak_ratio": round(many["parent_peak_mib"] / one["parent_peak_mib"], 2),
+        "worker_peak_ratio": round(many["worker_peak_mib"] / one["worker_peak_mib"], 2),
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    app.run(main)

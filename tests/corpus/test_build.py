@@ -1,0 +1,295 @@
+import hashlib
+import json
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordReader
+
+from bert_jax.corpus import build, writing
+from bert_jax.corpus.build import CorpusSettings, build_corpus, make_groups
+from bert_jax.corpus.parallel import ordered_map
+from bert_jax.corpus.readers import Document
+from bert_jax.data.rows import Rows
+from bert_jax.tokenization import tokenizer_from_bytes
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [f"w{index}" for index in range(400)]
+TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(SPECIAL + WORDS).encode())
+
+
+def write_text(path, num_documents=120, num_sentences=12, seed=0):
+    """Writes documents whose words tell their document: document d has the words 2d and 2d + 1."""
+    rng = random.Random(seed)
+    documents = []
+    for document in range(num_documents):
+        words = WORDS[2 * document : 2 * document + 2]
+        sentences = [
+            " ".join(rng.choice(words) for _ in range(rng.randint(3, 9)))
+            for _ in range(num_sentences)
+        ]
+        documents.append("\n".join(sentences))
+    path.write_text("\n\n".join(documents) + "\n")
+    return str(path)
+
+
+def small_settings(**changes):
+    settings = {"max_seq_length": 32, "max_pairs_per_row": 4, "sentences": "lines", "seed": 1}
+    return CorpusSettings(**(settings | {"heldout_fraction": 0.2, "block_rows": 16} | changes))
+
+
+def directory_bytes(directory):
+    return {
+        name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        for name in sorted(os.listdir(directory))
+    }
+
+
+@pytest.fixture
+def text(tmp_path):
+    return write_text(tmp_path / "text.txt")
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
+    for processes in (1, 2, 3):
+        build_corpus(
+            text,
+            TOKENIZER,
+            tmp_path / str(processes),
+            small_settings(num_shards=3),
+            num_processes=processes,
+        )
+    one, two, three = (directory_bytes(tmp_path / str(processes)) for processes in (1, 2, 3))
+    assert one == two == three
+    assert len(one) == 3 + 1 + 2  # shards, manifest, vocabulary
+
+
+def test_manifest_agrees_with_the_rows(tmp_path, text):
+    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+    assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (tmp_path / "out" / "vocab.txt").read_bytes() == TOKENIZER.content
+    assert manifest["vocabulary"]["sha256"] == TOKENIZER.sha256
+    assert sum(split["documents"] for split in manifest["splits"].values()) == 120
+    assert sum(split["sentences"] for split in manifest["splits"].values()) == 120 * 12
+    for split, entry in manifest["splits"].items():
+        rows = Rows(tmp_path / "out", split)
+        batch = rows.stream(0, rows.num_rows)
+        used = batch["pairs"][:, :, 2] > 0
+        assert entry["rows"] == rows.num_rows == sum(shard["rows"] for shard in entry["shards"])
+        assert entry["pairs"] == used.sum()
+        assert entry["tokens"] == (batch["tokens"] != TOKENIZER.pad_id).sum()
+        assert entry["fill"] == pytest.approx(entry["tokens"] / (rows.num_rows * 32), abs=1e-4)
+        assert entry["nsp_labels"]["not_next"] == batch["nsp_labels"].sum()
+        assert sum(entry["nsp_labels"].values()) == entry["pairs"]
+
+
+def documents_of(batch):
+    """Returns the set of documents, told by their words, that each pair's tokens come from."""
+    found = []
+    for tokens, pairs in zip(batch["tokens"].tolist(), batch["pairs"].tolist(), strict=True):
+        for start, _, end in pairs:
+            if end:
+                found.append({(token - 5) // 2 for token in tokens[start:end] if token >= 5})
+    return found
+
+
+def test_no_pair_crosses_the_split(tmp_path, text):
+    build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+    train, heldout = (
+        documents_of((rows := Rows(tmp_path / "out", split)).stream(0, rows.num_rows))
+        for split in ("train", "heldout")
+    )
+    assert not set.union(*train) & set.union(*heldout)
+    assert len(set.union(*train)) + len(set.union(*heldout)) == 120
+
+
+def test_labels_are_true_and_about_half(tmp_path, text):
+    build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(dupe_factor=3), num_processes=1)
+    rows = Rows(tmp_path / "out", "train")
+    batch = rows.stream(0, rows.num_rows)
+    labels = batch["nsp_labels"][batch["pairs"][:, :, 2] > 0]
+    sources = documents_of(batch)
+    # A random next comes from other documents, a true one from the same.
+    assert [len(source) > 1 for source in sources] == labels.astype(bool).tolist()
+    assert 0.45 < labels.mean() < 0.65  # short documents end in leftover sentences
+
+
+def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
+    build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(num_shards=2), num_processes=1)
+    rows = Rows(tmp_path / "out", "train")
+    first = [min(source) for source in documents_of(rows.stream(0, rows.num_rows // 4))]
+    assert min(first) < 20 and max(first) > 90
+
+
+def test_copies_of_a_document_share_a_split_and_the_seed_decides():
+    texts = [f"text {index}" for index in range(2000)]
+    settings = CorpusSettings(heldout_fraction=0.1)
+    splits = [build.split_of(text, settings) for text in texts]
+    assert splits == [build.split_of(text, settings) for text in texts]
+    assert abs(splits.count("heldout") - 200) < 3 * (2000 * 0.09) ** 0.5
+    assert splits != [
+        build.split_of(t, CorpusSettings(heldout_fraction=0.1, seed=1)) for t in texts
+    ]
+
+
+def test_groups_hold_every_document_once_and_parts_stay_together():
+    documents = [Document(f"{index:04d} " * 30, continues=index % 5 > 0) for index in range(300)]
+    groups = list(make_groups(documents, CorpusSettings(heldout_fraction=0.3), 1000))
+    found = [document for group in groups for document in group.documents]
+    assert sorted(d.text for d in found) == sorted(d.text for d in documents)
+    splits = {d.text: group.split for group in groups for d in group.documents}
+    for index in range(300):
+        assert splits[documents[index].text] == splits[documents[index - index % 5].text]
+    for split in ("train", "heldout"):
+        sizes = [sum(len(d.text) for d in g.documents) for g in groups if g.split == split]
+        assert all(1000 <= size < 1200 for size in sizes[:-1]) and 300 <= sizes[-1] <= 1700
+        assert [g.index for g in groups if g.split == split] == list(range(len(sizes)))
+
+
+def slow_for_early(item):
+    time.sleep(0.05 if item == 0 else 0)
+    return item * item
+
+
+def fail_at_three(item):
+    if item == 3:
+        raise ValueError("item 3")
+    return item
+
+
+def test_ordered_map_keeps_order_and_reads_ahead_by_a_few_items():
+    read = []
+
+    def items():
+        for item in range(100):
+            read.append(item)
+            yield item
+
+    results = ordered_map(slow_for_early, items(), 2)
+    assert next(results) == 0
+    assert len(read) <= 6
+    assert list(results) == [item * item for item in range(1, 100)]
+
+
+def test_ordered_map_raises_what_a_process_raised():
+    with pytest.raises(ValueError, match="item 3"):
+        list(ordered_map(fail_at_three, range(10), 2))
+
+
+@pytest.mark.parametrize("paragraphs", [["only"], ["w1\nw2"], ["w1", "w2"], ["w1\nw2", "?", "w3"]])
+def test_tiny_corpora_either_make_rows_or_say_why_not(tmp_path, paragraphs):
+    (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+    settings = small_settings(heldout_fraction=0)
+    arguments = (str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", settings)
+    if paragraphs == ["only"]:
+        with pytest.raises(ValueError, match=r"1 of 1 documents .* made no sentence pair"):
+            build_corpus(*arguments, num_processes=1)
+        assert os.listdir(tmp_path / "out") == []
+    else:
+        manifest = build_corpus(*arguments, num_processes=1)
+        assert manifest["splits"]["train"]["rows"] >= 1
+        assert list(manifest["splits"]) == ["train"]
+
+
+def test_more_shards_than_rows_are_read_back(tmp_path):
+    (tmp_path / "text.txt").write_text("w1\nw2")
+    settings = small_settings(heldout_fraction=0, num_shards=5)
+    build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", settings, num_processes=1)
+    rows = Rows(tmp_path / "out", "train", shuffle_seed=0)
+    assert rows.stream(0, 3)["epochs"].tolist() == [0, 1, 2]
+
+
+def test_blank_input_and_empty_heldout_get_clear_errors(tmp_path):
+    blank = tmp_path / "blank.txt"
+    blank.write_text("\n  \n\n")
+    with pytest.raises(ValueError, match="holds no document"):
+        build_corpus(str(blank), TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+    few = write_text(tmp_path / "few.txt", num_documents=3)
+    settings = small_settings(heldout_fraction=0.001)
+    with pytest.raises(ValueError, match="0 of 3 documents fell into the heldout split"):
+        build_corpus(few, TOKENIZER, tmp_path / "out", settings, num_processes=1)
+
+
+def test_dropped_documents_are_counted(tmp_path):
+    path = tmp_path / "wiki.xml"
+    page = "<page><ns>0</ns><revision><text>{}</text></revision></page>"
+    texts = ["w1 w2 w3. w4 w5 w6.", "w7 w8. w9 w1.", "* only a list"]
+    pages = "".join(map(page.format, texts))
+    path.write_text(f'<mediawiki xmlns="http://x/">{pages}</mediawiki>')
+    settings = small_settings(heldout_fraction=0)
+    manifest = build_corpus(str(path), TOKENIZER, tmp_path / "out", settings, num_processes=1)
+    assert manifest["splits"]["train"]["dropped"]["empty_documents"] == 1
+    assert manifest["splits"]["train"]["documents"] == 3
+
+
+def test_a_complete_corpus_is_replaced_only_when_asked(tmp_path, text):
+    out = tmp_path / "out"
+    build_corpus(text, TOKENIZER, out, small_settings(num_shards=4), num_processes=1)
+    before = directory_bytes(out)
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        build_corpus(text, TOKENIZER, out, small_settings(), num_processes=1)
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        build_corpus(str(tmp_path / "bad.txt"), TOKENIZER, out, overwrite=True, num_processes=1)
+    assert directory_bytes(out) == before, "a failed build must leave the old corpus alone"
+    build_corpus(text, TOKENIZER, out, small_settings(), overwrite=True, num_processes=1)
+    assert sum(name.startswith("train-") for name in os.listdir(out)) == 1
+
+
+def test_what_an_interrupted_build_left_is_replaced(tmp_path, text):
+    out = tmp_path / "out"
+    (out / writing.SCRATCH).mkdir(parents=True)
+    (out / writing.SCRATCH / "train-00000-of-00009").write_bytes(b"rest")
+    (out / "train-00000-of-00009.array_record").write_bytes(b"rest")
+    (out / "notes.md").write_text("the user's own")
+    build_corpus(text, TOKENIZER, out, small_settings(), num_processes=1)
+    assert sorted(os.listdir(out)) == [
+        "heldout-00000-of-00001.array_record",
+        "manifest.json",
+        "notes.md",
+        "train-00000-of-00001.array_record",
+        "vocab.txt",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_seq_length": 4}, "max_seq_length=4; expected 5 to"),
+        ({"max_pairs_per_row": 0}, "max_pairs_per_row=0"),
+        ({"short_seq_prob": 1.5}, "short_seq_prob=1.5; expected 0 to 1"),
+        ({"heldout_fraction": -0.1}, "heldout_fraction=-0.1"),
+        ({"sentences": "auto"}, "sentences='auto'; expected one of split, lines"),
+    ],
+)
+def test_impossible_settings_get_a_clear_error(changes, message):
+    with pytest.raises(ValueError, match=message):
+        CorpusSettings(**changes)
+
+
+def test_bad_output_and_vocabulary_get_clear_errors(tmp_path, text):
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(OSError, match="cannot write into --output="):
+        build_corpus(text, TOKENIZER, file, small_settings(), num_processes=1)
+    large = tokenizer_from_bytes(
+        "vocab.txt", "\n".join([*SPECIAL, *(f"w{index}" for index in range(65_532))]).encode()
+    )
+    with pytest.raises(ValueError, match=r"65,537 pieces; rows hold ids below 65,536"):
+        build_corpus(text, large, tmp_path / "out", small_settings(), num_processes=1)
+
+
+def test_shard_rows_survive_the_shuffle(tmp_path):
+    rows = np.arange(1000, dtype=np.uint16)
+    rows.tofile(tmp_path / "train-00000-of-00001")
+    shard = tmp_path / "train-00000-of-00001"
+    assert writing.write_shard(shard, rows.dtype, 64, (0,))[0] == 1000
+    reader = ArrayRecordReader(f"{shard}.array_record")
+    blocks = [np.frombuffer(block, np.uint16) for block in reader.read_all()]
+    assert [len(block) for block in blocks] == [64] * 15 + [40]
+    assert sorted(np.concatenate(blocks)) == rows.tolist()
+    assert np.concatenate(blocks).tolist() != rows.tolist()

@@ -1,0 +1,71 @@
+import random
+
+import numpy as np
+
+from bert_jax.corpus.packing import pack_lengths, pack_pairs, row_dtype
+from bert_jax.corpus.pairs import Pair
+
+
+def random_pairs(count, longest=60, seed=0):
+    rng = random.Random(seed)
+    return [
+        Pair(
+            [rng.randrange(5, 100) for _ in range(rng.randint(1, longest))],
+            [rng.randrange(5, 100) for _ in range(rng.randint(1, longest))],
+            rng.randrange(2),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_row_dtype_is_the_one_that_readers_rely_on():
+    dtype = row_dtype(128, 8)
+    assert dtype.names == ("tokens", "pairs", "nsp_labels")
+    assert dtype["tokens"].shape == (128,) and dtype["tokens"].base == np.dtype("<u2")
+    assert dtype["pairs"].shape == (8, 3) and dtype["pairs"].base == np.dtype("<u2")
+    assert dtype["nsp_labels"].shape == (8,) and dtype["nsp_labels"].base == np.uint8
+    assert dtype.itemsize == 128 * 2 + 8 * 3 * 2 + 8
+
+
+def test_rows_hold_every_pair_exactly_once_and_unchanged():
+    pairs = random_pairs(500)
+    expected = sorted(pairs)
+    rows = pack_pairs(list(pairs), 128, 4, (9, 2, 3), random.Random(0))
+    found = []
+    for row in rows:
+        previous_end = 0
+        for (start, second_start, end), label in zip(
+            row["pairs"].tolist(), row["nsp_labels"].tolist(), strict=True
+        ):
+            if end == 0:
+                assert (start, second_start, label) == (0, 0, 0)
+                continue
+            tokens = row["tokens"].tolist()
+            assert start == previous_end
+            assert tokens[start] == 2 and tokens[second_start - 1] == 3 and tokens[end - 1] == 3
+            found.append(
+                Pair(tokens[start + 1 : second_start - 1], tokens[second_start : end - 1], label)
+            )
+            previous_end = end
+        assert (row["tokens"][previous_end:] == 9).all()
+    assert sorted(found) == expected
+
+
+def test_packing_never_exceeds_the_row_or_the_slots():
+    rng = random.Random(0)
+    lengths = [rng.randint(1, 50) for _ in range(2000)]
+    rows = pack_lengths(lengths, 50, 5)
+    assert sorted(item for row in rows for item in row) == list(range(2000))
+    assert max(sum(lengths[item] for item in row) for row in rows) <= 50
+    assert max(len(row) for row in rows) <= 5
+
+
+def test_packing_fills_rows_well():
+    rng = random.Random(0)
+    lengths = [rng.randint(5, 128) for _ in range(2000)]
+    rows = pack_lengths(lengths, 128, 8)
+    assert sum(lengths) / (128 * len(rows)) > 0.97
+
+
+def test_no_pairs_make_no_rows():
+    assert pack_pairs([], 16, 2, (0, 2, 3), random.Random(0)).shape == (0,)

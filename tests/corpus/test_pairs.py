@@ -1,0 +1,118 @@
+import random
+
+import pytest
+
+from bert_jax.corpus.pairs import IS_NEXT, NOT_NEXT, make_pairs, truncate_pair
+
+
+def numbered_documents(num_documents, num_sentences, sentence_length):
+    """Documents whose tokens are all different, so that a token tells where it came from."""
+    tokens = iter(range(10**9))
+    return [
+        [[next(tokens) for _ in range(sentence_length)] for _ in range(num_sentences)]
+        for _ in range(num_documents)
+    ]
+
+
+def all_pairs(documents, max_seq_length=64, short_seq_prob=0.1, seed=0):
+    rng = random.Random(seed)
+    return [
+        pair
+        for index in range(len(documents))
+        for pair in make_pairs(documents, index, max_seq_length, short_seq_prob, rng)
+    ]
+
+
+def test_half_of_the_pairs_are_random_next():
+    pairs = all_pairs(numbered_documents(200, 200, 9))
+    not_next = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
+    # 3 sigma, and one pair a document for a sentence left over at its end.
+    assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5 + 200
+    assert abs(not_next / len(pairs) - 0.5) < 0.03
+
+
+def test_long_sentences_do_not_tip_the_labels():
+    pairs = all_pairs(numbered_documents(50, 200, 80))
+    assert abs(sum(pair.nsp_label for pair in pairs) / len(pairs) - 0.5) < 0.03
+
+
+def test_is_next_is_the_true_continuation_and_not_next_another_document():
+    documents = numbered_documents(20, 30, 7)
+    document_tokens = 30 * 7
+    # No truncation at this length, as the last sentence overshoots by less than what is free.
+    for first, second, label in all_pairs(documents, max_seq_length=10_000):
+        assert first == list(range(first[0], first[0] + len(first)))
+        if label == IS_NEXT:
+            assert second[0] == first[-1] + 1
+        else:
+            assert second[0] // document_tokens != first[0] // document_tokens
+
+
+def test_every_sentence_is_used():
+    documents = numbered_documents(10, 40, 5)
+    firsts_and_true_seconds = {
+        token
+        for first, second, label in all_pairs(documents, max_seq_length=10_000)
+        for token in first + (second if label == IS_NEXT else [])
+    }
+    # Sentences displaced by a random span go back and begin the next pair.
+    assert firsts_and_true_seconds == set(range(10 * 40 * 5))
+
+
+def test_pairs_fit_and_neither_span_is_empty():
+    for first, second, _ in all_pairs(numbered_documents(30, 30, 23), max_seq_length=32):
+        assert first and second
+        assert len(first) + len(second) <= 29
+
+
+def test_a_tenth_of_the_documents_are_cut_into_shorter_pairs():
+    documents = numbered_documents(2000, 40, 1)
+    rng = random.Random(0)
+    begin = [make_pairs(documents, index, 23, 0.1, rng)[0] for index in range(len(documents))]
+    # A random span may meet its document's end; a true continuation here cannot.
+    begin = [pair for pair in begin if pair.nsp_label == IS_NEXT]
+    short = sum(len(pair.first) + len(pair.second) < 20 for pair in begin)
+    # 0.1 * 18/19, as the short length drawn may be the full one.
+    assert abs(short / len(begin) - 0.095) < 3 * (0.1 * 0.9 / len(begin)) ** 0.5
+
+
+def test_a_lone_document_makes_consecutive_pairs_only():
+    (document,) = numbered_documents(1, 50, 8)
+    pairs = all_pairs([document])
+    assert pairs and all(pair.nsp_label == IS_NEXT for pair in pairs)
+    assert all_pairs([document[:1]]) == []
+
+
+def test_a_document_of_one_sentence_gets_a_random_next():
+    documents = numbered_documents(3, 1, 4)
+    assert [pair.nsp_label for pair in all_pairs(documents)] == [NOT_NEXT] * 3
+
+
+def truncate_one_by_one(first, second, max_tokens, rng):
+    first, second = list(first), list(second)
+    while len(first) + len(second) > max_tokens:
+        longer = first if len(first) > len(second) else second
+        del longer[0 if rng.random() < 0.5 else -1]
+    return first, second
+
+
+@pytest.mark.parametrize("max_tokens", [2, 7, 8, 20])
+def test_truncation_leaves_the_lengths_of_the_one_by_one_procedure(max_tokens):
+    rng = random.Random(0)
+    for first_length in range(1, 25):
+        for second_length in range(1, 25):
+            spans = list(range(first_length)), list(range(second_length))
+            found = truncate_pair(*spans, max_tokens, rng)
+            expected = truncate_one_by_one(*spans, max_tokens, rng)
+            assert [len(span) for span in found] == [len(span) for span in expected]
+            for span in found:
+                assert span == list(range(span[0], span[0] + len(span)))
+
+
+def test_truncation_takes_from_front_and_back_alike():
+    rng = random.Random(0)
+    fronts = [truncate_pair([1], list(range(41)), 22, rng)[1][0] for _ in range(4000)]
+    # Of 20 tokens taken off, the front's number is Binomial(20, 1/2): mean 10, variance 5.
+    mean = sum(fronts) / 4000
+    assert abs(mean - 10) < 3 * (5 / 4000) ** 0.5
+    assert abs(sum((front - mean) ** 2 for front in fronts) / 4000 - 5) < 0.5
