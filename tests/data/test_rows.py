@@ -1,0 +1,174 @@
+import concurrent.futures
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.data import rows as rows_module
+from bert_jax.data.rows import CorpusError, Rows
+from bert_jax.tokenization import tokenizer_from_bytes
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(50))]
+TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(WORDS).encode())
+SHARD = "train-00000-of-00002.array_record"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A corpus of two shards, with blocks of 8 rows, the last of each shard shorter."""
+    generator = np.random.default_rng(0)
+    documents = [
+        "\n".join(" ".join(generator.choice(WORDS[5:], 6)) for _ in range(9)) for _ in range(60)
+    ]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    settings = CorpusSettings(
+        max_seq_length=24,
+        max_pairs_per_row=2,
+        sentences="lines",
+        heldout_fraction=0.2,
+        block_rows=8,
+        num_shards=2,
+    )
+    text = str(tmp_path / "text.txt")
+    build_corpus(text, TOKENIZER, tmp_path / "corpus", settings, num_processes=1)
+    rows = Rows(tmp_path / "corpus")
+    assert any(entry["rows"] % 8 for entry in rows.manifest["splits"]["train"]["shards"])
+    return tmp_path / "corpus"
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_arrays_have_the_promised_shapes_and_dtypes(corpus):
+    batch = Rows(corpus, "train", shuffle_seed=0).stream(3, 10)
+    assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
+        "tokens": ((7, 24), "uint16"),
+        "pairs": ((7, 2, 3), "uint16"),
+        "nsp_labels": ((7, 2), "uint8"),
+        "row_ids": ((7,), "uint32"),
+        "epochs": ((7,), "uint32"),
+    }
+
+
+def test_every_epoch_has_every_row_once_in_an_order_of_its_own(corpus):
+    rows = Rows(corpus, "train", shuffle_seed=0)
+    size = rows.num_rows
+    batch = rows.stream(0, 3 * size)
+    orders = batch["row_ids"].reshape(3, size)
+    assert batch["epochs"].tolist() == [0] * size + [1] * size + [2] * size
+    for order in orders:
+        assert sorted(order) == list(range(size))
+    assert len({order.tobytes() for order in orders}) == 3
+    other_seed = Rows(corpus, "train", shuffle_seed=1).stream(0, size)["row_ids"]
+    assert other_seed.tolist() != orders[0].tolist()
+
+
+def test_row_ids_name_the_rows_in_the_order_on_disk(corpus):
+    in_order = Rows(corpus, "train").stream(0, Rows(corpus).num_rows)
+    assert in_order["row_ids"].tolist() == list(range(len(in_order["row_ids"])))
+    shuffled = Rows(corpus, "train", shuffle_seed=5).stream(0, 2 * len(in_order["row_ids"]))
+    for name in ("tokens", "pairs", "nsp_labels"):
+        np.testing.assert_array_equal(shuffled[name], in_order[name][shuffled["row_ids"]])
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 8, 64])
+def test_the_stream_is_the_same_however_it_is_cut(corpus, batch_size):
+    whole = Rows(corpus, "train", shuffle_seed=3).stream(0, 320)
+    rows = Rows(corpus, "train", shuffle_seed=3)
+    # Backwards, so that nothing can depend on what was read before.
+    for start in reversed(range(0, 320, batch_size)):
+        stop = min(start + batch_size, 320)
+        expected = {name: value[start:stop] for name, value in whole.items()}
+        assert_same(rows.stream(start, stop), expected)
+
+
+def test_threads_and_a_small_cache_change_nothing(corpus, monkeypatch):
+    expected = Rows(corpus, "train", shuffle_seed=3).stream(0, 640)
+    monkeypatch.setattr(rows_module, "CACHED_BLOCKS", 2)
+    rows = Rows(corpus, "train", shuffle_seed=3)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(lambda start: rows.stream(start, start + 10), range(0, 640, 10)))
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in expected}
+    assert_same(joined, expected)
+
+
+def test_rows_can_be_sent_to_another_process(corpus):
+    rows = Rows(corpus, "heldout", shuffle_seed=2)
+    assert_same(pickle.loads(pickle.dumps(rows)).stream(0, 9), rows.stream(0, 9))
+
+
+def test_positions_outside_are_refused(corpus):
+    rows = Rows(corpus, "heldout")
+    assert rows.stream(4, 4)["tokens"].shape == (0, 24)
+    for start, stop in ((-1, 2), (3, 2), (0, rows.num_rows + 1)):
+        with pytest.raises(IndexError, match="there is one epoch"):
+            rows.stream(start, stop)
+
+
+def edit_manifest(corpus, edit):
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    edit(manifest)
+    (corpus / "manifest.json").write_text(json.dumps(manifest))
+
+
+def cut_shard(corpus):
+    (corpus / SHARD).write_bytes((corpus / SHARD).read_bytes()[:-100])
+
+
+def overwrite_shard(corpus):
+    content = (corpus / SHARD).read_bytes()
+    (corpus / SHARD).write_bytes(b"\x55" * len(content))
+
+
+def damage_block(corpus):
+    content = bytearray((corpus / SHARD).read_bytes())
+    content[300:340] = b"\x55" * 40
+    (corpus / SHARD).write_bytes(content)
+
+
+def swap_vocabulary(corpus):
+    (corpus / "vocab.txt").write_text("\n".join([*WORDS, "more"]))
+
+
+def shrink_vocabulary(manifest):
+    manifest["vocabulary"]["size"] = 20
+
+
+def lose_rows(manifest):
+    manifest["splits"]["train"]["shards"][0]["rows"] -= 8
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda c: (c / SHARD).unlink(), CorpusError, f"{SHARD} is missing; build"),
+        (cut_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: it is cut off"),
+        (overwrite_shard, CorpusError, "has 0 blocks, expected 10"),
+        (damage_block, CorpusError, f"{SHARD}, block [0-9]+: damaged"),
+        (lambda c: edit_manifest(c, lose_rows), CorpusError, r"has \d+ blocks, expected \d+"),
+        (swap_vocabulary, CorpusError, "its ids would mean other words"),
+        (lambda c: (c / "vocab.txt").unlink(), CorpusError, "the corpus lost its vocabulary"),
+        (lambda c: edit_manifest(c, shrink_vocabulary), CorpusError, "outside the corpus's vocab"),
+        (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
+        (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),
+        (
+            lambda c: edit_manifest(c, lambda m: m.update(format_version=9)),
+            CorpusError,
+            "format_version 9, expected 1",
+        ),
+        (
+            lambda c: edit_manifest(c, lambda m: m["splits"].pop("train")),
+            ValueError,
+            "has no split 'train', only heldout",
+        ),
+    ],
+)
+def test_a_damaged_corpus_gets_a_clear_error(corpus, damage, error, message):
+    damage(corpus)
+    with pytest.raises(error, match=message):
+        Rows(corpus, "train").stream(0, 8)
