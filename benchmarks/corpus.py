@@ -10,7 +10,6 @@ processes to work at once (each on a megabyte of text), as the text made up by d
 import concurrent.futures
 import json
 import multiprocessing
-import os
 import pathlib
 import resource
 import sys
@@ -21,6 +20,7 @@ import numpy as np
 from absl import app, flags
 
 from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.parallel import usable_cores
 from bert_jax.corpus.readers import find_inputs
 from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, load_tokenizer
 
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
                 measured.append(fresh.submit(build_and_measure, *arguments).result())
     one, many = measured
     result = {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "one": one,
         f"times_{COPIES.value}": many,
         "parent_peak_ratio": round(many["parent_peak_mib"] / one["parent_peak_mib"], 2),

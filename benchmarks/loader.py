@@ -53,7 +53,8 @@ def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
 
 def main(argv: list[str]) -> None:
     del argv
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core, whatever the reader does
+    if hasattr(os, "sched_setaffinity"):  # one core, whatever threads the reader starts
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as scratch:
         if CORPUS.value is None:
             write_synthetic_corpus(scratch)

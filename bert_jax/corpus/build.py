@@ -238,8 +238,8 @@ def build_corpus(
         )
     paths = find_inputs(inputs)
     directory = pathlib.Path(output)
-    sizes = {path: input_bytes(path) for path in paths}
-    total_bytes = sum(sizes.values())
+    sizes = [input_bytes(path) for path in paths]
+    total_bytes = sum(sizes)
     scratch = writing.prepare_directory(directory, overwrite)
     splits = SPLITS if settings.heldout_fraction else SPLITS[:1]
     enough = math.ceil(total_bytes * settings.dupe_factor / INPUT_BYTES_PER_SHARD)
@@ -263,7 +263,9 @@ def build_corpus(
             "splits": {s: _describe(counts[s], shards[s], settings) for s in splits},
             "settings": {
                 **dataclasses.asdict(settings),
-                "inputs": [{"path": path, "bytes": size} for path, size in sizes.items()],
+                "inputs": [
+                    {"path": path, "bytes": size} for path, size in zip(paths, sizes, strict=True)
+                ],
             },
             "vocabulary": {
                 "filename": tokenizer.filename,

@@ -27,7 +27,7 @@ def ordered_map(
       items: read in this process.
       num_processes: 0 takes one for each core; 1 works in this process.
     """
-    num_processes = num_processes or len(os.sched_getaffinity(0))
+    num_processes = num_processes or usable_cores()
     if num_processes == 1:
         yield from map(function, items)
         return
@@ -48,6 +48,13 @@ def ordered_map(
             yield result
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _start_worker(function: Callable) -> None:

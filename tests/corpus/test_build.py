@@ -203,6 +203,21 @@ def test_more_shards_than_rows_are_read_back(tmp_path):
     assert rows.stream(0, 3)["epochs"].tolist() == [0, 1, 2]
 
 
+def test_every_input_counts_even_one_named_twice(tmp_path, text):
+    settings = small_settings()
+    manifest = build_corpus([text, text], TOKENIZER, tmp_path / "out", settings, num_processes=1)
+    size = os.path.getsize(text)
+    assert manifest["settings"]["inputs"] == [{"path": text, "bytes": size}] * 2
+    assert sum(split["documents"] for split in manifest["splits"].values()) == 240
+
+
+def test_the_number_of_shards_follows_the_size_of_the_input(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(build, "INPUT_BYTES_PER_SHARD", os.path.getsize(text) // 3)
+    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+    assert len(manifest["splits"]["train"]["shards"]) == 4
+    assert len(manifest["splits"]["heldout"]["shards"]) == 1
+
+
 def test_blank_input_and_empty_heldout_get_clear_errors(tmp_path):
     blank = tmp_path / "blank.txt"
     blank.write_text("\n  \n\n")

@@ -1,4 +1,6 @@
 import bz2
+import sys
+import types
 
 import pytest
 
@@ -84,6 +86,19 @@ def test_bad_input_gets_a_clear_error(tmp_path, name, content, error, message):
         for found in find_inputs(str(path)):
             list(read_documents(found))
     assert str(path) in str(caught.value)
+
+
+def test_tfds_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match="pip install tensorflow-datasets"):
+        list(read_documents("tfds:wikipedia/20230601.en"))
+
+
+def test_tfds_yields_the_text_field(monkeypatch):
+    examples = [{"text": "première".encode()}, {"text": b"second"}]
+    fake = types.SimpleNamespace(data_source=lambda name, split: examples)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    assert [document.text for document in read_documents("tfds:fake")] == ["première", "second"]
 
 
 def test_a_line_that_is_no_text_gets_a_clear_error(tmp_path, monkeypatch):
