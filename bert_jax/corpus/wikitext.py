@@ -32,7 +32,10 @@ MEDIA_OR_CATEGORY = re.compile(
 # [[fr:Anarchisme]] or [[Kategorie:Politik]], shown beside the text, if at all.
 OTHER_NAMESPACE = re.compile(r"[\w -]+:\S")
 
+# White space is collapsed first, so that no pattern below meets a long run of it, which would take
+# the square of its length.
 CLEANING = [
+    (re.compile(r"\s+"), " "),
     (re.compile(r"'{2,}"), ""),  # bold and italics
     (re.compile(r"__[A-Z]+__"), ""),  # __NOTOC__ and its kind
     (re.compile(r"\[\s*\]"), ""),
@@ -40,7 +43,7 @@ CLEANING = [
     (re.compile(r"([(\[])\s*(?:(?:[,;:/–-]|\b(?:or|and)\b)\s*)+"), r"\1"),
     (re.compile(r"\s*[,;:]\s*(?=[,;:)\]])"), ""),
     (re.compile(r"\s*\(\s*\)"), ""),
-    (re.compile(r"\s+"), " "),
+    (re.compile(r" {2,}"), " "),
     (re.compile(r"(?<=[(\[]) | (?=[)\]]|[,;:.!?](?:\s|$))"), ""),
     (re.compile(r"^[,;:.)] *|,(?=\.)"), ""),
 ]

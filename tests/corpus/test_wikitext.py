@@ -65,6 +65,12 @@ def test_markup_inside_a_sentence(markup, passage):
     assert extract_passages(markup) == [passage]
 
 
+@pytest.mark.parametrize("filling", [" " * 200_000, "(" * 20_000, ", " * 50_000, "[[" * 30_000])
+def test_strange_pages_take_no_more_than_linear_time(filling):
+    # Quadratic work here would take minutes, which the test run would notice.
+    extract_passages(f"A page. {filling} b.")
+
+
 def test_unreadable_markup_is_named_not_swallowed(monkeypatch):
     def fail(_):
         raise RecursionError("too deep")
