@@ -1,0 +1,224 @@
+"""Makes model.npz with transformers' BertForPreTraining (run where torch and it are installed).
+
+python tests/golden/make_model.py
+
+The file holds a small model's weights, a batch, and what transformers computes from them: hidden
+states, pooled output, logits, loss, and the gradient of the loss. The functions here also serve
+tests/parity/test_model.py, which compares larger models directly.
+"""
+
+import functools
+import pathlib
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import BertConfig
+from bert_jax.interop.huggingface import huggingface_name, parameter_shapes, params_from_huggingface
+from bert_jax.model import BertForPreTraining
+from bert_jax.train import MODEL_INPUTS, pretraining_sums
+
+PATH = pathlib.Path(__file__).with_name("model.npz")
+CONFIG = BertConfig(
+    vocab_size=131,
+    hidden_size=24,
+    num_layers=2,
+    num_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=20,
+)
+
+
+def random_tensors(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
+    """A float32 state dict in transformers' names, with no value that hides a mistake.
+
+    Fresh biases are 0 and fresh LayerNorm scales 1: two of them swapped, or one left out, would
+    not be seen. Here they are random too.
+    """
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for path, shape in parameter_shapes(config).items():
+        name, leaf = huggingface_name(path), path.rsplit("/", 1)[-1]
+        stacked = "{layer}" in name
+        shape = shape[1:] if stacked else shape
+        if shape[0] == config.padded_vocab_size:
+            shape = (config.vocab_size, *shape[1:])
+        for layer in range(config.num_layers if stacked else 1):
+            value = rng.standard_normal(shape[::-1] if leaf == "kernel" else shape)
+            if leaf == "kernel":
+                value /= np.sqrt(shape[0])
+            elif leaf.endswith("embedding"):
+                value *= 0.05  # as in the released models
+            else:
+                value = 0.2 * value + (leaf == "scale")
+            tensors[name.format(layer=layer)] = value.astype(np.float32)
+    return tensors
+
+
+def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_slots: int) -> dict:
+    """A batch as `pretraining_sums` takes it: one pair a row, of the given lengths, then padding.
+
+    Rows differ in how many of their `num_slots` slots hold a prediction.
+    """
+    rng = np.random.default_rng(seed)
+    ids, slots = np.zeros((len(lengths), max(lengths)), np.int32), (len(lengths), num_slots)
+    batch = {
+        "tokens": ids.copy(),
+        "segment_ids": ids.copy(),
+        "position_ids": ids.copy(),
+        "sequence_ids": ids.copy(),
+        "mlm_positions": np.zeros(slots, np.int32),
+        "mlm_targets": np.zeros(slots, np.int32),
+        "mlm_weights": np.zeros(slots, np.float32),
+        "cls_positions": np.zeros((len(lengths), 1), np.int32),
+        "nsp_labels": rng.integers(0, 2, (len(lengths), 1), np.int32),
+        "nsp_weights": np.ones((len(lengths), 1), np.float32),
+    }
+    for row, length in enumerate(lengths):
+        # Not 0: torch keeps back the gradient of an embedding that is looked up for padding.
+        batch["tokens"][row, :length] = rng.integers(1, config.vocab_size, length)
+        batch["segment_ids"][row, rng.integers(1, length) : length] = 1
+        batch["position_ids"][row, :length] = np.arange(length)
+        batch["sequence_ids"][row, :length] = 1
+        predictions = rng.integers(1, 1 + min(num_slots, length))
+        batch["mlm_positions"][row, :predictions] = rng.permutation(length)[:predictions]
+        batch["mlm_targets"][row, :predictions] = rng.integers(0, config.vocab_size, predictions)
+        batch["mlm_weights"][row, :predictions] = 1.0
+    return batch
+
+
+def transformers_outputs(config: BertConfig, tensors: dict, batch: dict) -> dict:
+    """What transformers computes: `hidden` `[1 + layers, B, L, H]`, `pooled` `[B, H]`,
+    `mlm_logits` `[B, L, vocab]`, `nsp_logits` `[B, 2]`, `loss`, and `gradients`, a state dict.
+    """
+    import torch
+    import transformers
+
+    model = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.max_position_embeddings,
+            type_vocab_size=config.type_vocab_size,
+        )
+    ).eval()
+    tied = {name for name in model.state_dict() if name.startswith("cls.predictions.decoder.")}
+    absent, unknown = model.load_state_dict(
+        {name: torch.tensor(value) for name, value in tensors.items()}, strict=False
+    )
+    assert set(absent) == tied and not unknown, (absent, unknown)
+    labels = np.full(batch["tokens"].shape, -100)
+    rows, slots = np.nonzero(batch["mlm_weights"])
+    labels[rows, batch["mlm_positions"][rows, slots]] = batch["mlm_targets"][rows, slots]
+    inputs = {
+        "input_ids": batch["tokens"],
+        "token_type_ids": batch["segment_ids"],
+        "attention_mask": batch["sequence_ids"],
+    }
+    inputs = {name: torch.tensor(value).long() for name, value in inputs.items()}
+    outputs = model(
+        **inputs,
+        labels=torch.tensor(labels),
+        next_sentence_label=torch.tensor(batch["nsp_labels"][:, 0]).long(),
+        output_hidden_states=True,
+    )
+    outputs.loss.backward()
+    return {
+        "hidden": torch.stack(outputs.hidden_states).detach().numpy(),
+        "pooled": model.bert(**inputs).pooler_output.detach().numpy(),
+        "mlm_logits": outputs.prediction_logits.detach().numpy(),
+        "nsp_logits": outputs.seq_relationship_logits.detach().numpy(),
+        "loss": outputs.loss.detach().numpy(),
+        "gradients": {name: value.grad.numpy() for name, value in model.named_parameters()},
+    }
+
+
+def outputs(config: BertConfig, params: dict, batch: dict) -> dict:
+    """The same, computed by this project; `gradients` is a parameter tree."""
+    return jax.device_get(_outputs(config, params, batch))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _outputs(config, params, batch):
+    model, variables = BertForPreTraining(config), {"params": params}
+    inputs = [batch[name] for name in MODEL_INPUTS[:4]]
+    everywhere = jnp.broadcast_to(jnp.arange(inputs[0].shape[1]), inputs[0].shape)
+
+    def hidden_and_pooled(model, *inputs):
+        hidden = model.bert(*inputs, all_layers=True)
+        return hidden, model.bert.pool(hidden[-1], batch["cls_positions"])[:, 0]
+
+    def loss_fn(params):
+        sums = pretraining_sums(model, params, batch)
+        return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
+
+    hidden, pooled = model.apply(variables, *inputs, method=hidden_and_pooled)
+    mlm_logits, nsp_logits = model.apply(variables, *inputs, everywhere, batch["cls_positions"])
+    loss, gradients = jax.value_and_grad(loss_fn)(params)
+    return {
+        "hidden": hidden,
+        "pooled": pooled,
+        "mlm_logits": mlm_logits,
+        "nsp_logits": nsp_logits[:, 0],
+        "loss": loss,
+        "gradients": gradients,
+    }
+
+
+def largest_errors(config: BertConfig, found: dict, expected: dict, batch: dict) -> dict:
+    """Of this project's outputs against transformers': by output, absolute, where there is text.
+
+    `gradients` is relative: each parameter's largest difference over its largest gradient.
+    """
+    real = batch["sequence_ids"] > 0
+    pairs = {name: (found[name], expected[name]) for name in ("pooled", "nsp_logits", "loss")}
+    pairs["hidden"] = found["hidden"][:, real], expected["hidden"][:, real]
+    logits = found["mlm_logits"][..., : config.vocab_size]
+    pairs["mlm_logits"] = logits[real], expected["mlm_logits"][real]
+    errors = {name: float(np.max(np.abs(one - two))) for name, (one, two) in pairs.items()}
+
+    gradients, _ = params_from_huggingface(expected["gradients"], config)
+    exact = flax.traverse_util.flatten_dict(gradients, sep="/")
+    ours = flax.traverse_util.flatten_dict(found["gradients"], sep="/")
+    assert ours.keys() == exact.keys()
+    errors["gradients"] = 0.0
+    for path, value in exact.items():
+        # A softmax does not see one number added to all scores, so the key's bias has a gradient
+        # of 0, and what is computed is rounding: measure it by the kernel's.
+        scale = np.max(np.abs(exact[path.replace("key/bias", "key/kernel")]))
+        error = float(np.max(np.abs(ours[path] - value)) / scale)
+        errors["gradients"] = max(errors["gradients"], error)
+    return errors
+
+
+def load() -> tuple[BertConfig, dict, dict, dict]:
+    """The golden configuration, state dict, batch, and outputs of transformers."""
+    groups = {"tensors": {}, "batch": {}, "outputs": {}, "gradients": {}}
+    with np.load(PATH) as file:
+        for key in file.files:
+            group, name = key.split("/")
+            groups[group][name] = file[key]
+    groups["outputs"]["gradients"] = groups["gradients"]
+    return CONFIG, groups["tensors"], groups["batch"], groups["outputs"]
+
+
+def main() -> None:
+    tensors = random_tensors(CONFIG, seed=0)
+    batch = random_batch(CONFIG, seed=1, lengths=(20, 3, 13), num_slots=5)
+    expected = transformers_outputs(CONFIG, tensors, batch)
+    groups = {"tensors": tensors, "batch": batch, "gradients": expected.pop("gradients")}
+    groups["outputs"] = expected
+    arrays = {
+        f"{group}/{name}": value for group, items in groups.items() for name, value in items.items()
+    }
+    np.savez_compressed(PATH, **arrays)
+    print(f"{PATH}: {len(arrays)} arrays, {PATH.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

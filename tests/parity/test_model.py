@@ -1,0 +1,121 @@
+"""The model, its loss and its gradients against transformers in torch (`make parity`)."""
+
+import functools
+import json
+import os
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import BertConfig
+from bert_jax.interop.huggingface import config_from_huggingface, params_from_huggingface
+from bert_jax.model import Bert
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
+import make_model as golden
+
+# Absolute for outputs and loss, relative for gradients; all in float32.
+TOLERANCE = 1e-5
+
+# vocabulary, hidden, layers, heads, feed-forward, positions; lengths of the rows; predictions.
+CASES = {
+    "odd-sizes": ((1003, 48, 1, 3, 50, 37), (37, 2, 19, 36), 7),
+    "tiny": ((30522, 128, 2, 2, 512, 512), (128, 128, 77, 30), 20),
+    "narrow-heads": ((997, 96, 5, 12, 384, 64), (64, 10, 33), 11),
+    "one-head": ((129, 40, 3, 1, 200, 100), (100, 99, 3), 5),
+    "whole-tiles": ((256, 64, 2, 4, 256, 512), (512, 300), 77),
+    "deep": ((500, 64, 12, 4, 256, 48), (48, 5, 40), 9),
+}
+
+SENTENCES = [
+    ("The river rises in the mountains and flows north to the sea.", "It is 240 km long."),
+    ("Anarchism is a political philosophy that advocates self-governed societies.", ""),
+    (
+        "Who wrote the first dictionary of the English language?",
+        "Samuel Johnson's appeared in 1755.",
+    ),
+    ("No.", ""),
+    ("Café, naïve, 北京, and an unbelievably-long-compound-word", "deoxyribonucleic acid"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_loss_and_gradients_equal_transformers(case):
+    (vocab, hidden, layers, heads, intermediate, positions), lengths, num_slots = CASES[case]
+    config = BertConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=positions,
+    )
+    tensors = golden.random_tensors(config, seed=layers)
+    batch = golden.random_batch(config, seed=hidden, lengths=lengths, num_slots=num_slots)
+    params, report = params_from_huggingface(tensors, config)
+    assert not report.missing
+    assert not report.unused
+    expected = golden.transformers_outputs(config, tensors, batch)
+    found = golden.outputs(config, params, batch)
+    check(case, golden.largest_errors(config, found, expected, batch))
+
+
+def test_padding_rows_of_the_vocabulary_take_no_probability():
+    config = BertConfig(
+        vocab_size=1003, hidden_size=48, num_layers=1, num_heads=3, intermediate_size=50
+    )
+    params, _ = params_from_huggingface(golden.random_tensors(config, seed=0), config)
+    batch = golden.random_batch(config, seed=1, lengths=(50, 9), num_slots=7)
+    logits = golden.outputs(config, params, batch)["mlm_logits"]
+    assert logits.shape[-1] == 1024
+    probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))
+    assert np.all(probabilities[..., 1003:] == 0)
+
+
+def test_released_weights_give_the_hidden_states_of_transformers_on_real_sentences():
+    import torch
+    import transformers
+    from safetensors.numpy import load_file
+
+    directory = os.environ.get("BERT_JAX_MINILM")
+    if not directory:
+        pytest.skip("BERT_JAX_MINILM names no directory: `make parity` fetches the weights")
+    directory = pathlib.Path(directory)
+    config = config_from_huggingface(json.loads((directory / "config.json").read_text()))
+    params, report = params_from_huggingface(load_file(directory / "model.safetensors"), config)
+    assert report.unused == ("embeddings.position_ids",)
+    assert all(name.startswith("cls.") for name in report.missing)
+
+    tokenizer = transformers.BertTokenizer.from_pretrained(directory)
+    texts, seconds = zip(*SENTENCES, strict=True)
+    inputs = tokenizer(list(texts), list(seconds), padding=True, return_tensors="pt")
+    model = transformers.BertModel.from_pretrained(directory).eval()
+    with torch.no_grad():
+        expected = model(**inputs, output_hidden_states=True)
+
+    tokens, segments, real = (
+        inputs[name].numpy() for name in ("input_ids", "token_type_ids", "attention_mask")
+    )
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+
+    def hidden_and_pooled(model, *inputs):
+        hidden = model(*inputs, all_layers=True)
+        return hidden, model.pool(hidden[-1], np.zeros((len(tokens), 1), np.int32))[:, 0]
+
+    run = jax.jit(functools.partial(Bert(config).apply, method=hidden_and_pooled))
+    hidden, pooled = run({"params": params["bert"]}, tokens, segments, positions, real)
+    exact = torch.stack(expected.hidden_states).numpy()[:, real > 0]
+    print(f"largest hidden value {np.abs(exact).max():.1f}")
+    errors = {
+        "hidden": np.max(np.abs(hidden[:, real > 0] - exact)),
+        "pooled": np.max(np.abs(pooled - expected.pooler_output.numpy())),
+    }
+    check("minilm", errors)
+
+
+def check(case: str, errors: dict) -> None:
+    print(f"{case}:", ", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+    assert max(errors.values()) < TOLERANCE, errors
