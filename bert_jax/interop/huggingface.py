@@ -4,6 +4,7 @@ Nothing of that library is needed, nor torch: a state dict is a mapping of names
 as `safetensors.numpy.load_file` reads it.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -185,7 +186,8 @@ def huggingface_name(path: str) -> str:
     return f"{_MODULES[module]}.{_LEAVES[leaf]}"
 
 
-def parameter_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+@functools.lru_cache(maxsize=8)
+def parameter_shapes(config: BertConfig) -> Mapping[str, tuple[int, ...]]:
     """Path -> shape, for each parameter of `BertForPreTraining(config)`."""
     ids = jnp.zeros((1, 2), jnp.int32)
     init = BertForPreTraining(config).init
