@@ -70,8 +70,8 @@ class PretrainedModel:
         limit = self.config.max_position_embeddings
         if len(tokens) > limit:
             raise ValueError(
-                f"the text has {len(tokens)} tokens with [CLS] and [SEP], but this model's position "
-                f"table ends at {limit}: shorten or split it"
+                f"the text has {len(tokens)} tokens with [CLS] and [SEP], but this model's "
+                f"position table ends at {limit}: shorten or split it"
             )
         length = min(-(-len(tokens) // LENGTH_STEP) * LENGTH_STEP, limit)
         row = np.full((1, length), self.tokenizer.pad_id, np.int32)

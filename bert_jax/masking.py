@@ -32,7 +32,8 @@ def mask_tokens(
       keys: PRNG keys `[batch]`, one a row (see `row_keys`).
       tokens: int32 `[batch, length]`.
       sequence_ids: int32 `[batch, length]`, 0 where there is padding.
-      special_ids: never chosen: [PAD], [UNK] is allowed, [CLS], [SEP], [MASK].
+      special_ids: never chosen. With the tokenizer's five, [UNK] is never a target either, which
+        the released code does predict.
       mask_id: id of [MASK].
       vocab_size: random replacements are uniform over the whole vocabulary, as released.
       max_predictions: K, the most positions of one row that are predicted.
@@ -62,7 +63,7 @@ def mask_tokens(
         if unit == "token":
             chosen = _choose_tokens(choose_key, maskable, budget)
         else:
-            starts = word_start[tokens] | ~maskable | jnp.roll(~maskable, 1)
+            starts = jnp.asarray(word_start)[tokens] | ~maskable | jnp.roll(~maskable, 1)
             word = jnp.cumsum(starts) - 1
             if unit == "whole_word":
                 chosen = _choose_words(choose_key, maskable, word, budget)

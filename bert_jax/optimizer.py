@@ -60,7 +60,7 @@ def make_optimizer(
 
 
 def is_decayed(params: optax.Params) -> optax.Params:
-    """True for each parameter but biases and LayerNorm: the released `exclude_from_weight_decay`."""
+    """True for each parameter but biases and LayerNorm, as released."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key not in ("bias", "scale"), params
     )

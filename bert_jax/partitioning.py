@@ -8,7 +8,6 @@ import math
 import re
 
 import jax
-import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -31,22 +30,25 @@ RULES = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh over all devices; one size may be -1: what is left. ValueError if it does not fit."""
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+    """A mesh over `devices` (all, if None); one size may be -1: what the others leave.
+
+    Raises ValueError if the sizes do not multiply to the number of devices.
+    """
     sizes = [data, fsdp, tensor]
-    num_devices = jax.device_count()
+    devices = jax.devices() if devices is None else devices
     described = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise ValueError(f"mesh ({described}): sizes are positive, and at most one of them is -1")
     known = math.prod(size for size in sizes if size != -1)
-    if num_devices % known or (-1 not in sizes and known != num_devices):
+    if len(devices) % known or (-1 not in sizes and known != len(devices)):
         raise ValueError(
-            f"mesh ({described}) does not divide the {num_devices} devices of this run: choose "
-            f"sizes whose product is {num_devices}, or give one of them as -1"
+            f"mesh ({described}) does not divide the {len(devices)} devices of this run: choose "
+            f"sizes whose product is {len(devices)}, or give one of them as -1"
         )
-    sizes = [num_devices // known if size == -1 else size for size in sizes]
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
     axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(sizes, AXES, axis_types=axis_types)
+    return jax.make_mesh(sizes, AXES, axis_types=axis_types, devices=devices)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -83,8 +85,3 @@ def shardings(tree, mesh: Mesh, rules=RULES):
     placed = jax.tree_util.tree_map_with_path(place, tree)
     logging.info("Layout over %s:\n%s", dict(mesh.shape), "\n".join(table))
     return placed
-
-
-def per_process(array: jax.Array) -> np.ndarray:
-    """A replicated array's value on this process."""
-    return np.asarray(array.addressable_data(0))

@@ -22,7 +22,7 @@ from ml_collections import config_dict, config_flags
 from bert_jax import metrics, partitioning, train
 from bert_jax.checkpoint import Checkpointer
 from bert_jax.config import BertConfig
-from bert_jax.data.batches import eval_batches, train_batches
+from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.data.rows import Rows
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.model import BertForPreTraining
@@ -96,6 +96,10 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
     # Devices, and a state that is laid out over them from its first moment.
     mesh = partitioning.make_mesh(**config.mesh)
     batch_sharding = partitioning.batch_sharding(mesh)
+    local_rows(batch_sharding, config.eval_batch_size)  # Raises now, not at the first evaluation.
+    slices = [
+        accumulation(phase.batch_size, config.per_device_batch_size, mesh) for phase in phases
+    ]
     schedule = linear_schedule(config.learning_rate, num_steps, config.warmup_steps)
     optimizer = make_optimizer(
         config.optimizer,
@@ -128,14 +132,14 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
     began = started - writer.seconds  # As if all processes of this run had run without a gap.
     scores = {}
 
-    for phase in phases:
+    for phase, accumulate in zip(phases, slices, strict=True):
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
         update_step = train.make_update_step(
             model,
             optimizer,
             config.seed,
-            accumulate=accumulation(phase.batch_size, config.per_device_batch_size, mesh),
+            accumulate=accumulate,
             repeat_after=config.masking.repeat_after,
             max_predictions=phase.max_predictions,
             **masking,
@@ -228,8 +232,8 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(values[name]):
                 raise NonFiniteLoss(
-                    f"the {name} of step {step} is {values[name]}. Nothing was saved since the last "
-                    "checkpoint that was finite; lower the learning rate, lengthen the warm-up, or "
+                    f"the {name} of step {step} is {values[name]}. Nothing was saved since the "
+                    "last finite checkpoint; lower the learning rate, lengthen the warm-up, or "
                     "look at the rows of that step, and start in a new workdir"
                 )
     return step_metrics[-1]
@@ -254,7 +258,8 @@ def open_phases(config: config_dict.ConfigDict) -> list[Phase]:
     if len(hashes) != 1:
         raise ValueError(
             f"--config.corpus={config.corpus} and --config.long_phase.corpus="
-            f"{config.long_phase.corpus} were built with different vocabularies: build both with one"
+            f"{config.long_phase.corpus} were built with different vocabularies: build both with "
+            "one"
         )
     return phases
 

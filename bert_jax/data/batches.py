@@ -1,5 +1,6 @@
 """Global batches on the mesh: batch `s` is a function of (seed, s), whatever reads it."""
 
+import itertools
 from collections.abc import Iterator
 
 import grain
@@ -32,7 +33,7 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> tuple[int, i
         )
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()
     bounds = sorted({piece[0].indices(batch_size)[:2] for piece in slices})
-    for (_, stop), (start, _) in zip(bounds, bounds[1:], strict=False):
+    for (_, stop), (start, _) in itertools.pairwise(bounds):
         if stop != start:
             raise ValueError(f"this process's devices hold rows {bounds}, which do not adjoin")
     return bounds[0][0], bounds[-1][1]

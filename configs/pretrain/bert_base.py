@@ -35,6 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model = ConfigDict()  # Any field of bert_jax.BertConfig but the vocabulary's size.
     config.model.size = "base"
     config.model.dropout_rate = 0.1
+    config.model.initializer_range = 0.02
     config.model.max_position_embeddings = 512
     config.model.dtype = "bfloat16"
     config.model.scan_layers = True
@@ -65,18 +66,19 @@ def get_config(arg: str = "") -> ConfigDict:
     config.checkpoint_every = 5_000
     config.keep_checkpoints = 3
 
-    if arg == "runlocal":
-        run_local(config)
-    elif arg:
+    return cut_down(config, arg)
+
+
+def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
+    """With "runlocal", what a laptop does in a minute: it shows that all works, no more."""
+    if not arg:
+        return config
+    if arg != "runlocal":
         raise ValueError(f"unknown argument {arg!r} after the colon: expected 'runlocal' or none")
-    return config
-
-
-def run_local(config: ConfigDict) -> None:
-    """Cuts a run down to what a laptop does in a minute: it shows that all works, no more."""
     config.model.dtype = "float32"
     config.num_steps = 10
     config.batch_size = config.long_phase.batch_size = config.eval_batch_size = 8
     config.long_phase.num_steps = 4 if config.long_phase.num_steps else 0
     config.warmup_steps = 2
     config.log_every = config.eval_every = config.checkpoint_every = 5
+    return config

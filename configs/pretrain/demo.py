@@ -2,6 +2,12 @@
 
 Source: none; sizes and schedule were chosen so that the held-out loss falls clearly below what
 word frequencies alone allow. Not a model for any use.
+
+Expected time: see README.md.
+Expected result: see README.md.
+
+    make demo
+    python -m bert_jax.pretrain --config=configs/pretrain/demo.py --workdir=runs/demo
 """
 
 from ml_collections import ConfigDict
@@ -10,7 +16,7 @@ from configs.pretrain import bert_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = bert_base.get_config(arg)
+    config = bert_base.get_config()
     config.corpus = "runs/demo-data/corpus"
     config.num_steps = 2000
     config.long_phase.num_steps = 0
@@ -29,4 +35,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.eval_every = 200
     config.eval_batch_size = 64
     config.checkpoint_every = 200
-    return config
+    return bert_base.cut_down(config, arg)

@@ -1,0 +1,74 @@
+"""Eight simulated devices for every test, and one small corpus."""
+
+import os
+
+# Before JAX is first imported.
+os.environ["JAX_PLATFORMS"] = "cpu"
+# Compiling takes longer than running what tests run: leave the CPU code unoptimised.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
+
+import pathlib
+import random
+
+import pytest
+
+VOCABULARY = (
+    "the a of and river mountain village people water stone old new small large north south built "
+    "found made grew year city king war road field"
+)
+WORDS = VOCABULARY.split()
+
+
+def random_text(num_documents: int, seed: int = 0) -> str:
+    """Documents of sentences of words; blank lines between documents, a sentence a line."""
+    rng = random.Random(seed)
+    documents = []
+    for _ in range(num_documents):
+        sentences = [
+            " ".join(rng.choices(WORDS, k=rng.randint(4, 12))) + " ."
+            for _ in range(rng.randint(6, 14))
+        ]
+        documents.append("\n".join(sentences))
+    return "\n\n".join(documents) + "\n"
+
+
+def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
+    path.write_text("".join(f"{piece}\n" for piece in pieces))
+    return path
+
+
+def build_small_corpus(directory: pathlib.Path, **settings) -> pathlib.Path:
+    """A corpus of 60 random documents in `directory`/corpus."""
+    from bert_jax.corpus.build import CorpusSettings, build_corpus
+    from bert_jax.tokenization import load_tokenizer
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "text.txt").write_text(random_text(60))
+    defaults = {
+        "max_seq_length": 64,
+        "max_pairs_per_row": 4,
+        "heldout_fraction": 0.2,
+        "sentences": "lines",
+        "block_rows": 16,
+    }
+    build_corpus(
+        str(directory / "text.txt"),
+        load_tokenizer(write_vocabulary(directory / "vocab.txt")),
+        directory / "corpus",
+        CorpusSettings(**(defaults | settings)),
+        num_processes=1,
+    )
+    return directory / "corpus"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    return build_small_corpus(tmp_path_factory.mktemp("corpus64"))
+
+
+@pytest.fixture(scope="session")
+def long_corpus(tmp_path_factory) -> pathlib.Path:
+    return build_small_corpus(tmp_path_factory.mktemp("corpus128"), max_seq_length=128)

@@ -1,0 +1,127 @@
+"""`bert_jax.load(directory)` and what the model answers."""
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import train
+from bert_jax.checkpoint import Checkpointer, CheckpointError, find_checkpoint
+from bert_jax.config import BertConfig
+from bert_jax.inference import PretrainedModel
+from bert_jax.model import BertForPreTraining
+from bert_jax.optimizer import linear_schedule, make_optimizer
+from bert_jax.tokenization import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return load_tokenizer(corpus / "vocab.txt")
+
+
+@pytest.fixture(scope="module")
+def workdir(tokenizer, tmp_path_factory):
+    """Two checkpoints of a model that was never trained."""
+    import dataclasses
+
+    directory = tmp_path_factory.mktemp("run")
+    config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=40)
+    optimizer = make_optimizer("bert_adam", linear_schedule(1e-3, 10, 0))
+    state = train.init_state(jax.random.key(0), BertForPreTraining(config), optimizer)
+    checkpointer = Checkpointer(directory, {"bert": dataclasses.asdict(config)}, tokenizer, keep=2)
+    for step in (9, 10):
+        checkpointer.save(state.replace(step=np.int32(step)))
+    checkpointer.wait()
+    checkpointer.close()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(workdir):
+    return bert_jax.load(workdir)
+
+
+def test_latest_checkpoint_of_a_workdir_is_found(workdir):
+    assert find_checkpoint(workdir).name == "10"
+    assert find_checkpoint(workdir / "checkpoints").name == "10"
+    assert find_checkpoint(workdir / "checkpoints" / "9").name == "9"
+
+
+def test_loaded_parameters_lie_on_one_device(model):
+    assert {len(leaf.devices()) for leaf in jax.tree.leaves(model.params)} == {1}
+
+
+def test_fill_mask_equals_the_model_applied_by_hand(model):
+    tokenizer = model.tokenizer
+    words = ["the", "[MASK]", "river", "made", "[MASK]"]
+    tokens = [tokenizer.cls_id, *(tokenizer.token_to_id(w) for w in words), tokenizer.sep_id]
+    row = np.array([tokens])
+    logits, _ = BertForPreTraining(model.config).apply(
+        {"params": model.params},
+        row,
+        row * 0,
+        np.arange(len(tokens))[None],
+        row * 0 + 1,
+        np.array([[2, 5]]),
+        np.array([[0]]),
+    )
+    probabilities = np.asarray(jax.nn.softmax(logits[0]))
+    fills = model.fill_mask("the [MASK] river made [MASK]", top_k=4)
+    assert len(fills) == 2
+    for found, expected in zip(fills, probabilities, strict=True):
+        order = np.argsort(-expected)[:4]
+        assert [fill.token for fill in found] == [tokenizer.id_to_token(i) for i in order]
+        np.testing.assert_allclose([f.probability for f in found], expected[order], rtol=1e-4)
+    # The other mask stays open.
+    assert fills[0][0].text == f"the {fills[0][0].token.removeprefix('##')} river made [MASK]"
+
+
+def test_padded_vocabulary_is_never_predicted(model):
+    assert model.config.padded_vocab_size > model.config.vocab_size
+    fills = model.fill_mask("the [MASK]", top_k=model.config.vocab_size)
+    assert len({fill.token for fill in fills}) == model.config.vocab_size
+    assert sum(fill.probability for fill in fills) == pytest.approx(1, abs=1e-5)
+
+
+BAD_TEXT = {
+    "the river": (5, r"no \[MASK\] to fill in: 'the river'"),
+    "[MASK] " + "the " * 60: (5, r"has 63 tokens with \[CLS\] and \[SEP\].*table ends at 40"),
+    "the [MASK]": (0, r"top_k must be in \[1, "),
+}
+
+
+@pytest.mark.parametrize("text", BAD_TEXT, ids=lambda text: text[:12])
+def test_bad_text_is_a_clear_error(model, text):
+    top_k, message = BAD_TEXT[text]
+    with pytest.raises(ValueError, match=message):
+        model.fill_mask(text, top_k=top_k)
+
+
+def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a directory"):
+        bert_jax.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
+        bert_jax.load(tmp_path)
+
+
+def test_damaged_checkpoint_is_a_clear_error(workdir, tmp_path):
+    import shutil
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(find_checkpoint(workdir), damaged)
+    for path in (damaged / "params").rglob("*"):
+        if path.is_file() and path.stat().st_size > 4096:
+            path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="damaged could not be read as a checkpoint"):
+        bert_jax.load(damaged)
+
+
+def test_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        bert_jax.lod  # noqa: B018
+
+
+def test_tokenizer_survives_the_checkpoint(model, tokenizer):
+    assert isinstance(model, PretrainedModel)
+    assert model.tokenizer.sha256 == tokenizer.sha256
+    assert model.tokenizer.encode("the rivers") == tokenizer.encode("the rivers")

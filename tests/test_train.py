@@ -1,0 +1,220 @@
+"""The loss and the update step: packing, accumulation, devices, layers, and that it learns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax import partitioning, train
+from bert_jax.config import BertConfig
+from bert_jax.corpus.packing import row_dtype
+from bert_jax.data.unpack import unpack_rows
+from bert_jax.model import BertForPreTraining
+from bert_jax.optimizer import linear_schedule, make_optimizer
+
+LENGTH, PAIRS, VOCAB = 64, 4, 300
+MASKING = {
+    "special_ids": (0, 1, 2, 3, 4),
+    "mask_id": 4,
+    "vocab_size": VOCAB,
+    "max_predictions": 10,
+}
+
+
+def small_model(**changes):
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": LENGTH,
+        "dropout_rate": 0.0,
+        "initializer_range": 0.2,
+    }
+    return BertForPreTraining(BertConfig(**(settings | changes)))
+
+
+def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows of pairs of the given lengths, then padding."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(num_rows, row_dtype(LENGTH, PAIRS))
+    for row in rows:
+        start = 0
+        for number, length in enumerate(pair_lengths):
+            end, second = start + length, start + length // 2
+            row["tokens"][start:end] = rng.integers(5, VOCAB, length)
+            row["tokens"][start] = 2
+            row["tokens"][[second - 1, end - 1]] = 3
+            row["pairs"][number] = (start, second, end)
+            row["nsp_labels"][number] = rng.integers(2)
+            start = end
+    return {name: rows[name] for name in rows.dtype.names} | {
+        "row_ids": np.arange(num_rows, dtype=np.uint32),
+        "epochs": np.zeros(num_rows, np.uint32),
+    }
+
+
+def one_pair_a_row(batch: dict, rows: dict) -> dict:
+    """The masked batch of packed rows, with each pair moved to a row of its own."""
+    positions, weights = np.asarray(batch["mlm_positions"]), np.asarray(batch["mlm_weights"])
+    unpacked = {name: [] for name in batch}
+    for row, pairs in enumerate(rows["pairs"].astype(int)):
+        for number, (start, second, end) in enumerate(pairs):
+            if end == 0:
+                continue
+            place = np.arange(LENGTH)
+            inside = place < end - start
+            unpacked["tokens"].append(
+                np.where(inside, np.roll(np.asarray(batch["tokens"][row]), -start), 0)
+            )
+            unpacked["sequence_ids"].append(inside.astype(int))
+            unpacked["position_ids"].append(np.where(inside, place, 0))
+            unpacked["segment_ids"].append((inside & (place >= second - start)).astype(int))
+            own = (positions[row] >= start) & (positions[row] < end) & (weights[row] > 0)
+            unpacked["mlm_positions"].append(np.where(own, positions[row] - start, 0))
+            unpacked["mlm_targets"].append(np.where(own, batch["mlm_targets"][row], 0))
+            unpacked["mlm_weights"].append(own.astype(np.float32))
+            unpacked["cls_positions"].append([0])
+            unpacked["nsp_labels"].append([int(batch["nsp_labels"][row, number])])
+            unpacked["nsp_weights"].append([1.0])
+    return {name: jnp.array(values) for name, values in unpacked.items()}
+
+
+def mean_loss(model, params, batch):
+    sums = train.pretraining_sums(model, params, batch)
+    return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
+
+
+def largest_difference(one, two) -> float:
+    return max(
+        float(jnp.max(jnp.abs(a - b)))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    )
+
+
+def fresh(model, optimizer=None, seed=0):
+    optimizer = optimizer or make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
+    return train.init_state(jax.random.key(seed), model, optimizer), optimizer
+
+
+def test_packed_loss_and_gradients_equal_unpacked():
+    model = small_model()
+    state, _ = fresh(model)
+    rows = random_rows(6, pair_lengths=(30, 20, 9))
+    packed = train.corrupt(rows, jax.random.key(0), **MASKING)
+    unpacked = one_pair_a_row(packed, rows)
+    assert unpacked["tokens"].shape[0] == 18
+    loss_fn = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(model, params, batch)))
+    packed_loss, packed_gradients = loss_fn(state.params, packed)
+    unpacked_loss, unpacked_gradients = loss_fn(state.params, unpacked)
+    assert abs(float(packed_loss) - float(unpacked_loss)) < 1e-5
+    assert largest_difference(packed_gradients, unpacked_gradients) < 1e-5
+
+
+def test_unpacked_rows_restart_positions_and_number_sequences():
+    out = unpack_rows(random_rows(1, pair_lengths=(10, 6)))
+    expected_positions = [*range(10), *range(6)] + [0] * (LENGTH - 16)
+    assert out["position_ids"][0].tolist() == expected_positions
+    assert out["sequence_ids"][0].tolist() == [1] * 10 + [2] * 6 + [0] * (LENGTH - 16)
+    assert out["segment_ids"][0].tolist() == [0] * 5 + [1] * 5 + [0] * 3 + [1] * 3 + [0] * 48
+    assert out["cls_positions"][0].tolist() == [0, 10, 0, 0]
+    assert out["nsp_weights"][0].tolist() == [1, 1, 0, 0]
+
+
+def test_cross_entropy_equals_float64():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(7, 50)).astype(np.float32) * 20
+    targets = rng.integers(0, 50, 7)
+    loss, right = train.cross_entropy(jnp.array(logits), jnp.array(targets))
+    exact = logits.astype(np.float64)
+    log_sum = np.log(np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)) + exact.max(-1)
+    np.testing.assert_allclose(loss, log_sum - exact[np.arange(7), targets], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(right, exact.argmax(-1) == targets)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_accumulated_gradients_equal_one_big_batch(accumulate):
+    # Rows of different length: a mean of the slices' means would differ.
+    rows = random_rows(8)
+    short = random_rows(8, pair_lengths=(12,), seed=1)
+    for name in ("tokens", "pairs", "nsp_labels"):
+        rows[name][1::3] = short[name][1::3]
+    model = small_model()
+    # Plain gradients: Adam's ratio would hide a wrong scale.
+    steps = {}
+    for slices in (1, accumulate):
+        state, _ = fresh(model, optax.sgd(1.0))
+        update = train.make_update_step(model, optax.sgd(1.0), 0, accumulate=slices, **MASKING)
+        steps[slices] = update(state, rows)
+    one, many = steps[1], steps[accumulate]
+    assert largest_difference(one[0].params, many[0].params) < 1e-5
+    for name in one[1]:
+        assert float(one[1][name]) == pytest.approx(float(many[1][name]), abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"data": 8},
+        {"data": 2, "fsdp": 4},
+        {"data": 2, "tensor": 4},
+        {"data": 2, "fsdp": 2, "tensor": 2},
+    ],
+    ids=str,
+)
+def test_eight_devices_equal_one(axes):
+    model = small_model(num_heads=4, dropout_rate=0.1)
+    rows = random_rows(16)
+    results = []
+    for mesh in (
+        partitioning.make_mesh(devices=jax.devices()[:1]),
+        partitioning.make_mesh(**({"data": 1} | axes)),
+    ):
+        optimizer = make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
+        state, _ = fresh(model, optimizer)
+        state = jax.device_put(state, partitioning.shardings(state, mesh))
+        batch = jax.device_put(rows, NamedSharding(mesh, P(("data", "fsdp"))))
+        update = train.make_update_step(model, optimizer, 0, **MASKING)
+        for _ in range(3):
+            state, step_metrics = update(state, batch)
+        results.append(jax.device_get((state.params, step_metrics)))
+    assert largest_difference(*results) < 1e-5
+
+
+def test_overfits_64_rows_to_95_percent_masked_accuracy():
+    model = small_model(hidden_size=64, intermediate_size=256, initializer_range=0.02)
+    optimizer = make_optimizer("adamw", linear_schedule(3e-3, 400, 40))
+    state, _ = fresh(model, optimizer)
+    # The same masks in every epoch.
+    update = train.make_update_step(model, optimizer, 0, repeat_after=1, **MASKING)
+    rows = random_rows(64)
+    for _ in range(400):
+        state, step_metrics = update(state, rows)
+    assert float(step_metrics["mlm_accuracy"]) > 0.95
+    assert float(step_metrics["nsp_accuracy"]) > 0.95
+
+
+def test_dropout_differs_between_steps_and_masks_between_epochs():
+    model = small_model(dropout_rate=0.5)
+    update = train.make_update_step(model, optax.sgd(0.0), 0, **MASKING)
+    state, _ = fresh(model, optax.sgd(0.0))
+    rows = random_rows(8)
+    state, first = update(state, rows)
+    state, second = update(state, rows)  # Parameters have not moved; only dropout has.
+    assert float(first["loss"]) != float(second["loss"])
+
+
+def test_filled_up_rows_do_not_count():
+    model = small_model()
+    state, _ = fresh(model)
+    eval_step = train.make_eval_step(model, 0, **MASKING)
+    rows = random_rows(8)
+    whole = eval_step(state.params, {n: v[:5] for n, v in rows.items()})
+    rows["row_weights"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)
+    filled = eval_step(state.params, rows)
+    for name in whole:
+        assert float(whole[name]) == pytest.approx(float(filled[name]), rel=1e-6), name

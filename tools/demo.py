@@ -1,0 +1,74 @@
+"""Text to a BERT that fills in masks, in minutes on two cores: what `make demo` runs.
+
+Every step is a command that a user would give, printed before it runs. What is already there is
+not done again; remove runs/ to start from nothing.
+"""
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = pathlib.Path("runs/demo-data")
+WORKDIR = pathlib.Path("runs/demo")
+MASKED = (
+    "The capital of the country is [MASK].",
+    "He was born in [MASK] and died in 1865.",
+    "It is one of the [MASK] important cities in the world.",
+)
+
+
+def run(*command: str) -> None:
+    print(f"\n$ python {shlex.join(command)}", flush=True)
+    status = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
+    if status:
+        sys.exit(status)
+
+
+def main() -> None:
+    began = time.monotonic()
+    data, workdir = ROOT / DATA, ROOT / WORKDIR
+    if not list(data.glob("*.bz2")):
+        run("tools/fetch_data.py", "wikipedia-sample", str(DATA))
+    dump = str(next(data.glob("*.bz2")).relative_to(ROOT))
+    if not (data / "vocab.txt").exists():
+        run("tools/train_vocab.py", f"--input={dump}", f"--output={DATA}/vocab.txt", "--size=8192")
+    if not (data / "corpus" / "manifest.json").exists():
+        run(
+            "tools/prepare_corpus.py",
+            f"--input={dump}",
+            f"--vocab={DATA}/vocab.txt",
+            f"--output={DATA}/corpus",
+            "--max_seq_length=128",
+            "--heldout_fraction=0.1",
+        )
+    if not (workdir / "result.json").exists():
+        run("-m", "bert_jax.pretrain", "--config=configs/pretrain/demo.py", f"--workdir={WORKDIR}")
+    run("tools/plot.py", str(WORKDIR))
+
+    import bert_jax
+
+    print(f'\n>>> model = bert_jax.load("{WORKDIR}")')
+    model = bert_jax.load(workdir)
+    for text in MASKED:
+        print(f">>> model.fill_mask({text!r}, top_k=5)")
+        for fill in model.fill_mask(text, top_k=5):
+            print(f"    {fill.probability:6.1%}  {fill.token:<12} {fill.text}")
+
+    result = json.loads((workdir / "result.json").read_text())
+    print("\nOn articles that were held out    model    word frequencies alone")
+    for label, name, baseline, form in (
+        ("masked-LM loss (nats)", "mlm_loss", "unigram_entropy", "8.3f"),
+        ("masked-LM accuracy", "mlm_accuracy", "unigram_accuracy", "8.1%"),
+    ):
+        print(f"  {label:<28}{result[name]:{form}}    {result[baseline]:{form}}")
+    print(f"  {'next-sentence accuracy':<28}{result['nsp_accuracy']:8.1%}")
+    seconds = time.monotonic() - began
+    print(f"\nDone in {seconds:.0f} s, of which pre-training {result['seconds']:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()
