@@ -11,7 +11,7 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Compares with transformers in torch; downloads both, and the MiniLM weights.
 parity: .venv-parity/installed

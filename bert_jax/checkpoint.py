@@ -79,7 +79,7 @@ class Checkpointer:
         try:
             action()
         except Exception as error:
-            complete = [found for found in _steps(self.directory) if found != step]
+            complete = [found for found in saved_steps(self.directory) if found != step]
             raise CheckpointError(
                 f"writing a checkpoint to {self.directory} failed: {error}. The last complete one "
                 f"is {f'step {complete[-1]}' if complete else 'none'}; free the disk (or mend the "
@@ -98,7 +98,7 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
     if (path / "params").is_dir():
         return path
     for directory in (path / "checkpoints", path):
-        if steps := _steps(directory):
+        if steps := saved_steps(directory):
             return directory / str(steps[-1])
     raise FileNotFoundError(
         f"{path} holds no complete checkpoint: expected a workdir with checkpoints/<step>/, or one "
@@ -140,7 +140,7 @@ def load_checkpoint(path: str | pathlib.Path, abstract_params_of) -> tuple[dict,
     return items.params, settings.config, tokenizer_from_bytes(vocabulary["filename"], content)
 
 
-def _steps(directory: pathlib.Path) -> list[int]:
+def saved_steps(directory: pathlib.Path) -> list[int]:
     """Steps with a complete checkpoint, ascending; unfinished ones have other names."""
     if not directory.is_dir():
         return []

@@ -8,6 +8,7 @@ All clip by global norm first, leave LayerNorm and biases undecayed, and follow 
 schedule: linear decay counted from step 0, its first `warmup_steps` replaced by a linear ramp.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -28,7 +29,8 @@ def linear_schedule(
 
     def learning_rate(step):
         step = jnp.asarray(step, jnp.float32)
-        decayed = peak * jnp.maximum(0.0, 1.0 - step / num_steps)
+        # Not 1 - step / num_steps, which has few digits left at the end of a long run.
+        decayed = peak * jnp.maximum(0.0, num_steps - step) / num_steps
         ramp = peak * step / max(warmup_steps, 1)
         return jnp.where(step < warmup_steps, ramp, decayed)
 
@@ -68,19 +70,25 @@ def is_decayed(params: optax.Params) -> optax.Params:
 
 def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
     """m / (sqrt(v) + epsilon); with `bias_correction`, of m / (1 - b1^t) and v / (1 - b2^t)."""
-    if bias_correction:
-        return optax.scale_by_adam(beta1, beta2, epsilon)
 
     def init(params):
-        zeros = lambda: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
-        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=zeros(), nu=zeros())
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=zeros, nu=zeros)
 
     def update(gradients, state, params=None):
         del params
+        count = state.count + 1
         mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, gradients, state.mu)
         nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * g * g, gradients, state.nu)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
-        return updates, optax.ScaleByAdamState(count=state.count + 1, mu=mu, nu=nu)
+        # expm1, because 1 - 0.999^t loses five of float32's seven digits in the first steps.
+        correct1, correct2 = (
+            -jnp.expm1(count * math.log(beta)) if bias_correction else 1.0
+            for beta in (beta1, beta2)
+        )
+        updates = jax.tree.map(
+            lambda m, v: (m / correct1) / (jnp.sqrt(v / correct2) + epsilon), mu, nu
+        )
+        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformation(init, update)
 

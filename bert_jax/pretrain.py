@@ -20,7 +20,7 @@ from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from bert_jax import metrics, partitioning, train
-from bert_jax.checkpoint import Checkpointer
+from bert_jax.checkpoint import Checkpointer, saved_steps
 from bert_jax.config import BertConfig
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.data.rows import Rows
@@ -79,10 +79,6 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
             f"{bert.max_position_embeddings}: build it with a smaller --max_seq_length, or set "
             f"--config.model.max_position_embeddings={longest}"
         )
-    settings = config.to_dict() | {"bert": dataclasses.asdict(bert)}
-    settings["corpora"] = [phase.rows.manifest["splits"] for phase in phases]
-    workdir.mkdir(parents=True, exist_ok=True)
-    claim_workdir(workdir, settings)
     model = BertForPreTraining(bert)
     masking = {
         "special_ids": tuple(tokenizer.special_ids),
@@ -114,6 +110,11 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
     key = jax.random.key(config.seed)
     abstract = jax.eval_shape(init, key)
     layout = partitioning.shardings(abstract, mesh)
+
+    # All that can be wrong with the settings has been found by now: take the workdir.
+    settings = config.to_dict() | {"bert": dataclasses.asdict(bert)}
+    settings["corpora"] = [phase.rows.manifest["splits"] for phase in phases]
+    claim_workdir(workdir, settings)
     checkpointer = Checkpointer(workdir, settings, tokenizer, keep=config.keep_checkpoints)
     first_step = checkpointer.latest_step() or 0
     if first_step:
@@ -128,9 +129,8 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
         state = jax.jit(init, out_shardings=layout)(key)
 
     writer = metrics.MetricsWriter(workdir, first_step)
-    progress = tqdm.tqdm(total=num_steps, initial=first_step, unit="step", dynamic_ncols=True)
+    progress = tqdm.tqdm(total=num_steps, initial=first_step, unit="step", mininterval=1.0)
     began = started - writer.seconds  # As if all processes of this run had run without a gap.
-    scores = {}
 
     for phase, accumulate in zip(phases, slices, strict=True):
         if first_step >= phase.stop and phase.stop != num_steps:
@@ -278,9 +278,10 @@ def accumulation(batch_size: int, per_device_batch_size: int, mesh: jax.sharding
 
 
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
-    """Writes config.json, or checks that the one there is the same; ValueError if it is not."""
+    """Writes config.json; ValueError if the workdir holds checkpoints of other settings."""
     path = workdir / "config.json"
-    if not path.exists():
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or not saved_steps(workdir / "checkpoints"):
         write_json(path, settings)
         return
     found, wanted = _flatten(json.loads(path.read_text())), _flatten(settings)

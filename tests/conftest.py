@@ -40,8 +40,8 @@ def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
     return path
 
 
-def build_small_corpus(directory: pathlib.Path, **settings) -> pathlib.Path:
-    """A corpus of 60 random documents in `directory`/corpus."""
+def build_small_corpus(directory: pathlib.Path, vocabulary=None, **settings) -> pathlib.Path:
+    """A corpus of 60 random documents in `directory`/corpus; WordPiece unless one is given."""
     from bert_jax.corpus.build import CorpusSettings, build_corpus
     from bert_jax.tokenization import load_tokenizer
 
@@ -56,7 +56,7 @@ def build_small_corpus(directory: pathlib.Path, **settings) -> pathlib.Path:
     }
     build_corpus(
         str(directory / "text.txt"),
-        load_tokenizer(write_vocabulary(directory / "vocab.txt")),
+        load_tokenizer(vocabulary or write_vocabulary(directory / "vocab.txt")),
         directory / "corpus",
         CorpusSettings(**(defaults | settings)),
         num_processes=1,

@@ -1,5 +1,6 @@
 """The real main on a small corpus: it trains, resumes bit for bit, and refuses what is wrong."""
 
+import hashlib
 import json
 import pathlib
 import re
@@ -10,12 +11,13 @@ import signal
 import jax
 import numpy as np
 import pytest
-from conftest import WORDS, build_small_corpus, write_vocabulary
+from conftest import WORDS, build_small_corpus, random_text, write_vocabulary
 
 import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoint import CheckpointError, find_checkpoint
 from configs.pretrain import bert_tiny
+from tools.train_vocab import train_sentencepiece
 
 
 def small_config(corpus, long_corpus=None, **changes):
@@ -131,6 +133,20 @@ def test_other_masking_units_train(corpus, tmp_path, unit):
     assert np.isfinite(result["mlm_loss"])
 
 
+def test_sentencepiece_works_wherever_wordpiece_does(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(random_text(60).replace("\n\n", "\n"))
+    (tmp_path / "spiece.model").write_bytes(train_sentencepiece(str(text), 60, lower_case=True))
+    corpus = build_small_corpus(tmp_path / "input", vocabulary=tmp_path / "spiece.model")
+    config = small_config(corpus, num_steps=2)
+    config.masking.unit = "whole_word"
+    pretrain.train_and_evaluate(config, tmp_path / "run")
+    model = bert_jax.load(tmp_path / "run")
+    fill = model.fill_mask("the [MASK] of the river", top_k=1)[0]
+    assert fill.text == f"the {fill.token.removeprefix('▁')} of the river"
+    assert model.tokenizer.filename == "spiece.model"
+
+
 # Bad input: what is changed about a good run, the error, and what its message must say.
 def _no_corpus(config, directory):
     config.corpus = ""
@@ -156,6 +172,17 @@ def _other_vocabulary(config, directory):
 def _vocabulary_without_mask(config, directory):
     path = directory / "corpus" / "vocab.txt"
     path.write_text(path.read_text().replace("[MASK]", "mask"))
+
+
+def _token_outside_the_vocabulary(config, directory):
+    # A vocabulary that lost its last word, and a manifest that was made to agree.
+    path = directory / "corpus" / "vocab.txt"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    manifest_path = directory / "corpus" / "manifest.json"
+    manifest = json.loads(manifest_path.read_text())
+    manifest["vocabulary"]["size"] -= 1
+    manifest["vocabulary"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest_path.write_text(json.dumps(manifest))
 
 
 def _two_vocabularies(config, directory):
@@ -215,6 +242,7 @@ BAD_INPUT = {
     _truncated_shard: (ValueError, r"train-00000.*bytes, expected .*cut off"),
     _other_vocabulary: (ValueError, r"vocab\.txt has SHA-256 .* corpus was built"),
     _vocabulary_without_mask: (ValueError, r"vocab\.txt.*\[MASK\]"),
+    _token_outside_the_vocabulary: (ValueError, r"token id 33 is outside .* vocabulary of 33"),
     _two_vocabularies: (ValueError, r"built with different vocabularies"),
     _short_position_table: (ValueError, r"rows of 64 tokens.*table ends at 32.*max_position"),
     _odd_batch: (ValueError, r"batch_size 12 is not divisible by 8 devices"),

@@ -42,8 +42,9 @@ def main() -> None:
             f"--input={dump}",
             f"--vocab={DATA}/vocab.txt",
             f"--output={DATA}/corpus",
-            "--max_seq_length=128",
-            "--heldout_fraction=0.1",
+            "--max_seq_length=64",
+            "--heldout_fraction=0.2",
+            "--dupe_factor=4",
         )
     if not (workdir / "result.json").exists():
         run("-m", "bert_jax.pretrain", "--config=configs/pretrain/demo.py", f"--workdir={WORKDIR}")

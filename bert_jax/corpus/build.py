@@ -51,7 +51,7 @@ class CorpusSettings:
       max_seq_length: tokens in a row.
       max_pairs_per_row: the most sentence pairs packed into a row.
       short_seq_prob: probability that a document is cut into shorter pairs.
-      dupe_factor: times that each document is made into (different) pairs.
+      dupe_factor: times that each document of the train split is made into (different) pairs.
       heldout_fraction: probability that a document goes to the held-out split, by its text's hash,
         so that copies of a document share a split.
       seed: of everything random.
@@ -187,7 +187,9 @@ def rows_of_group(
     special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     length, max_pairs = settings.max_seq_length, settings.max_pairs_per_row
     rows = [np.zeros(0, row_dtype(length, max_pairs))]
-    for repetition in range(settings.dupe_factor):
+    # Held-out documents are scored once each.
+    repetitions = settings.dupe_factor if group.split == "train" else 1
+    for repetition in range(repetitions):
         rng = random.Random(f"{settings.seed}/{group.split}/{group.index}/{repetition}")
         pairs = []
         for index in range(len(documents)):

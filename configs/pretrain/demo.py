@@ -18,21 +18,23 @@ from configs.pretrain import bert_base
 def get_config(arg: str = "") -> ConfigDict:
     config = bert_base.get_config()
     config.corpus = "runs/demo-data/corpus"
-    config.num_steps = 2000
+    config.num_steps = 14_000
     config.long_phase.num_steps = 0
-    config.batch_size = 64
+    config.batch_size = 16
+    config.max_predictions = 10  # Of rows of 64 tokens.
 
-    config.model.size = "mini"
+    config.model.size = "tiny"
     config.model.dtype = "float32"
     config.model.scan_layers = False
-    config.model.dropout_rate = 0.0
+    config.model.dropout_rate = 0.0  # Too short a run to learn the articles by heart.
+    config.model.initializer_range = 0.04  # 0.02 is made for a hidden size of 768.
 
     config.optimizer = "adamw"
-    config.learning_rate = 1e-3
-    config.warmup_steps = 200
+    config.learning_rate = 1.5e-3
+    config.warmup_steps = 500
 
-    config.log_every = 20
-    config.eval_every = 200
+    config.log_every = 100
+    config.eval_every = 1000
     config.eval_batch_size = 64
-    config.checkpoint_every = 200
+    config.checkpoint_every = 2000
     return bert_base.cut_down(config, arg)

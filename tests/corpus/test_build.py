@@ -117,6 +117,21 @@ def test_labels_are_true_and_about_half(tmp_path, text):
     assert 0.45 < labels.mean() < 0.65  # short documents end in leftover sentences
 
 
+def test_held_out_documents_are_not_duplicated(tmp_path, text):
+    manifests = [
+        build_corpus(
+            text,
+            TOKENIZER,
+            tmp_path / str(factor),
+            small_settings(dupe_factor=factor),
+            num_processes=1,
+        )
+        for factor in (1, 3)
+    ]
+    heldout, train = ([m["splits"][s]["pairs"] for m in manifests] for s in ("heldout", "train"))
+    assert heldout[0] == heldout[1] and train[1] > 2 * train[0]
+
+
 def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
     monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
     build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(num_shards=2), num_processes=1)
