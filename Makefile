@@ -28,9 +28,7 @@ parity: .venv-parity/installed
 .venv-parity/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/pip install --quiet --require-hashes --requirement requirements.lock
-	.venv-parity/bin/pip install --quiet torch==2.13.0
-	.venv-parity/bin/pip install --quiet "transformers>=5.0"
-	.venv-parity/bin/pip install --quiet --no-deps --editable .
+	.venv-parity/bin/pip install --quiet --editable ".[comparison]"
 	touch $@
 
 lint: .venv/installed

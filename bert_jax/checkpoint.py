@@ -72,7 +72,8 @@ class Checkpointer:
         return TrainState(params=items.params, **items.training)
 
     def close(self) -> None:
-        self._manager.close()
+        """Waits for what is being written; without it the process ends and that write is lost."""
+        self._guard(self._manager.close, None)
 
     def _guard(self, action, step: int | None):
         # The manager raises whatever its threads met: OSError, tensorstore's ValueError, ...

@@ -19,7 +19,7 @@ def hashed_bits(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     Two multiply-xorshift rounds over the linear index, with the constants of Wellons' hash search
     ("lowbias32"). The second word enters between the rounds, so that two keys never give shifted
-    copies of one sequence.
+    copies of one sequence. An array of over 2^32 elements sees the bits repeat.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):

@@ -1,4 +1,4 @@
-"""Makes a CPU run keep its memory in huge pages."""
+"""Makes a run keep its host memory in huge pages."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ TUNABLE = "glibc.malloc.hugetlb=1"
 def restart_with_huge_pages() -> None:
     """Starts this program again, once, with glibc's allocator asking for transparent huge pages.
 
-    XLA's CPU client allocates a step's temporaries anew in every step. In pages of 4 KiB the
-    kernel then spends as long clearing them as the step computes (`benchmarks/train_step.py`
-    shows both). glibc reads the setting only when a program starts. Elsewhere than on Linux, and
-    where the caller has chosen glibc's settings, nothing happens.
+    XLA's CPU client allocates a step's temporaries anew in every step, and in pages of 4 KiB the
+    kernel spends a good part of the step clearing them: `benchmarks/train_step.py` shows both.
+    glibc reads the setting only when a program starts. Elsewhere than on Linux, and where the
+    caller has chosen glibc's settings, nothing happens.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = TUNABLE

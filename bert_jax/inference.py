@@ -1,5 +1,6 @@
 """A checkpoint in a notebook: `bert_jax.load(directory)`, one CPU is enough."""
 
+import dataclasses
 import functools
 import pathlib
 from typing import NamedTuple
@@ -60,8 +61,11 @@ class PretrainedModel:
             for token_id in np.argsort(-row, kind="stable")[:top_k]:
                 token = tokenizer.id_to_token(int(token_id))
                 open_text = tokenizer.mask_token.join
+                # A piece that continues a word joins the one before it.
+                start = open_text(before)
+                start = start.rstrip() if not tokenizer.word_start[token_id] else start
                 word = token.removeprefix("##").removeprefix("▁")
-                filled = open_text(before) + word + open_text(after)
+                filled = start + word + open_text(after)
                 fills[-1].append(Fill(token, float(row[token_id]), filled))
         return fills[0] if len(fills) == 1 else fills
 
@@ -97,7 +101,9 @@ def load(directory: str | pathlib.Path) -> PretrainedModel:
     Raises FileNotFoundError where there is no checkpoint, CheckpointError for a damaged one.
     """
     params, settings, tokenizer = load_checkpoint(directory, _abstract_params)
-    return PretrainedModel(BertConfig(**settings["bert"]), tokenizer, params)
+    # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
+    config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
+    return PretrainedModel(config, tokenizer, params)
 
 
 def _abstract_params(settings: dict) -> dict:

@@ -9,7 +9,6 @@ import numpy as np
 from tensorboardX import SummaryWriter
 
 from bert_jax.config import BertConfig
-from bert_jax.data.rows import Rows
 
 # Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p show
 # one device a chip, v2 and v3 one a core.
@@ -45,7 +44,9 @@ class MetricsWriter:
                     continue
                 if record["step"] <= first_step:
                     kept.append(record)
-        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        unfinished = path.with_name("metrics.jsonl.tmp")
+        unfinished.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        unfinished.replace(path)
         self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
         """Run time up to `first_step`, of this run's earlier processes."""
         self._file = path.open("a")
@@ -82,17 +83,14 @@ def model_flops_utilization(flops_per_second: float) -> float | None:
     return flops_per_second / (peak * jax.device_count()) if peak else None
 
 
-def unigram_baseline(rows: Rows, special_ids: tuple[int, ...]) -> dict[str, float]:
+def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
     """What a model that knows nothing but the word frequencies of this very split would score.
 
-    Returns `unigram_entropy`, in nats, of the split's tokens without the special ones, and
-    `unigram_accuracy`, the share of its most frequent token. The frequencies are those of the
-    evaluated split itself: no unigram model does better.
+    From `counts`, int64 `[vocab_size]`, of the tokens of the evaluated split, to
+    `unigram_entropy`, in nats, without the special ones, and `unigram_accuracy`, the share of the
+    most frequent one. No unigram model does better: the frequencies are the split's own.
     """
-    counts = np.zeros(rows.vocab_size, np.int64)
-    for first in range(0, rows.num_rows, 4096):
-        tokens = rows.stream(first, min(first + 4096, rows.num_rows))["tokens"]
-        counts += np.bincount(tokens.ravel(), minlength=rows.vocab_size)
+    counts = np.array(counts)
     counts[list(special_ids)] = 0
     shares = counts[counts > 0] / counts.sum()
     return {

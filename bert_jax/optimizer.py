@@ -72,8 +72,9 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
     """m / (sqrt(v) + epsilon); with `bias_correction`, of m / (1 - b1^t) and v / (1 - b2^t)."""
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=zeros, nu=zeros)
+        # Two trees: one buffer under both names could not be donated.
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
     def update(gradients, state, params=None):
         del params

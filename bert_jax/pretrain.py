@@ -4,6 +4,7 @@ Top to bottom: what to train, on which devices and rows, from which state; then 
 evaluate -> save -> next batch -> step, so that a run started again repeats and skips nothing.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -20,7 +21,7 @@ from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from bert_jax import metrics, partitioning, train
-from bert_jax.checkpoint import Checkpointer, saved_steps
+from bert_jax.checkpoint import Checkpointer, CheckpointError, saved_steps
 from bert_jax.config import BertConfig
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.data.rows import Rows
@@ -42,6 +43,25 @@ PROGRESS = (
 )
 
 
+# Settings that a run may be continued with differently: they change nothing, or (the layout over
+# devices) rounding and which elements dropout takes. Where a corpus lies is one of them, since what
+# it holds is compared by itself.
+FREE_TO_CHANGE = (
+    "corpus",
+    "long_phase.corpus",
+    "mesh.",
+    "per_device_batch_size",
+    "log_every",
+    "eval_",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "model.remat",
+    "model.scan_layers",
+    "bert.remat",
+    "bert.scan_layers",
+)
+
+
 class NonFiniteLoss(RuntimeError):
     """The loss of a step is not a number, or infinite."""
 
@@ -60,6 +80,13 @@ class Phase:
 
 def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str, float]:
     """Runs, or goes on with, the pre-training in `workdir`; returns what `result.json` holds."""
+    with contextlib.ExitStack() as cleanup:  # Whatever ends the run, what is being saved is saved.
+        return _train_and_evaluate(config, workdir, cleanup)
+
+
+def _train_and_evaluate(
+    config: config_dict.ConfigDict, workdir: str, cleanup: contextlib.ExitStack
+) -> dict[str, float]:
     started = time.monotonic()
     workdir = pathlib.Path(workdir)
 
@@ -113,10 +140,18 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
 
     # All that can be wrong with the settings has been found by now: take the workdir.
     settings = config.to_dict() | {"bert": dataclasses.asdict(bert)}
-    settings["corpora"] = [phase.rows.manifest["splits"] for phase in phases]
+    settings["rows"] = [
+        {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
+    ]
     claim_workdir(workdir, settings)
-    checkpointer = Checkpointer(workdir, settings, tokenizer, keep=config.keep_checkpoints)
+    checkpointer = cleanup.enter_context(
+        contextlib.closing(Checkpointer(workdir, settings, tokenizer, keep=config.keep_checkpoints))
+    )
     first_step = checkpointer.latest_step() or 0
+    result_path = workdir / "result.json"
+    if first_step == num_steps and result_path.exists():
+        logging.info("%s is finished; there is nothing left to do", workdir)
+        return json.loads(result_path.read_text())
     if first_step:
         logging.info("Going on from the checkpoint of step %d in %s", first_step, workdir)
         abstract = jax.tree.map(
@@ -208,10 +243,11 @@ def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str
     scores = evaluate(eval_step, state.params, phase, batch_sharding, config)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     writer.close()
-    result = scores | metrics.unigram_baseline(phase.heldout, tuple(tokenizer.special_ids))
+    result = scores | metrics.unigram_baseline(
+        phase.heldout.count_tokens(), tuple(tokenizer.special_ids)
+    )
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
-    write_json(workdir / "result.json", result)
-    checkpointer.close()
+    write_json(result_path, result)
     return result
 
 
@@ -229,7 +265,7 @@ def evaluate(eval_step, params, phase, batch_sharding, config) -> dict[str, floa
 def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
     """The metrics of `last_step`, the last of the list; NonFiniteLoss if any is not a number."""
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
-        for name in ("loss", "gradient_norm"):
+        for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
                 raise NonFiniteLoss(
                     f"the {name} of step {step} is {values[name]}. Nothing was saved since the "
@@ -248,12 +284,22 @@ def open_phases(config: config_dict.ConfigDict) -> list[Phase]:
         if not settings.corpus:
             raise ValueError(f"give the directory of a corpus: --config.{name}=DIR")
         rows = Rows(settings.corpus, "train", config.seed)
+        if not 1 <= settings.max_predictions <= rows.max_seq_length:
+            raise ValueError(
+                f"max_predictions is {settings.max_predictions}, but the rows of {settings.corpus} "
+                f"have {rows.max_seq_length} tokens: expected 1 to {rows.max_seq_length}"
+            )
         heldout = Rows(settings.corpus, "heldout")
         stop = start + settings.num_steps
         phases.append(
             Phase(rows, heldout, start, stop, settings.batch_size, settings.max_predictions)
         )
         start = stop
+    if not phases:
+        raise ValueError("num_steps is 0, and so is long_phase.num_steps: there is nothing to do")
+    for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+        if config[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {config[name]}")
     hashes = {phase.rows.manifest["vocabulary"]["sha256"] for phase in phases}
     if len(hashes) != 1:
         raise ValueError(
@@ -288,7 +334,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
     differences = [
         f"  {name}: {found.get(name)!r} in {path}, {wanted.get(name)!r} now"
         for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
+        if found.get(name) != wanted.get(name) and not name.startswith(FREE_TO_CHANGE)
     ]
     if differences:
         raise ValueError(
@@ -318,13 +364,17 @@ def _flatten(value, prefix: str = "") -> dict:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    logging.set_verbosity(logging.INFO)
+    if flags.FLAGS["verbosity"].using_default_value:
+        logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(  # Orbax tells of each thread and option.
         lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
     )
     workdir = flags.FLAGS.workdir
     try:
         result = train_and_evaluate(flags.FLAGS.config, workdir)
+    except (ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
+        logging.debug("Where it came from:", exc_info=True)  # Shown with --verbosity=1.
+        sys.exit(f"\npretrain: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\nInterrupted. The same command goes on from the last checkpoint in {workdir}")
     print(json.dumps(result, indent=2))

@@ -151,6 +151,7 @@ def make_update_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = means(sums) | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+        metrics["parameter_norm"] = optax.tree.norm(params)
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return update_step

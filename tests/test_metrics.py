@@ -70,7 +70,7 @@ def test_unigram_baseline_equals_a_count_in_plain_python(corpus):
         if token not in special:
             counts[token] = counts.get(token, 0) + 1
     total = sum(counts.values())
-    baseline = unigram_baseline(rows, special)
+    baseline = unigram_baseline(rows.count_tokens(), special)
     entropy = -sum(n / total * np.log(n / total) for n in counts.values())
     assert baseline["unigram_entropy"] == pytest.approx(entropy)
     assert baseline["unigram_accuracy"] == max(counts.values()) / total

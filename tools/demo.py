@@ -36,16 +36,18 @@ def main() -> None:
     dump = str(next(data.glob("*.bz2")).relative_to(ROOT))
     if not (data / "vocab.txt").exists():
         run("tools/train_vocab.py", f"--input={dump}", f"--output={DATA}/vocab.txt", "--size=8192")
-    if not (data / "corpus" / "manifest.json").exists():
-        run(
-            "tools/prepare_corpus.py",
-            f"--input={dump}",
-            f"--vocab={DATA}/vocab.txt",
-            f"--output={DATA}/corpus",
-            "--max_seq_length=64",
-            "--heldout_fraction=0.2",
-            "--dupe_factor=4",
-        )
+    for length, dupe_factor in ((16, 10), (64, 4)):  # Short rows take a part of each sentence.
+        corpus = f"corpus-{length}"
+        if not (data / corpus / "manifest.json").exists():
+            run(
+                "tools/prepare_corpus.py",
+                f"--input={dump}",
+                f"--vocab={DATA}/vocab.txt",
+                f"--output={DATA}/{corpus}",
+                f"--max_seq_length={length}",
+                f"--dupe_factor={dupe_factor}",
+                "--heldout_fraction=0.2",
+            )
     if not (workdir / "result.json").exists():
         run("-m", "bert_jax.pretrain", "--config=configs/pretrain/demo.py", f"--workdir={WORKDIR}")
     run("tools/plot.py", str(WORKDIR))
@@ -67,6 +69,12 @@ def main() -> None:
     ):
         print(f"  {label:<28}{result[name]:{form}}    {result[baseline]:{form}}")
     print(f"  {'next-sentence accuracy':<28}{result['nsp_accuracy']:8.1%}")
+    learned = (
+        result["mlm_loss"] <= result["unigram_entropy"] - 0.4
+        and result["mlm_accuracy"] >= 2 * result["unigram_accuracy"]
+    )
+    if not learned:
+        sys.exit("The model is not 0.4 nats and twice as good as word frequencies alone.")
     seconds = time.monotonic() - began
     print(f"\nDone in {seconds:.0f} s, of which pre-training {result['seconds']:.0f} s.")
 

@@ -8,6 +8,7 @@ python tools/prepare_corpus.py --input=enwiki-latest-pages-articles.xml.bz2 --vo
 import dataclasses
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 from absl import app, flags
 
@@ -60,6 +61,11 @@ def main(argv: list[str]) -> None:
             overwrite=OVERWRITE.value,
             num_processes=PROCESSES.value,
         )
+    except BrokenProcessPool as error:
+        sys.exit(
+            f"prepare_corpus: a worker died, perhaps of too little memory ({error}); give fewer "
+            "--processes"
+        )
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"prepare_corpus: {error}")
     for split, counts in manifest["splits"].items():
@@ -68,6 +74,13 @@ def main(argv: list[str]) -> None:
             f"{counts['pairs']:,} pairs, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
             f"fill {counts['fill']:.1%}, dropped {counts['dropped']}"
         )
+        not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
+        if abs(not_next - 0.5) > 0.1 and counts["pairs"] > 100:
+            print(
+                f"warning: {not_next:.0%} of the {split} pairs are NotNext, not half: a random "
+                "next needs other documents; put blank lines between them, or give more",
+                file=sys.stderr,
+            )
     print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s")
 
 

@@ -204,6 +204,12 @@ def main(argv: list[str]) -> None:
         sys.exit(f"train_vocab: {error}")
     case = "uncased" if tokenizer.lower_case else "cased"
     print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
+    if tokenizer.lower_case == CASED.value:
+        print(
+            f"warning: --cased={CASED.value} was asked, but by its pieces this vocabulary is "
+            f"{case}, and text will be treated so: is all of the text in one case?",
+            file=sys.stderr,
+        )
     if tokenizer.vocab_size < SIZE.value:
         print(
             f"warning: --size={SIZE.value:,} was asked; the text has no more pieces to give. Give "

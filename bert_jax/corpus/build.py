@@ -168,9 +168,10 @@ def rows_of_group(
       num_shards: of each split.
     """
     counts: collections.Counter = collections.Counter()
-    documents = []
+    documents, sources, source = [], [], 0
     for document in group.documents:
         counts["documents"] += not document.continues
+        source += not document.continues
         try:
             texts = split_sentences(document, settings.sentences, settings.language)
         except UnreadableDocument:
@@ -181,6 +182,7 @@ def rows_of_group(
         counts["dropped_empty_sentences"] += len(texts) - len(sentences)
         if sentences:
             documents.append(sentences)
+            sources.append(source)
         else:
             counts["dropped_empty_documents"] += 1
 
@@ -193,7 +195,9 @@ def rows_of_group(
         rng = random.Random(f"{settings.seed}/{group.split}/{group.index}/{repetition}")
         pairs = []
         for index in range(len(documents)):
-            made = pairing.make_pairs(documents, index, length, settings.short_seq_prob, rng)
+            made = pairing.make_pairs(
+                documents, index, length, settings.short_seq_prob, rng, sources
+            )
             counts["dropped_documents_without_pairs"] += not made
             pairs += made
         rows.append(pack_pairs(pairs, length, max_pairs, special_ids, rng))

@@ -29,6 +29,7 @@ def make_pairs(
     max_seq_length: int,
     short_seq_prob: float,
     rng: random.Random,
+    sources: list[int] | None = None,
 ) -> list[Pair]:
     """Makes the pairs of one document.
 
@@ -47,9 +48,12 @@ def make_pairs(
       max_seq_length: of a pair with its special tokens; at least 5.
       short_seq_prob: probability that this document is cut into shorter pairs.
       rng: the only source of chance.
+      sources: for each of `documents` the number of the whole that it is a part of, where long ones
+        came in parts; None if each is whole. A random span never comes from the same whole.
     """
     document = documents[index]
-    alone = len(documents) == 1
+    sources = sources or list(range(len(documents)))
+    alone = len(set(sources)) == 1
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     # Drawn once a document, as in the released code.
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
@@ -66,7 +70,7 @@ def make_pairs(
         split = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
         first = _join(chunk[:split])
         if not alone and (len(chunk) == 1 or rng.random() < 0.5):
-            other = _another_document(len(documents), index, rng)
+            other = _another_document(sources, index, rng)
             second = _random_span(documents[other], target - len(first), rng)
             # The sentences that the random span displaced are used by the next pair.
             position -= len(chunk) - split
@@ -84,13 +88,13 @@ def _join(sentences: list[list[int]]) -> list[int]:
     return [token for sentence in sentences for token in sentence]
 
 
-def _another_document(num_documents: int, index: int, rng: random.Random) -> int:
+def _another_document(sources: list[int], index: int, rng: random.Random) -> int:
     for _ in range(TRIES_FOR_ANOTHER_DOCUMENT):
-        other = rng.randrange(num_documents)
-        if other != index:
+        other = rng.randrange(len(sources))
+        if sources[other] != sources[index]:
             return other
     # The released code falls back on the document itself, whose span could be the true next one.
-    return (index + 1) % num_documents
+    return next(other for other, source in enumerate(sources) if source != sources[index])
 
 
 def _random_span(document: list[list[int]], num_tokens: int, rng: random.Random) -> list[int]:

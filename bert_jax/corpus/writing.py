@@ -70,10 +70,13 @@ def write_shard(
     rows = np.fromfile(path, dtype)
     rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     shard = path.with_name(path.name + ".array_record")
-    writer = ArrayRecordWriter(str(shard), WRITER_OPTIONS)
-    for start in range(0, len(rows), block_rows):
-        writer.write(rows[start : start + block_rows].tobytes())
-    writer.close()
+    try:
+        writer = ArrayRecordWriter(str(shard), WRITER_OPTIONS)
+        for start in range(0, len(rows), block_rows):
+            writer.write(rows[start : start + block_rows].tobytes())
+        writer.close()
+    except RuntimeError as error:  # What the writer makes of a full disk.
+        raise OSError(f"cannot write {shard}: {error}; free the disk and run again") from error
     path.unlink()
     return len(rows), shard.stat().st_size
 
@@ -85,9 +88,8 @@ def publish(directory: pathlib.Path, scratch: pathlib.Path, manifest: dict) -> N
     corpus is complete.
     """
     (directory / MANIFEST).unlink(missing_ok=True)
-    for split in manifest["splits"]:
-        for path in directory.glob(f"{split}-?????-of-?????.array_record"):
-            path.unlink()
+    for path in directory.glob("*-?????-of-?????.array_record"):
+        path.unlink()
     for path in sorted(scratch.iterdir()):
         os.replace(path, directory / path.name)
     (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

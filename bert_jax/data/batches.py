@@ -71,16 +71,20 @@ def eval_batches(
     rows: Rows, sharding: jax.sharding.Sharding, batch_size: int
 ) -> Iterator[dict[str, jax.Array]]:
     """Every row of a split once, in order; `row_weights` is 0 where the last batch is filled up."""
+    return (place(batch, sharding) for batch in local_eval_batches(rows, sharding, batch_size))
+
+
+def local_eval_batches(
+    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """This process's part of each evaluation batch; every process has as many, of one size."""
     start, stop = local_rows(sharding, batch_size)
     for first in range(0, rows.num_rows, batch_size):
         ends = [min(first + place, rows.num_rows) for place in (start, stop)]
         batch = rows.stream(*ends)
         filler = (stop - start) - (ends[1] - ends[0])
         batch["row_weights"] = np.ones(ends[1] - ends[0], np.float32)
-        yield place(
-            {
-                name: np.concatenate([array, np.zeros((filler, *array.shape[1:]), array.dtype)])
-                for name, array in batch.items()
-            },
-            sharding,
-        )
+        yield {
+            name: np.concatenate([array, np.zeros((filler, *array.shape[1:]), array.dtype)])
+            for name, array in batch.items()
+        }

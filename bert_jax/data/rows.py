@@ -136,6 +136,14 @@ class Rows:
             "epochs": epochs,
         }
 
+    def count_tokens(self) -> np.ndarray:
+        """Returns how often each token occurs in the split, padding too: int64 [vocab_size]."""
+        counts = np.zeros(self.vocab_size, np.int64)
+        for block in range(len(self._block_sizes)):
+            tokens = self._read_block(block)["tokens"]
+            counts += np.bincount(tokens.ravel(), minlength=self.vocab_size)
+        return counts
+
     def _open_shards(self, block_rows: int) -> None:
         self._readers, shard_of_block, record_of_block, sizes = [], [], [], []
         for shard, entry in enumerate(self.manifest["splits"][self.split]["shards"]):

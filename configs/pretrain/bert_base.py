@@ -10,7 +10,7 @@ Expected result: held-out perplexity 3.99 (the paper's table 6). Not run at full
     python -m bert_jax.pretrain --config=configs/pretrain/bert_base.py --workdir=runs/base \
         --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
 
-`bert_base.py:runlocal` is the same run cut down to a minute on a laptop.
+`bert_base.py:runlocal` is the same run cut down to a few steps of eight rows.
 """
 
 from ml_collections import ConfigDict
@@ -70,7 +70,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
-    """With "runlocal", what a laptop does in a minute: it shows that all works, no more."""
+    """With "runlocal", a few steps of eight rows: it shows that all works, no more."""
     if not arg:
         return config
     if arg != "runlocal":

@@ -8,7 +8,7 @@ Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full
     python -m bert_jax.pretrain --config=configs/pretrain/bert_large.py --workdir=runs/large \
         --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
 
-`bert_large.py:runlocal` is the same run cut down to a minute on a laptop.
+`bert_large.py:runlocal` is the same run cut down to a few steps of eight rows.
 """
 
 from ml_collections import ConfigDict

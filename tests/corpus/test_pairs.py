@@ -116,3 +116,19 @@ def test_truncation_takes_from_front_and_back_alike():
     mean = sum(fronts) / 4000
     assert abs(mean - 10) < 3 * (5 / 4000) ** 0.5
     assert abs(sum((front - mean) ** 2 for front in fronts) / 4000 - 5) < 0.5
+
+
+def test_parts_of_one_long_document_are_not_another_document():
+    # Parts 0 to 2 are one whole, part 3 is another: a random next of part 0 is from part 3.
+    documents = [[[10 * part + n] * 3 for n in range(8)] for part in range(4)]
+    sources = [0, 0, 0, 1]
+    rng = random.Random(0)
+    spans = [
+        pair.second
+        for _ in range(50)
+        for pair in make_pairs(documents, 0, 16, 0.0, rng, sources)
+        if pair.nsp_label == NOT_NEXT
+    ]
+    assert spans and all(30 <= token < 40 for span in spans for token in span)
+    alone = make_pairs(documents[:3], 0, 16, 0.0, rng, sources[:3])
+    assert alone and all(pair.nsp_label == IS_NEXT for pair in alone)
