@@ -32,7 +32,7 @@ def small_config(corpus, long_corpus=None, **changes):
     config.eval_every = 3
     config.checkpoint_every = 2
     config.batch_size = config.eval_batch_size = 8
-    config.max_predictions = 10
+    config.max_predictions = config.long_phase.max_predictions = 10
     config.update(changes)
     return config.lock()
 
@@ -213,6 +213,14 @@ def _short_position_table(config, directory):
     config.model.max_position_embeddings = 32
 
 
+def _too_many_predictions(config, directory):
+    config.max_predictions = 65
+
+
+def _nothing_to_do(config, directory):
+    config.num_steps = 0
+
+
 def _odd_batch(config, directory):
     config.batch_size = 12
 
@@ -251,6 +259,8 @@ BAD_INPUT = {
     _token_outside_the_vocabulary: (ValueError, r"token id 33 is outside .* vocabulary of 33"),
     _two_vocabularies: (ValueError, r"built with different vocabularies"),
     _short_position_table: (ValueError, r"rows of 64 tokens.*table ends at 32.*max_position"),
+    _too_many_predictions: (ValueError, r"max_predictions is 65, but the rows .* 1 to 64"),
+    _nothing_to_do: (ValueError, r"num_steps is 0, and so is long_phase\.num_steps"),
     _odd_batch: (ValueError, r"batch_size 12 is not divisible by 8 devices"),
     _odd_eval_batch: (ValueError, r"batch_size 12 is not divisible by the 8 devices"),
     _odd_accumulation: (ValueError, r"16 is not divisible by 8 devices x per_device_batch_size 3"),
