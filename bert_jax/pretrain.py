@@ -26,8 +26,10 @@ from bert_jax.config import BertConfig
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.data.rows import Rows
 from bert_jax.huge_pages import restart_with_huge_pages
+from bert_jax.masking import UNITS
 from bert_jax.model import BertForPreTraining
 from bert_jax.optimizer import linear_schedule, make_optimizer
+from bert_jax.tokenization import Tokenizer
 
 config_flags.DEFINE_config_file("config", None, "One of configs/pretrain/.", lock_config=True)
 flags.DEFINE_string("workdir", None, "Where the run keeps everything; created if it is not there.")
@@ -94,11 +96,7 @@ def _train_and_evaluate(
     phases = open_phases(config)
     num_steps = phases[-1].stop
     tokenizer = phases[0].rows.load_tokenizer()
-    bert = BertConfig.named(
-        config.model.size,
-        vocab_size=tokenizer.vocab_size,
-        **{name: value for name, value in config.model.items() if name != "size"},
-    )
+    bert = model_config(config, tokenizer.vocab_size)
     longest = max(phase.rows.max_seq_length for phase in phases)
     if longest > bert.max_position_embeddings:
         raise ValueError(
@@ -107,14 +105,7 @@ def _train_and_evaluate(
             f"--config.model.max_position_embeddings={longest}"
         )
     model = BertForPreTraining(bert)
-    masking = {
-        "special_ids": tuple(tokenizer.special_ids),
-        "mask_id": tokenizer.mask_id,
-        "vocab_size": tokenizer.vocab_size,
-        "rate": config.masking.rate,
-        "unit": config.masking.unit,
-        "word_start": None if config.masking.unit == "token" else tokenizer.word_start,
-    }
+    masking = masking_settings(config, tokenizer)
 
     # Devices, and a state that is laid out over them from its first moment.
     mesh = partitioning.make_mesh(**config.mesh)
@@ -123,16 +114,7 @@ def _train_and_evaluate(
     slices = [
         accumulation(phase.batch_size, config.per_device_batch_size, mesh) for phase in phases
     ]
-    schedule = linear_schedule(config.learning_rate, num_steps, config.warmup_steps)
-    optimizer = make_optimizer(
-        config.optimizer,
-        schedule,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        epsilon=config.epsilon,
-    )
+    schedule, optimizer = optimizer_settings(config, num_steps)
     init = functools.partial(train.init_state, model=model, optimizer=optimizer)
     key = jax.random.key(config.seed)
     abstract = jax.eval_shape(init, key)
@@ -308,6 +290,43 @@ def open_phases(config: config_dict.ConfigDict) -> list[Phase]:
             "one"
         )
     return phases
+
+
+def model_config(config: config_dict.ConfigDict, vocab_size: int) -> BertConfig:
+    """The architecture that `config.model` describes, for a vocabulary of `vocab_size` pieces."""
+    fields = {name: value for name, value in config.model.items() if name != "size"}
+    return BertConfig.named(config.model.size, vocab_size=vocab_size, **fields)
+
+
+def masking_settings(config: config_dict.ConfigDict, tokenizer: Tokenizer) -> dict:
+    """What `mask_tokens` takes besides a batch and `max_predictions`."""
+    if config.masking.unit not in UNITS:
+        raise ValueError(
+            f"masking unit {config.masking.unit!r} is unknown: expected one of {', '.join(UNITS)}"
+        )
+    return {
+        "special_ids": tuple(tokenizer.special_ids),
+        "mask_id": tokenizer.mask_id,
+        "vocab_size": tokenizer.vocab_size,
+        "rate": config.masking.rate,
+        "unit": config.masking.unit,
+        "word_start": None if config.masking.unit == "token" else tokenizer.word_start,
+    }
+
+
+def optimizer_settings(config: config_dict.ConfigDict, num_steps: int):
+    """The learning rate of each step, and the optimizer that follows it."""
+    schedule = linear_schedule(config.learning_rate, num_steps, config.warmup_steps)
+    optimizer = make_optimizer(
+        config.optimizer,
+        schedule,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        epsilon=config.epsilon,
+    )
+    return schedule, optimizer
 
 
 def accumulation(batch_size: int, per_device_batch_size: int, mesh: jax.sharding.Mesh) -> int:

@@ -296,7 +296,8 @@ def _spill_rows(
     with contextlib.ExitStack() as stack:
         spills = {
             split: [
-                stack.enter_context(open(scratch / _spill_name(split, index, number), "wb"))
+                # Unbuffered: a full disk shows where rows are written, not when files are closed.
+                stack.enter_context(open(scratch / _spill_name(split, index, number), "wb", 0))
                 for index in range(number)
             ]
             for split, number in num_shards.items()
@@ -306,7 +307,12 @@ def _spill_rows(
         )
         for group in group_rows:
             for spill, rows in zip(spills[group.split], group.shards, strict=True):
-                rows.tofile(spill)
+                try:
+                    rows.tofile(spill)
+                except OSError as error:
+                    raise OSError(
+                        f"cannot write {spill.name}: {error}; free the disk and run again"
+                    ) from error
             counts[group.split].update(group.counts)
             bar.update(group.bytes_read)
             bar.set_postfix(rows=sum(count["rows"] for count in counts.values()), refresh=False)

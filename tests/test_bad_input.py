@@ -1,0 +1,298 @@
+"""One table of all that can be wrong with what a user gives, and what each error must say.
+
+A case is a function that does the wrong thing, given a directory with a good input in it. The
+message says what, where and how to mend it. What is left behind is looked at after the table.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+import resource
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+from conftest import WORDS, random_text, write_vocabulary
+from test_pretrain import saved_params, small_config
+
+from bert_jax import pretrain
+from bert_jax.checkpoint import CheckpointError, find_checkpoint
+from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.data.rows import CorpusError
+from bert_jax.tokenization import load_tokenizer
+
+
+@dataclasses.dataclass
+class Given:
+    """A good input, `directory`/{text.txt,vocab.txt,corpus}, for a case to spoil."""
+
+    directory: pathlib.Path
+
+    def path(self, name: str) -> pathlib.Path:
+        return self.directory / name
+
+    def build(self, text: str | bytes | None = None, output: str = "new", **settings) -> None:
+        """Builds a corpus of `text` (of text.txt if None)."""
+        path = self.path("text.txt")
+        if text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        given = {"max_seq_length": 64, "sentences": "lines", "heldout_fraction": 0.2} | settings
+        build_corpus(
+            str(path),
+            load_tokenizer(self.path("vocab.txt")),
+            self.path(output),
+            CorpusSettings(**given),
+            num_processes=1,
+        )
+
+    def train(self, **changes) -> None:
+        """Trains on the corpus; `changes` are fields of the configuration, `model__size` nested."""
+        config = small_config(self.path("corpus")).unlock()
+        for name, value in changes.items():
+            config.update_from_flattened_dict({name.replace("__", "."): value})
+        pretrain.train_and_evaluate(config.lock(), self.path("workdir"))
+
+    def edit(self, name: str, change) -> None:
+        """Replaces the bytes of the one file that matches `name` by `change` of them."""
+        (path,) = self.directory.glob(name)
+        path.write_bytes(change(path.read_bytes()))
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file may grow beyond 64 KiB: the kernel answers as for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+# Text and vocabulary.
+def missing_input(given):
+    given.path("text.txt").unlink()
+    given.build()
+
+
+def empty_input(given):
+    given.build("")
+
+
+def blank_input(given):
+    given.build("\n \n")
+
+
+def byte_that_is_not_utf8(given):
+    given.build(b"good\nb\xffd\n")
+
+
+def document_of_one_sentence(given):
+    given.build("the river\n", heldout_fraction=0)
+
+
+def vocabulary_without_mask(given):
+    given.edit("vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
+    given.build()
+
+
+def disk_full_while_building(given):
+    given.path("text.txt").write_text(random_text(2000))
+    with full_disk():
+        given.build()
+
+
+# Corpus.
+def missing_corpus(given):
+    given.train(corpus=str(given.path("nowhere")))
+
+
+def no_corpus(given):
+    given.train(corpus="")
+
+
+def unfinished_corpus(given):
+    given.path("corpus/manifest.json").unlink()
+    given.train()
+
+
+def missing_shard(given):
+    given.path("corpus/train-00000-of-00001.array_record").unlink()
+    given.train()
+
+
+def truncated_shard(given):
+    given.edit("corpus/train-*", lambda content: content[:-100])
+    given.train()
+
+
+def damaged_shard(given):
+    # The same size, but blocks of other bytes.
+    given.edit("corpus/train-*", lambda content: content[:200] + bytes(len(content) - 200))
+    given.train()
+
+
+def vocabulary_of_another_corpus(given):
+    write_vocabulary(given.path("corpus/vocab.txt"), WORDS[::-1])
+    given.train()
+
+
+def corpus_vocabulary_without_mask(given):
+    given.edit("corpus/vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
+    given.train()
+
+
+def two_vocabularies(given):
+    write_vocabulary(given.path("vocab.txt"), [*WORDS, "zebra"])
+    given.build(output="other")
+    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+
+
+def token_id_outside_the_vocabulary(given):
+    # A vocabulary that lost its last word, and a manifest that was made to agree.
+    given.edit("corpus/vocab.txt", lambda content: content.rstrip().rsplit(b"\n", 1)[0] + b"\n")
+    manifest = json.loads(given.path("corpus/manifest.json").read_text())
+    manifest["vocabulary"]["size"] -= 1
+    content = given.path("corpus/vocab.txt").read_bytes()
+    manifest["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
+    given.path("corpus/manifest.json").write_text(json.dumps(manifest))
+    given.train()
+
+
+# Configuration.
+def unknown_config_field(given):
+    config = small_config(given.path("corpus"))
+    config.learning_rat = 1
+
+
+def workdir_of_another_configuration(given):
+    given.train(num_steps=2)
+    given.train(num_steps=2, learning_rate=0.5)
+
+
+def workdir_that_is_a_file(given):
+    given.path("workdir").write_text("")
+    given.train()
+
+
+def rows_longer_than_the_position_table(given):
+    given.train(model__max_position_embeddings=32)
+
+
+BAD_INPUT = {
+    missing_input: (FileNotFoundError, r"text\.txt.* matches no file"),
+    empty_input: (ValueError, r"text\.txt is empty"),
+    blank_input: (ValueError, "the input holds no document: it is blank"),
+    byte_that_is_not_utf8: (ValueError, r"text\.txt.*line 2, byte 6: 0xff is not UTF-8"),
+    document_of_one_sentence: (ValueError, "1 of 1 documents .* no sentence pair.*give more text"),
+    vocabulary_without_mask: (ValueError, r"vocab\.txt lacks \[MASK\]"),
+    disk_full_while_building: (OSError, r"cannot write .*new/\.spill/.*; free the disk"),
+    missing_corpus: (FileNotFoundError, r"nowhere.*prepare_corpus"),
+    no_corpus: (ValueError, r"--config\.corpus=DIR"),
+    unfinished_corpus: (FileNotFoundError, r"manifest\.json is missing.*interrupted.*build it"),
+    missing_shard: (CorpusError, r"train-00000-of-00001\.array_record is missing; build"),
+    truncated_shard: (CorpusError, r"train-00000.*bytes, expected .*cut off"),
+    damaged_shard: (CorpusError, r"train-00000.*has 0 blocks, expected 8; build"),
+    vocabulary_of_another_corpus: (CorpusError, r"vocab\.txt has SHA-256 .* corpus was built"),
+    corpus_vocabulary_without_mask: (CorpusError, r"vocab\.txt.*\[MASK\]"),
+    two_vocabularies: (ValueError, "built with different vocabularies"),
+    token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary of 33"),
+    unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
+    workdir_of_another_configuration: (
+        ValueError,
+        r"learning_rate: 0\.0001 in .* 0\.5 now.*another --workdir",
+    ),
+    workdir_that_is_a_file: (OSError, "workdir"),
+    rows_longer_than_the_position_table: (
+        ValueError,
+        "rows of 64 tokens.*table ends at 32.*max_position",
+    ),
+}
+# Single fields: what is given, and what the error says.
+BAD_FIELDS = [
+    ({"max_predictions": 65}, "max_predictions is 65, but the rows .* 1 to 64"),
+    ({"num_steps": 0}, r"num_steps is 0, and so is long_phase\.num_steps"),
+    ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+    ({"batch_size": 12}, "batch_size 12 is not divisible by 8 devices"),
+    ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
+    (
+        {"batch_size": 16, "per_device_batch_size": 3},
+        "16 is not divisible by 8 devices x per_device_batch_size 3",
+    ),
+    ({"model__size": "huge"}, "unknown model size 'huge': expected one of tiny"),
+    ({"optimizer": "adam"}, "unknown optimizer 'adam': expected one of bert_adam"),
+    ({"masking__unit": "word"}, "masking unit 'word' is unknown: expected one of token"),
+    ({"mesh__data": 16}, "does not divide the 8 devices"),
+]
+
+
+@pytest.fixture
+def given(corpus, tmp_path):
+    shutil.copytree(corpus.parent, tmp_path / "input")
+    return Given(tmp_path / "input")
+
+
+@pytest.mark.parametrize("case", BAD_INPUT, ids=lambda case: case.__name__)
+def test_bad_input_is_a_clear_error(case, given):
+    error, message = BAD_INPUT[case]
+    with pytest.raises(error, match=re.compile(message, re.DOTALL)):
+        case(given)
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+def test_bad_field_is_a_clear_error(fields, message, given):
+    with pytest.raises(ValueError, match=message):
+        given.train(**fields)
+    assert not given.path("workdir").exists()
+
+
+def test_document_of_one_sentence_among_others_is_counted(given):
+    given.build("the river .\n\n" + random_text(20))
+    manifest = json.loads(given.path("new/manifest.json").read_text())
+    splits = manifest["splits"].values()
+    assert sum(split["documents"] for split in splits) == 21
+    assert sum(split["dropped"].get("documents_without_pairs", 0) for split in splits) <= 1
+
+
+def test_corpus_can_be_built_after_the_disk_was_full(given):
+    with pytest.raises(OSError):
+        disk_full_while_building(given)
+    assert not given.path("new/manifest.json").exists()
+    given.build()
+
+
+def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(given):
+    with pytest.raises(pretrain.NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
+        given.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
+    squares = [
+        np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(given.path("workdir")))
+    ]
+    assert np.isfinite(squares).all()
+
+
+def test_disk_full_while_saving_keeps_the_last_good_checkpoint_and_the_run_goes_on_later(
+    given, monkeypatch
+):
+    with contextlib.ExitStack() as disk, monkeypatch.context() as patched:
+
+        class FillingCheckpointer(pretrain.Checkpointer):
+            def save(self, state):
+                if int(state.step) == 4:
+                    self.wait()
+                    disk.enter_context(full_disk())
+                super().save(state)
+
+        patched.setattr(pretrain, "Checkpointer", FillingCheckpointer)
+        with pytest.raises(CheckpointError, match=r"failed: .* is step 2; free the disk"):
+            given.train()
+    workdir = given.path("workdir")
+    assert find_checkpoint(workdir).name == "2"
+    given.train()
+    assert json.loads((workdir / "result.json").read_text())["steps"] == 6
