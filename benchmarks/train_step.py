@@ -11,6 +11,7 @@ them by themselves (bert_jax/huge_pages.py), a torch script does not: so the fir
 code is worth, both helped alike, and the second what it is worth where nobody asks.
 """
 
+import functools
 import json
 import os
 import statistics
@@ -40,16 +41,21 @@ def bert_jax_step(config: BertConfig):
     """A function that does one step and waits for it."""
     import jax
 
+    from bert_jax import partitioning
     from bert_jax.model import BertForPreTraining
     from bert_jax.optimizer import linear_schedule, make_optimizer
     from bert_jax.train import init_state, make_update_step
 
     model = BertForPreTraining(config)
     optimizer = make_optimizer("adamw", linear_schedule(1e-4, 1000, 10))
-    state = jax.jit(lambda key: init_state(key, model, optimizer))(jax.random.key(0))
+    init = functools.partial(init_state, model=model, optimizer=optimizer)
+    abstract = jax.eval_shape(init, jax.random.key(0))
+    layout = partitioning.shardings(abstract, partitioning.make_mesh())
+    state = jax.jit(init, out_shardings=layout)(jax.random.key(0))
     update = make_update_step(
         model,
         optimizer,
+        layout,
         seed=0,
         special_ids=(0, 100, 101, 102, MASK_ID),
         mask_id=MASK_ID,

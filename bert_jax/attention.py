@@ -16,6 +16,7 @@ def attention(
     *,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    dropout_rows: jax.Array | None = None,
 ) -> jax.Array:
     """Plain attention (Vaswani et al., 2017, section 3.2.1); a position sees its own sequence.
 
@@ -24,7 +25,7 @@ def attention(
       sequence_ids: int32 `[batch, length]`; positions attend to each other where their ids agree.
         Padding shares the id 0, so it sees padding alone and no softmax is over nothing.
       dropout_rate: of the attention probabilities, as in the released code.
-      dropout_key: PRNG key; None switches dropout off.
+      dropout_key, dropout_rows: see `dropout`; None switches it off.
 
     Returns:
       `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
@@ -36,7 +37,7 @@ def attention(
     same_sequence = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
     scores = jnp.where(same_sequence, scores, jnp.finfo(jnp.float32).min)
     probabilities = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    if dropout_key is not None:
-        probabilities = dropout(dropout_key, probabilities, dropout_rate)
+    if dropout_rows is not None:
+        probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
     context = jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
     return jnp.swapaxes(context, 1, 2)

@@ -22,8 +22,19 @@ class CheckpointError(RuntimeError):
 class Checkpointer:
     """Saves and restores the state of one run in `<workdir>/checkpoints`."""
 
-    def __init__(self, workdir: pathlib.Path, settings: dict, tokenizer: Tokenizer, *, keep: int):
-        """`settings` are the run's, with the fields of `BertConfig` under "bert"."""
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        settings: dict,
+        tokenizer: Tokenizer,
+        *,
+        keep_last: int,
+        keep_every: int = 0,
+    ):
+        """Keeps the last so many checkpoints, and those of every so many steps (0: none).
+
+        `settings` are the run's, with the fields of `BertConfig` under "bert".
+        """
         self.directory = workdir.absolute() / "checkpoints"
         self._settings = settings
         self._vocabulary = {
@@ -31,7 +42,9 @@ class Checkpointer:
             "sha256": tokenizer.sha256,
             "base64": base64.b64encode(tokenizer.content).decode(),
         }
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep_last, keep_period=keep_every or None, cleanup_tmp_directories=True
+        )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def latest_step(self) -> int | None:
@@ -48,6 +61,10 @@ class Checkpointer:
             vocabulary=ocp.args.JsonSave(self._vocabulary),
         )
         self._guard(lambda: self._manager.save(step, args=items), step)
+
+    def check(self) -> None:
+        """Raises CheckpointError if the write under way has failed; waits for nothing."""
+        self._guard(self._manager.check_for_errors, None)
 
     def wait(self) -> None:
         """Blocks until all is on disk; raises CheckpointError if a write failed."""

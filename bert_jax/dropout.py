@@ -1,9 +1,10 @@
 """Dropout whose mask is a hash of (key, position): nothing is stored, every mesh draws the same.
 
 A general-purpose generator spends more time on a BERT's dropout bits than some of its matrix
-products take. Here each element hashes its own index, keyed by two random words: the arithmetic
-fuses into the operation that produced `x`, the backward pass computes the mask again instead of
-keeping it, and an element's bit does not depend on how the array is sharded.
+products take. Here each element hashes its row's place in the global batch and its own index in the
+row, keyed by two random words: the arithmetic fuses into the operation that produced `x`, the
+backward pass computes the mask again instead of keeping it, and an element's bit depends neither on
+how the batch is divided over devices nor on how many slices it goes through the model in.
 """
 
 import functools
@@ -14,46 +15,59 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def hashed_bits(words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32 `shape`: pseudo-random bits for each index, keyed by `words` (uint32 [2]).
+def hashed_bits(words: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """uint32 `shape`: pseudo-random bits for each element, keyed by `words` (uint32 [2]).
 
-    Two multiply-xorshift rounds over the linear index, with the constants of Wellons' hash search
-    ("lowbias32"). The second word enters between the rounds, so that two keys never give shifted
-    copies of one sequence. An array of over 2^32 elements sees the bits repeat.
+    Two multiply-xorshift rounds over the index in the row, with the constants of Wellons' hash
+    search ("lowbias32"). `rows` (int32 [shape[0]]) enter with the second word between the rounds,
+    so that neither two keys nor two rows give shifted copies of one sequence. A row of over 2^32
+    elements sees the bits repeat.
     """
     index = jnp.zeros(shape, jnp.uint32)
-    for axis in range(len(shape)):
+    for axis in range(1, len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
         index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
-    bits = index + words[0]
+    # What a row adds is hashed by itself first: it costs little, and words that differ in few bits
+    # would give rows that resemble each other.
+    row_words = _mix(rows.astype(jnp.uint32), words[1], jnp.uint32(0))
+    return _mix(index, words[0], row_words.reshape(-1, *[1] * (len(shape) - 1)))
+
+
+def _mix(bits, first, second):
+    bits = bits + first
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
-    bits = bits ^ words[1]
+    bits = bits ^ second
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
     return bits ^ (bits >> 16)
 
 
-def dropout(key: jax.Array, x: jax.Array, rate: float) -> jax.Array:
-    """Zeroes each element of `x` (any shape) with probability `rate`; scales the rest.
+def dropout(key: jax.Array, x: jax.Array, rate: float, rows: jax.Array) -> jax.Array:
+    """Zeroes each element of `x` with probability `rate`; scales the rest.
 
-    `key` is a JAX PRNG key, used for this one call.
+    Args:
+      key: a JAX PRNG key, used for this one call.
+      x: `[batch, ...]`, any float dtype.
+      rate: in [0, 1).
+      rows: int32 `[batch]`, the place of each row in the global batch.
     """
     if rate == 0.0:
         return x
-    return _masked(jax.random.bits(key, (2,), jnp.uint32), x, rate)
+    return _masked(jax.random.bits(key, (2,), jnp.uint32), rows, x, rate)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _masked(words, x, rate):
-    keep = hashed_bits(words, x.shape) >= jnp.uint32(round(rate * 2**32))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _masked(words, rows, x, rate):
+    keep = hashed_bits(words, rows, x.shape) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), 0)
 
 
-def _masked_forward(words, x, rate):
-    return _masked(words, x, rate), words
+def _masked_forward(words, rows, x, rate):
+    return _masked(words, rows, x, rate), (words, rows)
 
 
-def _masked_backward(rate, words, gradient):
-    return np.zeros(words.shape, jax.dtypes.float0), _masked(words, gradient, rate)
+def _masked_backward(rate, keys, gradient):
+    no_gradients = [np.zeros(key.shape, jax.dtypes.float0) for key in keys]
+    return *no_gradients, _masked(*keys, gradient, rate)
 
 
 _masked.defvjp(_masked_forward, _masked_backward)

@@ -32,8 +32,11 @@ PEAK_FLOPS = {
 class MetricsWriter:
     """Appends to `metrics.jsonl` (one object a line, with `step`) and to TensorBoard files."""
 
-    def __init__(self, workdir: pathlib.Path, first_step: int = 0):
-        """Drops what an interrupted run wrote beyond `first_step`, where this one goes on."""
+    def __init__(self, workdir: pathlib.Path, first_step: int = 0, writes: bool = True):
+        """Drops what an interrupted run wrote beyond `first_step`, where this one goes on.
+
+        One process of a run `writes`; what the others are given is dropped.
+        """
         path = workdir / "metrics.jsonl"
         kept = []
         if path.exists():
@@ -44,15 +47,20 @@ class MetricsWriter:
                     continue
                 if record["step"] <= first_step:
                     kept.append(record)
+        self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
+        """Run time up to `first_step`, of this run's earlier processes."""
+        self._writes = writes
+        if not writes:
+            return
         unfinished = path.with_name("metrics.jsonl.tmp")
         unfinished.write_text("".join(json.dumps(record) + "\n" for record in kept))
         unfinished.replace(path)
-        self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
-        """Run time up to `first_step`, of this run's earlier processes."""
         self._file = path.open("a")
         self._summary = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        if not self._writes:
+            return
         self._file.write(json.dumps({"step": step} | metrics) + "\n")
         self._file.flush()
         for name, value in metrics.items():
@@ -60,6 +68,8 @@ class MetricsWriter:
         self._summary.flush()
 
     def close(self) -> None:
+        if not self._writes:
+            return
         self._file.close()
         self._summary.close()
 

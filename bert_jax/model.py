@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from bert_jax.attention import attention
 from bert_jax.config import BertConfig
 from bert_jax.dropout import dropout
+from bert_jax.partitioning import ROWS, constrain
 
 
 @jax.custom_vjp
@@ -38,6 +39,12 @@ def _initializer(config: BertConfig):
 
 def _dense(config: BertConfig, features: int, name: str) -> nn.Dense:
     return nn.Dense(features, dtype=config.dtype, kernel_init=_initializer(config), name=name)
+
+
+def _drop(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
+    if rows is None:
+        return x
+    return dropout(module.make_rng("dropout"), x, module.config.dropout_rate, rows)
 
 
 class LayerNorm(nn.Module):
@@ -76,37 +83,29 @@ class Embeddings(nn.Module):
         )
         self.layer_norm = LayerNorm(config)
 
-    def __call__(self, tokens, position_ids, segment_ids, deterministic: bool) -> jax.Array:
+    def __call__(self, tokens, position_ids, segment_ids, dropout_rows=None) -> jax.Array:
         """int32 `[batch, length]` three times -> `[batch, length, hidden]`."""
         x = jnp.take(self.token_embedding, tokens, axis=0)
         x += jnp.take(self.position_embedding, position_ids, axis=0)
         # Two rows: a product with one-hot segments has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
         x += segments @ self.segment_embedding
-        x = self.layer_norm(x)
-        return (
-            x if deterministic else dropout(self.make_rng("dropout"), x, self.config.dropout_rate)
-        )
+        return _drop(self, self.layer_norm(x), dropout_rows)
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each with dropout, residual, then LayerNorm."""
 
     config: BertConfig
-    deterministic: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout_rows=None) -> jax.Array:
         config = self.config
         batch, length, hidden = x.shape
-        rate = 0.0 if self.deterministic else config.dropout_rate
 
         def heads(name):
             projected = _dense(config, hidden, name)(x)
             return projected.reshape(batch, length, config.num_heads, -1)
-
-        def drop(y):
-            return y if rate == 0.0 else dropout(self.make_rng("dropout"), y, rate)
 
         # [batch, length, hidden] -> [batch, length, heads, head_dim] and back.
         context = attention(
@@ -114,14 +113,17 @@ class EncoderLayer(nn.Module):
             heads("key"),
             heads("value"),
             sequence_ids,
-            dropout_rate=rate,
-            dropout_key=self.make_rng("dropout") if rate > 0.0 else None,
+            dropout_rate=config.dropout_rate,
+            dropout_key=None if dropout_rows is None else self.make_rng("dropout"),
+            dropout_rows=dropout_rows,
         )
         attended = _dense(config, hidden, "attention_output")(context.reshape(x.shape))
-        x = LayerNorm(config, name="attention_layer_norm")(x + drop(attended))
+        attended = _drop(self, attended, dropout_rows)
+        x = LayerNorm(config, name="attention_layer_norm")(x + attended)
         y = gelu(_dense(config, config.intermediate_size, "intermediate")(x))
         y = _dense(config, hidden, "output")(y)
-        return LayerNorm(config, name="output_layer_norm")(x + drop(y))
+        y = _drop(self, y, dropout_rows)
+        return constrain(LayerNorm(config, name="output_layer_norm")(x + y), ROWS)
 
 
 class Encoder(nn.Module):
@@ -130,12 +132,12 @@ class Encoder(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x, sequence_ids, deterministic: bool, all_layers: bool = False):
+    def __call__(self, x, sequence_ids, dropout_rows=None, all_layers: bool = False):
         """`[batch, length, hidden]` -> the same; with `all_layers`, `[1 + layers, ...]` of them."""
         config = self.config
 
-        def step(layer, carry, ids):
-            carry = layer(carry, ids)
+        def step(layer, carry, *inputs):
+            carry = layer(carry, *inputs)
             return carry, carry if all_layers else None
 
         if config.remat != "none":
@@ -150,7 +152,8 @@ class Encoder(nn.Module):
             length=config.num_layers,
             unroll=1 if config.scan_layers else config.num_layers,
         )
-        last, each = layers(EncoderLayer(config, deterministic, name="layers"), x, sequence_ids)
+        layer = EncoderLayer(config, name="layers")
+        last, each = layers(layer, x, sequence_ids, dropout_rows)
         return jnp.concatenate([x[None], each]) if all_layers else last
 
 
@@ -162,6 +165,8 @@ class Bert(nn.Module):
       segment_ids: int32 `[B, L]`, 0 for the first segment of a pair and 1 for the second.
       position_ids: int32 `[B, L]`, restarting in each sequence.
       sequence_ids: int32 `[B, L]`, 1, 2, ... for the sequences of a row, 0 for padding.
+      dropout_rows: int32 `[B]`, each row's place in the global batch, which its dropout is drawn
+        for (with the "dropout" rng); None: no dropout.
     """
 
     config: BertConfig
@@ -179,12 +184,12 @@ class Bert(nn.Module):
         position_ids: jax.Array,
         sequence_ids: jax.Array,
         *,
-        deterministic: bool = True,
+        dropout_rows: jax.Array | None = None,
         all_layers: bool = False,
     ) -> jax.Array:
         """Hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
-        x = self.embeddings(tokens, position_ids, segment_ids, deterministic)
-        return self.encoder(x, sequence_ids, deterministic, all_layers)
+        x = self.embeddings(tokens, position_ids, segment_ids, dropout_rows)
+        return self.encoder(constrain(x, ROWS), sequence_ids, dropout_rows, all_layers)
 
     def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """tanh(dense([CLS])) of each sequence: `[B, L, H]`, int32 `[B, P]` -> `[B, P, H]`."""
@@ -237,7 +242,7 @@ class BertForPreTraining(nn.Module):
         mlm_positions: jax.Array,
         cls_positions: jax.Array,
         *,
-        deterministic: bool = True,
+        dropout_rows: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Logits of both tasks, computed where they are needed only.
 
@@ -249,7 +254,7 @@ class BertForPreTraining(nn.Module):
           float32 `[B, K, padded_vocab]` and float32 `[B, P, 2]` (0 is IsNext, 1 is NotNext).
         """
         hidden = self.bert(
-            tokens, segment_ids, position_ids, sequence_ids, deterministic=deterministic
+            tokens, segment_ids, position_ids, sequence_ids, dropout_rows=dropout_rows
         )
         masked = gather_positions(hidden, mlm_positions)
         mlm_logits = self.mlm(masked, self.bert.embeddings.token_embedding)

@@ -6,9 +6,11 @@ used) and `tensor` (matrix products divided). A batch is divided over `data` and
 
 import math
 import re
+from collections.abc import Callable
 
 import jax
 from absl import logging
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -17,8 +19,8 @@ AXES = ("data", "fsdp", "tensor")
 # Axis 0 of everything under `layers` is the stacked layer. Optimizer moments end in the path of
 # the parameter they belong to, so the same rules lay them out.
 RULES = (
-    (r"token_embedding$", P("tensor", "fsdp")),
-    (r"(position|segment)_embedding$", P(None, "fsdp")),
+    (r"token_embedding$", P(("tensor", "fsdp"))),  # By rows: a lookup moves only what it finds.
+    (r"(position|segment)_embedding$", P()),
     (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
     (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
     (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
@@ -30,10 +32,17 @@ RULES = (
 )
 
 
+BATCH = P(("data", "fsdp"))
+"""Of everything with a leading axis of rows."""
+ROWS = P("fsdp")
+"""The same inside `for_each_data_shard`."""
+
+
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
     """A mesh over `devices` (all, if None); one size may be -1: what the others leave.
 
-    Raises ValueError if the sizes do not multiply to the number of devices.
+    Devices of several TPU slices lie along `data`, slice after slice. Raises ValueError if the
+    sizes do not multiply to the number of devices.
     """
     sizes = [data, fsdp, tensor]
     devices = jax.devices() if devices is None else devices
@@ -48,12 +57,51 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
         )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(sizes, AXES, axis_types=axis_types, devices=devices)
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if num_slices == 1:
+        return jax.make_mesh(sizes, AXES, axis_types=axis_types, devices=devices)
+    # Between slices the network is slow: only gradients cross it, so only `data` does.
+    if sizes[0] % num_slices:
+        raise ValueError(
+            f"mesh ({described}): data={sizes[0]} must be a multiple of the {num_slices} slices, "
+            "so that fsdp and tensor stay within one: make them smaller"
+        )
+    within, between = [sizes[0] // num_slices, *sizes[1:]], [num_slices, 1, 1]
+    return Mesh(
+        mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=axis_types
+    )
+
+
+def constrain(x: jax.Array, spec: P) -> jax.Array:
+    """Lays `x` out as `spec` says inside a computation over a mesh; as it is where there is none.
+
+    Without it the compiler may choose to move activations where moving parameters is cheaper.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows divided over all devices that hold different data."""
-    return NamedSharding(mesh, P(("data", "fsdp")))
+    return NamedSharding(mesh, BATCH)
+
+
+def for_each_data_shard(function: Callable, mesh: Mesh) -> Callable:
+    """Runs `function(params, batch, *rest)` at each place of the `data` axis on its own rows.
+
+    What it returns gets a leading axis of `data` places, so that nothing is exchanged along `data`
+    before the caller sums over it: once a step, not once a layer. The other axes stay the
+    compiler's.
+    """
+    return lambda params, batch, *rest: jax.shard_map(
+        lambda *args: jax.tree.map(lambda x: x[None], function(*args)),
+        mesh=mesh,
+        in_specs=(P(), P("data"), *[P()] * len(rest)),
+        out_specs=P("data"),
+        axis_names={"data"},
+        check_vma=False,
+    )(params, batch, *rest)
 
 
 def path_name(path) -> str:
@@ -66,14 +114,17 @@ def path_name(path) -> str:
 def shardings(tree, mesh: Mesh, rules=RULES):
     """NamedSharding for each leaf (array or ShapeDtypeStruct) of `tree`, by its path.
 
-    Raises ValueError for a leaf that no rule matches. Logs the table.
+    Raises ValueError for a leaf that no rule matches, or does not divide as its rule says, and for
+    a rule that matches no leaf. Logs the table.
     """
-    table = []
+    table, unused = [], dict(rules)
 
     def place(path, leaf):
         name = path_name(path)
         for pattern, spec in rules:
             if re.search(pattern, name):
+                unused.pop(pattern, None)
+                check_divides(name, leaf.shape, spec)
                 if not name.startswith("opt_state"):  # Moments lie as their parameters do.
                     table.append(f"  {name:<64} {leaf.shape!s:<20} {spec}")
                 return NamedSharding(mesh, spec)
@@ -82,6 +133,42 @@ def shardings(tree, mesh: Mesh, rules=RULES):
             f"to RULES in {__name__}"
         )
 
+    def check_divides(name, shape, spec):
+        for axis, (size, axes) in enumerate(zip(shape, spec, strict=False)):
+            axes = (axes,) if isinstance(axes, str) else axes or ()
+            parts = math.prod(mesh.shape[each] for each in axes)
+            if size % parts:
+                raise ValueError(
+                    f"parameter {name!r} of shape {shape}: axis {axis} is not divisible by "
+                    f"{' x '.join(axes)} = {parts} devices: choose mesh sizes that divide {size}"
+                )
+
     placed = jax.tree_util.tree_map_with_path(place, tree)
+    if unused:
+        raise ValueError(
+            f"the partitioning rules {', '.join(map(repr, unused))} match no parameter: correct "
+            "the expression, or remove them"
+        )
     logging.info("Layout over %s:\n%s", dict(mesh.shape), "\n".join(table))
     return placed
+
+
+def divide_over_data(layout, tree):
+    """`layout` of `tree`, with `data` dividing each leaf too, along the first axis that it can.
+
+    For the optimizer's state (Xu et al., 2020, "Automatic cross-replica sharding of weight
+    update"): the places on `data` then each update a part of the parameters and hand it round.
+    """
+
+    def divide(sharding, leaf):
+        mesh = sharding.mesh
+        spec = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
+        for axis, axes in enumerate(spec):
+            axes = (axes,) if isinstance(axes, str) else axes or ()
+            parts = math.prod(mesh.shape[each] for each in axes) * mesh.shape["data"]
+            if leaf.shape[axis] % parts == 0:
+                spec[axis] = (*axes, "data")
+                return NamedSharding(mesh, P(*spec))
+        return sharding  # A scalar or a small vector.
+
+    return jax.tree.map(divide, layout, tree)

@@ -20,8 +20,8 @@ import tqdm
 from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
-from bert_jax import metrics, partitioning, train
-from bert_jax.checkpoint import Checkpointer, CheckpointError, saved_steps
+from bert_jax import distributed, metrics, partitioning, train
+from bert_jax.checkpoint import Checkpointer, CheckpointError
 from bert_jax.config import BertConfig
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.data.rows import Rows
@@ -30,9 +30,17 @@ from bert_jax.masking import UNITS
 from bert_jax.model import BertForPreTraining
 from bert_jax.optimizer import linear_schedule, make_optimizer
 from bert_jax.tokenization import Tokenizer
+from bert_jax.watchdog import Watchdog
+from bert_jax.workdir import claim_workdir, flatten, write_json
 
 config_flags.DEFINE_config_file("config", None, "One of configs/pretrain/.", lock_config=True)
 flags.DEFINE_string("workdir", None, "Where the run keeps everything; created if it is not there.")
+flags.DEFINE_bool("multihost", False, "Run as one of several processes that the cluster tells of.")
+flags.DEFINE_string("coordinator", None, "host:port of process 0, where no cluster tells of it.")
+flags.DEFINE_integer("num_processes", None, "How many processes there must be.", lower_bound=1)
+flags.DEFINE_integer("process_id", None, "Of this process, from 0.", lower_bound=0)
+flags.DEFINE_integer("join_seconds", 300, "How long to wait for the other processes.")
+flags.DEFINE_integer("heartbeat_seconds", 100, "Silence after which a process is taken for lost.")
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -45,27 +53,12 @@ PROGRESS = (
 )
 
 
-# Settings that a run may be continued with differently: they change nothing, or (the layout over
-# devices) rounding and which elements dropout takes. Where a corpus lies is one of them, since what
-# it holds is compared by itself.
-FREE_TO_CHANGE = (
-    "corpus",
-    "long_phase.corpus",
-    "mesh.",
-    "per_device_batch_size",
-    "log_every",
-    "eval_",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "model.remat",
-    "model.scan_layers",
-    "bert.remat",
-    "bert.scan_layers",
-)
-
-
 class NonFiniteLoss(RuntimeError):
     """The loss of a step is not a number, or infinite."""
+
+
+class Preempted(Exception):
+    """The run was told to stop (SIGTERM), and has saved its last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +74,10 @@ class Phase:
 
 
 def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str, float]:
-    """Runs, or goes on with, the pre-training in `workdir`; returns what `result.json` holds."""
+    """Runs, or goes on with, the pre-training in `workdir`; returns what `result.json` holds.
+
+    Every process of a run of several calls it, after `distributed.join`.
+    """
     with contextlib.ExitStack() as cleanup:  # Whatever ends the run, what is being saved is saved.
         return _train_and_evaluate(config, workdir, cleanup)
 
@@ -120,14 +116,29 @@ def _train_and_evaluate(
     abstract = jax.eval_shape(init, key)
     layout = partitioning.shardings(abstract, mesh)
 
+    if config.shard_weight_update:
+        divided = partitioning.divide_over_data(layout.opt_state, abstract.opt_state)
+        layout = layout.replace(opt_state=divided)
+
     # All that can be wrong with the settings has been found by now: take the workdir.
     settings = config.to_dict() | {"bert": dataclasses.asdict(bert)}
     settings["rows"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
-    claim_workdir(workdir, settings)
+    distributed.check_same_everywhere(flatten(settings) | {"workdir": str(workdir)})
+    distributed.in_first_process(lambda: claim_workdir(workdir, settings))
+    is_first = jax.process_index() == 0  # The one that writes and shows what all share.
+    cache_was_warm = keep_compiled(workdir)
     checkpointer = cleanup.enter_context(
-        contextlib.closing(Checkpointer(workdir, settings, tokenizer, keep=config.keep_checkpoints))
+        contextlib.closing(
+            Checkpointer(
+                workdir,
+                settings,
+                tokenizer,
+                keep_last=config.keep_checkpoints,
+                keep_every=config.keep_every,
+            )
+        )
     )
     first_step = checkpointer.latest_step() or 0
     result_path = workdir / "result.json"
@@ -145,8 +156,12 @@ def _train_and_evaluate(
     else:
         state = jax.jit(init, out_shardings=layout)(key)
 
-    writer = metrics.MetricsWriter(workdir, first_step)
-    progress = tqdm.tqdm(total=num_steps, initial=first_step, unit="step", mininterval=1.0)
+    writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
+    progress = tqdm.tqdm(
+        total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
+    )
+    preemption = distributed.Preemption()
+    watchdog = cleanup.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
     began = started - writer.seconds  # As if all processes of this run had run without a gap.
 
     for phase, accumulate in zip(phases, slices, strict=True):
@@ -155,6 +170,7 @@ def _train_and_evaluate(
         update_step = train.make_update_step(
             model,
             optimizer,
+            layout,
             config.seed,
             accumulate=accumulate,
             repeat_after=config.masking.repeat_after,
@@ -162,7 +178,7 @@ def _train_and_evaluate(
             **masking,
         )
         eval_step = train.make_eval_step(
-            model, config.seed, max_predictions=phase.max_predictions, **masking
+            model, mesh, config.seed, max_predictions=phase.max_predictions, **masking
         )
         row_flops = metrics.flops_per_row(
             bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
@@ -177,18 +193,24 @@ def _train_and_evaluate(
         )
         unreported, last_report, timed_from = [], time.monotonic(), start
         for step, rows in enumerate(batches, start + 1):
+            watchdog.beat(f"running step {step}")
             state, step_metrics = update_step(state, rows)
             unreported.append(step_metrics)
             progress.update()
             if step == start + 1:
                 jax.block_until_ready(state)
                 now = time.monotonic()
-                logging.info("First step done %.1f s after the start, compiled", now - started)
+                logging.info(
+                    "First step done %.1f s after the start, %s",
+                    now - started,
+                    "compiled before" if cache_was_warm else "compiled now",
+                )
                 last_report, timed_from = now, step
 
             reports = step % config.log_every == 0 or step == phase.stop
             evaluates = step % config.eval_every == 0 and step != num_steps
-            saves = step % config.checkpoint_every == 0 or step == phase.stop
+            stops = preemption.stops_after(step)
+            saves = step % config.checkpoint_every == 0 or step == phase.stop or stops
             if reports or saves:  # Whatever is saved has been looked at.
                 values = check_finite(jax.device_get(unreported), step)
             if reports:
@@ -211,11 +233,20 @@ def _train_and_evaluate(
                     )
                 )
                 unreported = []
-            if evaluates:
+                checkpointer.check()
+            if evaluates and not stops:
+                watchdog.beat(f"evaluating after step {step}")
                 scores = evaluate(eval_step, state.params, phase, batch_sharding, config)
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
             if saves:
+                watchdog.beat(f"saving step {step}")
                 checkpointer.save(state)
+            if stops:
+                checkpointer.wait()
+                raise Preempted(
+                    f"told to stop (SIGTERM); step {step} is saved. The same command goes on from "
+                    "there"
+                )
             if reports or evaluates:
                 last_report, timed_from = time.monotonic(), step
 
@@ -229,8 +260,19 @@ def _train_and_evaluate(
         phase.heldout.count_tokens(), tuple(tokenizer.special_ids)
     )
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
-    write_json(result_path, result)
+    if is_first:
+        write_json(result_path, result)
     return result
+
+
+def keep_compiled(workdir: pathlib.Path) -> bool:
+    """Has what is compiled kept in the workdir, unless the environment names another place.
+
+    Returns whether there is something already, as when a run is started again.
+    """
+    directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
+    jax.config.update("jax_compilation_cache_dir", directory)
+    return any(pathlib.Path(directory).glob("*"))
 
 
 def evaluate(eval_step, params, phase, batch_sharding, config) -> dict[str, float]:
@@ -279,7 +321,13 @@ def open_phases(config: config_dict.ConfigDict) -> list[Phase]:
         start = stop
     if not phases:
         raise ValueError("num_steps is 0, and so is long_phase.num_steps: there is nothing to do")
-    for name in ("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"):
+    for name in (
+        "log_every",
+        "eval_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "stall_seconds",
+    ):
         if config[name] < 1:
             raise ValueError(f"{name} must be at least 1, got {config[name]}")
     hashes = {phase.rows.manifest["vocabulary"]["sha256"] for phase in phases}
@@ -342,44 +390,6 @@ def accumulation(batch_size: int, per_device_batch_size: int, mesh: jax.sharding
     return batch_size // per_pass if per_pass else 1
 
 
-def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
-    """Writes config.json; ValueError if the workdir holds checkpoints of other settings."""
-    path = workdir / "config.json"
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or not saved_steps(workdir / "checkpoints"):
-        write_json(path, settings)
-        return
-    found, wanted = _flatten(json.loads(path.read_text())), _flatten(settings)
-    differences = [
-        f"  {name}: {found.get(name)!r} in {path}, {wanted.get(name)!r} now"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name) and not name.startswith(FREE_TO_CHANGE)
-    ]
-    if differences:
-        raise ValueError(
-            f"{workdir} belongs to a run with other settings:\n"
-            + "\n".join(differences)
-            + "\nGive these settings to go on with it, or another --workdir to start anew"
-        )
-
-
-def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes `value` so that the file is whole or not there."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(json.dumps(value, indent=2) + "\n")
-    unfinished.replace(path)
-
-
-def _flatten(value, prefix: str = "") -> dict:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat = {}
-    for name, inner in value.items():
-        flat |= _flatten(inner, f"{prefix}.{name}" if prefix else name)
-    return flat
-
-
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
@@ -388,15 +398,39 @@ def main(argv: list[str]) -> None:
     logging.get_absl_handler().addFilter(  # Orbax tells of each thread and option.
         lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
     )
-    workdir = flags.FLAGS.workdir
+    values = flags.FLAGS
+    several = values.multihost or values.coordinator is not None
     try:
-        result = train_and_evaluate(flags.FLAGS.config, workdir)
+        if several:
+            distributed.join(
+                coordinator=values.coordinator,
+                num_processes=values.num_processes,
+                process_id=values.process_id,
+                timeout_seconds=values.join_seconds,
+                heartbeat_seconds=values.heartbeat_seconds,
+            )
+        result = train_and_evaluate(values.config, values.workdir)
     except (ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
         logging.debug("Where it came from:", exc_info=True)  # Shown with --verbosity=1.
         sys.exit(f"\npretrain: {error}")
+    except Preempted as error:
+        print(f"\npretrain: {error}", file=sys.stderr)
+        sys.exit(distributed.PREEMPTED)
+    except jax.errors.JaxRuntimeError as error:
+        if not several:
+            raise
+        print(
+            f"\npretrain: another process is lost, or does not answer ({error}). Start the same "
+            "command again on all hosts; it goes on from the last checkpoint",
+            file=sys.stderr,
+        )
+        sys.exit(distributed.PREEMPTED)
     except KeyboardInterrupt:
-        sys.exit(f"\nInterrupted. The same command goes on from the last checkpoint in {workdir}")
-    print(json.dumps(result, indent=2))
+        sys.exit(
+            f"\nInterrupted. The same command goes on from the last checkpoint in {values.workdir}"
+        )
+    if jax.process_index() == 0:
+        print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ import flax
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from bert_jax import partitioning
 from bert_jax.data.unpack import unpack_rows
 from bert_jax.masking import mask_tokens, row_keys
 from bert_jax.model import BertForPreTraining
@@ -55,17 +58,31 @@ def corrupt(
     return batch
 
 
+def corrupt_each(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, *args, **masking) -> dict:
+    """`corrupt`, each device its own rows: sorting them would otherwise gather all of them."""
+    return jax.shard_map(
+        lambda rows, key: corrupt(rows, key, *args, **masking),
+        mesh=mesh,
+        in_specs=(partitioning.BATCH, P()),
+        out_specs=partitioning.BATCH,
+        check_vma=False,
+    )(rows, key)
+
+
 def pretraining_sums(
     model: BertForPreTraining,
     params: dict,
     batch: dict[str, jax.Array],
     dropout_key: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """Sums over a batch, float32 scalars: losses in nats, right predictions, and their counts."""
+    """Sums over a batch, float32 scalars: losses in nats, right predictions, and their counts.
+
+    With a `dropout_key`, `batch` also holds `dropout_rows` (see `Bert`).
+    """
     mlm_logits, nsp_logits = model.apply(
         {"params": params},
         *[batch[name] for name in MODEL_INPUTS],
-        deterministic=dropout_key is None,
+        dropout_rows=None if dropout_key is None else batch["dropout_rows"],
         rngs=None if dropout_key is None else {"dropout": dropout_key},
     )
     sums = {}
@@ -99,6 +116,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
 def make_update_step(
     model: BertForPreTraining,
     optimizer: optax.GradientTransformation,
+    layout: TrainState,
     seed: int,
     *,
     accumulate: int = 1,
@@ -107,47 +125,55 @@ def make_update_step(
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """The whole step, jitted, its state donated: (state, rows) -> (state, metrics).
 
-    Everything random is a function of (seed, step) or of (seed, row, epoch): a resumed run draws
-    what the run that never stopped would have drawn. The loss is the mean over all masked
-    positions of the global batch plus the mean NSP loss; with `accumulate` > 1 the batch goes
-    through the model in so many slices, each divided by the whole batch's counts.
+    Everything random is a function of (seed, step, row's place in the batch) or of (seed, row,
+    epoch): a resumed run draws what the run that never stopped would have drawn, on any mesh. The
+    loss is the mean over all masked positions of the global batch plus the mean NSP loss; with
+    `accumulate` > 1 each device takes its rows in so many slices, each divided by the whole
+    batch's counts. `layout` holds the shardings of the state.
     """
+    mesh = layout.step.mesh
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
 
     def loss_fn(params, batch, counts, key):
         sums = pretraining_sums(model, params, batch, key)
         return sum(sums[f"{task}_loss"] / counts[task] for task in ("mlm", "nsp")), sums
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    def add_gradients(params, batch, counts, key):
+        """What the rows of one place on the `data` axis add to the loss and its gradients."""
+        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+        if accumulate == 1:
+            return grad_fn(params, batch, counts, key)
+        # Slice m takes every `accumulate`-th row, so that rows stay where they lie on `fsdp`.
+        slices = jax.tree.map(
+            lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+
+        def add_slice(total, part):
+            return jax.tree.map(jnp.add, total, grad_fn(params, part, counts, key)), None
+
+        first = jax.tree.map(lambda x: x[0], slices)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, first, counts, key))
+        return jax.lax.scan(add_slice, zeros, slices)[0]
+
+    everywhere = NamedSharding(mesh, P())
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, everywhere))
     def update_step(state, rows):
-        batch = corrupt(rows, mask_key, repeat_after, **masking)
+        batch = corrupt_each(mesh, rows, mask_key, repeat_after, **masking)
         counts = {
             task: jnp.maximum(jnp.sum(batch[f"{task}_weights"]), 1) for task in ("mlm", "nsp")
         }
+        batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])
         step_key = jax.random.fold_in(dropout_key, state.step)
-        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
-
-        if accumulate == 1:
-            (loss, sums), gradients = grad_fn(state.params, batch, counts, step_key)
-        else:
-            # Slice m takes every `accumulate`-th row, so each device keeps its own rows.
-            slices = jax.tree.map(
-                lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
-            )
-
-            def add_slice(total, indexed):
-                index, part = indexed
-                key = jax.random.fold_in(step_key, index)
-                return jax.tree.map(jnp.add, total, grad_fn(state.params, part, counts, key)), None
-
-            shapes = jax.eval_shape(
-                grad_fn, state.params, jax.tree.map(lambda x: x[0], slices), counts, step_key
-            )
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            ((loss, sums), gradients), _ = jax.lax.scan(
-                add_slice, zeros, (jnp.arange(accumulate), slices)
-            )
-
+        parts = partitioning.for_each_data_shard(add_gradients, mesh)(
+            state.params, batch, counts, step_key
+        )
+        # Here the devices exchange gradients, once for all layers and slices, and each keeps what
+        # its part of the optimizer's state needs.
+        (loss, sums), gradients = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
+        gradients = jax.lax.with_sharding_constraint(
+            gradients, optax.tree.get(layout.opt_state, "mu", layout.params)
+        )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = means(sums) | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
@@ -158,14 +184,19 @@ def make_update_step(
 
 
 def make_eval_step(
-    model: BertForPreTraining, seed: int, **masking
+    model: BertForPreTraining, mesh: Mesh, seed: int, **masking
 ) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
     """(params, rows) -> sums over one batch; the masks are fixed by the seed and the row."""
     mask_key = jax.random.key(seed)
 
-    @jax.jit
+    def sums_of_part(params, batch):
+        return pretraining_sums(model, params, batch)
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, P()))
     def eval_step(params, rows):
-        return pretraining_sums(model, params, corrupt(rows, mask_key, **masking))
+        batch = corrupt_each(mesh, rows, mask_key, **masking)
+        parts = partitioning.for_each_data_shard(sums_of_part, mesh)(params, batch)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
 
     return eval_step
 

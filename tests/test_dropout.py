@@ -9,11 +9,14 @@ from bert_jax.dropout import dropout, hashed_bits
 
 SHAPE = (32, 128, 256)
 SIZE = 32 * 128 * 256
+ROWS = jnp.arange(32)
 
 
 def mask(seed: int, rate: float = 0.1, shape=SHAPE) -> np.ndarray:
     """True where an element is kept."""
-    return np.asarray(dropout(jax.random.key(seed), jnp.ones(shape), rate)) > 0
+    return (
+        np.asarray(dropout(jax.random.key(seed), jnp.ones(shape), rate, jnp.arange(shape[0]))) > 0
+    )
 
 
 def correlation(one: np.ndarray, two: np.ndarray) -> float:
@@ -22,7 +25,7 @@ def correlation(one: np.ndarray, two: np.ndarray) -> float:
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_the_rate_is_kept_and_so_is_the_expectation(rate):
-    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), rate))
+    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), rate, ROWS))
     sigma = np.sqrt(rate * (1 - rate) / SIZE)
     assert abs(np.mean(dropped == 0) - rate) < 4 * sigma
     assert abs(np.mean(dropped, dtype=np.float64) - 1) < 4 * sigma / (1 - rate)
@@ -31,7 +34,7 @@ def test_the_rate_is_kept_and_so_is_the_expectation(rate):
 
 def test_rate_zero_changes_nothing():
     x = jnp.arange(6.0)
-    np.testing.assert_array_equal(dropout(jax.random.key(0), x, 0.0), x)
+    np.testing.assert_array_equal(dropout(jax.random.key(0), x, 0.0, jnp.arange(6)), x)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -63,15 +66,17 @@ def test_keys_whose_first_words_nearly_agree_give_no_shifted_copies():
     for shift in (0, 1, 100):
         for _ in range(10):
             first, second = rng.integers(0, 2**32, 2, np.uint32)
-            one = hashed_bits(jnp.array([17 + shift, first], jnp.uint32), (SIZE,))
-            two = hashed_bits(jnp.array([17, second], jnp.uint32), (SIZE,))
-            one, two = (np.asarray(bits) >= 0.1 * 2**32 for bits in (one, two))
+            one = hashed_bits(
+                jnp.array([17 + shift, first], jnp.uint32), jnp.zeros(1, int), (1, SIZE)
+            )
+            two = hashed_bits(jnp.array([17, second], jnp.uint32), jnp.zeros(1, int), (1, SIZE))
+            one, two = (np.asarray(bits[0]) >= 0.1 * 2**32 for bits in (one, two))
             # Not quite as independent as two random keys, but far from a copy, which gives 1.
             assert abs(correlation(one[: SIZE - shift], two[shift:])) < 0.05
 
 
 def test_every_bit_is_set_half_of_the_time():
-    bits = np.asarray(hashed_bits(jnp.array([7, 11], jnp.uint32), (SIZE,)))
+    bits = np.asarray(hashed_bits(jnp.array([7, 11], jnp.uint32), jnp.zeros(1, int), (1, SIZE)))
     shares = [np.mean((bits >> bit) & 1) for bit in range(32)]
     assert np.max(np.abs(np.array(shares) - 0.5)) < 5 * 0.5 / np.sqrt(SIZE)
 
@@ -80,7 +85,7 @@ def test_every_bit_is_set_half_of_the_time():
 def test_the_gradient_is_dropped_where_the_value_was(dtype):
     key = jax.random.key(5)
     x = jax.random.normal(jax.random.key(6), (64, 48)).astype(dtype)
-    value, pull_back = jax.vjp(lambda x: dropout(key, x, 0.3), x)
+    value, pull_back = jax.vjp(lambda x: dropout(key, x, 0.3, jnp.arange(64)), x)
     assert value.dtype == dtype
     # The function is linear, with a diagonal matrix: its gradient is itself.
     np.testing.assert_array_equal(pull_back(x)[0], value)
@@ -89,8 +94,28 @@ def test_the_gradient_is_dropped_where_the_value_was(dtype):
 def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
     keys = jax.random.split(jax.random.key(0), 4)
     x = jnp.ones((16, 8))
-    plain = np.stack([dropout(key, x, 0.5) for key in keys])
-    mapped = jax.jit(jax.vmap(lambda key: dropout(key, x, 0.5)))(keys)
-    _, scanned = jax.lax.scan(lambda _, key: (None, dropout(key, x, 0.5)), None, keys)
+
+    def drop(key, x):
+        return dropout(key, x, 0.5, jnp.arange(16))
+
+    plain = np.stack([drop(key, x) for key in keys])
+    mapped = jax.jit(jax.vmap(lambda key: drop(key, x)))(keys)
+    _, scanned = jax.lax.scan(lambda _, key: (None, drop(key, x)), None, keys)
     np.testing.assert_array_equal(mapped, plain)
     np.testing.assert_array_equal(scanned, plain)
+
+
+def test_a_row_keeps_its_mask_wherever_it_is_computed():
+    x = jnp.ones((16, 8, 4))
+    whole = dropout(jax.random.key(0), x, 0.5, jnp.arange(16))
+    places = jnp.array([11, 3, 4])
+    part = dropout(jax.random.key(0), x[:3], 0.5, places)
+    np.testing.assert_array_equal(part, whole[places])
+
+
+def test_rows_that_lie_far_apart_are_independent():
+    rows = jnp.array([0, 1, 1024, 2**16, 2**16 + 1, 2**20, 2**24, 2**30])
+    bits = hashed_bits(jnp.array([7, 11], jnp.uint32), rows, (8, SIZE // 8))
+    kept = np.asarray(bits) >= 0.1 * 2**32
+    correlations = np.corrcoef(kept) - np.eye(8)
+    assert np.max(np.abs(correlations)) < 5 / np.sqrt(SIZE // 8)

@@ -29,10 +29,15 @@ def example():
     return config, params, batch, expected
 
 
+def numbered(batch):
+    """With each row's place, which its dropout is drawn for."""
+    return batch | {"dropout_rows": jnp.arange(len(batch["tokens"]))}
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def loss_and_gradients(config, params, batch, dropout_key):
     def loss_fn(params):
-        sums = pretraining_sums(BertForPreTraining(config), params, batch, dropout_key)
+        sums = pretraining_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
         return sums["mlm_loss"] + sums["nsp_loss"]
 
     return jax.value_and_grad(loss_fn)(params)
@@ -150,13 +155,13 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
     config = dataclasses.replace(config, scan_layers=scan_layers)
     used = []
 
-    def recorded(key, x, rate):
+    def recorded(key, x, rate, rows):
         jax.debug.callback(lambda words: used.append(words.tobytes()), jax.random.key_data(key))
-        return dropout(key, x, rate)
+        return dropout(key, x, rate, rows)
 
     monkeypatch.setattr(model, "dropout", recorded)
     monkeypatch.setattr(attention, "dropout", recorded)
-    pretraining_sums(BertForPreTraining(config), params, batch, jax.random.key(0))
+    pretraining_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.
     assert len(used) == len(set(used)) == 1 + 3 * config.num_layers

@@ -57,6 +57,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Devices along each axis of the mesh; -1 takes what the others leave.
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
+    # Divide the optimizer's state over `data` too; each device then updates a part.
+    config.shard_weight_update = False
     # Rows that one device takes at once; gradients accumulate over the rest. 0: all at once.
     config.per_device_batch_size = 0
 
@@ -64,7 +66,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.eval_every = 10_000
     config.eval_batch_size = 256
     config.checkpoint_every = 5_000
-    config.keep_checkpoints = 3
+    config.keep_checkpoints = 3  # The last so many,
+    config.keep_every = 0  # and those of every so many steps; 0: none.
+    config.stall_seconds = 600  # Without a step for so long, the stacks of all threads are shown.
 
     return cut_down(config, arg)
 

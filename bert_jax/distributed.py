@@ -1,0 +1,143 @@
+"""Several processes (one a host) as one program: joining, agreeing, stopping at the same step."""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import jax
+import numpy as np
+from absl import logging
+from jax.experimental import multihost_utils
+
+PREEMPTED = os.EX_TEMPFAIL
+"""Exit status (75): all that matters is saved, start the same command again."""
+
+
+def join(
+    *,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout_seconds: int = 300,
+    heartbeat_seconds: int = 100,
+) -> None:
+    """Connects this process with the others; the first thing that a run of several does.
+
+    Ends the process with a message and status 1 if they do not meet in time: the runtime itself
+    would abort without one.
+
+    Args:
+      coordinator: "host:port" of process 0; None asks the cluster (Cloud TPU, GKE, Slurm, MPI).
+      num_processes: how many there must be; None takes what the cluster says.
+      process_id: of this one; None asks the cluster.
+      timeout_seconds: how long to wait for the others.
+      heartbeat_seconds: a process that is silent for so long is taken for lost.
+
+    Raises ValueError where the arguments do not say what the cluster does not tell either, or
+    where there are more or fewer processes than expected.
+    """
+    if coordinator and (num_processes is None or process_id is None):
+        raise ValueError("--coordinator needs --num_processes and --process_id beside it")
+
+    def give_up():
+        print(
+            f"\nnot all of {num_processes or 'the'} processes met at {coordinator or 'process 0'} "
+            f"within {timeout_seconds} s. Run the same command on every host (the one that "
+            "--coordinator names with --process_id=0), and look at the logs of those that are "
+            "missing",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    # JAX traps SIGTERM, and agrees with all processes on a step to stop at; see Preemption.
+    jax.config.update("jax_enable_preemption_service", True)
+    waiting = threading.Timer(timeout_seconds, give_up)
+    waiting.daemon = True
+    waiting.start()
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes if coordinator else None,
+            process_id,
+            initialization_timeout=timeout_seconds + 60,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"the cluster does not say who takes part ({error}): give --coordinator=HOST:PORT "
+            "--num_processes=N --process_id=I"
+        ) from error
+    finally:
+        waiting.cancel()
+    found = jax.process_count()
+    if num_processes and found != num_processes:
+        raise ValueError(
+            f"{found} processes take part, but --num_processes={num_processes}: run the command on "
+            "every host of the slice (--worker=all), or correct the number"
+        )
+    logging.info("Process %d of %d, %d devices", jax.process_index(), found, jax.device_count())
+
+
+def gather_texts(text: str) -> list[str]:
+    """The `text` of each process, in all of them."""
+    if jax.process_count() == 1:
+        return [text]
+    content = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([content.size], np.int32)).ravel()
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: content.size] = content
+    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def in_first_process(action) -> None:
+    """Runs `action()` in process 0 while the others wait; an error of its is raised in all.
+
+    Raises ValueError in the others, where process 0 raises ValueError or OSError.
+    """
+    error = None
+    if jax.process_index() == 0:
+        try:
+            action()
+        except (ValueError, OSError) as raised:
+            error = raised
+    message = gather_texts(str(error or ""))[0]
+    if error:
+        raise error
+    if message:
+        raise ValueError(message)
+
+
+def check_same_everywhere(settings: dict[str, object]) -> None:
+    """Raises ValueError in every process if the flat `settings` of one differ from process 0's."""
+    all_settings = [json.loads(text) for text in gather_texts(json.dumps(settings))]
+    first = all_settings[0]
+    for process, other in enumerate(all_settings):
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"process {process} has {name}={other.get(name)!r}, but process 0 has "
+                    f"{first.get(name)!r}: start all of them with the same command and the same "
+                    "files"
+                )
+
+
+class Preemption:
+    """SIGTERM, the notice of a host about to be taken away: all processes stop after one step."""
+
+    def __init__(self):
+        self._told = False
+        if jax.process_count() == 1:
+            signal.signal(signal.SIGTERM, self._tell)
+
+    def _tell(self, number, frame):
+        self._told = True
+
+    def stops_after(self, step: int) -> bool:
+        """Whether `step` is the last; asked by every process after each step."""
+        if jax.process_count() == 1:
+            return self._told
+        return multihost_utils.reached_preemption_sync_point(step)

@@ -1,0 +1,133 @@
+"""Several real processes are one run: the same parameters, every row once, clear errors."""
+
+import json
+import re
+import signal
+import time
+
+import jax
+import numpy as np
+import processes
+import pytest
+
+import bert_jax
+from bert_jax import distributed
+from bert_jax.data.rows import Rows
+
+STEPS = ("num_steps=4", "log_every=2", "checkpoint_every=2", "eval_every=2")
+
+
+def saved_params(workdir) -> dict:
+    return jax.device_get(bert_jax.load(workdir).params)
+
+
+def largest_difference(one, two) -> float:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return max(float(np.max(np.abs(a - b))) for a, b in pairs)
+
+
+def result_of(workdir) -> dict:
+    return json.loads((workdir / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def one_process(corpus, tmp_path_factory):
+    """A run of one process with four devices."""
+    workdir = tmp_path_factory.mktemp("one") / "run"
+    processes.run(workdir, corpus, *STEPS, devices_each=4)
+    return workdir
+
+
+@pytest.mark.parametrize(("num_processes", "devices_each"), [(2, 2), (4, 1)])
+def test_processes_train_to_the_parameters_of_one(
+    one_process, corpus, tmp_path, num_processes, devices_each
+):
+    workdir = tmp_path / "run"
+    options = {"num_processes": num_processes, "devices_each": devices_each}
+    processes.run(workdir, corpus, *STEPS, **options)
+    assert largest_difference(saved_params(one_process), saved_params(workdir)) < 1e-5
+    expected, found = result_of(one_process), result_of(workdir)
+    for name in ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "unigram_entropy"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-5), name
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(steps) and len(set(lines)) == len(lines)
+    # One process wrote, and one showed.
+    assert len(list((workdir / "tensorboard").iterdir())) == 1
+    assert "mlm_loss" not in processes.log_of(workdir, 1).read_text()
+
+
+def test_evaluation_counts_every_pair_once_whatever_the_remainder(one_process, corpus):
+    rows = Rows(corpus, "heldout")
+    assert rows.num_rows % 8  # The last batch of eight is filled up.
+    right = result_of(one_process)["nsp_accuracy"] * np.count_nonzero(
+        rows.stream(0, rows.num_rows)["pairs"][:, :, 2]
+    )
+    assert right == pytest.approx(round(right), abs=1e-3)
+
+
+def test_sigterm_in_one_process_saves_that_step_in_all_and_the_run_goes_on(
+    one_process, corpus, tmp_path
+):
+    workdir = tmp_path / "run"
+    options = {"num_processes": 2, "devices_each": 2}
+    long = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
+    with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:
+        wait_for_step(workdir, 2, started)
+        started[1].send_signal(signal.SIGTERM)
+        assert processes.finish(started) == [distributed.PREEMPTED] * 2
+    said = re.search(r"step (\d+) is saved", processes.log_of(workdir).read_text())
+    assert [entry.name for entry in (workdir / "checkpoints").iterdir()] == [said[1]]
+    with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:
+        wait_for_step(workdir, int(said[1]) + 1, started)
+    assert f"Going on from the checkpoint of step {said[1]}" in (
+        processes.log_of(workdir).read_text()
+    )
+
+
+def wait_for_step(workdir, step: int, started, seconds: float = 120) -> None:
+    """Returns once metrics.jsonl tells of `step`."""
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert all(process.poll() is None for process in started), processes.log_of(
+            workdir
+        ).read_text()[-3000:]
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"no step {step} after {seconds} s")
+
+
+def test_different_settings_are_found_before_the_first_step(corpus, tmp_path):
+    workdir, other = tmp_path / "run", ("--config.learning_rate=0.5",)
+    with processes.ended(processes.start(workdir, corpus, num_processes=2, last=other)) as started:
+        assert processes.finish(started) == [1, 1]
+    message = "process 1 has learning_rate=0.5, but process 0 has 0.0001"
+    for process in range(2):
+        assert message in processes.log_of(workdir, process).read_text()
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_process_missing_says_what_to_run(corpus, tmp_path, missing):
+    """Without process 0 there is no coordinator to reach."""
+    started = processes.start(tmp_path / "run", corpus, num_processes=2, join_seconds=5)
+    with processes.ended(started):
+        started[missing].kill()
+        assert started[1 - missing].wait(60) == 1
+    message = processes.log_of(tmp_path / "run", 1 - missing).read_text()
+    assert "not all of 2 processes met at localhost" in message
+    assert message.rstrip().endswith("look at the logs of those that are missing")
+
+
+def test_coordinator_without_a_count_says_what_is_missing():
+    with pytest.raises(ValueError, match="needs --num_processes and --process_id"):
+        distributed.join(coordinator="localhost:1")
+
+
+def test_one_process_agrees_with_itself():
+    assert distributed.gather_texts("a") == ["a"]
+    distributed.check_same_everywhere({"seed": 0})
+    with pytest.raises(OSError, match="full"):
+        distributed.in_first_process(lambda: (_ for _ in ()).throw(OSError("full")))
