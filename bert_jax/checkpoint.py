@@ -6,9 +6,12 @@ asynchronous and atomic: a directory under its final name is complete.
 """
 
 import base64
+import contextlib
+import json
 import pathlib
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
@@ -132,30 +135,63 @@ def load_checkpoint(path: str | pathlib.Path, abstract_params_of) -> tuple[dict,
     Raises FileNotFoundError or CheckpointError.
     """
     directory = find_checkpoint(path)
-    handler = ocp.CompositeCheckpointHandler()
-    with ocp.Checkpointer(handler) as checkpointer:
-        try:
-            settings = checkpointer.restore(
-                directory,
-                ocp.args.Composite(
-                    config=ocp.args.JsonRestore(), vocabulary=ocp.args.JsonRestore()
-                ),
-            )
-            device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-                abstract_params_of(settings.config),
-            )
-            items = checkpointer.restore(
-                directory, ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-            )
-        except Exception as error:
-            raise CheckpointError(
-                f"{directory} could not be read as a checkpoint of bert_jax: {error}"
-            ) from error
-    vocabulary = settings.vocabulary
-    content = base64.b64decode(vocabulary["base64"])
-    return items.params, settings.config, tokenizer_from_bytes(vocabulary["filename"], content)
+    settings = load_settings(directory)
+    with _reading(directory):
+        vocabulary = _read(directory, vocabulary=ocp.args.JsonRestore()).vocabulary
+        content = base64.b64decode(vocabulary["base64"])
+        tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
+        params = _read_arrays(directory, "params", abstract_params_of(settings))
+    return params, settings, tokenizer
+
+
+def load_settings(directory: pathlib.Path) -> dict:
+    """The settings that a checkpoint was written with; raises CheckpointError."""
+    with _reading(directory):  # Not by Orbax, which would wait for the other processes of a run.
+        return json.loads((directory / "config" / "metadata").read_text())
+
+
+def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, int]:
+    """Reads all of a checkpoint; its `step`, and `params` and `training` in bytes.
+
+    Raises CheckpointError where anything is missing, cut off, not finite, or of another model.
+    """
+    params, _, _ = load_checkpoint(directory, abstract_params_of)
+    found = {"params": params}
+    with _reading(directory):
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            metadata = checkpointer.metadata(directory / "training").item_metadata.tree
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata)
+        found["training"] = _read_arrays(directory, "training", shapes)
+        for name, leaf in jax.tree.leaves_with_path(found):
+            if not np.isfinite(leaf).all():
+                raise ValueError(f"{jax.tree_util.keystr(name)} holds values that are not finite")
+    step = int(found["training"]["step"])
+    return {"step": step} | {
+        item: sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for item, tree in found.items()
+    }
+
+
+def _read(directory: pathlib.Path, **items):
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(directory, ocp.args.Composite(**items))
+
+
+def _read_arrays(directory: pathlib.Path, item: str, shapes):
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes
+    )
+    return _read(directory, **{item: ocp.args.StandardRestore(abstract)})[item]
+
+
+@contextlib.contextmanager
+def _reading(directory: pathlib.Path):
+    try:
+        yield
+    except Exception as error:  # Of Orbax, tensorstore, JSON, ...: all mean the same to a user.
+        raise CheckpointError(
+            f"{directory} could not be read as a checkpoint of bert_jax: {error}"
+        ) from error
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

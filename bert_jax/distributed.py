@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 PREEMPTED = os.EX_TEMPFAIL
 """Exit status (75): all that matters is saved, start the same command again."""
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def join(
@@ -94,15 +95,12 @@ def gather_texts(text: str) -> list[str]:
 
 
 def in_first_process(action) -> None:
-    """Runs `action()` in process 0 while the others wait; an error of its is raised in all.
-
-    Raises ValueError in the others, where process 0 raises ValueError or OSError.
-    """
+    """Runs `action()` in process 0 while the others wait; where it raises, they raise ValueError."""
     error = None
     if jax.process_index() == 0:
         try:
             action()
-        except (ValueError, OSError) as raised:
+        except Exception as raised:  # Whatever it is, the others must not wait for ever.
             error = raised
     message = gather_texts(str(error or ""))[0]
     if error:
@@ -126,18 +124,33 @@ def check_same_everywhere(settings: dict[str, object]) -> None:
 
 
 class Preemption:
-    """SIGTERM, the notice of a host about to be taken away: all processes stop after one step."""
+    """SIGTERM (a host is about to be taken away) or Ctrl-C: all processes stop after one step."""
 
     def __init__(self):
+        self.interrupted = False
         self._told = False
-        if jax.process_count() == 1:
-            signal.signal(signal.SIGTERM, self._tell)
+        self._several = jax.process_count() > 1
+        self._before = {signal.SIGINT: signal.signal(signal.SIGINT, self._interrupt)}
+        if not self._several:  # Else JAX has trapped it.
+            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._tell)
+
+    def stops_after(self, step: int) -> bool:
+        """Whether `step` is the last; asked by every process after each step."""
+        if self._several:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._told
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _tell(self, number, frame):
         self._told = True
 
-    def stops_after(self, step: int) -> bool:
-        """Whether `step` is the last; asked by every process after each step."""
-        if jax.process_count() == 1:
-            return self._told
-        return multihost_utils.reached_preemption_sync_point(step)
+    def _interrupt(self, number, frame):
+        if self.interrupted:
+            os._exit(INTERRUPTED)
+        print("\nInterrupted: stops after saving this step. Again: at once", file=sys.stderr)
+        self.interrupted = self._told = True
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)

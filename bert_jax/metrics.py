@@ -55,11 +55,12 @@ class MetricsWriter:
         unfinished = path.with_name("metrics.jsonl.tmp")
         unfinished.write_text("".join(json.dumps(record) + "\n" for record in kept))
         unfinished.replace(path)
+        self._written = {(record["step"], *record.keys()) for record in kept}
         self._file = path.open("a")
         self._summary = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        if not self._writes:
+        if not self._writes or (step, "step", *metrics) in self._written:
             return
         self._file.write(json.dumps({"step": step} | metrics) + "\n")
         self._file.flush()

@@ -10,6 +10,7 @@ import functools
 import json
 import logging as std_logging
 import math
+import os
 import pathlib
 import sys
 import time
@@ -58,7 +59,11 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Preempted(Exception):
-    """The run was told to stop (SIGTERM), and has saved its last step."""
+    """The run was told to stop, and has saved its last step; `status` is to exit with."""
+
+    def __init__(self, step: int, interrupted: bool):
+        self.status = distributed.INTERRUPTED if interrupted else distributed.PREEMPTED
+        super().__init__(f"stopped; step {step} is saved. The same command goes on from there")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +94,7 @@ def _train_and_evaluate(
     workdir = pathlib.Path(workdir)
 
     # Rows, tokenizer, model.
+    check_numbers(config)
     phases = open_phases(config)
     num_steps = phases[-1].stop
     tokenizer = phases[0].rows.load_tokenizer()
@@ -160,7 +166,7 @@ def _train_and_evaluate(
     progress = tqdm.tqdm(
         total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
     )
-    preemption = distributed.Preemption()
+    preemption = cleanup.enter_context(contextlib.closing(distributed.Preemption()))
     watchdog = cleanup.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
     began = started - writer.seconds  # As if all processes of this run had run without a gap.
 
@@ -243,10 +249,7 @@ def _train_and_evaluate(
                 checkpointer.save(state)
             if stops:
                 checkpointer.wait()
-                raise Preempted(
-                    f"told to stop (SIGTERM); step {step} is saved. The same command goes on from "
-                    "there"
-                )
+                raise Preempted(step, preemption.interrupted)
             if reports or evaluates:
                 last_report, timed_from = time.monotonic(), step
 
@@ -340,9 +343,34 @@ def open_phases(config: config_dict.ConfigDict) -> list[Phase]:
     return phases
 
 
+def check_numbers(config: config_dict.ConfigDict) -> None:
+    """ValueError for a number that can mean nothing, wherever else it would show or not show."""
+    flat = flatten(config.to_dict())
+    for names, lowest, highest in (
+        ("num_steps long_phase.num_steps warmup_steps per_device_batch_size", 0, math.inf),
+        ("keep_every weight_decay seed masking.repeat_after", 0, math.inf),
+        ("batch_size long_phase.batch_size eval_batch_size keep_checkpoints", 1, math.inf),
+        ("log_every eval_every checkpoint_every stall_seconds", 1, math.inf),
+        ("learning_rate clip_norm epsilon", 1e-30, math.inf),
+        ("masking.rate", 0.001, 0.999),
+        ("beta1 beta2", 0, 1 - 1e-9),
+        ("warmup_steps", 0, config.num_steps + config.long_phase.num_steps),
+    ):
+        for name in names.split():
+            if not lowest <= flat[name] <= highest:
+                raise ValueError(
+                    f"--config.{name}={flat[name]}: expected at least {lowest:g}"
+                    + (f" and at most {highest:g}" if highest < math.inf else "")
+                )
+
+
 def model_config(config: config_dict.ConfigDict, vocab_size: int) -> BertConfig:
     """The architecture that `config.model` describes, for a vocabulary of `vocab_size` pieces."""
-    fields = {name: value for name, value in config.model.items() if name != "size"}
+    fields = {
+        name: value
+        for name, value in config.model.items()
+        if name != "size" and value is not None  # None: as the size says.
+    }
     return BertConfig.named(config.model.size, vocab_size=vocab_size, **fields)
 
 
@@ -415,7 +443,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"\npretrain: {error}")
     except Preempted as error:
         print(f"\npretrain: {error}", file=sys.stderr)
-        sys.exit(distributed.PREEMPTED)
+        sys.exit(error.status)
     except jax.errors.JaxRuntimeError as error:
         if not several:
             raise
@@ -423,16 +451,29 @@ def main(argv: list[str]) -> None:
             f"\npretrain: another process is lost, or does not answer ({error}). Start the same "
             "command again on all hosts; it goes on from the last checkpoint",
             file=sys.stderr,
+            flush=True,
         )
-        sys.exit(distributed.PREEMPTED)
-    except KeyboardInterrupt:
-        sys.exit(
-            f"\nInterrupted. The same command goes on from the last checkpoint in {values.workdir}"
+        os._exit(distributed.PREEMPTED)  # Leaving the others in order would wait for the lost one.
+    except KeyboardInterrupt:  # Before the first step.
+        print(
+            f"\npretrain: interrupted; {values.workdir} is as it was", file=sys.stderr, flush=True
         )
+        os._exit(distributed.INTERRUPTED)  # XLA may be compiling, and does not bear an exit.
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
 
 
+def parse_flags(argv: list[str]) -> list[str]:
+    """Flags that are not as they must be end in a line too, those of the configuration included."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        while isinstance(error, Exception) and error.args:  # One in another.
+            error = error.args[0]
+        message = str(error).replace("\n", ": ")
+        sys.exit(f"pretrain: {message}")
+
+
 if __name__ == "__main__":
     restart_with_huge_pages()
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from bert_jax.checkpoint import saved_steps
+from bert_jax.checkpoint import load_settings, saved_steps
 
 # Settings that a run may be continued with differently: they change nothing, or (the layout over
 # devices) only rounding. Where a corpus lies is one of them, since what it holds is compared by
@@ -28,21 +28,36 @@ FREE_TO_CHANGE = (
 
 
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
-    """Writes config.json; ValueError if the workdir holds checkpoints of other settings."""
-    path = workdir / "config.json"
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or not saved_steps(workdir / "checkpoints"):
-        write_json(path, settings)
-        return
-    found, wanted = flatten(json.loads(path.read_text())), flatten(settings)
+    """Writes config.json; ValueError if the workdir holds checkpoints of other settings.
+
+    Raises OSError where nothing can be written, and CheckpointError for a damaged checkpoint.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if steps := saved_steps(workdir / "checkpoints"):
+            check_same_settings(workdir / "checkpoints" / str(steps[-1]), settings)
+        else:
+            (workdir / "result.json").unlink(
+                missing_ok=True
+            )  # Of a run whose checkpoints are gone.
+        write_json(workdir / "config.json", settings)
+    except OSError as error:
+        raise type(error)(
+            f"--workdir={workdir}: {error}. Expected a directory that can be made or written to"
+        ) from error
+
+
+def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
+    """ValueError that tells all differences, if `checkpoint` is of other settings."""
+    found, wanted = flatten(load_settings(checkpoint)), flatten(settings)
     differences = [
-        f"  {name}: {found.get(name)!r} in {path}, {wanted.get(name)!r} now"
+        f"  {name}: {found.get(name)!r} in {checkpoint}, {wanted.get(name)!r} now"
         for name in sorted(found.keys() | wanted.keys())
         if found.get(name) != wanted.get(name) and not name.startswith(FREE_TO_CHANGE)
     ]
     if differences:
         raise ValueError(
-            f"{workdir} belongs to a run with other settings:\n"
+            f"{checkpoint.parents[1]} belongs to a run with other settings:\n"
             + "\n".join(differences)
             + "\nGive these settings to go on with it, or another --workdir to start anew"
         )

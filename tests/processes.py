@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -86,3 +87,14 @@ def ended(processes: list[subprocess.Popen]):
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
+
+
+def wait_for(path: pathlib.Path, text: str, started, seconds: float = 200) -> None:
+    """Returns once the file at `path` holds `text`; all processes must be alive until then."""
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and text in path.read_text()):
+        for number, process in enumerate(started):
+            assert process.poll() is None, f"process {number} ended early: {process.args}"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{text!r} is not in {path} after {seconds} s")
+        time.sleep(0.05)

@@ -177,6 +177,26 @@ def workdir_of_another_configuration(given):
     given.train(num_steps=2, learning_rate=0.5)
 
 
+def workdir_of_another_configuration_without_its_config(given):
+    given.train(num_steps=2)
+    given.path("workdir/config.json").unlink()
+    given.train(num_steps=2, learning_rate=0.5)
+
+
+def checkpoint_without_its_config(given):
+    given.train(num_steps=2)
+    given.path("workdir/checkpoints/2/config/metadata").write_text("{")
+    given.train(num_steps=2)
+
+
+def checkpoint_without_its_last_file(given):
+    given.train(num_steps=2)
+    files = given.path("workdir/checkpoints/2/training").rglob("d/*")
+    max(files, key=lambda path: path.stat().st_size).unlink()
+    given.path("workdir/result.json").unlink()
+    given.train(num_steps=2)
+
+
 def workdir_that_is_a_file(given):
     given.path("workdir").write_text("")
     given.train()
@@ -207,9 +227,12 @@ BAD_INPUT = {
     unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
     workdir_of_another_configuration: (
         ValueError,
-        r"learning_rate: 0\.0001 in .* 0\.5 now.*another --workdir",
+        r"learning_rate: 0\.0001 in .*checkpoints/2, 0\.5 now.*another --workdir",
     ),
-    workdir_that_is_a_file: (OSError, "workdir"),
+    workdir_of_another_configuration_without_its_config: (ValueError, "learning_rate: .*0.5 now"),
+    checkpoint_without_its_config: (CheckpointError, "checkpoints/2 could not be read"),
+    checkpoint_without_its_last_file: (CheckpointError, "2 could not be restored.*remove it"),
+    workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a directory"),
     rows_longer_than_the_position_table: (
         ValueError,
         "rows of 64 tokens.*table ends at 32.*max_position",
@@ -218,8 +241,16 @@ BAD_INPUT = {
 # Single fields: what is given, and what the error says.
 BAD_FIELDS = [
     ({"max_predictions": 65}, "max_predictions is 65, but the rows .* 1 to 64"),
-    ({"num_steps": 0}, r"num_steps is 0, and so is long_phase\.num_steps"),
-    ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+    ({"num_steps": 0, "warmup_steps": 0}, r"num_steps is 0, and so is long_phase\.num_steps"),
+    ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
+    ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
+    ({"eval_batch_size": -8}, r"--config\.eval_batch_size=-8: expected at least 1"),
+    ({"per_device_batch_size": -4}, r"per_device_batch_size=-4: expected at least 0"),
+    ({"checkpoint_every": 0}, r"--config\.checkpoint_every=0: expected at least 1"),
+    ({"masking__rate": 15.0}, r"--config\.masking\.rate=15\.0: expected .* at most 0\.999"),
+    ({"learning_rate": -1.0}, r"--config\.learning_rate=-1\.0: expected at least"),
+    ({"clip_norm": 0.0}, r"--config\.clip_norm=0\.0: expected at least"),
+    ({"warmup_steps": 1000}, r"--config\.warmup_steps=1000: expected .* at most 6"),
     ({"batch_size": 12}, "batch_size 12 is not divisible by 8 devices"),
     ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
     (

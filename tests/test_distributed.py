@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 
 import jax
 import numpy as np
@@ -73,30 +72,17 @@ def test_sigterm_in_one_process_saves_that_step_in_all_and_the_run_goes_on(
     options = {"num_processes": 2, "devices_each": 2}
     long = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
     with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:
-        wait_for_step(workdir, 2, started)
+        processes.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[1].send_signal(signal.SIGTERM)
         assert processes.finish(started) == [distributed.PREEMPTED] * 2
     said = re.search(r"step (\d+) is saved", processes.log_of(workdir).read_text())
     assert [entry.name for entry in (workdir / "checkpoints").iterdir()] == [said[1]]
     with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:
-        wait_for_step(workdir, int(said[1]) + 1, started)
+        after = f'"step": {int(said[1]) + 1},'
+        processes.wait_for(workdir / "metrics.jsonl", after, started)
     assert f"Going on from the checkpoint of step {said[1]}" in (
         processes.log_of(workdir).read_text()
     )
-
-
-def wait_for_step(workdir, step: int, started, seconds: float = 120) -> None:
-    """Returns once metrics.jsonl tells of `step`."""
-    metrics = workdir / "metrics.jsonl"
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert all(process.poll() is None for process in started), processes.log_of(
-            workdir
-        ).read_text()[-3000:]
-        if metrics.exists() and f'"step": {step},' in metrics.read_text():
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"no step {step} after {seconds} s")
 
 
 def test_different_settings_are_found_before_the_first_step(corpus, tmp_path):

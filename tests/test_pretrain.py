@@ -3,17 +3,19 @@
 import json
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
 import jax
 import numpy as np
+import processes
 import pytest
 from conftest import build_small_corpus, random_text
 
 import bert_jax
 from bert_jax import pretrain
-from bert_jax.checkpoint import find_checkpoint
+from bert_jax.checkpoint import find_checkpoint, saved_steps
 from configs.pretrain import bert_tiny
 from tools.train_vocab import train_sentencepiece
 
@@ -150,7 +152,7 @@ def test_sentencepiece_works_wherever_wordpiece_does(tmp_path):
 
 
 COMMAND_LINES = {
-    "--config.learning_rat=1": "learning_rate",
+    "--config.learning_rat=1": "pretrain: 'learning_rat': Did you mean \"learning_rate\"",
     "--config.corpus=/nowhere": "/nowhere holds no corpus",
     "--config.num_steps=x": "invalid literal for int",
     "--confg=y": "Unknown command line flag 'confg'",
@@ -163,7 +165,34 @@ def test_wrong_flag_on_the_command_line_says_what_is_meant(tmp_path, argument):
     command += ["--config=configs/pretrain/bert_tiny.py", argument]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode != 0 and COMMAND_LINES[argument] in run.stderr
+    assert "Traceback" not in run.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
+    workdir = tmp_path / "run"
+    fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
+    with processes.ended(processes.start(workdir, corpus, *fields)) as started:
+        processes.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
+        started[0].send_signal(signal.SIGINT)
+        assert processes.finish(started) == [130]
+    said = processes.log_of(workdir).read_text()
+    (step,) = saved_steps(workdir / "checkpoints")
+    assert f"pretrain: stopped; step {step} is saved" in said and "Traceback" not in said
+    with processes.ended(processes.start(workdir, corpus, *fields)) as started:
+        processes.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
+    said = processes.log_of(workdir).read_text()
+    assert f"Going on from the checkpoint of step {step}" in said and "compiled before" in said
+
+
+def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
+    workdir = tmp_path / "run"
+    with processes.ended(processes.start(workdir, corpus)) as started:
+        processes.wait_for(processes.log_of(workdir), "Layout over", started)
+        started[0].send_signal(signal.SIGINT)
+        assert processes.finish(started) == [130]
+    said = processes.log_of(workdir).read_text()
+    assert "Traceback" not in said and "Fatal" not in said
 
 
 def test_what_is_being_saved_when_the_run_ends_is_saved(corpus, tmp_path):
@@ -205,9 +234,8 @@ def test_every_config_resolves_and_its_docstring_says_what_is_needed(path, argum
 
     module = importlib.import_module(f"configs.pretrain.{path.stem}")
     config = module.get_config(argument)
-    bert_jax.BertConfig.named(
-        config.model.size, **{k: v for k, v in config.model.items() if k != "size"}
-    )
+    pretrain.model_config(config, vocab_size=30522)
+    pretrain.check_numbers(config)
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):
         assert promise in module.__doc__, f"{path}: its docstring lacks {promise!r}"
     with pytest.raises(ValueError, match="after the colon"):

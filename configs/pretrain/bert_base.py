@@ -14,6 +14,7 @@ Expected result: held-out perplexity 3.99 (the paper's table 6). Not run at full
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -34,8 +35,11 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.model = ConfigDict()  # Any field of bert_jax.BertConfig but the vocabulary's size.
     config.model.size = "base"
+    for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
+        config.model[name] = placeholder(int)  # As the size says, if not given.
     config.model.dropout_rate = 0.1
     config.model.initializer_range = 0.02
+    config.model.layer_norm_epsilon = 1e-12
     config.model.max_position_embeddings = 512
     config.model.dtype = "bfloat16"
     config.model.scan_layers = True

@@ -1,0 +1,83 @@
+"""A checkpoint is whole or refused, kept as told, and read on whatever is at hand."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from test_pretrain import small_config
+
+import bert_jax
+from bert_jax import pretrain
+from bert_jax.checkpoint import CheckpointError, find_checkpoint, saved_steps, verify_checkpoint
+from bert_jax.inference import abstract_params
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def workdir(corpus, tmp_path_factory):
+    """Nine steps on eight devices, the optimizer's state divided over them."""
+    workdir = tmp_path_factory.mktemp("checkpoints")
+    config = small_config(corpus, num_steps=9, checkpoint_every=1, shard_weight_update=True)
+    config.unlock()
+    config.update(keep_checkpoints=2, keep_every=4)
+    pretrain.train_and_evaluate(config, workdir)
+    return workdir
+
+
+def read(directory) -> dict:
+    return jax.device_get(bert_jax.load(directory).params)
+
+
+def test_the_last_and_every_so_many_are_kept(workdir):
+    assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
+
+
+def test_damage_is_noticed_or_harmless(workdir, tmp_path):
+    """Each file in turn is missing, or cut in half."""
+    source, copied = find_checkpoint(workdir), tmp_path / "9"
+    expected, noticed = read(source), 0
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        for keep in (None, path.stat().st_size // 2):
+            shutil.copytree(source, copied)
+            spoiled = copied / path.relative_to(source)
+            content = spoiled.read_bytes()
+            spoiled.unlink() if keep is None else spoiled.write_bytes(content[:keep])
+            try:
+                assert verify_checkpoint(copied, abstract_params)["step"] == 9
+                jax.tree.map(np.testing.assert_array_equal, read(copied), expected)
+            except CheckpointError as error:
+                assert str(copied) in str(error)
+                noticed += 1
+            shutil.rmtree(copied)
+    assert noticed > 10
+
+
+def test_values_that_are_not_finite_are_noticed(workdir, monkeypatch):
+    from bert_jax import checkpoint
+
+    monkeypatch.setattr(checkpoint.np, "isfinite", lambda leaf: np.zeros(1, bool))
+    with pytest.raises(CheckpointError, match="holds values that are not finite"):
+        verify_checkpoint(find_checkpoint(workdir), abstract_params)
+
+
+def check(*arguments):
+    command = [sys.executable, ROOT / "tools" / "check_checkpoint.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_tool_checks_and_copies(workdir, tmp_path):
+    copied = check(workdir, f"--copy_to={tmp_path / 'copy'}")
+    assert copied.returncode == 0 and "complete, step 9" in copied.stdout
+    jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "copy"), read(workdir))
+    again = check(workdir, f"--copy_to={tmp_path / 'copy'}")
+    assert again.returncode == 1 and "exists already" in again.stderr
+    shutil.rmtree(next((tmp_path / "copy" / "params").glob("ocdbt.process_0")))
+    damaged = check(tmp_path / "copy")
+    assert damaged.returncode == 1 and "could not be read as a checkpoint" in damaged.stderr
+    absent = check(tmp_path / "nowhere")
+    assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
