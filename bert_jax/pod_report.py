@@ -1,0 +1,208 @@
+"""What a configuration would do on a described TPU pod, as plain figures.
+
+Seconds come from the compiler's estimated cycles. They leave out the time that collectives take
+over the links; `link_seconds` is the least that these take, each device sending all the while at
+the data-sheet rate of all its links, and nothing else running meanwhile.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from bert_jax import metrics, partitioning, pretrain, tpu
+from bert_jax.model import num_params
+
+
+def report(
+    config: ConfigDict,
+    topology: str,
+    phases: list[tpu.Phase],
+    tokenizer,
+    *,
+    num_costliest: int = 0,
+    hlo_path: pathlib.Path | None = None,
+) -> dict:
+    """Compiles the step of each phase for the topology and gathers what is known of it.
+
+    The figures of the first phase stand at the top, those of each under `phases`, with hours in
+    all if they fit. `hlo_path` is where the text of the first goes. ValueError for a topology,
+    mesh or batch that cannot be.
+    """
+    chip, devices = tpu.describe(topology)
+    # The schedule of learning rates is part of the program, but its length costs nothing.
+    num_steps = sum(phase.num_steps for phase in phases)
+    figures = []
+    for phase in phases:
+        try:
+            step = tpu.compile_step(config, phase, devices, num_steps, tokenizer)
+        except tpu.DoesNotFit as error:
+            figures.append(_of_phase(phase, chip) | _of_failure(error))
+            continue
+        figures.append(_of_phase(phase, chip) | _of_step(step, phase, chip, devices))
+        figures[-1]["costliest"] = [
+            {
+                "cycles": cycles,
+                "runs": runs,
+                "name": instruction.name,
+                "shape": instruction.shape,
+                "op_name": instruction.op_name,
+            }
+            for cycles, runs, instruction in step.cost.costliest[:num_costliest]
+        ]
+        if hlo_path is not None and len(figures) == 1:
+            hlo_path.write_text(step.text)
+    result = figures[0] | {
+        "topology": topology,
+        "device_kind": devices[0].device_kind,
+        "num_devices": len(devices),
+        "num_chips": len(devices) // chip.devices,
+        "num_params": num_params(pretrain.model_config(config, tokenizer.vocab_size)),
+        "clock_hz": chip.clock_hz,
+        "remat": config.model.remat,
+        "phases": figures,
+        "fits": all(phase["fits"] for phase in figures),
+    }
+    if result["fits"]:
+        for name in ("hours", "hours_with_links"):
+            result[f"total_{name}"] = sum(phase[name] for phase in figures)
+    return result
+
+
+def _of_phase(phase: tpu.Phase, chip: tpu.Chip) -> dict:
+    return {
+        "max_seq_length": phase.length,
+        "batch_size": phase.batch_size,
+        "num_steps": phase.num_steps,
+        "hbm_capacity_bytes": chip.hbm_bytes,
+    }
+
+
+def _of_failure(error: tpu.DoesNotFit) -> dict:
+    told = error.num_bytes is not None
+    return {
+        "fits": False,
+        "hbm_bytes_per_device": error.num_bytes,
+        "hbm_bytes_over": error.num_bytes - error.limit if told else None,
+        "compile_seconds": error.seconds,
+    }
+
+
+def _of_step(step: tpu.CompiledStep, phase: tpu.Phase, chip: tpu.Chip, devices) -> dict:
+    cost, batch_size = step.cost, phase.batch_size
+    num_chips = len(devices) // chip.devices
+    seconds = cost.total_cycles / chip.clock_hz
+    link_bytes = sum(each.link_bytes for each in cost.collectives.values())
+    link_seconds = link_bytes / chip.link_bytes_per_second
+    rate = batch_size / seconds / num_chips
+    peak = metrics.PEAK_FLOPS[devices[0].device_kind] * chip.devices
+    used = sum(step.hbm.values())
+    parts = {}
+    for (part, direction), cycles in sorted(cost.cycles.items(), key=lambda item: -item[1]):
+        parts.setdefault(part, {})[direction] = cycles
+    return {
+        "mesh": step.mesh,
+        "per_device_batch_size": step.per_device_batch_size,
+        "hbm_bytes_per_device": used,
+        "hbm_parts": step.hbm,
+        "hbm_bytes_over": used - chip.hbm_bytes,
+        "fits": used <= chip.hbm_bytes,
+        "model_flops_per_sequence": step.model_flops,
+        "compiled_flops_per_sequence": cost.flops * len(devices) / batch_size,
+        "cycles_per_step": cost.total_cycles,
+        "cycles_per_sequence": cost.total_cycles * num_chips / batch_size,
+        "cycles_by_part": parts,
+        "collectives": {
+            kind: {"count": each.count, "bytes": each.num_bytes}
+            for kind, each in cost.collectives.items()
+        },
+        "collective_bytes_per_step": sum(each.num_bytes for each in cost.collectives.values()),
+        "step_seconds": seconds,
+        "link_seconds": link_seconds,
+        "sequences_per_second_per_chip": rate,
+        "mfu": step.model_flops * rate / peak,
+        "hours": phase.num_steps * seconds / 3600,
+        "hours_with_links": phase.num_steps * (seconds + link_seconds) / 3600,
+        "compile_seconds": step.seconds,
+        "not_estimated": cost.not_estimated,
+        "loops_counted_once": cost.loops_counted_once,
+    }
+
+
+def changed(config: ConfigDict, changes: dict[str, int | str]) -> ConfigDict:
+    """A copy of `config` with the fields `{"mesh.fsdp": 4}` set."""
+    copy = ConfigDict(config.to_dict())
+    copy.update_from_flattened_dict(changes)
+    return copy
+
+
+def advice(config: ConfigDict, topology: str, phases: list[tpu.Phase], tokenizer) -> dict | None:
+    """Fields with which the step was compiled and does fit; None if nothing that was tried does."""
+    for changes in _remedies(config, topology, phases):
+        try:
+            if report(changed(config, changes), topology, phases, tokenizer)["fits"]:
+                return changes
+        except ValueError:  # A batch that does not divide is no remedy.
+            continue
+    return None
+
+
+def _remedies(config, topology, phases) -> Iterator[dict[str, int | str]]:
+    """What may make a step fit: first what costs least, in the end all of it together."""
+    _, devices = tpu.describe(topology)
+    mesh = partitioning.make_mesh(**config.mesh, devices=devices)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = config.per_device_batch_size or max(phase.batch_size for phase in phases) // shards
+    halves = [{"per_device_batch_size": rows >> power} for power in range(1, rows.bit_length())]
+    full = {"model.remat": "full"}
+    yield from halves
+    yield full
+    least = (halves[-1] if halves else {}) | full
+    yield least
+    yield least | {"shard_weight_update": True}
+    for fsdp in (4, 16, 64):
+        if len(devices) % (fsdp * mesh.shape["tensor"]) == 0:
+            yield {"mesh.data": -1, "mesh.fsdp": fsdp} | least
+
+
+def sweep(
+    config: ConfigDict,
+    topology: str,
+    phases: list[tpu.Phase],
+    tokenizer,
+    meshes: list[str],
+    remat: list[str],
+) -> Iterator[dict]:
+    """For each mesh ("data x fsdp x tensor") and remat policy the report, and the largest batch.
+
+    `largest_batch` is the most rows of every phase's length that one device can take at once: a
+    power of two times what the recipe gives it. None where not even that fits.
+    """
+    for sizes, policy in itertools.product(meshes, remat):
+        names = ("mesh.data", "mesh.fsdp", "mesh.tensor")
+        changes = dict(zip(names, map(int, sizes.split("x")), strict=True))
+        setting = changed(config, changes | {"model.remat": policy})
+        figures = report(setting, topology, phases, tokenizer)
+        largest = None
+        if figures["fits"]:
+            largest = _largest_batch(setting, topology, phases, tokenizer, figures)
+        yield figures | {"sizes": sizes, "remat": policy, "largest_batch": largest}
+
+
+def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
+    config = changed(config, {"per_device_batch_size": 0})
+    worst = max(figures["phases"], key=lambda each: each["hbm_parts"]["activations"])
+    phase = phases[figures["phases"].index(worst)]
+    shards = worst["mesh"]["data"] * worst["mesh"]["fsdp"]
+    growth = 1 - worst["hbm_bytes_over"] / worst["hbm_parts"]["activations"]
+    # Twice that, since a part of what counts as activations does not grow with the rows.
+    factor = 2 ** (int(2 * growth).bit_length() - 1)
+    while factor > 1:
+        rows = worst["per_device_batch_size"] * factor
+        larger = dataclasses.replace(phase, batch_size=rows * shards)
+        if report(config, topology, [larger], tokenizer)["fits"]:
+            break
+        factor //= 2
+    return worst["per_device_batch_size"] * factor

@@ -1,0 +1,251 @@
+"""TPUs that are not there: their data sheets, and the training step compiled for a described pod.
+
+Import it with JAX_PLATFORMS=cpu and TPU_SKIP_MDS_QUERY=1 in the environment, so that nothing looks
+for a TPU. The compiler comes with `libtpu`, which the `tpu` extra installs.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import math
+import re
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from ml_collections import ConfigDict
+
+from bert_jax import metrics, partitioning, pretrain, train
+from bert_jax.compiled_cost import Cost, step_cost
+from bert_jax.config import BertConfig
+from bert_jax.model import BertForPreTraining
+
+GIB = 2**30
+# What a tokenizer of the released English vocabulary would say of itself.
+UNCASED_ENGLISH = types.SimpleNamespace(
+    vocab_size=BertConfig().vocab_size,
+    special_ids=(0, 100, 101, 102, 103),
+    mask_id=103,
+    word_start=(True,) * BertConfig().vocab_size,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Data-sheet figures of one JAX device: on v3 a core, half a chip; elsewhere a chip.
+
+    Fields:
+      clock_hz: peak bf16 FLOP/s over FLOPs a cycle, two for each cell of the matrix units.
+      hbm_bytes: memory.
+      link_bytes_per_second: that one device can send to its neighbours, over all links together.
+      dimensions: of the torus that a topology name describes.
+      devices: JAX devices on a chip.
+      options: what the topology is described with; "megacore" joins the two cores of a chip.
+    """
+
+    clock_hz: float
+    hbm_bytes: int
+    link_bytes_per_second: float
+    dimensions: int
+    devices: int = 1
+    options: tuple[tuple[str, str], ...] = ()
+
+
+# Sources: Cloud TPU's system architecture pages (HBM; ICI, of which half flows in each direction),
+# Jouppi et al. (2020) for the links of v3 and (2023) for those of v4.
+MEGACORE = (("chip_config_name", "megacore"),)
+CHIPS = {
+    "v3": Chip(940e6, 16 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices=2),
+    "v4": Chip(1050e6, 32 * GIB, 6 * 50e9, dimensions=3, options=MEGACORE),
+    "v5e": Chip(1500e6, 16 * GIB, 400e9 / 2, dimensions=2),
+    "v5p": Chip(1750e6, 95 * GIB, 1200e9 / 2, dimensions=3, options=MEGACORE),
+    "v6e": Chip(1750e6, 32 * GIB, 800e9 / 2, dimensions=2),
+}
+
+
+class DoesNotFit(RuntimeError):
+    """The compiler found no way to stay within `limit` bytes; the step needs `num_bytes`.
+
+    Both are None where the compiler does not tell. It took `seconds` to find out.
+    """
+
+    def __init__(self, num_bytes: int | None, limit: int | None, seconds: float):
+        super().__init__("the compiler ran out of device memory")
+        self.num_bytes, self.limit, self.seconds = num_bytes, limit, seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """What a compiled step depends on in a phase of training, and how often it runs."""
+
+    length: int
+    batch_size: int
+    max_predictions: int
+    max_pairs: int
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """The training step of one phase, compiled for one device of the mesh.
+
+    Fields:
+      hbm: bytes by part; what the compiler adds to the arguments to fill tiles is "padding".
+      text: scheduled HLO.
+      per_device_batch_size: rows that one device takes at once.
+      model_flops: of one row, counted by hand (`metrics.flops_per_row`).
+      seconds: that tracing and compiling took.
+    """
+
+    hbm: dict[str, int]
+    text: str
+    cost: Cost
+    mesh: dict[str, int]
+    per_device_batch_size: int
+    model_flops: float
+    seconds: float
+
+
+def describe(topology: str) -> tuple[Chip, list[jax.Device]]:
+    """The chip and the devices of a topology such as "v4:4x4x4"; ValueError if there is none."""
+    expected = "expected a shape in chips after one of " + ", ".join(
+        f"{name} ({'x'.join(['4'] * chip.dimensions)})" for name, chip in CHIPS.items()
+    )
+    name, _, shape = topology.partition(":")
+    if name not in CHIPS or not re.fullmatch(r"\d+(x\d+)+", shape):
+        raise ValueError(f"unknown topology {topology!r}: {expected}, as in v4:4x4x4")
+    chip = CHIPS[name]
+    sizes = [int(size) for size in shape.split("x")]
+    if len(sizes) != chip.dimensions:
+        raise ValueError(
+            f"topology {topology!r} has {len(sizes)} dimensions, but {name} is built in "
+            f"{chip.dimensions}: {expected}"
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError("the TPU compiler is not installed: pip install 'jax[tpu]'")
+    try:
+        description = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, **dict(chip.options)
+        )
+    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the compiler refuses topology {topology!r}: {reason}") from error
+    return chip, list(description.devices)
+
+
+def compile_step(
+    config: ConfigDict, phase: Phase, devices: list[jax.Device], num_steps: int, tokenizer
+) -> CompiledStep:
+    """Compiles the step that `pretrain` would run; DoesNotFit if the compiler runs out of memory.
+
+    ValueError where the mesh does not divide the devices, or the batch the mesh.
+    """
+    started = time.monotonic()
+    bert = pretrain.model_config(config, tokenizer.vocab_size)
+    if phase.length > bert.max_position_embeddings:
+        raise ValueError(
+            f"rows of {phase.length} tokens, but the model's position table ends at "
+            f"{bert.max_position_embeddings}: set --config.model.max_position_embeddings"
+        )
+    model = BertForPreTraining(bert)
+    mesh = partitioning.make_mesh(**config.mesh, devices=devices)
+    accumulate = pretrain.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
+    _, optimizer = pretrain.optimizer_settings(config, num_steps)
+    abstract = jax.eval_shape(
+        functools.partial(train.init_state, model=model, optimizer=optimizer), jax.random.key(0)
+    )
+    layout = partitioning.shardings(abstract, mesh)
+    if config.shard_weight_update:
+        divided = partitioning.divide_over_data(layout.opt_state, abstract.opt_state)
+        layout = layout.replace(opt_state=divided)
+    update_step = train.make_update_step(
+        model,
+        optimizer,
+        layout,
+        config.seed,
+        accumulate=accumulate,
+        repeat_after=config.masking.repeat_after,
+        max_predictions=phase.max_predictions,
+        **pretrain.masking_settings(config, tokenizer),
+    )
+    state = jax.tree.map(_placed, abstract, layout)
+    rows = abstract_rows(phase, partitioning.batch_sharding(mesh))
+    try:
+        with jax.set_mesh(mesh):
+            compiled = update_step.lower(state, rows).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        needed, limit = memory_told(str(error), device_bytes((state, rows)))
+        raise DoesNotFit(needed, limit, time.monotonic() - started) from error
+    memory = compiled.memory_analysis()
+    text = compiled.as_text()
+    hbm = {
+        "params": device_bytes(state.params),
+        "optimizer": device_bytes((state.opt_state, state.step)),
+        "rows": device_bytes(rows),
+    }
+    hbm["padding"] = memory.argument_size_in_bytes - sum(hbm.values())
+    hbm["activations"] = memory.temp_size_in_bytes
+    hbm["results"] = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    hbm["code"] = memory.generated_code_size_in_bytes
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    return CompiledStep(
+        hbm=hbm,
+        text=text,
+        cost=step_cost(text),
+        mesh=dict(mesh.shape),
+        per_device_batch_size=phase.batch_size // accumulate // shards,
+        model_flops=metrics.flops_per_row(
+            bert, phase.length, phase.max_predictions, phase.max_pairs
+        ),
+        seconds=time.monotonic() - started,
+    )
+
+
+def abstract_rows(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """The rows of one global batch, as `data.batches` delivers them, without their values."""
+    batch, pairs = phase.batch_size, phase.max_pairs
+    shapes = {
+        "tokens": ((batch, phase.length), jnp.uint16),
+        "pairs": ((batch, pairs, 3), jnp.uint16),
+        "nsp_labels": ((batch, pairs), jnp.uint8),
+        "row_ids": ((batch,), jnp.uint32),
+        "epochs": ((batch,), jnp.uint32),
+    }
+    return {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        for name, (shape, dtype) in shapes.items()
+    }
+
+
+def device_bytes(tree) -> int:
+    """Bytes that one device holds of a tree of sharded ShapeDtypeStructs."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def memory_told(message: str, argument_bytes: int) -> tuple[int | None, int | None]:
+    """(bytes needed, bytes there are) according to the compiler; None where it does not tell.
+
+    It says either how much a step uses in all, or how much without its arguments.
+    """
+    number = r"([\d.]+)([KMGT])"
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    for pattern, missing in (
+        (rf"Used {number} of {number} hbm", 0),
+        (rf"temporaries \({number}\) exceeds available HBM \({number}\)", argument_bytes),
+    ):
+        found = re.search(pattern, message)
+        if found:
+            needed, limit = (round(float(found[n]) * units[found[n + 1]]) for n in (1, 3))
+            return needed + missing, limit
+    return None, None
+
+
+def _placed(leaf, sharding):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

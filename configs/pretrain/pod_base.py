@@ -1,0 +1,46 @@
+"""BERT_BASE on 16 TPU chips, as in the paper: `pod_base.py:v4`, or v3, v5e, v5p, v6e.
+
+Source: Devlin et al. (2018), appendix A.2: BERT_BASE on 4 Cloud TPUs, 16 chips. The recipe is
+bert_base.py's; only the topology differs, and nothing that changes what is learned.
+
+Expected time: see the table in docs/tpu.md, an estimate by the TPU compiler. Not run at full size.
+Expected result: as bert_base.py, held-out perplexity 3.99 (the paper's table 6). Not run either.
+
+    python tools/tpu_report.py --config=configs/pretrain/pod_base.py:v4
+    python -m bert_jax.pretrain --config=configs/pretrain/pod_base.py:v4 \
+        --workdir=gs://BUCKET/base --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
+
+Without an argument it is v4; `pod_base.py:v4,runlocal` is cut down to a few steps of eight rows.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.pretrain import bert_base
+
+TOPOLOGIES = {
+    "v3": "v3:4x4",
+    "v4": "v4:2x2x4",
+    "v5e": "v5e:4x4",
+    "v5p": "v5p:2x2x4",
+    "v6e": "v6e:4x4",
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    topology, arg = choose_topology(TOPOLOGIES, arg)
+    config = bert_base.get_config(arg)
+    config.topology = topology  # What tools/tpu_report.py compiles for.
+    return config
+
+
+def choose_topology(topologies: dict[str, str], arg: str) -> tuple[str, str]:
+    """ "v5e,runlocal" -> the topology of v5e, and "runlocal"; v4 where `arg` names no chip."""
+    chip, _, rest = arg.partition(",")
+    if chip in topologies:
+        return topologies[chip], rest
+    if arg not in ("", "runlocal"):
+        raise ValueError(
+            f"unknown argument {arg!r} after the colon: expected one of {', '.join(topologies)}, "
+            "'runlocal', or both with a comma"
+        )
+    return topologies["v4"], arg

@@ -1,0 +1,33 @@
+"""BERT_LARGE on 64 TPU chips, as in the paper: `pod_large.py:v4`, or v3, v5e, v5p, v6e.
+
+Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The recipe is
+bert_large.py's; only the topology differs, and nothing that changes what is learned.
+
+Expected time: see the table in docs/tpu.md, an estimate by the TPU compiler. Not run at full size.
+Expected result: as bert_large.py, held-out perplexity 3.23 (the paper's table 6). Not run either.
+
+    python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4
+    python -m bert_jax.pretrain --config=configs/pretrain/pod_large.py:v4 \
+        --workdir=gs://BUCKET/large --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
+
+Without an argument it is v4; `pod_large.py:v4,runlocal` is cut down to a few steps of eight rows.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.pretrain import bert_large, pod_base
+
+TOPOLOGIES = {
+    "v3": "v3:8x8",
+    "v4": "v4:4x4x4",
+    "v5e": "v5e:8x8",
+    "v5p": "v5p:4x4x4",
+    "v6e": "v6e:8x8",
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    config = bert_large.get_config(arg)
+    config.topology = topology
+    return config

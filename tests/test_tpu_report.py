@@ -1,0 +1,238 @@
+"""The report as a user runs it: the TPU compiler at work, with no TPU."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import jax
+import pytest
+
+from bert_jax import partitioning, pod_report, tpu
+from bert_jax.compiled_cost import step_cost
+from configs.pretrain import adamw_2k, bert_tiny, lamb_64k, pod_base, pod_large
+
+ROOT = pathlib.Path(__file__).parents[1]
+TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu, of the tpu extra, is not installed"
+)
+
+
+def run_tool(*arguments, **environment):
+    settings = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, ROOT / "tools" / "tpu_report.py", *map(str, arguments)],
+        env=settings | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """(what the tool printed, its JSON, the compiled text) for a BERT_TINY on four v4 chips."""
+    directory = tmp_path_factory.mktemp("report")
+    files = directory / "report.json", directory / "step.hlo"
+    flags = [f"--json={files[0]}", f"--dump_hlo={files[1]}", "--costliest=3"]
+    phase = ["--topology=v4:2x2x1", "--phases=first", "--config.batch_size=64"]
+    result = run_tool(TINY, *phase, *flags, "--price_per_chip_hour=2")
+    assert result.returncode == 0, result.stderr
+    return result.stdout, json.loads(files[0].read_text()), files[1].read_text()
+
+
+@needs_compiler
+def test_the_report_holds_every_promised_figure(tiny):
+    _, report, _ = tiny
+    assert report["topology"] == "v4:2x2x1" and report["device_kind"] == "TPU v4"
+    assert report["num_devices"] == 4 and report["fits"] is True
+    assert report["per_device_batch_size"] == 16 and report["compile_seconds"] > 0
+    assert report["num_params"] == 4_433_468
+    assert report["hbm_capacity_bytes"] == 32 * 2**30
+    assert report["hbm_bytes_per_device"] == sum(report["hbm_parts"].values())
+    assert report["clock_hz"] == 1050e6
+    rate = report["clock_hz"] / report["cycles_per_sequence"]
+    assert report["sequences_per_second_per_chip"] == pytest.approx(rate)
+    assert report["mfu"] == pytest.approx(rate * report["model_flops_per_sequence"] / 275e12)
+    assert report["price"] == pytest.approx(2 * 4 * report["total_hours_with_links"])
+    # Gradients, in float32 or bfloat16, once over the links; and a few scalars.
+    assert 1.5 < report["collective_bytes_per_step"] / report["num_params"] < 4.5
+    assert len(report["phases"]) == 1 and report["loops_counted_once"] == []
+
+
+@needs_compiler
+def test_cycles_by_part_add_up_and_the_text_is_where_they_come_from(tiny):
+    _, report, text = tiny
+    parts = sum(sum(each.values()) for each in report["cycles_by_part"].values())
+    assert parts == report["cycles_per_step"] == step_cost(text).total_cycles
+    layers = {"attention", "feed-forward", "LayerNorm"}
+    assert layers | {"embeddings", "heads", "optimizer"} <= report["cycles_by_part"].keys()
+    for part in layers:
+        assert report["cycles_by_part"][part]["backward"] > 0
+
+
+@needs_compiler
+def test_compiled_flops_agree_with_the_count_by_hand(tiny):
+    _, report, _ = tiny
+    by_hand = report["model_flops_per_sequence"]
+    assert report["compiled_flops_per_sequence"] == pytest.approx(by_hand, rel=0.03)
+
+
+@needs_compiler
+def test_parameters_and_optimizer_bytes_are_what_the_compiled_step_takes(tiny):
+    _, report, text = tiny
+    parts = report["hbm_parts"]
+    padded_params = report["num_params"] + (30_592 - 30_522) * 129  # Rows that fill the last tile.
+    assert parts["params"] == 4 * padded_params
+    assert parts["optimizer"] == 2 * parts["params"] + 3 * 4  # Moments, and three counters.
+    entry = text[text.index("\nENTRY") :]
+    header = entry[: entry.index("->")]
+    floats = [part for part in header.split("f32[")[1:]]
+    sizes = [part.split("]")[0].split(",") for part in floats]
+    count = sum(jax.numpy.prod(jax.numpy.array([int(n) for n in size if n])) for size in sizes)
+    assert 4 * int(count) == parts["params"] * 3
+    assert parts["padding"] < 0.01 * parts["params"]
+
+
+@needs_compiler
+def test_the_table_says_that_cycles_are_an_estimate(tiny):
+    printed, _, _ = tiny
+    assert "the compiler's own estimate, not a measurement" in printed
+    assert "4 chips, 4 devices of kind 'TPU v4', 1050 MHz" in printed
+    for line in ("HBM a device", "FLOPs a sequence", "cycles a sequence", "MFU", "price"):
+        assert line in printed
+
+
+@needs_compiler
+def test_a_step_too_big_is_refused_by_how_much_with_settings_that_fit():
+    batch = "--config.batch_size=16384"
+    result = run_tool(TINY, "--topology=v5e:2x2", "--phases=first", batch)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "DOES NOT FIT by" in result.stdout and "GiB" in result.stdout
+    fits = result.stdout.rsplit("This fits: ", 1)[1].split()
+    assert fits == ["--config.per_device_batch_size=2048"] and result.stderr == ""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--topology=v9:2x2"], "unknown topology 'v9:2x2': expected a shape in chips after"),
+        (["--topology=v4"], "unknown topology 'v4'"),
+        (["--topology=v4:4x4"], "has 2 dimensions, but v4 is built in 3"),
+        (["--topology=v4:3x3x3"], "the compiler refuses topology 'v4:3x3x3'"),
+        (["--topology=v4:2x2x1", "--config.mesh.fsdp=3"], "does not divide the 4 devices"),
+        (["--topology=v4:2x2x1", "--config.batch_size=6"], "batch_size 6 is not divisible by 4"),
+        (["--topology=v4:2x2x1", "--max_seq_length=1024"], "position table ends at 512"),
+        ([], "names no topology: give one, as --topology=v4:4x4x4"),
+    ],
+)
+def test_bad_settings_end_in_one_line_not_a_traceback(flags, message):
+    result = run_tool(TINY, "--phases=first", *flags)
+    assert result.returncode == 1
+    assert result.stderr.startswith("tpu_report: ") and message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_the_compiler_the_report_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"not installed: pip install 'jax\[tpu\]'"):
+        tpu.describe("v4:2x2x1")
+
+
+def test_what_the_compiler_says_of_memory_is_understood():
+    used = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm."
+    assert tpu.memory_told(used, 2**30) == (17.25 * 2**30, 15.75 * 2**30)
+    temporary = "the total memory required for HLO temporaries (512.0M) exceeds available HBM (1G)."
+    assert tpu.memory_told(temporary, 2**30) == (1.5 * 2**30, 2**30)
+    assert tpu.memory_told("RESOURCE_EXHAUSTED", 2**30) == (None, None)
+
+
+def test_peak_is_flops_a_cycle_times_the_clock():
+    from bert_jax import metrics
+
+    # Cells of a device's matrix units; each multiplies and adds in a cycle.
+    cells = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8}
+    chips = dict(zip(cells, ("v3", "v4", "v5e", "v5p"), strict=True))
+    for kind, units in cells.items():
+        peak = units * 128**2 * 2 * tpu.CHIPS[chips[kind]].clock_hz
+        assert peak == pytest.approx(metrics.PEAK_FLOPS[kind], rel=0.005)
+
+
+def test_bytes_of_a_device_are_those_of_its_shards():
+    mesh = partitioning.make_mesh(data=2, fsdp=4)
+    sharding = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
+    leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)
+    rows = tpu.abstract_rows(tpu.Phase(128, 16, 20, 8, 1), partitioning.batch_sharding(mesh))
+    assert tpu.device_bytes({"weight": leaf}) == 3 * 2 * 4
+    assert tpu.device_bytes(rows) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
+
+
+def test_remedies_begin_with_what_costs_least(monkeypatch):
+    monkeypatch.setattr(tpu, "describe", lambda topology: (tpu.CHIPS["v4"], jax.devices()))
+    tried = []
+
+    def fake_report(config, topology, phases, tokenizer):
+        sharded = config.mesh.fsdp, config.shard_weight_update
+        tried.append((config.per_device_batch_size, config.model.remat, *sharded))
+        return {"fits": len(tried) == 7}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    config = bert_tiny.get_config()
+    config.per_device_batch_size = 8
+    found = pod_report.advice(config, "v4:2x2x2", [tpu.Phase(128, 256, 20, 8, 1)], None)
+    least = 1, "full"
+    assert tried[:3] == [(rows, "none", 1, False) for rows in (4, 2, 1)]
+    assert tried[3:5] == [(8, "full", 1, False), (*least, 1, False)]
+    assert tried[5:] == [(*least, 1, True), (*least, 4, False)]
+    fields = {"per_device_batch_size": 1, "model.remat": "full", "mesh.data": -1, "mesh.fsdp": 4}
+    assert found == fields
+    assert config.per_device_batch_size == 8  # What was given stays as it is.
+
+
+def test_the_largest_batch_is_found_by_compiling(monkeypatch):
+    config, phase = bert_tiny.get_config(), tpu.Phase(128, 64, 20, 8, 1)
+    step = {
+        "fits": True,
+        "per_device_batch_size": 8,
+        "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
+        "hbm_parts": {"activations": 100},
+        "hbm_bytes_over": -700,  # Eight times the activations would fit, and perhaps more.
+    }
+    tried = []
+
+    def fake_report(config, topology, phases, tokenizer):
+        rows = phases[0].batch_size // 8
+        tried.append(rows)
+        return step | {"fits": rows <= 64, "phases": [step]}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    (row,) = pod_report.sweep(config, "v4:2x2x2", [phase], None, ["-1x1x1"], ["none"])
+    assert (row["sizes"], row["remat"]) == ("-1x1x1", "none")
+    assert row["largest_batch"] == 64 and tried == [8, 128, 64]
+
+
+@pytest.mark.parametrize("module", [pod_base, pod_large, adamw_2k, lamb_64k])
+def test_a_pod_configuration_names_a_topology_that_divides_its_batches(module):
+    for name, topology in module.TOPOLOGIES.items():
+        config = module.get_config(name)
+        sizes = [int(size) for size in topology.partition(":")[2].split("x")]
+        devices = jax.numpy.prod(jax.numpy.array(sizes)) * tpu.CHIPS[name].devices
+        assert config.topology == topology and len(sizes) == tpu.CHIPS[name].dimensions
+        for batch_size in (config.batch_size, config.long_phase.batch_size):
+            assert batch_size % (devices * max(config.per_device_batch_size, 1)) == 0
+        small = module.get_config(f"{name},runlocal")
+        assert small.long_phase.batch_size == 8 and small.topology == topology
+        assert small.per_device_batch_size == 0 and small.long_phase.num_steps == 4
+    with pytest.raises(ValueError, match="after the colon"):
+        module.get_config("v4,runlocl")
+
+
+def test_the_tokenizer_that_is_not_there_suits_the_masking():
+    words = types.SimpleNamespace(**vars(tpu.UNCASED_ENGLISH))
+    assert len(words.word_start) == words.vocab_size > max(words.special_ids)
+    assert words.mask_id in words.special_ids
