@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test parity lint lock clean
+.PHONY: demo test parity faults lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -18,6 +18,10 @@ parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm .venv-parity/bin/python -m pytest \
 		--override-ini addopts= -v tests/parity
+
+# Kills a run of two processes at 20 random moments; a few minutes.
+faults: .venv/installed
+	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/test_faults.py
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv

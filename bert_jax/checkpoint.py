@@ -156,19 +156,28 @@ def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, 
     Raises CheckpointError where anything is missing, cut off, not finite, or of another model.
     """
     params, _, _ = load_checkpoint(directory, abstract_params_of)
-    found = {"params": params}
-    with _reading(directory):
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            metadata = checkpointer.metadata(directory / "training").item_metadata.tree
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata)
-        found["training"] = _read_arrays(directory, "training", shapes)
-        for name, leaf in jax.tree.leaves_with_path(found):
-            if not np.isfinite(leaf).all():
-                raise ValueError(f"{jax.tree_util.keystr(name)} holds values that are not finite")
+    found = {"params": params, "training": training_state(directory)}
+    for name, leaf in jax.tree.leaves_with_path(found):
+        if not np.isfinite(leaf).all():
+            name = jax.tree_util.keystr(name)
+            raise CheckpointError(f"{directory}: {name} holds values that are not finite")
     step = int(found["training"]["step"])
     return {"step": step} | {
         item: sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for item, tree in found.items()
     }
+
+
+def training_state(directory: pathlib.Path) -> dict:
+    """`step` and `opt_state` as saved, on the default device; raises CheckpointError."""
+    with _reading(directory):
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            metadata = checkpointer.metadata(directory / "training").item_metadata
+        if metadata is None:
+            raise ValueError("training/ is not complete")
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata.tree
+        )
+        return _read_arrays(directory, "training", shapes)
 
 
 def _read(directory: pathlib.Path, **items):

@@ -95,7 +95,7 @@ def gather_texts(text: str) -> list[str]:
 
 
 def in_first_process(action) -> None:
-    """Runs `action()` in process 0 while the others wait; where it raises, they raise ValueError."""
+    """Runs `action()` in process 0 while the others wait; if it raises, they raise ValueError."""
     error = None
     if jax.process_index() == 0:
         try:

@@ -1,0 +1,69 @@
+"""How much memory and time `bert_jax.load` takes, beside the parameters themselves.
+
+python benchmarks/restore.py runs/base
+
+A fresh process with one CPU device, whatever wrote the checkpoint. The aim: peak memory about that
+of the parameters alone, not of the optimizer's state or of a second copy.
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+from absl import app, flags
+
+REPEATS = flags.DEFINE_integer("repeats", 3, "Fresh processes.")
+HERE = flags.DEFINE_bool("here", False, "Only measure once, in this process.")
+
+
+def resident() -> int:
+    """Bytes of this process now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def measure(directory: str) -> dict[str, float]:
+    import jax
+
+    import bert_jax
+
+    jax.devices()
+    load = bert_jax.load  # What it imports is not what it needs.
+    before, started = resident(), time.monotonic()
+    model = load(directory)
+    seconds = time.monotonic() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    return {"seconds": seconds, "parameters": size, "growth": peak - before}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2:
+        raise app.UsageError("expected one workdir or checkpoint")
+    if HERE.value:
+        print(json.dumps(measure(argv[1])))
+        return
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    runs = []
+    for _ in range(REPEATS.value):
+        command = [sys.executable, __file__, "--here", argv[1]]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if result.returncode:
+            sys.exit(result.stderr)
+        runs.append(json.loads(result.stdout.splitlines()[-1]))
+    seconds, size, growth = (
+        statistics.median(run[name] for run in runs) for name in ("seconds", "parameters", "growth")
+    )
+    print(
+        f"parameters {size / 2**20:,.1f} MiB; peak memory above what it was before: "
+        f"{growth / 2**20:,.1f} MiB, ratio {growth / size:.2f}; {seconds:.2f} s (medians of "
+        f"{len(runs)})"
+    )
+
+
+if __name__ == "__main__":
+    app.run(main)
