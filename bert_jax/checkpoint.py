@@ -8,6 +8,7 @@ asynchronous and atomic: a directory under its final name is complete.
 import base64
 import contextlib
 import json
+import math
 import pathlib
 
 import jax
@@ -137,7 +138,7 @@ def load_checkpoint(path: str | pathlib.Path, abstract_params_of) -> tuple[dict,
     directory = find_checkpoint(path)
     settings = load_settings(directory)
     with _reading(directory):
-        vocabulary = _read(directory, vocabulary=ocp.args.JsonRestore()).vocabulary
+        vocabulary = _read_json(directory / "vocabulary")
         content = base64.b64decode(vocabulary["base64"])
         tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
         params = _read_arrays(directory, "params", abstract_params_of(settings))
@@ -146,8 +147,13 @@ def load_checkpoint(path: str | pathlib.Path, abstract_params_of) -> tuple[dict,
 
 def load_settings(directory: pathlib.Path) -> dict:
     """The settings that a checkpoint was written with; raises CheckpointError."""
-    with _reading(directory):  # Not by Orbax, which would wait for the other processes of a run.
-        return json.loads((directory / "config" / "metadata").read_text())
+    with _reading(directory):
+        return _read_json(directory / "config")
+
+
+def _read_json(item: pathlib.Path) -> dict:
+    # Not by Orbax, which would wait for the other processes of a run.
+    return json.loads((item / "metadata").read_text())
 
 
 def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, int]:
@@ -180,17 +186,29 @@ def training_state(directory: pathlib.Path) -> dict:
         return _read_arrays(directory, "training", shapes)
 
 
-def _read(directory: pathlib.Path, **items):
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(directory, ocp.args.Composite(**items))
-
-
 def _read_arrays(directory: pathlib.Path, item: str, shapes):
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes
+    """The tree `item` on the default device, in little more memory than it takes itself.
+
+    Left to itself, Orbax reads all arrays at once and keeps a second copy of them on the way.
+    """
+    largest = max(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=1.01 * largest / 1e9 + 1e-3)
+    as_numpy = jax.tree.map(
+        lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype), shapes
     )
-    return _read(directory, **{item: ocp.args.StandardRestore(abstract)})[item]
+    with ocp.Checkpointer(handler) as checkpointer:
+        tree = checkpointer.restore(
+            directory / item, ocp.args.PyTreeRestore(item=shapes, restore_args=as_numpy)
+        )
+    leaves, structure = jax.tree.flatten(tree)
+    del tree
+    for index, expected in enumerate(jax.tree.leaves(shapes)):
+        if leaves[index].shape != expected.shape:
+            raise ValueError(
+                f"{item} holds an array of shape {leaves[index].shape}, expected {expected.shape}"
+            )
+        leaves[index] = jax.block_until_ready(jax.device_put(leaves[index]))
+    return jax.tree.unflatten(structure, leaves)
 
 
 @contextlib.contextmanager
