@@ -37,20 +37,23 @@ class PretrainedModel:
         """The `top_k` likeliest pieces for each mask in `text`, likeliest first.
 
         A list of `Fill` for a text with one mask, and a list of such lists for several, each mask
-        filled with the others left open. Raises ValueError for a text without a mask, or one
-        longer than the position table.
+        filled with the others left open. Raises TypeError for what is not one text, and ValueError
+        for a text without a mask or longer than the position table, or an impossible `top_k`.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be one string, got {type(text).__name__}")
         tokenizer = self.tokenizer
         parts = text.split(tokenizer.mask_token)
         if len(parts) == 1:
             raise ValueError(f"text has no {tokenizer.mask_token} to fill in: {text!r}")
-        if not 1 <= top_k <= self.config.vocab_size:
-            raise ValueError(f"top_k must be in [1, {self.config.vocab_size}], got {top_k}")
+        size = self.config.vocab_size
+        if not isinstance(top_k, int | np.integer) or not 1 <= top_k <= size:
+            raise ValueError(f"top_k must be a whole number in [1, {size}], got {top_k!r}")
         tokens = [tokenizer.cls_id, *tokenizer.encode(parts[0])]
         masks = []
         for part in parts[1:]:
             masks.append(len(tokens))
-            tokens += [tokenizer.mask_id, *tokenizer.encode(part)]
+            tokens += [tokenizer.mask_id, *tokenizer.encode(part, continues=True)]
         tokens.append(tokenizer.sep_id)
         logits = self._mlm_logits(tokens, masks)
         probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))
@@ -100,13 +103,14 @@ def load(directory: str | pathlib.Path) -> PretrainedModel:
 
     Raises FileNotFoundError where there is no checkpoint, CheckpointError for a damaged one.
     """
-    params, settings, tokenizer = load_checkpoint(directory, _abstract_params)
+    params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
     return PretrainedModel(config, tokenizer, params)
 
 
-def _abstract_params(settings: dict) -> dict:
+def abstract_params(settings: dict) -> dict:
+    """The tree of shapes and dtypes of a checkpoint's parameters, from its settings."""
     ids = jnp.zeros((1, 2), jnp.int32)
     model = BertForPreTraining(BertConfig(**settings["bert"]))
     init = functools.partial(model.init, jax.random.key(0))

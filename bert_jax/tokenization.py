@@ -12,6 +12,7 @@ import tokenizers
 WORDPIECE_FILENAME = "vocab.txt"
 SENTENCEPIECE_FILENAME = "spiece.model"
 WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD_CHARACTERS = 100  # A longer word is [UNK] in WordPiece.
 UNUSED_PIECE = re.compile(r"\[unused\d+\]")
 
 
@@ -29,8 +30,8 @@ class Tokenizer:
       special_ids: those five.
       mask_token: the mask token's text.
       word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
-      lower_case: whether text is lower-cased, and its accents stripped, which is read off the
-        vocabulary: no piece has an upper-case letter.
+      lower_case: whether text is lower-cased (and by WordPiece, not by SentencePiece, its accents
+        stripped), which is read off the vocabulary: no piece has an upper-case letter.
     """
 
     def __init__(self, filename: str, content: bytes, pieces: list[str], special: dict[str, int]):
@@ -59,8 +60,11 @@ class Tokenizer:
     def _begins_word(piece: str) -> bool:
         raise NotImplementedError
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`."""
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        """Returns the ids of `text`.
+
+        `continues` is for text right after a mask. SentencePiece else begins a word at any start.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -95,7 +99,9 @@ class WordPieceTokenizer(Tokenizer):
         if missing:
             raise ValueError(_missing_special_tokens(source, missing))
         super().__init__(WORDPIECE_FILENAME, content, pieces, ids)
-        model = tokenizers.models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
+        model = tokenizers.models.WordPiece(
+            ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS
+        )
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = bert_normalizer(self.lower_case)
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -131,10 +137,19 @@ class SentencePieceTokenizer(Tokenizer):
         if missing:
             raise ValueError(_missing_special_tokens(source, missing))
         super().__init__(SENTENCEPIECE_FILENAME, content, pieces, special)
+        # A protocol buffer takes the last value of a field: normalizer_spec.add_dummy_prefix=false.
+        self._continuing = sentencepiece.SentencePieceProcessor(
+            model_proto=content + b"\x1a\x02\x18\x00"
+        )
 
     @staticmethod
     def _begins_word(piece: str) -> bool:
         return piece.startswith("▁")
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if continues and not text[:1].isspace():
+            return self._continuing.encode(text)
+        return super().encode(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         # One thread: the corpus builder already runs a process on each core.

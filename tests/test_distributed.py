@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 
 import jax
@@ -37,6 +38,15 @@ def one_process(corpus, tmp_path_factory):
     return workdir
 
 
+@pytest.fixture(scope="module")
+def eight_devices(corpus, tmp_path_factory):
+    """A run of two processes with four devices each, the optimizer's state divided over all."""
+    workdir = tmp_path_factory.mktemp("eight") / "run"
+    fields = (*STEPS, "shard_weight_update=True")
+    processes.run(workdir, corpus, *fields, num_processes=2, devices_each=4)
+    return workdir
+
+
 @pytest.mark.parametrize(("num_processes", "devices_each"), [(2, 2), (4, 1)])
 def test_processes_train_to_the_parameters_of_one(
     one_process, corpus, tmp_path, num_processes, devices_each
@@ -54,6 +64,24 @@ def test_processes_train_to_the_parameters_of_one(
     # One process wrote, and one showed.
     assert len(list((workdir / "tensorboard").iterdir())) == 1
     assert "mlm_loss" not in processes.log_of(workdir, 1).read_text()
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "devices_each"), [(1, 2), (1, 1), (2, 1)], ids=["two", "one", "two hosts"]
+)
+def test_saved_by_eight_devices_on_two_hosts_goes_on_anywhere(
+    eight_devices, corpus, tmp_path, num_processes, devices_each
+):
+    """From the checkpoint in the middle, with the same rows in the same order."""
+    workdir = tmp_path / "run"
+    shutil.copytree(eight_devices, workdir, ignore=shutil.ignore_patterns("compiled", "4"))
+    (workdir / "result.json").unlink()
+    options = {"num_processes": num_processes, "devices_each": devices_each}
+    processes.run(workdir, corpus, *STEPS, **options)
+    assert "Going on from the checkpoint of step 2" in processes.log_of(workdir).read_text()
+    assert largest_difference(saved_params(eight_devices), saved_params(workdir)) < 1e-5
+    expected, found = result_of(eight_devices), result_of(workdir)
+    assert found["mlm_loss"] == pytest.approx(expected["mlm_loss"], abs=1e-5)
 
 
 def test_evaluation_counts_every_pair_once_whatever_the_remainder(one_process, corpus):

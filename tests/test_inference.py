@@ -11,7 +11,8 @@ from bert_jax.config import BertConfig
 from bert_jax.inference import PretrainedModel
 from bert_jax.model import BertForPreTraining
 from bert_jax.optimizer import linear_schedule, make_optimizer
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from tools.train_vocab import train_sentencepiece
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,9 @@ def workdir(tokenizer, tmp_path_factory):
     config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=40)
     optimizer = make_optimizer("bert_adam", linear_schedule(1e-3, 10, 0))
     state = train.init_state(jax.random.key(0), BertForPreTraining(config), optimizer)
-    checkpointer = Checkpointer(directory, {"bert": dataclasses.asdict(config)}, tokenizer, keep=2)
+    checkpointer = Checkpointer(
+        directory, {"bert": dataclasses.asdict(config)}, tokenizer, keep_last=2
+    )
     for step in (9, 10):
         checkpointer.save(state.replace(step=np.int32(step)))
     checkpointer.wait()
@@ -85,18 +88,40 @@ def test_padded_vocabulary_is_never_predicted(model):
     assert sum(fill.probability for fill in fills) == pytest.approx(1, abs=1e-5)
 
 
-BAD_TEXT = {
-    "the river": (5, r"no \[MASK\] to fill in: 'the river'"),
-    "[MASK] " + "the " * 60: (5, r"has 63 tokens with \[CLS\] and \[SEP\].*table ends at 40"),
-    "the [MASK]": (0, r"top_k must be in \[1, "),
-}
-
-
-@pytest.mark.parametrize("text", BAD_TEXT, ids=lambda text: text[:12])
-def test_bad_text_is_a_clear_error(model, text):
-    top_k, message = BAD_TEXT[text]
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(
+    ("text", "top_k", "error", "message"),
+    [
+        ("the river", 5, ValueError, r"no \[MASK\] to fill in: 'the river'"),
+        ("[MASK] " + "the " * 60, 5, ValueError, r"has 63 tokens with .*table ends at 40"),
+        ("the [MASK]", 0, ValueError, r"top_k must be a whole number in \[1, 34\], got 0"),
+        ("the [MASK]", 35, ValueError, "got 35"),
+        ("the [MASK]", 2.5, ValueError, "top_k must be a whole number .* got 2.5"),
+        (None, 5, TypeError, "text must be one string, got NoneType"),
+        (["the [MASK]"], 5, TypeError, "text must be one string, got list"),
+    ],
+)
+def test_bad_text_is_a_clear_error(model, text, top_k, error, message):
+    with pytest.raises(error, match=message):
         model.fill_mask(text, top_k=top_k)
+
+
+def test_sentencepiece_begins_no_word_after_a_mask_without_a_space(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text(
+        "the river, and the town. people made a boat, as rivers do\n"
+    )
+    content = train_sentencepiece(str(tmp_path / "text.txt"), 60, True)
+    tokenizer = tokenizer_from_bytes("spiece.model", content)
+    config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size)
+    model = PretrainedModel(config, tokenizer, params={})
+    seen = []
+    monkeypatch.setattr(
+        model,
+        "_mlm_logits",
+        lambda tokens, masks: seen.extend(tokens) or np.zeros((len(masks), tokenizer.vocab_size)),
+    )
+    model.fill_mask("a [MASK], and [MASK]s do")
+    pieces = "".join(tokenizer.id_to_token(token) for token in seen)
+    assert pieces == "[CLS]▁a[MASK],▁and[MASK]s▁do[SEP]"
 
 
 def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):

@@ -95,6 +95,20 @@ def test_sentencepiece_has_the_same_interface(sentencepiece_tokenizer):
     assert not set(tokenizer.encode("[MASK] [SEP]")) & {2, 3, 4}
 
 
+@pytest.mark.parametrize("rest", [", and the bridge", "s of the boats", " of the river", "", "."])
+def test_text_after_a_mask_is_tokenized_as_after_a_word(sentencepiece_tokenizer, rest):
+    for tokenizer in (sentencepiece_tokenizer, wordpiece("s", "of", "the", "and", ",", ".", "?")):
+        # No piece holds a "?", so it stands alone, as a mask does.
+        expected = tokenizer.encode(f"the ?{rest}")[len(tokenizer.encode("the ?")) :]
+        assert tokenizer.encode(rest, continues=True) == expected
+
+
+def test_sentencepiece_folds_case_and_keeps_accents(sentencepiece_tokenizer):
+    assert wordpiece("cafe").encode("Café") == [5]
+    assert sentencepiece_tokenizer.encode("THÉ")[-1] == sentencepiece_tokenizer.unk_id
+    assert sentencepiece_tokenizer.encode("THE") == sentencepiece_tokenizer.encode("the")
+
+
 def test_tokenizer_survives_bytes_and_pickling(sentencepiece_tokenizer):
     for tokenizer in (wordpiece("a", "##b"), sentencepiece_tokenizer):
         again = pickle.loads(pickle.dumps(tokenizer))
@@ -143,6 +157,26 @@ def test_trained_wordpiece_begins_with_the_special_tokens_and_knows_its_text(tex
     assert not tokenizer.lower_case
     assert tokenizer.unk_id not in tokenizer.encode(TEXT)
     assert tokenizer.vocab_size <= 200
+
+
+def test_words_that_the_tokenizer_cannot_know_are_not_learned(tmp_path, capsys):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 20 + f"{'q7' * 50} {'q8' * 51}. " * 30)
+    content = train_vocab.train_vocabulary([str(path)], "wordpiece", 200, True, 1)
+    assert "30 words of over 100 characters" in capsys.readouterr().out
+    assert b"q7q7" in content and b"8" not in content
+
+
+def test_sentences_that_sentencepiece_leaves_out_are_counted(tmp_path, capsys):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 20 + "\n\n" + "river town " * 400)
+    train_vocab.train_vocabulary([str(path)], "sentencepiece", 120, True, 1)
+    assert "1 sentences of over 4,192 bytes" in capsys.readouterr().out
+
+
+def test_too_few_pieces_for_the_characters_get_a_clear_error(text_file):
+    with pytest.raises(ValueError, match=r"--size=20 is too small: .* are \d+ pieces of Sent\w+$"):
+        train_vocab.train_vocabulary([text_file], "sentencepiece", 20, True, 1)
 
 
 def test_training_on_blank_text_gets_a_clear_error(tmp_path):

@@ -7,6 +7,7 @@ not done again; remove runs/ to start from nothing.
 import json
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -23,9 +24,12 @@ MASKED = (
 
 def run(*command: str) -> None:
     print(f"\n$ python {shlex.join(command)}", flush=True)
+    # Ctrl-C reaches the command too, which says what becomes of its work: wait for it.
+    handler = signal.signal(signal.SIGINT, lambda *_: None)
     status = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
+    signal.signal(signal.SIGINT, handler)
     if status:
-        sys.exit(status)
+        sys.exit(status if status > 0 else 128 - status)
 
 
 def main() -> None:
@@ -76,8 +80,11 @@ def main() -> None:
     if not learned:
         sys.exit("The model is not 0.4 nats and twice as good as word frequencies alone.")
     seconds = time.monotonic() - began
-    print(f"\nDone in {seconds:.0f} s, of which pre-training {result['seconds']:.0f} s.")
+    print(f"\nPre-training took {result['seconds']:.0f} s in all; this call {seconds:.0f} s.")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ndemo: interrupted; the same command goes on from here")

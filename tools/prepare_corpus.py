@@ -28,7 +28,9 @@ INPUT = flags.DEFINE_list(
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "Directory of the corpus.", required=True)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a complete corpus in --output.")
-PROCESSES = flags.DEFINE_integer("processes", 0, "0: one for each core. The output is the same.")
+PROCESSES = flags.DEFINE_integer(
+    "processes", 0, "0: one for each core. The output is the same.", lower_bound=0
+)
 # The settings' own names.
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens in a row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Most pairs in a row.")
@@ -42,14 +44,18 @@ flags.DEFINE_enum(
     MODES,
     "split: free text, in which line breaks mean nothing; lines: one sentence a line already.",
 )
-flags.DEFINE_string("language", DEFAULT.language, "Of the sentence splitter, ISO 639-1.")
+flags.DEFINE_string(
+    "language",
+    DEFAULT.language,
+    "Of the sentence splitter, ISO 639-1; one that it does not know is split as English.",
+)
 flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows in a record of a shard.")
 flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0: chosen by the size of the input.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
+        sys.exit(f"prepare_corpus: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     started = time.monotonic()
     names = [field.name for field in dataclasses.fields(CorpusSettings)]
     try:
@@ -68,6 +74,8 @@ def main(argv: list[str]) -> None:
         )
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"prepare_corpus: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nprepare_corpus: interrupted; the same command begins anew")
     for split, counts in manifest["splits"].items():
         print(
             f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
@@ -76,9 +84,15 @@ def main(argv: list[str]) -> None:
         )
         not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
         if abs(not_next - 0.5) > 0.1 and counts["pairs"] > 100:
+            cause = (
+                "a document of one sentence has no true next; take out the blank lines inside "
+                "documents"
+                if not_next > 0.5
+                else "a random next needs other documents; put blank lines between them, or give "
+                "more"
+            )
             print(
-                f"warning: {not_next:.0%} of the {split} pairs are NotNext, not half: a random "
-                "next needs other documents; put blank lines between them, or give more",
+                f"warning: {not_next:.0%} of the {split} pairs are NotNext, not half: {cause}",
                 file=sys.stderr,
             )
     print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s")

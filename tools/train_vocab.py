@@ -9,11 +9,14 @@ and spooled to a temporary file, one sentence a line, from which the trainers wo
 """
 
 import collections
+import contextlib
 import functools
 import io
 import os
+import re
 import sys
 import tempfile
+from concurrent.futures.process import BrokenProcessPool
 from typing import BinaryIO, NamedTuple
 
 import sentencepiece
@@ -26,6 +29,7 @@ from bert_jax.corpus.parallel import ordered_map
 from bert_jax.corpus.readers import find_inputs, input_bytes, read_documents
 from bert_jax.corpus.sentences import UnreadableDocument, split_sentences
 from bert_jax.tokenization import (
+    MAX_WORD_CHARACTERS,
     SENTENCEPIECE_FILENAME,
     WORDPIECE_FILENAME,
     WORDPIECE_SPECIAL_TOKENS,
@@ -43,14 +47,17 @@ CASED = flags.DEFINE_bool("cased", False, "Keep upper case (and accents, in Word
 MAX_ALPHABET = 1000
 # What SentencePiece holds in memory, drawn at random from all sentences.
 MAX_SENTENCES = 10_000_000
+MAX_SENTENCE_BYTES = 4192  # SentencePiece's own limit, in training alone.
 
 
 class GroupText(NamedTuple):
-    """The sentences of a group, and how often a character begins or continues a word in them."""
+    """The sentences of a group, how often a character begins or continues a word in them, and how
+    many words are too long for WordPiece, and sentences for SentencePiece, to learn from."""
 
     sentences: list[str]
     beginning: collections.Counter
     continuing: collections.Counter
+    too_long: collections.Counter
     bytes_read: int
 
 
@@ -70,20 +77,26 @@ def text_of_group(group: Group, lower_case: bool) -> GroupText:
         words.update(word for word, _ in splitter.pre_tokenize_str(text))
     beginning: collections.Counter = collections.Counter()
     continuing: collections.Counter = collections.Counter()
+    too_long: collections.Counter = collections.Counter()
+    too_long["sentences"] = sum(len(text.encode()) > MAX_SENTENCE_BYTES for text in sentences)
     for word, count in words.items():
+        if len(word) > MAX_WORD_CHARACTERS:
+            too_long["words"] += count
+            continue
         beginning[word[0]] += count
         for character in word[1:]:
             continuing[character] += count
-    return GroupText(sentences, beginning, continuing, sum(d.bytes_read for d in group.documents))
+    bytes_read = sum(document.bytes_read for document in group.documents)
+    return GroupText(sentences, beginning, continuing, too_long, bytes_read)
 
 
 def spool_text(
     inputs: list[str], lower_case: bool, stream: BinaryIO, num_processes: int = 0
-) -> tuple[collections.Counter, collections.Counter]:
+) -> tuple[collections.Counter, collections.Counter, collections.Counter]:
     """Writes the sentences of `inputs` to `stream`, one a line, in order.
 
     Returns:
-      How often each character begins, and continues, a word.
+      How often each character begins, and continues, a word; and how much is too long.
 
     Raises:
       FileNotFoundError, ValueError: as `find_inputs` and `read_documents`, or no sentence is found.
@@ -93,6 +106,7 @@ def spool_text(
     groups = make_groups(documents, CorpusSettings(heldout_fraction=0))
     beginning: collections.Counter = collections.Counter()
     continuing: collections.Counter = collections.Counter()
+    too_long: collections.Counter = collections.Counter()
     split = functools.partial(text_of_group, lower_case=lower_case)
     with tqdm.tqdm(
         total=sum(map(input_bytes, paths)), desc="text", unit="B", unit_scale=True
@@ -101,11 +115,12 @@ def spool_text(
             stream.writelines(f"{sentence}\n".encode() for sentence in text.sentences)
             beginning.update(text.beginning)
             continuing.update(text.continuing)
+            too_long.update(text.too_long)
             bar.update(text.bytes_read)
     stream.flush()
     if not beginning:
         raise ValueError("the input holds no words; nothing to train on")
-    return beginning, continuing
+    return beginning, continuing, too_long
 
 
 def train_wordpiece(
@@ -126,7 +141,13 @@ def train_wordpiece(
     continuations = sorted(f"##{c}" for c in alphabet if continuing[c])
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = bert_normalizer(lower_case)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    too_long = tokenizers.Regex(f".{{{MAX_WORD_CHARACTERS + 1},}}")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.BertPreTokenizer(),
+            tokenizers.pre_tokenizers.Split(too_long, "removed"),
+        ]
+    )
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -165,9 +186,15 @@ def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
                 eos_id=-1,
                 control_symbols=control,
                 input_sentence_size=MAX_SENTENCES,
+                max_sentence_length=MAX_SENTENCE_BYTES,
                 minloglevel=2,
             )
     except RuntimeError as error:
+        if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            raise ValueError(
+                f"--size={size} is too small: the characters of this text alone are {needed[1]} "
+                "pieces of SentencePiece"
+            ) from error
         raise ValueError(f"SentencePiece cannot train --size={size}: {error}") from error
     return model.getvalue()
 
@@ -177,7 +204,14 @@ def train_vocabulary(
 ) -> bytes:
     """Returns the bytes of a vocabulary of at most `size` pieces. Raises: as the steps it takes."""
     with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
-        beginning, continuing = spool_text(inputs, lower_case, spool, num_processes)
+        beginning, continuing, too_long = spool_text(inputs, lower_case, spool, num_processes)
+        unit, limit = (
+            ("words", f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece")
+            if kind == "wordpiece"
+            else ("sentences", f"{MAX_SENTENCE_BYTES:,} bytes")
+        )
+        if too_long[unit]:
+            print(f"left out of the training: {too_long[unit]:,} {unit} of over {limit}")
         if kind == "wordpiece":
             return train_wordpiece(spool.name, beginning, continuing, size, lower_case)
         return train_sentencepiece(spool.name, size, lower_case)
@@ -185,23 +219,37 @@ def train_vocabulary(
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
-    output = OUTPUT.value
+        sys.exit(f"train_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
+    output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
     filename = WORDPIECE_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
     if output.endswith(".model") != filename.endswith(".model"):
-        raise app.UsageError(
-            f"--output={output} and --kind={KIND.value} do not go together: a SentencePiece model, "
-            "and no other vocabulary, is named *.model"
+        sys.exit(
+            f"train_vocab: --output={output} and --kind={KIND.value} do not go together: a "
+            "SentencePiece model, and no other vocabulary, is named *.model"
+        )
+    try:  # Better to know before the training than after it.
+        if os.path.isdir(output):
+            raise IsADirectoryError("it is a directory")
+        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
+        open(partial, "wb").close()
+    except OSError as error:
+        sys.exit(
+            f"train_vocab: cannot write --output={output} ({error}); expected a file in a "
+            "directory, new or not, with write permission"
         )
     try:
         content = train_vocabulary(INPUT.value, KIND.value, SIZE.value, not CASED.value)
         tokenizer = tokenizer_from_bytes(filename, content)
-        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-        with open(f"{output}.partial", "wb") as stream:
+        with open(partial, "wb") as stream:
             stream.write(content)
-        os.replace(f"{output}.partial", output)
-    except (ImportError, OSError, ValueError) as error:
+        os.replace(partial, output)
+    except (BrokenProcessPool, ImportError, OSError, ValueError) as error:
         sys.exit(f"train_vocab: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\ntrain_vocab: interrupted; the same command begins anew")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)
     case = "uncased" if tokenizer.lower_case else "cased"
     print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
     if tokenizer.lower_case == CASED.value:
@@ -213,7 +261,7 @@ def main(argv: list[str]) -> None:
     if tokenizer.vocab_size < SIZE.value:
         print(
             f"warning: --size={SIZE.value:,} was asked; the text has no more pieces to give. Give "
-            "more text, or set a model's vocab_size to what was written.",
+            "more text, or leave it: a model is as large as the vocabulary of its corpus.",
             file=sys.stderr,
         )
 

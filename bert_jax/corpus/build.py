@@ -56,7 +56,7 @@ class CorpusSettings:
         so that copies of a document share a split.
       seed: of everything random.
       sentences: "split" for free text, "lines" for one sentence a line.
-      language: of the sentence splitter, ISO 639-1.
+      language: of the sentence splitter, ISO 639-1; one that it does not know is split as English.
       block_rows: rows in a record.
       num_shards: of the train split; 0 chooses by the size of the input.
     """
@@ -366,13 +366,14 @@ def _describe(counts: collections.Counter, shards: list[dict], settings: CorpusS
         "fill": round(tokens / (rows * settings.max_seq_length), 4),
         "mean_pair_length": round(tokens / pairs, 2),
         "nsp_labels": {"is_next": pairs - counts["not_next"], "not_next": counts["not_next"]},
-        "dropped": {
-            name.removeprefix("dropped_"): counts[name]
-            for name in sorted(counts)
-            if name.startswith("dropped_")
-        },
+        "dropped": _dropped(counts),
         "shards": shards,
     }
+
+
+def _dropped(counts: collections.Counter) -> dict[str, int]:
+    names = sorted(name for name in counts if name.startswith("dropped_"))
+    return {name.removeprefix("dropped_"): counts[name] for name in names}
 
 
 def _no_rows(split: str, counts: dict[str, collections.Counter], settings: CorpusSettings) -> str:
@@ -382,10 +383,11 @@ def _no_rows(split: str, counts: dict[str, collections.Counter], settings: Corpu
     found = f"{counts[split]['documents']} of {documents} documents fell into the {split} split"
     if not counts[split]["documents"]:
         return (
-            f"{found}; give more documents (blank lines stand between them), or change "
-            f"--heldout_fraction={settings.heldout_fraction} (0: no held-out split) or --seed"
+            f"{found} with --heldout_fraction={settings.heldout_fraction}; give more documents "
+            "(blank lines stand between them), or another fraction or --seed"
         )
     return (
-        f"{found} and made no sentence pair: a pair needs two sentences in a document, or another "
-        "document; give more text, or change --heldout_fraction or --seed"
+        f"{found} and made no sentence pair (dropped: {_dropped(counts[split])}): a pair needs two "
+        "sentences in a document, or another document; give more text, or another "
+        "--heldout_fraction or --seed"
     )

@@ -33,13 +33,13 @@ def make_pairs(
 ) -> list[Pair]:
     """Makes the pairs of one document.
 
-    A document of one sentence, and a last sentence that is left over, can only be followed by a
-    random span, as in the released code. If there is no other document to draw from, all pairs are
-    consecutive, and a sentence left over makes none.
+    Either label has probability one half, but a document of one sentence can only be followed by a
+    random span, and without another document to draw from all pairs are consecutive.
 
-    One thing differs. Where a single sentence reaches the length wanted, the released code always
-    pairs it with a random span; on Wikipedia that makes 61 % of all pairs NOT_NEXT. Here it waits
-    for a second sentence, so that either label can be drawn, and the paper's half is kept.
+    The released code makes every single sentence NOT_NEXT: one that reaches the length wanted (61 %
+    of all pairs on Wikipedia are then NOT_NEXT), and one left over at a document's end. Here the
+    first waits for a second sentence, and the other may also end a pair with what stands before it,
+    which is used once more.
 
     Args:
       documents: the documents of a group, each a non-empty list of sentences, each a non-empty list
@@ -54,6 +54,8 @@ def make_pairs(
     document = documents[index]
     sources = sources or list(range(len(documents)))
     alone = len(set(sources)) == 1
+    if alone and len(document) == 1:
+        return []
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     # Drawn once a document, as in the released code.
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
@@ -67,19 +69,22 @@ def make_pairs(
         position += 1
         if position < len(document) and (chunk_tokens < target or len(chunk) == 1):
             continue
+        is_next = alone or (len(document) > 1 and rng.random() < 0.5)
+        if is_next and len(chunk) == 1:
+            while len(chunk) == 1 or (chunk_tokens < target and len(chunk) < len(document)):
+                chunk.insert(0, document[-len(chunk) - 1])
+                chunk_tokens += len(chunk[0])
         split = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
         first = _join(chunk[:split])
-        if not alone and (len(chunk) == 1 or rng.random() < 0.5):
+        if is_next:
+            second = _join(chunk[split:])
+        else:
             other = _another_document(sources, index, rng)
             second = _random_span(documents[other], target - len(first), rng)
             # The sentences that the random span displaced are used by the next pair.
             position -= len(chunk) - split
-            label = NOT_NEXT
-        else:
-            second = _join(chunk[split:])
-            label = IS_NEXT
-        if second:
-            pairs.append(Pair(*truncate_pair(first, second, max_tokens, rng), label))
+        label = IS_NEXT if is_next else NOT_NEXT
+        pairs.append(Pair(*truncate_pair(first, second, max_tokens, rng), label))
         chunk, chunk_tokens = [], 0
     return pairs
 

@@ -5,6 +5,7 @@ import concurrent.futures
 import itertools
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -41,10 +42,10 @@ def ordered_map(
     try:
         items = iter(items)
         ahead = itertools.islice(items, 2 * num_processes)
-        pending = collections.deque(executor.submit(_apply, item) for item in ahead)
+        pending = collections.deque(_submit(executor, item) for item in ahead)
         while pending:
             result = pending.popleft().result()
-            pending.extend(executor.submit(_apply, item) for item in itertools.islice(items, 1))
+            pending.extend(_submit(executor, item) for item in itertools.islice(items, 1))
             yield result
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -55,6 +56,15 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _submit(executor: concurrent.futures.Executor, item: Item) -> concurrent.futures.Future:
+    # This may start a process, which inherits the mask: Ctrl-C is the parent's to deal with.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return executor.submit(_apply, item)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker(function: Callable) -> None:

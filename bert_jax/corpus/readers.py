@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import BinaryIO
+from typing import TextIO
 from xml.etree import ElementTree
 
 # A longer document is cut at a line break, so that a file without a blank line, however long, needs
@@ -97,7 +97,9 @@ def read_text_file(path: str) -> Iterator[Document]:
     Raises:
       ValueError: a byte is not UTF-8, or a line is longer than any text's.
     """
-    with open(path, "rb") as stream:
+    # Latin-1 makes one character of each byte: lines end as they do in text (at a newline, a
+    # carriage return, or both), and bytes can still be counted.
+    with open(path, encoding="latin-1", newline="") as stream:
         lines: list[str] = []
         document_bytes = bytes_read = offset = 0
         continues = False
@@ -114,7 +116,7 @@ def read_text_file(path: str) -> Iterator[Document]:
             bytes_read += len(line)
             is_blank = not text.strip()
             if not is_blank:
-                lines.append(text)
+                lines.append(text.rstrip("\r\n") + "\n")
                 document_bytes += len(line)
             if (is_blank and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
                 yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
@@ -126,11 +128,11 @@ def read_text_file(path: str) -> Iterator[Document]:
             yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
 
 
-def _bounded_lines(stream: BinaryIO, path: str) -> Iterator[bytes]:
+def _bounded_lines(stream: TextIO, path: str) -> Iterator[bytes]:
     while line := stream.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES:
             raise ValueError(f"{path} has a line of over {MAX_LINE_BYTES:,} bytes; is it text?")
-        yield line
+        yield line.encode("latin-1")
 
 
 def read_wikipedia_dump(path: str) -> Iterator[Document]:

@@ -58,21 +58,28 @@ class Rows:
         self.split = split
         self.shuffle_seed = shuffle_seed
         self.manifest = read_manifest(self.directory)
-        if split not in self.manifest["splits"]:
-            raise ValueError(
-                f"{self.directory} has no split {split!r}, only "
-                f"{', '.join(self.manifest['splits'])}; a corpus built with heldout_fraction=0 has "
-                "no held-out rows"
-            )
-        settings = self.manifest["settings"]
-        self.max_seq_length: int = settings["max_seq_length"]
-        self.max_pairs: int = settings["max_pairs_per_row"]
-        self.num_rows: int = self.manifest["splits"][split]["rows"]
-        self.vocab_size: int = self.manifest["vocabulary"]["size"]
-        self.vocabulary_path = self.directory / self.manifest["vocabulary"]["filename"]
-        self._dtype = row_dtype(self.max_seq_length, self.max_pairs)
-        self._open_shards(settings["block_rows"])
-        self.load_tokenizer()  # for its check; it is quick
+        try:
+            if split not in self.manifest["splits"]:
+                raise ValueError(
+                    f"{self.directory} has no split {split!r}, only "
+                    f"{', '.join(self.manifest['splits'])}; build it again with "
+                    "tools/prepare_corpus.py --overwrite, and a --heldout_fraction above 0 for "
+                    "held-out rows"
+                )
+            settings = self.manifest["settings"]
+            self.max_seq_length: int = settings["max_seq_length"]
+            self.max_pairs: int = settings["max_pairs_per_row"]
+            self.num_rows: int = self.manifest["splits"][split]["rows"]
+            self.vocab_size: int = self.manifest["vocabulary"]["size"]
+            self.vocabulary_path = self.directory / self.manifest["vocabulary"]["filename"]
+            self._dtype = row_dtype(self.max_seq_length, self.max_pairs)
+            self._open_shards(settings["block_rows"])
+            self.load_tokenizer()  # for its check; it is quick
+        except (KeyError, TypeError) as error:
+            raise CorpusError(
+                f"{self.directory / MANIFEST} is damaged ({type(error).__name__}: {error}); "
+                f"{REBUILD}"
+            ) from error
         self._lock = threading.Lock()
         self._blocks: collections.OrderedDict[tuple[int, int], tuple] = collections.OrderedDict()
         self._epochs: collections.OrderedDict[int, tuple] = collections.OrderedDict()
@@ -170,6 +177,11 @@ class Rows:
             sizes += [min(block_rows, entry["rows"] - start) for start in starts]
         self._shard_of_block = np.array(shard_of_block)
         self._record_of_block = np.array(record_of_block)
+        if sum(sizes) != self.num_rows:
+            raise CorpusError(
+                f"{self.directory / MANIFEST} counts {self.num_rows} rows of split {self.split!r}, "
+                f"but {sum(sizes)} in its shards; {REBUILD}"
+            )
         self._block_sizes = np.array(sizes, np.int64)
         self._block_starts = np.cumsum(self._block_sizes) - self._block_sizes
 
@@ -243,9 +255,9 @@ def read_manifest(directory: str | os.PathLike) -> dict:
         manifest = json.loads(path.read_bytes())
     except ValueError as error:
         raise CorpusError(f"{path} is not intact JSON ({error}); {REBUILD}") from error
-    if manifest.get("format_version") != FORMAT_VERSION:
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if version != FORMAT_VERSION:
         raise CorpusError(
-            f"{path} has format_version {manifest.get('format_version')}, expected "
-            f"{FORMAT_VERSION}; {REBUILD}"
+            f"{path} has format_version {version}, expected {FORMAT_VERSION}; {REBUILD}"
         )
     return manifest

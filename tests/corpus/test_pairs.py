@@ -26,9 +26,23 @@ def all_pairs(documents, max_seq_length=64, short_seq_prob=0.1, seed=0):
 def test_half_of_the_pairs_are_random_next():
     pairs = all_pairs(numbered_documents(200, 200, 9))
     not_next = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
-    # 3 sigma, and one pair a document for a sentence left over at its end.
-    assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5 + 200
-    assert abs(not_next / len(pairs) - 0.5) < 0.03
+    assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5  # 3 sigma
+
+
+@pytest.mark.parametrize("num_sentences", [2, 3, 5, 16])
+@pytest.mark.parametrize("sentence_length", [9, 80])
+def test_half_of_the_pairs_of_short_documents_are_random_next(num_sentences, sentence_length):
+    pairs = all_pairs(numbered_documents(2000, num_sentences, sentence_length))
+    not_next = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
+    assert len(pairs) > 3000
+    assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5  # 3 sigma
+
+
+def test_a_sentence_left_over_ends_a_pair_as_long_as_wanted():
+    # Two sentences have the 40 tokens, one is left.
+    pairs = all_pairs(numbered_documents(300, 3, 20), max_seq_length=43, short_seq_prob=0)
+    is_next = [pair for pair in pairs if pair.nsp_label == IS_NEXT]
+    assert is_next and all(len(pair.first + pair.second) == 40 for pair in is_next)
 
 
 def test_long_sentences_do_not_tip_the_labels():
@@ -50,13 +64,15 @@ def test_is_next_is_the_true_continuation_and_not_next_another_document():
 
 def test_every_sentence_is_used():
     documents = numbered_documents(10, 40, 5)
-    firsts_and_true_seconds = {
-        token
-        for first, second, label in all_pairs(documents, max_seq_length=10_000)
-        for token in first + (second if label == IS_NEXT else [])
-    }
-    # Sentences displaced by a random span go back and begin the next pair.
-    assert firsts_and_true_seconds == set(range(10 * 40 * 5))
+    for max_seq_length, short_seq_prob in ((10_000, 0.1), (10_000, 1), (13, 0)):
+        pairs = all_pairs(documents, max_seq_length, short_seq_prob)
+        firsts_and_true_seconds = {
+            token
+            for first, second, label in pairs
+            for token in first + (second if label == IS_NEXT else [])
+        }
+        # Sentences displaced by a random span go back and begin the next pair.
+        assert firsts_and_true_seconds == set(range(10 * 40 * 5))
 
 
 def test_pairs_fit_and_neither_span_is_empty():

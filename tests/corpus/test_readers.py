@@ -25,10 +25,21 @@ def dump(*pages):
 
 def test_blank_lines_stand_between_documents(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes("\ufeffone\ntwo\n\n \nthrée\r\n\n\n".encode())
+    path.write_bytes("\ufeffone\ntwo\n\n \nthrée\n\n\n".encode())
     documents = list(read_documents(str(path)))
-    assert [document.text for document in documents] == ["one\ntwo\n", "thrée\r\n"]
+    assert [document.text for document in documents] == ["one\ntwo\n", "thrée\n"]
     assert not any(document.continues for document in documents)
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["dos", "old_mac"])
+def test_line_ends_of_other_systems_give_the_same_documents(tmp_path, end):
+    content = "one\ntwo\x85\u2028\n\n\nthrée".encode()
+    (tmp_path / "unix.txt").write_bytes(content)
+    (tmp_path / "other.txt").write_bytes(content.replace(b"\n", end))
+    unix, other = (list(read_documents(str(tmp_path / f"{n}.txt"))) for n in ("unix", "other"))
+    assert [document.text for document in unix] == [document.text for document in other]
+    assert [document.text for document in unix] == ["one\ntwo\x85\u2028\n", "thrée\n"]
+    assert sum(document.bytes_read for document in other) == (tmp_path / "other.txt").stat().st_size
 
 
 def test_a_long_document_is_read_in_parts(tmp_path, monkeypatch):
@@ -73,6 +84,7 @@ def test_inputs_are_found_sorted_and_from_several_globs(tmp_path):
         ("empty.txt", b"", ValueError, "is empty"),
         ("text.pdf", b"x", ValueError, "unknown suffix; expected UTF-8 text"),
         ("text.txt", b"good\nb\xffd\n", ValueError, "line 2, byte 6: 0xff is not UTF-8"),
+        ("dos.txt", b"good\r\nb\xffd\r\n", ValueError, "line 2, byte 7: 0xff is not UTF-8"),
         ("cut.xml.bz2", bz2.compress(dump((0, False, "x")))[:-9], ValueError, "damaged or cut off"),
         ("bad.xml", b"<mediawiki><page>", ValueError, "damaged or cut off"),
         ("other.xml", b"<html></html>", ValueError, "holds no <page>"),

@@ -139,6 +139,10 @@ def shrink_vocabulary(manifest):
     manifest["vocabulary"]["size"] = 20
 
 
+def lose_an_entry(name):
+    return lambda corpus: edit_manifest(corpus, lambda m: m["splits"]["train"].pop(name))
+
+
 def lose_rows(manifest):
     manifest["splits"]["train"]["shards"][0]["rows"] -= 8
 
@@ -148,7 +152,7 @@ def lose_rows(manifest):
     [
         (lambda c: (c / SHARD).unlink(), CorpusError, f"{SHARD} is missing; build"),
         (cut_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: it is cut off"),
-        (overwrite_shard, CorpusError, "has 0 blocks, expected 10"),
+        (overwrite_shard, CorpusError, r"has 0 blocks, expected \d+"),
         (damage_block, CorpusError, f"{SHARD}, block [0-9]+: damaged"),
         (lambda c: edit_manifest(c, lose_rows), CorpusError, r"has \d+ blocks, expected \d+"),
         (swap_vocabulary, CorpusError, "its ids would mean other words"),
@@ -156,6 +160,19 @@ def lose_rows(manifest):
         (lambda c: edit_manifest(c, shrink_vocabulary), CorpusError, "outside the corpus's vocab"),
         (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
         (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),
+        (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 1; build"),
+        (lose_an_entry("rows"), CorpusError, r"json is damaged \(KeyError: 'rows'\); build"),
+        (lose_an_entry("shards"), CorpusError, r"json is damaged \(KeyError: 'shards'\); build"),
+        (
+            lambda c: edit_manifest(c, lambda m: m["settings"].update(block_rows="8")),
+            CorpusError,
+            r"json is damaged \(TypeError: .*; build",
+        ),
+        (
+            lambda c: edit_manifest(c, lambda m: m["splits"]["train"].update(rows=1)),
+            CorpusError,
+            r"json counts 1 rows of split 'train', but \d+ in its shards; build",
+        ),
         (
             lambda c: edit_manifest(c, lambda m: m.update(format_version=9)),
             CorpusError,
@@ -164,7 +181,7 @@ def lose_rows(manifest):
         (
             lambda c: edit_manifest(c, lambda m: m["splits"].pop("train")),
             ValueError,
-            "has no split 'train', only heldout",
+            "has no split 'train', only heldout; build it again .*--heldout_fraction above 0",
         ),
     ],
 )
