@@ -1,6 +1,14 @@
 """BERT in JAX: raw text to a pre-trained model, on one CPU or a TPU pod."""
 
+import glob
+import os
 from typing import TYPE_CHECKING
+
+# Where libtpu finds no TPU it complains at length, unless told these.
+if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 if TYPE_CHECKING:
     from bert_jax.config import BertConfig

@@ -236,3 +236,11 @@ def test_the_tokenizer_that_is_not_there_suits_the_masking():
     words = types.SimpleNamespace(**vars(tpu.UNCASED_ENGLISH))
     assert len(words.word_start) == words.vocab_size > max(words.special_ids)
     assert words.mask_id in words.special_ids
+
+
+@needs_compiler
+def test_the_compiler_does_not_disturb_plain_cpu_use():
+    settings = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-c", "import bert_jax, jax; print(jax.devices()[0].platform)"]
+    result = subprocess.run(command, env=settings, cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("cpu\n", "")

@@ -186,6 +186,8 @@ def main(argv: list[str]) -> None:
             print(path)
     except (RuntimeError, ValueError, OSError) as error:
         sys.exit(f"fetch_data: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nfetch_data: interrupted; the same command begins anew")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ comes with `pip install 'jax[tpu]'`), and reads what the compiler says of it.
 
 python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4 --json=report.json
 python tools/tpu_report.py --config=configs/pretrain/bert_large.py --topology=v4:4x4x4 --sweep
-python tools/tpu_report.py --all --markdown=docs/tpu.md
+python tools/tpu_report.py --all --markdown=README.md
 """
 
 import os

@@ -14,12 +14,12 @@ yours, next-sentence prediction stays, as in BERT (the paper drops it, and finds
 little or not at all), and gradients are clipped at 1.0. The paper names no warm-up for this row:
 the 10,000 steps of BERT it is.
 
-Expected time: see the table in docs/tpu.md, an estimate by the TPU compiler. Not run at full size.
+Expected time: see the table in the README, an estimate by the TPU compiler. Not run at full size.
 Expected result: held-out perplexity 3.68 in the paper, on another vocabulary. Not run either.
 
     python tools/tpu_report.py --config=configs/pretrain/adamw_2k.py
-    python -m bert_jax.pretrain --config=configs/pretrain/adamw_2k.py --workdir=gs://BUCKET/2k \
-        --config.long_phase.corpus=corpus/512
+    python -m bert_jax.pretrain --config=configs/pretrain/adamw_2k.py --workdir=/gcs/runs/2k \
+        --config.long_phase.corpus=/gcs/corpus/512
 
 `adamw_2k.py:runlocal` is cut down to a few steps of eight rows.
 """

@@ -19,13 +19,13 @@ source warms up anew when the rows get longer, while here one schedule decays ov
 another row of the table set --config.batch_size, num_steps, learning_rate and warmup_steps, nine
 tenths of the steps on rows of 128.
 
-Expected time: 76 minutes on 1,024 TPU v3 chips in the paper; for 64 chips of v4 see docs/tpu.md, an
+Expected time: 76 minutes on 1,024 TPU v3 chips in the paper; for 64 chips of v4 see the README, an
 estimate by the TPU compiler. Not run at full size.
 Expected result: SQuAD 1.1 F1 90.58 in the paper. Not run either.
 
     python tools/tpu_report.py --config=configs/pretrain/lamb_64k.py
-    python -m bert_jax.pretrain --config=configs/pretrain/lamb_64k.py --workdir=gs://BUCKET/lamb \
-        --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
+    python -m bert_jax.pretrain --config=configs/pretrain/lamb_64k.py --workdir=/gcs/runs/lamb \
+        --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
 `lamb_64k.py:runlocal` is cut down to a few steps of eight rows.
 """

@@ -3,12 +3,13 @@
 Source: Devlin et al. (2018), appendix A.2: BERT_BASE on 4 Cloud TPUs, 16 chips. The recipe is
 bert_base.py's; only the topology differs, and nothing that changes what is learned.
 
-Expected time: see the table in docs/tpu.md, an estimate by the TPU compiler. Not run at full size.
+Expected time: see the table in the README, an estimate by the TPU compiler. Not run at full size.
 Expected result: as bert_base.py, held-out perplexity 3.99 (the paper's table 6). Not run either.
 
     python tools/tpu_report.py --config=configs/pretrain/pod_base.py:v4
     python -m bert_jax.pretrain --config=configs/pretrain/pod_base.py:v4 \
-        --workdir=gs://BUCKET/base --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
+        --workdir=/gcs/runs/base --config.corpus=/gcs/corpus/128 \
+        --config.long_phase.corpus=/gcs/corpus/512
 
 Without an argument it is v4; `pod_base.py:v4,runlocal` is cut down to a few steps of eight rows.
 """

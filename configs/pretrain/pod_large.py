@@ -3,12 +3,13 @@
 Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The recipe is
 bert_large.py's; only the topology differs, and nothing that changes what is learned.
 
-Expected time: see the table in docs/tpu.md, an estimate by the TPU compiler. Not run at full size.
+Expected time: see the table in the README, an estimate by the TPU compiler. Not run at full size.
 Expected result: as bert_large.py, held-out perplexity 3.23 (the paper's table 6). Not run either.
 
     python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4
     python -m bert_jax.pretrain --config=configs/pretrain/pod_large.py:v4 \
-        --workdir=gs://BUCKET/large --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
+        --workdir=/gcs/runs/large --config.corpus=/gcs/corpus/128 \
+        --config.long_phase.corpus=/gcs/corpus/512
 
 Without an argument it is v4; `pod_large.py:v4,runlocal` is cut down to a few steps of eight rows.
 """
