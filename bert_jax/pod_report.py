@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from bert_jax import metrics, partitioning, pretrain, tpu
+from bert_jax import metrics, partitioning, settings, tpu
 from bert_jax.model import num_params
 
 
@@ -59,7 +59,7 @@ def report(
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices,
-        "num_params": num_params(pretrain.model_config(config, tokenizer.vocab_size)),
+        "num_params": num_params(settings.model_config(config, tokenizer.vocab_size)),
         "clock_hz": chip.clock_hz,
         "remat": config.model.remat,
         "phases": figures,

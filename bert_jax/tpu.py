@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from bert_jax import metrics, partitioning, pretrain, train
+from bert_jax import metrics, partitioning, settings, train
 from bert_jax.compiled_cost import Cost, step_cost
 from bert_jax.config import BertConfig
 from bert_jax.model import BertForPreTraining
@@ -143,7 +143,7 @@ def compile_step(
     ValueError where the mesh does not divide the devices, or the batch the mesh.
     """
     started = time.monotonic()
-    bert = pretrain.model_config(config, tokenizer.vocab_size)
+    bert = settings.model_config(config, tokenizer.vocab_size)
     if phase.length > bert.max_position_embeddings:
         raise ValueError(
             f"rows of {phase.length} tokens, but the model's position table ends at "
@@ -151,8 +151,8 @@ def compile_step(
         )
     model = BertForPreTraining(bert)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
-    accumulate = pretrain.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
-    _, optimizer = pretrain.optimizer_settings(config, num_steps)
+    accumulate = settings.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
+    _, optimizer = settings.optimizer_settings(config, num_steps)
     abstract = jax.eval_shape(
         functools.partial(train.init_state, model=model, optimizer=optimizer), jax.random.key(0)
     )
@@ -168,7 +168,7 @@ def compile_step(
         accumulate=accumulate,
         repeat_after=config.masking.repeat_after,
         max_predictions=phase.max_predictions,
-        **pretrain.masking_settings(config, tokenizer),
+        **settings.masking_settings(config, tokenizer),
     )
     state = jax.tree.map(_placed, abstract, layout)
     rows = abstract_rows(phase, partitioning.batch_sharding(mesh))

@@ -14,7 +14,7 @@ import pytest
 from conftest import build_small_corpus, random_text
 
 import bert_jax
-from bert_jax import pretrain
+from bert_jax import pretrain, settings
 from bert_jax.checkpoint import find_checkpoint, saved_steps
 from configs.pretrain import bert_tiny
 from tools.train_vocab import train_sentencepiece
@@ -234,8 +234,8 @@ def test_every_config_resolves_and_its_docstring_says_what_is_needed(path, argum
 
     module = importlib.import_module(f"configs.pretrain.{path.stem}")
     config = module.get_config(argument)
-    pretrain.model_config(config, vocab_size=30522)
-    pretrain.check_numbers(config)
+    settings.model_config(config, vocab_size=30522)
+    settings.check_numbers(config)
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):
         assert promise in module.__doc__, f"{path}: its docstring lacks {promise!r}"
     with pytest.raises(ValueError, match="after the colon"):

@@ -27,12 +27,9 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax import pod_report, pretrain, tpu
+from bert_jax import pod_report, settings, tpu
 from bert_jax.config import REMAT_POLICIES
 from bert_jax.corpus.build import CorpusSettings
-
-for name in ("config", "workdir"):  # Pre-training's own, which it cannot do without.
-    delattr(flags.FLAGS, name)
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "As for pre-training.", lock_config=True)
 TOPOLOGY = flags.DEFINE_string("topology", None, "v4:4x4x4, say; if not given, config.topology.")
@@ -71,7 +68,7 @@ def phases_of(config: ConfigDict) -> tuple[list[tpu.Phase], object]:
     """The phases of the run and its tokenizer, from the corpora if config.corpus is given."""
     tokenizer = tpu.UNCASED_ENGLISH
     if config.corpus:
-        opened = pretrain.open_phases(config)
+        opened = settings.open_phases(config)
         tokenizer = opened[0].rows.load_tokenizer()
         phases = [
             tpu.Phase(
@@ -259,9 +256,9 @@ def run() -> bool:
     if not report["fits"] and ADVISE.value:
         print("\nLooking for what fits ...", flush=True)
         report["advice"] = pod_report.advice(config, topology, phases, tokenizer)
-        settings = (report["advice"] or {}).items()
-        flags_to_give = " ".join(f"--config.{field}={value}" for field, value in settings)
-        print(f"This fits: {flags_to_give}" if settings else "Nothing that was tried fits.")
+        advice = (report["advice"] or {}).items()
+        flags_to_give = " ".join(f"--config.{field}={value}" for field, value in advice)
+        print(f"This fits: {flags_to_give}" if advice else "Nothing that was tried fits.")
     if JSON.value:
         pathlib.Path(JSON.value).write_text(json.dumps(report, indent=2) + "\n")
     return report["fits"]
