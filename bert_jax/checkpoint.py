@@ -41,6 +41,7 @@ class Checkpointer:
         """
         self.directory = workdir.absolute() / "checkpoints"
         self._settings = settings
+        self._failed = False
         self._vocabulary = {
             "filename": tokenizer.filename,
             "sha256": tokenizer.sha256,
@@ -87,20 +88,22 @@ class Checkpointer:
             )
         except Exception as error:
             raise CheckpointError(
-                f"{self.directory / str(step)} could not be restored: {error}. If it is damaged, "
-                "remove it to go on from the checkpoint before it"
+                f"{self.directory / str(step)} could not be restored. If it is damaged, remove it "
+                f"to go on from the checkpoint before it. ({str(error)[:500]})"
             ) from error
         return TrainState(params=items.params, **items.training)
 
     def close(self) -> None:
         """Waits for what is being written; without it the process ends and that write is lost."""
-        self._guard(self._manager.close, None)
+        if not self._failed:  # Else it may wait long for processes that have not noticed.
+            self._guard(self._manager.close, None)
 
     def _guard(self, action, step: int | None):
         # The manager raises whatever its threads met: OSError, tensorstore's ValueError, ...
         try:
             action()
         except Exception as error:
+            self._failed = True
             complete = [found for found in saved_steps(self.directory) if found != step]
             raise CheckpointError(
                 f"writing a checkpoint to {self.directory} failed: {error}. The last complete one "

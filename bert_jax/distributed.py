@@ -1,5 +1,6 @@
 """Several processes (one a host) as one program: joining, agreeing, stopping at the same step."""
 
+import contextlib
 import json
 import os
 import signal
@@ -82,6 +83,12 @@ def join(
     logging.info("Process %d of %d, %d devices", jax.process_index(), found, jax.device_count())
 
 
+def tells_of_a_lost_process(error: Exception) -> bool:
+    """Whether a runtime error is about the connection with other processes."""
+    words = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "Gloo", "oordination", "heartbeat", "onnection")
+    return any(word in str(error) for word in words)
+
+
 def gather_texts(text: str) -> list[str]:
     """The `text` of each process, in all of them."""
     if jax.process_count() == 1:
@@ -94,19 +101,23 @@ def gather_texts(text: str) -> list[str]:
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def in_first_process(action) -> None:
-    """Runs `action()` in process 0 while the others wait; if it raises, they raise ValueError."""
+@contextlib.contextmanager
+def errors_shared():
+    """What one process raises inside is raised in all, as ValueError in those that were well.
+
+    Else they would wait for it at their next meeting. Inside, processes must not wait for another.
+    """
     error = None
-    if jax.process_index() == 0:
-        try:
-            action()
-        except Exception as raised:  # Whatever it is, the others must not wait for ever.
-            error = raised
-    message = gather_texts(str(error or ""))[0]
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    messages = gather_texts(str(error or ""))
     if error:
         raise error
-    if message:
-        raise ValueError(message)
+    for process, message in enumerate(messages):
+        if message:
+            raise ValueError(f"process {process}: {message}")
 
 
 def check_same_everywhere(settings: dict[str, object]) -> None:

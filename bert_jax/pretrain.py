@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import time
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.model import BertForPreTraining
 from bert_jax.watchdog import Watchdog
-from bert_jax.workdir import claim_workdir, flatten, write_json
+from bert_jax.workdir import check_shared, claim_workdir, flatten, make_token, write_json
 
 config_flags.DEFINE_config_file("config", None, "One of configs/pretrain/.", lock_config=True)
 flags.DEFINE_string("workdir", None, "Where the run keeps everything; created if it is not there.")
@@ -76,39 +77,41 @@ def _train_and_evaluate(
     started = time.monotonic()
     workdir = pathlib.Path(workdir)
 
-    # Rows, tokenizer, model.
-    settings.check_numbers(config)
-    phases = settings.open_phases(config)
-    num_steps = phases[-1].stop
-    tokenizer = phases[0].rows.load_tokenizer()
-    bert = settings.model_config(config, tokenizer.vocab_size)
-    longest = max(phase.rows.max_seq_length for phase in phases)
-    if longest > bert.max_position_embeddings:
-        raise ValueError(
-            f"the corpus has rows of {longest} tokens, but the model's position table ends at "
-            f"{bert.max_position_embeddings}: build it with a smaller --max_seq_length, or set "
-            f"--config.model.max_position_embeddings={longest}"
-        )
-    model = BertForPreTraining(bert)
-    masking = settings.masking_settings(config, tokenizer)
+    with distributed.errors_shared():
+        # Rows, tokenizer, model.
+        settings.check_numbers(config)
+        phases = settings.open_phases(config)
+        num_steps = phases[-1].stop
+        tokenizer = phases[0].rows.load_tokenizer()
+        bert = settings.model_config(config, tokenizer.vocab_size)
+        longest = max(phase.rows.max_seq_length for phase in phases)
+        if longest > bert.max_position_embeddings:
+            raise ValueError(
+                f"the corpus has rows of {longest} tokens, but the model's position table ends at "
+                f"{bert.max_position_embeddings}: build it with a smaller --max_seq_length, or set "
+                f"--config.model.max_position_embeddings={longest}"
+            )
+        model = BertForPreTraining(bert)
+        masking = settings.masking_settings(config, tokenizer)
 
-    # Devices, and a state that is laid out over them from its first moment.
-    mesh = partitioning.make_mesh(**config.mesh)
-    batch_sharding = partitioning.batch_sharding(mesh)
-    local_rows(batch_sharding, config.eval_batch_size)  # Raises now, not at the first evaluation.
-    slices = [
-        settings.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
-        for phase in phases
-    ]
-    schedule, optimizer = settings.optimizer_settings(config, num_steps)
-    init = functools.partial(train.init_state, model=model, optimizer=optimizer)
-    key = jax.random.key(config.seed)
-    abstract = jax.eval_shape(init, key)
-    layout = partitioning.shardings(abstract, mesh)
+        # Devices, and a state that is laid out over them from its first moment.
+        mesh = partitioning.make_mesh(**config.mesh)
+        batch_sharding = partitioning.batch_sharding(mesh)
+        # Raises now, not at the first evaluation.
+        local_rows(batch_sharding, config.eval_batch_size)
+        slices = [
+            settings.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
+            for phase in phases
+        ]
+        schedule, optimizer = settings.optimizer_settings(config, num_steps)
+        init = functools.partial(train.init_state, model=model, optimizer=optimizer)
+        key = jax.random.key(config.seed)
+        abstract = jax.eval_shape(init, key)
+        layout = partitioning.shardings(abstract, mesh)
 
-    if config.shard_weight_update:
-        divided = partitioning.divide_over_data(layout.opt_state, abstract.opt_state)
-        layout = layout.replace(opt_state=divided)
+        if config.shard_weight_update:
+            divided = partitioning.divide_over_data(layout.opt_state, abstract.opt_state)
+            layout = layout.replace(opt_state=divided)
 
     # All that can be wrong with the settings has been found by now: take the workdir.
     resolved = config.to_dict() | {"bert": dataclasses.asdict(bert)}
@@ -116,7 +119,14 @@ def _train_and_evaluate(
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
     distributed.check_same_everywhere(flatten(resolved) | {"workdir": str(workdir)})
-    distributed.in_first_process(lambda: claim_workdir(workdir, resolved))
+    token = ""
+    with distributed.errors_shared():
+        if jax.process_index() == 0:
+            claim_workdir(workdir, resolved)
+            token = make_token(workdir)
+    token = distributed.gather_texts(token)[0]
+    with distributed.errors_shared():
+        check_shared(workdir, token)
     is_first = jax.process_index() == 0  # The one that writes and shows what all share.
     cache_was_warm = keep_compiled(workdir)
     checkpointer = cleanup.enter_context(
@@ -193,7 +203,7 @@ def _train_and_evaluate(
                 logging.info(
                     "First step done %.1f s after the start, %s",
                     now - started,
-                    "compiled before" if cache_was_warm else "compiled now",
+                    "with programs compiled before" if cache_was_warm else "all compiled now",
                 )
                 last_report, timed_from = now, step
 
@@ -297,6 +307,8 @@ def main(argv: list[str]) -> None:
     values = flags.FLAGS
     several = values.multihost or values.coordinator is not None
     try:
+        if not several and (values.num_processes or values.process_id) is not None:
+            raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
         if several:
             distributed.join(
                 coordinator=values.coordinator,
@@ -308,27 +320,35 @@ def main(argv: list[str]) -> None:
         result = train_and_evaluate(values.config, values.workdir)
     except (ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
         logging.debug("Where it came from:", exc_info=True)  # Shown with --verbosity=1.
-        sys.exit(f"\npretrain: {error}")
+        leave(str(error), 1)
     except Preempted as error:
         print(f"\npretrain: {error}", file=sys.stderr)
         sys.exit(error.status)
     except jax.errors.JaxRuntimeError as error:
-        if not several:
+        if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+            leave(
+                f"out of memory ({str(error).splitlines()[0]}). Set a smaller "
+                "--config.per_device_batch_size, or --config.model.remat=full; "
+                "tools/tpu_report.py says beforehand what fits",
+                1,
+            )
+        if not (several and distributed.tells_of_a_lost_process(error)):
             raise
-        print(
-            f"\npretrain: another process is lost, or does not answer ({error}). Start the same "
-            "command again on all hosts; it goes on from the last checkpoint",
-            file=sys.stderr,
-            flush=True,
+        leave(
+            f"another process is lost, or does not answer ({str(error).splitlines()[0]}). Start "
+            "the same command again on all hosts; it goes on from the last checkpoint",
+            distributed.PREEMPTED,
         )
-        os._exit(distributed.PREEMPTED)  # Leaving the others in order would wait for the lost one.
     except KeyboardInterrupt:  # Before the first step.
-        print(
-            f"\npretrain: interrupted; {values.workdir} is as it was", file=sys.stderr, flush=True
-        )
-        os._exit(distributed.INTERRUPTED)  # XLA may be compiling, and does not bear an exit.
+        leave(f"interrupted; {values.workdir} is as it was", distributed.INTERRUPTED)
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
+
+
+def leave(message: str, status: int) -> NoReturn:
+    """Ends at once: in order would wait for the other processes, or for XLA to compile."""
+    print(f"\npretrain: {message}", file=sys.stderr, flush=True)
+    os._exit(status)
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import secrets
 
 from bert_jax.checkpoint import load_settings, saved_steps
 
@@ -27,11 +28,16 @@ FREE_TO_CHANGE = (
 )
 
 
+TOKEN = ".shared"
+
+
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
     """Writes config.json; ValueError if the workdir holds checkpoints of other settings.
 
     Raises OSError where nothing can be written, and CheckpointError for a damaged checkpoint.
     """
+    if "://" in str(workdir) or ":/" in str(workdir):
+        raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         if steps := saved_steps(workdir / "checkpoints"):
@@ -45,6 +51,23 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
         raise type(error)(
             f"--workdir={workdir}: {error}. Expected a directory that can be made or written to"
         ) from error
+
+
+def make_token(workdir: pathlib.Path) -> str:
+    """Leaves a text of no meaning in `workdir`, and returns it; see `check_shared`."""
+    token = secrets.token_hex()
+    (workdir / TOKEN).write_text(token)
+    return token
+
+
+def check_shared(workdir: pathlib.Path, token: str) -> None:
+    """ValueError in a process that does not see what another has left in `workdir`."""
+    path = workdir / TOKEN
+    if not path.exists() or path.read_text() != token:
+        raise ValueError(
+            f"--workdir={workdir} is another directory here than in process 0: all hosts must "
+            "share it, as by a mounted bucket"
+        )
 
 
 def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:

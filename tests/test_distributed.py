@@ -140,8 +140,28 @@ def test_coordinator_without_a_count_says_what_is_missing():
         distributed.join(coordinator="localhost:1")
 
 
+def test_mistake_in_one_process_ends_all_with_status_1(corpus, tmp_path):
+    workdir, other = tmp_path / "run", ("--config.corpus=/nowhere",)
+    with processes.ended(processes.start(workdir, corpus, num_processes=2, last=other)) as started:
+        assert processes.finish(started) == [1, 1]
+    assert "process 1: /nowhere" in processes.log_of(workdir, 0).read_text()
+    assert "pretrain: /nowhere" in processes.log_of(workdir, 1).read_text()
+
+
+def test_several_without_a_way_to_meet_are_refused(corpus, tmp_path):
+    started = processes.start(tmp_path / "run", corpus, num_processes=1, process_id=2)
+    assert processes.finish(started) == [1]
+    assert "need --coordinator or --multihost" in processes.log_of(tmp_path / "run").read_text()
+
+
+@pytest.mark.parametrize("text", ["UNAVAILABLE: x", "Gloo all-reduce failed", "heartbeat timeout"])
+def test_lost_process_is_told_from_other_errors(text):
+    assert distributed.tells_of_a_lost_process(RuntimeError(text))
+    assert not distributed.tells_of_a_lost_process(RuntimeError("INTERNAL: Out of memory"))
+
+
 def test_one_process_agrees_with_itself():
     assert distributed.gather_texts("a") == ["a"]
     distributed.check_same_everywhere({"seed": 0})
-    with pytest.raises(OSError, match="full"):
-        distributed.in_first_process(lambda: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"), distributed.errors_shared():
+        raise OSError("full")

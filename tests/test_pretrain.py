@@ -182,7 +182,10 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
     with processes.ended(processes.start(workdir, corpus, *fields)) as started:
         processes.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
     said = processes.log_of(workdir).read_text()
-    assert f"Going on from the checkpoint of step {step}" in said and "compiled before" in said
+    assert (
+        f"Going on from the checkpoint of step {step}" in said
+        and "with programs compiled before" in said
+    )
 
 
 def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
