@@ -2,7 +2,8 @@
 
 `<workdir>/checkpoints/<step>/` holds `params`, `training` (step and optimizer state), `config`
 (JSON: the run's settings, and under "bert" the model's) and `vocabulary` (JSON). Writing is
-asynchronous and atomic: a directory under its final name is complete.
+asynchronous and atomic: a directory under its final name is complete. `write_checkpoint` writes one
+such directory without `training`.
 """
 
 import base64
@@ -42,11 +43,7 @@ class Checkpointer:
         self.directory = workdir.absolute() / "checkpoints"
         self._settings = settings
         self._failed = False
-        self._vocabulary = {
-            "filename": tokenizer.filename,
-            "sha256": tokenizer.sha256,
-            "base64": base64.b64encode(tokenizer.content).decode(),
-        }
+        self._vocabulary = _vocabulary_values(tokenizer)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep_last, keep_period=keep_every or None, cleanup_tmp_directories=True
         )
@@ -112,6 +109,35 @@ class Checkpointer:
             ) from error
 
 
+def write_checkpoint(
+    directory: pathlib.Path, params: dict, settings: dict, tokenizer: Tokenizer
+) -> None:
+    """Writes a checkpoint without training state, as `load_checkpoint` reads it, and waits for it.
+
+    `settings` have the fields of `BertConfig` under "bert"; what `params` lack of
+    `BertForPreTraining` is listed under "absent" ("bert/pooler", "mlm", "nsp"), and a task's head
+    stands under "head". Raises CheckpointError.
+    """
+    items = ocp.args.Composite(
+        params=ocp.args.StandardSave(params),
+        config=ocp.args.JsonSave(settings | {"has_training_state": False}),
+        vocabulary=ocp.args.JsonSave(_vocabulary_values(tokenizer)),
+    )
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(directory.absolute(), args=items)
+    except Exception as error:
+        raise CheckpointError(f"writing a checkpoint to {directory} failed: {error}") from error
+
+
+def _vocabulary_values(tokenizer: Tokenizer) -> dict:
+    return {
+        "filename": tokenizer.filename,
+        "sha256": tokenizer.sha256,
+        "base64": base64.b64encode(tokenizer.content).decode(),
+    }
+
+
 def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
     """A workdir, its `checkpoints`, or one checkpoint -> the directory of the (latest) one.
 
@@ -160,12 +186,14 @@ def _read_json(item: pathlib.Path) -> dict:
 
 
 def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, int]:
-    """Reads all of a checkpoint; its `step`, and `params` and `training` in bytes.
+    """Reads all of a checkpoint; its `step` (0 without training state), and both items in bytes.
 
     Raises CheckpointError where anything is missing, cut off, not finite, or of another model.
     """
-    params, _, _ = load_checkpoint(directory, abstract_params_of)
-    found = {"params": params, "training": training_state(directory)}
+    params, settings, _ = load_checkpoint(directory, abstract_params_of)
+    trained = settings.get("has_training_state", True)
+    training = training_state(directory) if trained else {"step": np.int32(0)}
+    found = {"params": params, "training": training}
     for name, leaf in jax.tree.leaves_with_path(found):
         if not np.isfinite(leaf).all():
             name = jax.tree_util.keystr(name)

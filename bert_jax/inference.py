@@ -3,19 +3,24 @@
 import dataclasses
 import functools
 import pathlib
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.checkpoint import load_checkpoint
 from bert_jax.config import BertConfig
-from bert_jax.model import BertForPreTraining
+from bert_jax.interop.google import load_google
+from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
+from bert_jax.interop.parameters import LoadedModel, LoadReport, num_outputs, parameter_shapes
+from bert_jax.model import Bert, BertForPreTraining, gather_positions
 from bert_jax.tokenization import Tokenizer
 
-LENGTH_STEP = 32
-"""Texts are padded up to a multiple of this, so that few lengths are ever compiled."""
+POOLINGS = ("mean", "cls", "pooler")
 
 
 class Fill(NamedTuple):
@@ -31,14 +36,14 @@ class PretrainedModel:
 
     def __init__(self, config: BertConfig, tokenizer: Tokenizer, params: dict):
         self.config, self.tokenizer, self.params = config, tokenizer, params
-        self._apply = jax.jit(BertForPreTraining(config).apply)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
         """The `top_k` likeliest pieces for each mask in `text`, likeliest first.
 
         A list of `Fill` for a text with one mask, and a list of such lists for several, each mask
         filled with the others left open. Raises TypeError for what is not one text, and ValueError
-        for a text without a mask or longer than the position table, or an impossible `top_k`.
+        for a text without a mask or longer than the position table, an impossible `top_k`, or a
+        model without a masked-LM head.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be one string, got {type(text).__name__}")
@@ -74,44 +79,199 @@ class PretrainedModel:
 
     def _mlm_logits(self, tokens: list[int], positions: list[int]) -> jax.Array:
         """float32 `[len(positions), padded_vocab_size]` for one sequence of token ids."""
+        if "mlm" not in self.params:
+            raise ValueError("this model has no masked-LM head, so it cannot fill in masks")
         limit = self.config.max_position_embeddings
         if len(tokens) > limit:
             raise ValueError(
                 f"the text has {len(tokens)} tokens with [CLS] and [SEP], but this model's "
                 f"position table ends at {limit}: shorten or split it"
             )
-        length = min(-(-len(tokens) // LENGTH_STEP) * LENGTH_STEP, limit)
-        row = np.full((1, length), self.tokenizer.pad_id, np.int32)
+        row = np.full((1, _padded_length(len(tokens), limit)), self.tokenizer.pad_id, np.int32)
         row[0, : len(tokens)] = tokens
-        sequence_ids = (np.arange(length) < len(tokens)).astype(np.int32)[None]
         slots = np.zeros((1, -(-len(positions) // 8) * 8), np.int32)  # Few shapes here too.
         slots[0, : len(positions)] = positions
-        mlm_logits, _ = self._apply(
-            {"params": self.params},
-            row,
-            np.zeros_like(row),
-            np.arange(length, dtype=np.int32)[None],
-            sequence_ids,
-            slots,
-            np.zeros((1, 1), np.int32),
-        )
-        return mlm_logits[0, : len(positions)]
+        lengths = np.array([len(tokens)], np.int32)
+        logits = _mlm_logits(self.config, self.params, row, lengths, slots)
+        return logits[0, : len(positions)]
+
+    def encode(
+        self, texts: Sequence[str], pooling: str = "mean", batch_size: int = 32
+    ) -> np.ndarray:
+        """One vector a text: float32 `[num_texts, hidden_size]`.
+
+        Args:
+          texts: any number; one longer than the position table is cut, with a warning.
+          pooling: "mean" over the last layer at all tokens, [CLS] and [SEP] among them; "cls", the
+            last layer at [CLS]; "pooler", tanh(dense(cls)), what next-sentence prediction sees.
+          batch_size: texts at a time, which are of like length.
+
+        Raises:
+          TypeError: `texts` is one string, or holds something else.
+          ValueError: an unknown pooling or impossible batch size, or the model has no pooler.
+        """
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        if pooling == "pooler" and "pooler" not in self.params["bert"]:
+            raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
+        vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
+        for indices, tokens, lengths in self._batches(texts, batch_size):
+            found = _pooled(self.config, pooling, self.params["bert"], tokens, lengths)
+            vectors[indices] = found[: len(indices)]
+        return vectors
+
+    def features(
+        self,
+        texts: Sequence[str],
+        layers: Sequence[int] = (-4, -3, -2, -1),
+        batch_size: int = 32,
+    ) -> list[np.ndarray]:
+        """Hidden states as features: section 5.3 of the paper takes the last four layers.
+
+        Args:
+          texts, batch_size: see `encode`.
+          layers: 0 for the embeddings, 1 to `num_layers`, or from the end, -1 for the last.
+
+        Returns:
+          For each text float32 `[tokens, len(layers), hidden_size]`, [CLS] first and [SEP] last.
+
+        Raises:
+          TypeError: as `encode`.
+          ValueError: no layers or one that is not there, or an impossible batch size.
+        """
+        layers, count = tuple(layers), self.config.num_layers + 1
+        if not layers or not all(-count <= layer < count for layer in layers):
+            raise ValueError(
+                f"layers must be some of 0 (the embeddings) to {count - 1}, or of -1 (the last) to "
+                f"{-count}, got {layers!r}"
+            )
+        found = [np.zeros(0)] * len(texts)
+        for indices, tokens, lengths in self._batches(texts, batch_size):
+            states = _features(self.config, layers, self.params["bert"], tokens, lengths)
+            states = np.asarray(states)
+            for index, length, state in zip(indices, lengths, states, strict=False):
+                found[index] = state[:length].copy()  # A view would keep the whole batch.
+        return found
+
+    def _batches(
+        self, texts: Sequence[str], batch_size: int
+    ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+        """Indices of texts of like length, their int32 `[rows, length]` tokens, and lengths.
+
+        Rows after the texts are of length 0.
+        """
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("texts must be a list of strings; put a single one into a list")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        tokenizer, limit = self.tokenizer, self.config.max_position_embeddings
+        rows = tokenizer.encode_batch(texts)
+        if cut := sum(len(row) > limit - 2 for row in rows):
+            warnings.warn(
+                f"{cut} of {len(texts)} texts have more tokens than the {limit} of this model's "
+                "position table, [CLS] and [SEP] among them: the rest of them is left out",
+                stacklevel=3,
+            )
+        rows = [[tokenizer.cls_id, *row[: limit - 2], tokenizer.sep_id] for row in rows]
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        for start in range(0, len(order), batch_size):
+            indices = order[start : start + batch_size]
+            size = min(batch_size, 1 << (len(indices) - 1).bit_length())
+            length = _padded_length(len(rows[indices[-1]]), limit)
+            tokens = np.full((size, length), tokenizer.pad_id, np.int32)
+            lengths = np.zeros(size, np.int32)
+            for slot, index in enumerate(indices):
+                lengths[slot] = len(rows[index])
+                tokens[slot, : lengths[slot]] = rows[index]
+            yield indices, tokens, lengths
+
+
+def _padded_length(length: int, limit: int) -> int:
+    """Up to a quarter more than `length`, at least 16, so that few lengths are ever compiled."""
+    step = max(16, (1 << (length - 1).bit_length()) // 8)
+    return min(-(-length // step) * step, limit)
+
+
+def _inputs(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, ...]:
+    """int32 `[B, L]`, `[B]`: one text a row -> the four inputs of `Bert`."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    sequence_ids = (positions < lengths[:, None]).astype(jnp.int32)
+    return tokens, jnp.zeros_like(tokens), positions, sequence_ids
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mlm_logits(config: BertConfig, params: dict, tokens, lengths, slots) -> jax.Array:
+    def logits(model):
+        hidden = model.bert(*_inputs(tokens, lengths))
+        return model.mlm(gather_positions(hidden, slots), model.bert.embeddings.token_embedding)
+
+    return BertForPreTraining(config).apply({"params": params}, method=logits)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _pooled(config: BertConfig, pooling: str, params: dict, tokens, lengths) -> jax.Array:
+    model, variables = Bert(config), {"params": params}
+    hidden = model.apply(variables, *_inputs(tokens, lengths))
+    if pooling == "pooler":
+        cls_positions = jnp.zeros((len(tokens), 1), jnp.int32)
+        return model.apply(variables, hidden, cls_positions, method="pool")[:, 0]
+    if pooling == "cls":
+        return hidden[:, 0]
+    real = jnp.arange(tokens.shape[1]) < lengths[:, None]
+    total = jnp.sum(hidden, axis=1, where=real[:, :, None], dtype=jnp.float32)
+    return total / jnp.maximum(lengths, 1)[:, None]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _features(config: BertConfig, layers: tuple[int, ...], params: dict, tokens, lengths):
+    """float32 `[B, L, len(layers), H]`."""
+    states = Bert(config).apply({"params": params}, *_inputs(tokens, lengths), all_layers=True)
+    return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)
 
 
 def load(directory: str | pathlib.Path) -> PretrainedModel:
     """The model of a workdir or of one checkpoint, whatever devices wrote it.
 
-    Raises FileNotFoundError where there is no checkpoint, CheckpointError for a damaged one.
+    Directories of transformers and of Google's release are read as they are; see `read_model`.
     """
-    params, settings, tokenizer = load_checkpoint(directory, abstract_params)
+    params, settings, tokenizer, _ = read_model(directory)
     # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
-    return PretrainedModel(config, tokenizer, params)
+    return PretrainedModel(config, tokenizer, jax.device_put(params))
+
+
+def read_model(directory: str | pathlib.Path) -> LoadedModel:
+    """Parameters, settings and tokenizer of a directory of any format, and what was left out.
+
+    Raises FileNotFoundError where there is no model, CheckpointError for a damaged checkpoint, and
+    as `load_huggingface` and `load_google` for those.
+    """
+    directory = pathlib.Path(directory).absolute()
+    if (directory / "bert_config.json").exists():
+        return load_google(directory)
+    if any((directory / name).exists() for name in WEIGHTS_FILENAMES):
+        return load_huggingface(directory)
+    try:
+        params, settings, tokenizer = load_checkpoint(directory, abstract_params)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}; or, of other libraries, bert_config.json or {' or '.join(WEIGHTS_FILENAMES)}"
+        ) from error
+    paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
+    training = settings.get("has_training_state", True)
+    report = LoadReport(paths, (), ("training",) if training else ())
+    return LoadedModel(params, settings, tokenizer, report)
 
 
 def abstract_params(settings: dict) -> dict:
     """The tree of shapes and dtypes of a checkpoint's parameters, from its settings."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    model = BertForPreTraining(BertConfig(**settings["bert"]))
-    init = functools.partial(model.init, jax.random.key(0))
-    return jax.eval_shape(init, *[ids] * 6)["params"]
+    shapes = parameter_shapes(BertConfig(**settings["bert"]), num_outputs(settings.get("head")))
+    absent = tuple(f"{part}/" for part in settings.get("absent", ()))
+    return flax.traverse_util.unflatten_dict(
+        {
+            path: jax.ShapeDtypeStruct(shape, jnp.float32)
+            for path, shape in shapes.items()
+            if not path.startswith(absent)
+        },
+        sep="/",
+    )

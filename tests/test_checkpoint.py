@@ -12,8 +12,14 @@ from test_pretrain import small_config
 
 import bert_jax
 from bert_jax import pretrain
-from bert_jax.checkpoint import CheckpointError, find_checkpoint, saved_steps, verify_checkpoint
-from bert_jax.inference import abstract_params
+from bert_jax.checkpoint import (
+    CheckpointError,
+    find_checkpoint,
+    saved_steps,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from bert_jax.inference import abstract_params, read_model
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -81,3 +87,15 @@ def test_the_tool_checks_and_copies(workdir, tmp_path):
     assert damaged.returncode == 1 and "could not be read as a checkpoint" in damaged.stderr
     absent = check(tmp_path / "nowhere")
     assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
+
+
+def test_a_checkpoint_without_training_state_is_whole(workdir, tmp_path):
+    model = read_model(workdir)
+    assert model.report.unused == ("training",)
+    write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)
+    found = verify_checkpoint(tmp_path / "written", abstract_params)
+    assert found["step"] == 0 and found["params"] > 0
+    jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "written"), read(workdir))
+    assert read_model(tmp_path / "written").report.unused == ()
+    with pytest.raises(CheckpointError, match=r"writing a checkpoint to .*written failed"):
+        write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)

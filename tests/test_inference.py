@@ -8,8 +8,8 @@ import bert_jax
 from bert_jax import train
 from bert_jax.checkpoint import Checkpointer, CheckpointError, find_checkpoint
 from bert_jax.config import BertConfig
-from bert_jax.inference import PretrainedModel
-from bert_jax.model import BertForPreTraining
+from bert_jax.inference import PretrainedModel, _padded_length
+from bert_jax.model import Bert, BertForPreTraining
 from bert_jax.optimizer import linear_schedule, make_optimizer
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from tools.train_vocab import train_sentencepiece
@@ -152,3 +152,105 @@ def test_tokenizer_survives_the_checkpoint(model, tokenizer):
     assert isinstance(model, PretrainedModel)
     assert model.tokenizer.sha256 == tokenizer.sha256
     assert model.tokenizer.encode("the rivers") == tokenizer.encode("the rivers")
+
+
+TEXTS = [
+    "the river",
+    "",
+    "people made the old town and the new road . " * 2,
+    "water",
+    "the mountain village",
+    "stone",
+]
+
+
+@pytest.fixture(scope="module")
+def alone(model) -> list[np.ndarray]:
+    """`[1 + layers, tokens, hidden]` of each of TEXTS, computed by itself and not padded."""
+    tokenizer, states = model.tokenizer, []
+    for text in TEXTS:
+        row = np.array([[tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]])
+        inputs = (row, row * 0, np.arange(row.shape[1])[None], row * 0 + 1)
+        variables = {"params": model.params["bert"]}
+        states.append(Bert(model.config).apply(variables, *inputs, all_layers=True)[:, 0])
+    return jax.device_get(states)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "pooler"])
+def test_encode_equals_each_text_alone_in_the_order_given(model, alone, pooling, batch_size):
+    vectors = model.encode(TEXTS, pooling=pooling, batch_size=batch_size)
+    assert vectors.shape == (6, 128) and vectors.dtype == np.float32
+    pooler = model.params["bert"]["pooler"]
+    for vector, states in zip(vectors, alone, strict=True):
+        last = states[-1]
+        expected = {
+            "mean": last.mean(0),
+            "cls": last[0],
+            "pooler": np.tanh(last[0] @ pooler["kernel"] + pooler["bias"]),
+        }[pooling]
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_features_are_the_chosen_layers_of_each_token(model, alone):
+    features = model.features(TEXTS, layers=(0, -1, 1), batch_size=4)
+    assert {feature.dtype.name for feature in features} == {"float32"}
+    for feature, states in zip(features, alone, strict=True):
+        expected = states[[0, -1, 1]].transpose(1, 0, 2)
+        assert feature.shape == expected.shape
+        np.testing.assert_allclose(feature, expected, atol=1e-5)
+
+
+def test_no_texts_give_no_vectors(model):
+    assert model.encode([]).shape == (0, 128)
+    assert model.features([], layers=[-1]) == []
+
+
+def test_long_texts_are_cut_and_counted(model):
+    longest = "the " * 38
+    with pytest.warns(UserWarning, match="2 of 3 texts have more tokens than the 40 of this"):
+        found = model.encode(["river", longest + "river", longest + "town road"])
+    np.testing.assert_allclose(found[1:], model.encode([longest] * 2), atol=1e-6)
+    with pytest.warns(UserWarning, match="1 of 1 texts"):
+        assert model.features(["the " * 39], layers=[-1])[0].shape == (40, 1, 128)
+
+
+def test_few_shapes_are_compiled(model):
+    lengths = {_padded_length(length, 512) for length in range(2, 513)}
+    assert len(lengths) == 16 and max(lengths) == 512
+    assert all(length <= _padded_length(length, 500) <= 500 for length in range(2, 501))
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda m: m.encode("the river"), TypeError, "must be a list of strings; put a single one"),
+        (lambda m: m.encode(["the", None]), TypeError, "must be a list of strings"),
+        (lambda m: m.features("the river", layers=[0]), TypeError, "must be a list of strings"),
+        (lambda m: m.encode(["the"], pooling="max"), ValueError, "one of mean, cls, pooler, got"),
+        (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),
+        (lambda m: m.features(["the"]), ValueError, r"to 2, or of -1 \(the last\) to -3, got"),
+        (lambda m: m.features(["the"], layers=[3]), ValueError, "layers must be some of 0"),
+        (lambda m: m.features(["the"], layers=[]), ValueError, "layers must be some of 0"),
+    ],
+)
+def test_what_cannot_be_encoded_is_a_clear_error(model, ask, error, message):
+    with pytest.raises(error, match=message):
+        ask(model)
+
+
+def test_parts_that_are_not_there_are_named(model):
+    bert = {name: value for name, value in model.params["bert"].items() if name != "pooler"}
+    bare = PretrainedModel(model.config, model.tokenizer, {"bert": bert})
+    with pytest.raises(ValueError, match="has no masked-LM head"):
+        bare.fill_mask("the [MASK]")
+    with pytest.raises(ValueError, match="has no pooler: choose another"):
+        bare.encode(["the"], pooling="pooler")
+    np.testing.assert_array_equal(bare.encode(["the"]), model.encode(["the"]))
+
+
+def test_masks_are_filled_without_pooler_and_next_sentence_head(model):
+    bert = {name: value for name, value in model.params["bert"].items() if name != "pooler"}
+    params = {"bert": bert, "mlm": model.params["mlm"]}
+    bare = PretrainedModel(model.config, model.tokenizer, params)
+    assert bare.fill_mask("the [MASK]") == model.fill_mask("the [MASK]")

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from bert_jax.config import BertConfig
-from bert_jax.interop.huggingface import huggingface_name, parameter_shapes, params_from_huggingface
+from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.optimizer import is_decayed, linear_schedule, make_optimizer
 
 CONFIG = BertConfig(

@@ -1,20 +1,35 @@
 """BERT as the transformers library stores it: configuration and weights.
 
-Nothing of that library is needed, nor torch: a state dict is a mapping of names to numpy arrays,
-as `safetensors.numpy.load_file` reads it.
+Nothing of that library is needed, nor torch but for the old `pytorch_model.bin`: a state dict is a
+mapping of names to numpy arrays, as `safetensors.numpy.load_file` reads it.
 """
 
-import functools
+import json
+import pathlib
+import warnings
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import flax
-import jax
-import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 
 from bert_jax.config import BertConfig
-from bert_jax.model import BertForPreTraining
+from bert_jax.interop.parameters import (
+    PADDED,
+    LoadedModel,
+    LoadReport,
+    loaded_model,
+    read_json,
+    read_parameters,
+)
+from bert_jax.tokenization import (
+    WORDPIECE_FILENAME,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_from_bytes,
+)
+
+WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
 
 # Paths in this project's parameter tree, and what transformers calls the same. A name with
 # `{layer}` is one tensor a layer there, and one slice of axis 0 here.
@@ -41,11 +56,33 @@ _MODULES = {
     "nsp": "cls.seq_relationship",
 }
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-_PADDED = ("bert/embeddings/token_embedding", "mlm/bias")
-_HEADS = {
-    "bert/pooler/": "bert.pooler.",
-    "mlm/": "cls.predictions.",
-    "nsp/": "cls.seq_relationship.",
+
+# The head of a task: transformers' class, its module, and the labels that are always the same.
+_TASKS = {
+    "classification": ("BertForSequenceClassification", "classifier", None),
+    "tagging": ("BertForTokenClassification", "classifier", None),
+    "span": ("BertForQuestionAnswering", "qa_outputs", ("start", "end")),
+    "multiple_choice": ("BertForMultipleChoice", "classifier", ("score",)),
+}
+# The class of a model without such a head, by which of "mlm" and "nsp" it has.
+_PLAIN = {
+    (True, True): "BertForPreTraining",
+    (True, False): "BertForMaskedLM",
+    (False, True): "BertForNextSentencePrediction",
+    (False, False): "BertModel",
+}
+
+# Fields of BertConfig, and what both other libraries call the same.
+_CONFIG = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "initializer_range": "initializer_range",
+    "layer_norm_epsilon": "layer_norm_eps",
 }
 
 # Stored beside the tensor that they are tied to, or instead of it.
@@ -54,14 +91,6 @@ _COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _OLD_LEAVES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
-class LoadReport(NamedTuple):
-    """Names of tensors: read, wanted by an absent head, and given but of no use here."""
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
 
 
 def config_from_huggingface(values: Mapping) -> BertConfig:
@@ -84,80 +113,201 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
             f"config.json: hidden_dropout_prob and attention_probs_dropout_prob differ "
             f"({sorted(rates)}), and there is one dropout_rate here: set both to the same value"
         )
-    names = {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
-        "type_vocab_size": "type_vocab_size",
-        "initializer_range": "initializer_range",
-        "layer_norm_epsilon": "layer_norm_eps",
-    }
     # Both libraries' defaults are BERT_BASE, so what is not given is the same in both.
-    given = {ours: values[theirs] for ours, theirs in names.items() if theirs in values}
+    given = {ours: values[theirs] for ours, theirs in _CONFIG.items() if theirs in values}
     return BertConfig(**given, dropout_rate=rates.pop())
 
 
 def params_from_huggingface(
-    tensors: Mapping[str, np.ndarray], config: BertConfig
+    tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
 ) -> tuple[dict, LoadReport]:
-    """Parameters of `BertForPreTraining(config)` out of a state dict.
+    """The parameter tree out of a state dict.
 
     Args:
-      tensors: of BertModel, BertForPreTraining, or a model between; names with or without the
-        prefix `bert.`, any float dtype.
+      tensors: of BertModel, BertForPreTraining, or a model between, or of one for a task; names
+        with or without the prefix `bert.`, any float dtype.
       config: see `config_from_huggingface`.
+      head: see `head_from_huggingface`; None: a task's head is not read.
 
     Returns:
-      The parameter tree in float32 numpy arrays, rows that pad the vocabulary zero, and a report.
-      Pooler, MLM head and NSP head are each left out of the tree where the state dict has none.
+      As `read_parameters`.
 
     Raises:
       ValueError: a tensor is missing or of another shape, or the decoder is not tied.
     """
     given = _names_as_given(tensors)
-    params, loaded, missing = {}, [], []
-
-    def read(name, shape, transposed):
-        expected = shape[::-1] if transposed else shape
-        if name not in given:
-            raise ValueError(f"tensor {name}: expected shape {expected}, found no such tensor")
-        tensor = np.asarray(tensors[given[name]])
-        if tensor.shape != expected:
-            raise ValueError(f"tensor {name}: expected shape {expected}, found {tensor.shape}")
-        loaded.append(given[name])
-        return (tensor.T if transposed else tensor).astype(np.float32)
-
-    for path, shape in parameter_shapes(config).items():
-        name, transposed = huggingface_name(path), path.endswith("/kernel")
-        head = next((theirs for ours, theirs in _HEADS.items() if path.startswith(ours)), None)
-        if head and not any(other.startswith(head) for other in given):
-            missing.append(name)
-        elif "{layer}" in name:
-            names = [name.format(layer=layer) for layer in range(config.num_layers)]
-            params[path] = np.stack([read(each, shape[1:], transposed) for each in names])
-        elif path in _PADDED:
-            rows = read(name, (config.vocab_size, *shape[1:]), transposed)
-            padding = (
-                (0, config.padded_vocab_size - config.vocab_size),
-                *[(0, 0)] * len(shape[1:]),
-            )
-            params[path] = np.pad(rows, padding)
-        else:
-            params[path] = read(name, shape, transposed)
-
     for copy, original in _COPIES.items():
-        if copy in given and given[copy] not in loaded:
-            if not np.array_equal(tensors[given[copy]], tensors[given[original]]):
-                raise ValueError(
-                    f"tensor {copy}: expected a copy of {original}, found other values"
-                )
-            loaded.append(given[copy])
-    unused = tuple(name for name in tensors if name not in set(loaded))
-    tree = flax.traverse_util.unflatten_dict(params, sep="/")
-    return tree, LoadReport(tuple(loaded), tuple(missing), unused)
+        if copy in given and not np.array_equal(tensors[given[copy]], tensors[given[original]]):
+            raise ValueError(f"tensor {copy}: expected a copy of {original}, found other values")
+    params, report = read_parameters(
+        config,
+        head,
+        given,
+        tensors.__getitem__,
+        name_of=lambda path: huggingface_name(path, head),
+        transposed=lambda path: path.endswith("/kernel"),
+    )
+    copies = {given.get(copy) for copy in _COPIES}
+    return params, LoadReport(
+        loaded=report.loaded + tuple(name for name in report.unused if name in copies),
+        missing=report.missing,
+        unused=tuple(name for name in report.unused if name not in copies),
+    )
+
+
+def params_to_huggingface(
+    params: Mapping, config: BertConfig, head: Mapping | None = None
+) -> dict[str, np.ndarray]:
+    """The state dict in float32 that `params_from_huggingface` reads as `params`.
+
+    Tied tensors are written once, and no prefix `bert.` without a head, as transformers does.
+    """
+    tensors = {}
+    for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
+        name, value = huggingface_name(path, head), np.asarray(value, np.float32)
+        if path in PADDED:
+            value = value[: config.vocab_size]
+        for layer, piece in enumerate(value if "{layer}" in name else [value]):
+            piece = piece.T if path.endswith("/kernel") else piece
+            # safetensors writes memory as it lies.
+            tensors[name.format(layer=layer)] = np.ascontiguousarray(piece)
+    if params.keys() == {"bert"}:
+        return {name.removeprefix("bert."): value for name, value in tensors.items()}
+    return tensors
+
+
+def load_huggingface(directory: pathlib.Path) -> LoadedModel:
+    """Config, weights and vocabulary of a directory that transformers' `save_pretrained` wrote.
+
+    Weights are `model.safetensors` or `pytorch_model.bin` (which needs torch), the vocabulary
+    `vocab.txt` or `tokenizer.json`.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ImportError: torch is needed.
+      ValueError: a file is damaged, is of another architecture, or does not fit the others.
+    """
+    values = read_json(directory / "config.json")
+    config, head = config_from_huggingface(values), head_from_huggingface(values)
+    try:
+        params, report = params_from_huggingface(_read_tensors(directory), config, head)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
+    return loaded_model(directory, config, head, params, _read_tokenizer(directory), report)
+
+
+def save_huggingface(
+    directory: pathlib.Path, params: Mapping, settings: Mapping, tokenizer: Tokenizer
+) -> None:
+    """Writes a new directory that transformers' `from_pretrained` takes.
+
+    Raises:
+      OSError: it cannot be written, or exists.
+      ValueError: the vocabulary is a SentencePiece model.
+    """
+    if tokenizer.filename != WORDPIECE_FILENAME:
+        raise ValueError(
+            f"the vocabulary is a SentencePiece model ({tokenizer.filename}), and transformers' "
+            "BERT takes WordPiece only: a model of this vocabulary stays in the native format"
+        )
+    config, head = BertConfig(**settings["bert"]), settings.get("head")
+    tensors = params_to_huggingface(params, config, head)
+    values = {
+        "model_type": "bert",
+        "architectures": [
+            _TASKS[head["task"]][0] if head else _PLAIN["mlm" in params, "nsp" in params]
+        ],
+        **{theirs: getattr(config, ours) for ours, theirs in _CONFIG.items()},
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.dropout_rate,
+        "pad_token_id": tokenizer.pad_id,
+        "dtype": "float32",
+    }
+    if head and not _TASKS[head["task"]][2]:
+        values["id2label"] = dict(enumerate(head["labels"]))
+        values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
+    of_tokenizer = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": tokenizer.lower_case,
+        "model_max_length": config.max_position_embeddings,
+    }
+    directory.mkdir()
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(of_tokenizer, indent=2) + "\n")
+    (directory / WORDPIECE_FILENAME).write_bytes(tokenizer.content)
+
+
+def head_from_huggingface(values: Mapping) -> dict | None:
+    """The task's head in a `config.json`: its "task" and "labels"; None without one.
+
+    Tasks are "classification", "tagging", "span" and "multiple_choice".
+    """
+    for task, (architecture, _, labels) in _TASKS.items():
+        if architecture in (values.get("architectures") or ()):
+            names = values.get("id2label", {})
+            count = len(names) or values.get("num_labels", 2)
+            labels = labels or [names.get(str(index), f"LABEL_{index}") for index in range(count)]
+            return {"task": task, "labels": list(labels)}
+    return None
+
+
+def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    path, pickled = (directory / name for name in WEIGHTS_FILENAMES)
+    if path.exists():
+        try:
+            return safetensors.numpy.load_file(path)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path.name} is not intact: {error}") from error
+    if not pickled.exists():
+        raise FileNotFoundError(f"{directory} has neither {path.name} nor {pickled.name}")
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{pickled} can be read by torch only: pip install torch, or put a {path.name} there"
+        ) from error
+    try:
+        tensors = torch.load(pickled, map_location="cpu", weights_only=True)
+    except Exception as error:  # Of pickle, zipfile, torch: all mean the same.
+        raise ValueError(f"{pickled.name} is not an intact state dict: {error}") from error
+    # numpy has no bfloat16 for torch to give.
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+
+def _read_tokenizer(directory: pathlib.Path) -> Tokenizer:
+    path, lower_case = directory / "tokenizer.json", None
+    if (directory / WORDPIECE_FILENAME).exists():
+        tokenizer = load_tokenizer(directory / WORDPIECE_FILENAME)
+        if (directory / "tokenizer_config.json").exists():
+            lower_case = read_json(directory / "tokenizer_config.json").get("do_lower_case")
+    elif path.exists():
+        values = read_json(path)
+        model = values.get("model", {})
+        if model.get("type") != "WordPiece":
+            raise ValueError(
+                f"{path}: model.type is {model.get('type')!r}, and only 'WordPiece' is supported"
+            )
+        ids = model["vocab"] | {
+            token["content"]: token["id"] for token in values.get("added_tokens", ())
+        }
+        pieces = sorted(ids, key=ids.get)
+        if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+            raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} once")
+        content = "".join(f"{piece}\n" for piece in pieces).encode()
+        tokenizer = tokenizer_from_bytes(WORDPIECE_FILENAME, content)
+        lower_case = (values.get("normalizer") or {}).get("lowercase")
+    else:
+        raise FileNotFoundError(f"{directory} has neither {WORDPIECE_FILENAME} nor {path.name}")
+    if lower_case not in (None, tokenizer.lower_case):
+        warnings.warn(
+            f"{directory}: its settings say do_lower_case={lower_case}, but text will be "
+            f"{'lower-cased' if tokenizer.lower_case else 'left as it is'}, since the vocabulary "
+            f"has {'no' if tokenizer.lower_case else 'some'} piece with an upper-case letter",
+            stacklevel=2,
+        )
+    return tokenizer
 
 
 def _names_as_given(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -178,20 +328,11 @@ def _names_as_given(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
     return given
 
 
-def huggingface_name(path: str) -> str:
+def huggingface_name(path: str, head: Mapping | None = None) -> str:
     """A path in the parameter tree -> transformers' name, with `{layer}` where it is stacked."""
     if path in _PARAMETERS:
         return _PARAMETERS[path]
     module, leaf = path.rsplit("/", 1)
+    if module == "head":
+        return f"{_TASKS[head['task']][1]}.{_LEAVES[leaf]}"
     return f"{_MODULES[module]}.{_LEAVES[leaf]}"
-
-
-@functools.lru_cache(maxsize=8)
-def parameter_shapes(config: BertConfig) -> Mapping[str, tuple[int, ...]]:
-    """Path -> shape, for each parameter of `BertForPreTraining(config)`."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    init = BertForPreTraining(config).init
-    params = jax.eval_shape(init, jax.random.key(0), *[ids] * 6)["params"]
-    return {
-        path: leaf.shape for path, leaf in flax.traverse_util.flatten_dict(params, sep="/").items()
-    }

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import BertConfig
-from bert_jax.interop.huggingface import huggingface_name, parameter_shapes, params_from_huggingface
+from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model import BertForPreTraining
 from bert_jax.train import MODEL_INPUTS, pretraining_sums
 

@@ -1,18 +1,25 @@
 """A state dict in transformers' names becomes the parameter tree it stands for."""
 
+import json
+
 import flax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from bert_jax.checkpoint import CheckpointError, write_checkpoint
 from bert_jax.config import BertConfig
+from bert_jax.inference import load, read_model
 from bert_jax.interop.huggingface import (
     config_from_huggingface,
     huggingface_name,
-    parameter_shapes,
     params_from_huggingface,
+    save_huggingface,
 )
+from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model import BertForPreTraining
+from bert_jax.tokenization import tokenizer_from_bytes
 
 CONFIG = BertConfig(
     vocab_size=131,
@@ -33,6 +40,7 @@ VALUES = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(126))]
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
@@ -191,3 +199,177 @@ def test_config_is_read_and_its_defaults_are_bert_base():
 def test_another_architecture_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         config_from_huggingface(VALUES | change)
+
+
+def write_directory(directory, tensors, pieces=PIECES, **values):
+    """As `save_pretrained` writes it."""
+    directory.mkdir(exist_ok=True)
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(VALUES | values))
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    return directory
+
+
+def of_task(module: str, outputs: int, pooler: bool) -> dict[str, np.ndarray]:
+    encoder = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
+    kept = {n: v for n, v in encoder.items() if pooler or "pooler" not in n}
+    return kept | linear(np.random.default_rng(1), module, 12, outputs)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensors", "labels", "head"),
+    [
+        ("BertForPreTraining", state_dict(), {}, None),
+        (
+            "BertForSequenceClassification",
+            of_task("classifier", 3, True),
+            {"0": "no", "1": "maybe", "2": "yes"},
+            {"task": "classification", "labels": ["no", "maybe", "yes"]},
+        ),
+        (
+            "BertForTokenClassification",
+            of_task("classifier", 2, False),
+            {},
+            {"task": "tagging", "labels": ["LABEL_0", "LABEL_1"]},
+        ),
+        (
+            "BertForQuestionAnswering",
+            of_task("qa_outputs", 2, False),
+            {},
+            {"task": "span", "labels": ["start", "end"]},
+        ),
+        (
+            "BertForMultipleChoice",
+            of_task("classifier", 1, True),
+            {},
+            {"task": "multiple_choice", "labels": ["score"]},
+        ),
+    ],
+)
+def test_a_directory_there_and_back_is_the_same(architecture, tensors, labels, head, tmp_path):
+    tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
+    kind = {"architectures": [architecture]} | ({"id2label": labels} if labels else {})
+    model = read_model(write_directory(tmp_path / "theirs", tensors, **kind))
+    assert sorted(model.report.loaded) == sorted(tensors) and not model.report.unused
+    assert model.settings.get("head") == head
+    write_checkpoint(tmp_path / "native", *model[:3])
+    native = read_model(tmp_path / "native")
+    assert_same(native.params, model.params)
+    save_huggingface(tmp_path / "back", *native[:3])
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(back[name], value, err_msg=name)
+    values = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert {**values, **VALUES, **kind} == values
+    again = read_model(tmp_path / "back")
+    assert again.settings == model.settings
+    assert again.tokenizer.sha256 == model.tokenizer.sha256
+
+
+def test_a_bare_model_is_written_without_prefix_and_takes_no_masks(tmp_path):
+    tensors = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
+    model = read_model(write_directory(tmp_path / "theirs", tensors))
+    assert model.settings["absent"] == ["mlm", "nsp"]
+    save_huggingface(tmp_path / "back", *model[:3])
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == {name.removeprefix("bert.") for name in tensors}
+    with pytest.raises(ValueError, match="this model has no masked-LM head"):
+        load(tmp_path / "back").fill_mask("w1 [MASK]")
+
+
+def test_a_head_that_no_architecture_names_is_unused(tmp_path):
+    model = read_model(write_directory(tmp_path, of_task("classifier", 3, True)))
+    assert model.report.unused == ("classifier.bias", "classifier.weight")
+
+
+def test_vocabulary_comes_from_tokenizer_json_too(tmp_path):
+    write_directory(tmp_path, state_dict())
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither vocab.txt nor tokenizer.json"):
+        read_model(tmp_path)
+    values = {
+        "model": {"type": "WordPiece", "vocab": {p: i for i, p in enumerate(PIECES[:-1])}},
+        "added_tokens": [{"content": PIECES[-1], "id": 130}, {"content": "[PAD]", "id": 0}],
+        "normalizer": {"lowercase": True},
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(values))
+    tokenizer = read_model(tmp_path).tokenizer
+    assert [tokenizer.id_to_token(index) for index in range(131)] == PIECES
+    path.write_text(json.dumps(values | {"normalizer": {"lowercase": False}}))
+    with pytest.warns(UserWarning, match="do_lower_case=False, but text will be lower-cased"):
+        read_model(tmp_path)
+    values["added_tokens"][0]["id"] = 131
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="each id from 0 to 130 once"):
+        read_model(tmp_path)
+    path.write_text(json.dumps({"model": {"type": "BPE"}}))
+    with pytest.raises(ValueError, match="is 'BPE', and only 'WordPiece'"):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (
+            lambda path: write_directory(path, state_dict(), PIECES[:-1]),
+            ValueError,
+            r"has 130 pieces, expected 131 \(vocab_size\)",
+        ),
+        (
+            lambda path: write_directory(path, state_dict(num_layers=1)),
+            ValueError,
+            "layer.1.attention.output.LayerNorm.bias: expected .* found no such tensor",
+        ),
+        (
+            lambda path: write_directory(
+                path,
+                of_task("classifier", 3, True),
+                architectures=["BertForSequenceClassification"],
+            ),
+            ValueError,
+            r"classifier.weight: expected shape \(2, 12\), found \(3, 12\)",
+        ),
+        (
+            lambda path: (path / "model.safetensors").write_bytes(b"no"),
+            ValueError,
+            "model.safetensors is not intact",
+        ),
+        (
+            lambda path: (path / "config.json").write_text("{"),
+            ValueError,
+            "config.json is not JSON",
+        ),
+        (
+            lambda path: (path / "config.json").write_text("[]"),
+            ValueError,
+            "expected a JSON object",
+        ),
+        (lambda path: (path / "config.json").unlink(), FileNotFoundError, "config.json"),
+    ],
+)
+def test_a_spoiled_directory_is_a_clear_error(spoil, error, message, tmp_path):
+    spoil(write_directory(tmp_path, state_dict()))
+    with pytest.raises(error, match=message):
+        read_model(tmp_path)
+
+
+def test_pickled_weights_without_torch_name_what_to_install(tmp_path, monkeypatch):
+    write_directory(tmp_path, state_dict())
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(ImportError, match=r"torch only: pip install torch, or put a model.safe"):
+        read_model(tmp_path)
+
+
+def test_sentencepiece_is_not_exported_and_what_exists_is_not_overwritten(tmp_path):
+    model = read_model(write_directory(tmp_path, state_dict()))
+    tokenizer = tokenizer_from_bytes("vocab.txt", model.tokenizer.content)
+    tokenizer.filename = "spiece.model"
+    with pytest.raises(ValueError, match="takes WordPiece only"):
+        save_huggingface(tmp_path / "out", model.params, model.settings, tokenizer)
+    assert not (tmp_path / "out").exists()
+    for write in (save_huggingface, write_checkpoint):
+        with pytest.raises((FileExistsError, CheckpointError), match="exist"):
+            write(tmp_path, *model[:3])

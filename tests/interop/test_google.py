@@ -1,0 +1,121 @@
+"""Google's names, and its directory read through a stand-in for TensorFlow."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from test_huggingface import CONFIG, PIECES, VALUES, assert_same, state_dict
+
+from bert_jax.inference import read_model
+from bert_jax.interop.google import google_name
+from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.interop.parameters import parameter_shapes
+
+# As in the released uncased_L-12_H-768_A-12, with {layer} for its number.
+RELEASED = """
+bert/embeddings/LayerNorm/beta bert/embeddings/LayerNorm/gamma
+bert/embeddings/position_embeddings bert/embeddings/token_type_embeddings
+bert/embeddings/word_embeddings
+bert/encoder/layer_{layer}/attention/output/LayerNorm/beta
+bert/encoder/layer_{layer}/attention/output/LayerNorm/gamma
+bert/encoder/layer_{layer}/attention/output/dense/bias
+bert/encoder/layer_{layer}/attention/output/dense/kernel
+bert/encoder/layer_{layer}/attention/self/key/bias
+bert/encoder/layer_{layer}/attention/self/key/kernel
+bert/encoder/layer_{layer}/attention/self/query/bias
+bert/encoder/layer_{layer}/attention/self/query/kernel
+bert/encoder/layer_{layer}/attention/self/value/bias
+bert/encoder/layer_{layer}/attention/self/value/kernel
+bert/encoder/layer_{layer}/intermediate/dense/bias
+bert/encoder/layer_{layer}/intermediate/dense/kernel
+bert/encoder/layer_{layer}/output/LayerNorm/beta bert/encoder/layer_{layer}/output/LayerNorm/gamma
+bert/encoder/layer_{layer}/output/dense/bias bert/encoder/layer_{layer}/output/dense/kernel
+bert/pooler/dense/bias bert/pooler/dense/kernel cls/predictions/output_bias
+cls/predictions/transform/LayerNorm/beta cls/predictions/transform/LayerNorm/gamma
+cls/predictions/transform/dense/bias cls/predictions/transform/dense/kernel
+cls/seq_relationship/output_bias cls/seq_relationship/output_weights
+"""
+
+
+def test_names_are_the_released_ones():
+    assert sorted(map(google_name, parameter_shapes(CONFIG))) == sorted(RELEASED.split())
+
+
+def variables() -> dict[str, np.ndarray]:
+    """The tensors of test_huggingface as Google stores them: kernels are `[inputs, outputs]`."""
+    tensors, stored = state_dict(), {}
+    for path in parameter_shapes(CONFIG):
+        for layer in (0, 1):
+            value = tensors[huggingface_name(path).format(layer=layer)]
+            turned = path.endswith("/kernel") and path != "nsp/kernel"
+            stored[google_name(path).format(layer=layer)] = value.T if turned else value
+    return stored
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """A released directory, but that the checkpoint's variables are in `directory.variables`."""
+    stored = variables()
+    reader = types.SimpleNamespace(
+        get_variable_to_shape_map=lambda: {name: value.shape for name, value in stored.items()},
+        get_tensor=stored.__getitem__,
+    )
+    tensorflow = types.SimpleNamespace(
+        train=types.SimpleNamespace(load_checkpoint=lambda prefix: reader),
+        errors=types.SimpleNamespace(OpError=OSError),
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    (tmp_path / "bert_config.json").write_text(
+        json.dumps({n: v for n, v in VALUES.items() if n not in ("model_type", "layer_norm_eps")})
+    )
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    (tmp_path / "bert_model.ckpt.index").write_text("")
+    return types.SimpleNamespace(path=tmp_path, variables=stored)
+
+
+def test_each_variable_is_where_transformers_tensor_goes_and_slots_are_unused(directory):
+    names = set(directory.variables)
+    slots = {f"{name}/adam_{moment}" for name in names for moment in "mv"} | {"global_step"}
+    directory.variables.update(dict.fromkeys(slots, np.zeros(1)))
+    model = read_model(directory.path)
+    assert_same(model.params, params_from_huggingface(state_dict(), CONFIG)[0])
+    assert set(model.report.loaded) == names and set(model.report.unused) == slots
+    assert model.report.missing == () and model.settings["absent"] == []
+    assert model.tokenizer.vocab_size == 131
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("bert/encoder/layer_1/attention/self/query/kernel", None, "found no such tensor"),
+        (
+            "bert/encoder/layer_0/intermediate/dense/kernel",
+            np.zeros((20, 12)),
+            r"\(12, 20\), found",
+        ),
+        ("cls/seq_relationship/output_weights", np.zeros((12, 2)), r"\(2, 12\), found \(12, 2\)"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, value, message, directory):
+    directory.variables[name] = value
+    if value is None:
+        del directory.variables[name]
+    with pytest.raises(ValueError, match=f"bert_model.ckpt: tensor {name}: expected .*{message}"):
+        read_model(directory.path)
+
+
+def test_without_tensorflow_it_is_said_what_to_install(directory, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ImportError, match="TensorFlow only: pip install tensorflow-cpu"):
+        read_model(directory.path)
+
+
+def test_a_missing_index_and_a_vocabulary_of_another_size_are_clear_errors(directory):
+    (directory.path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES[:-1]))
+    with pytest.raises(ValueError, match="has 130 pieces, expected 131"):
+        read_model(directory.path)
+    (directory.path / "bert_model.ckpt.index").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*bert_model.ckpt.index"):
+        read_model(directory.path)

@@ -1,0 +1,221 @@
+"""Weights in and out, against transformers in torch and real TensorFlow (`make parity`)."""
+
+import copy
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import bert_jax
+from bert_jax.checkpoint import write_checkpoint
+from bert_jax.inference import read_model
+from bert_jax.interop.huggingface import save_huggingface
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+}
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
+SENTENCES = [
+    "The river rises in the mountains and flows north to the sea.",
+    "",
+    "Café, naïve, 北京, and an unbelievably-long-compound-word",
+    "No.",
+    "It is long. " * 40,
+]
+
+
+def make_random(directory: pathlib.Path, architecture: str, **settings):
+    """A random model of transformers in `directory`, no tensor of which is all 0 or all 1."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, **settings)
+    model = getattr(transformers, architecture)(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return model
+
+
+def there_and_back(directory: pathlib.Path) -> pathlib.Path:
+    """Hugging Face -> native on disk -> Hugging Face."""
+    model = read_model(directory)
+    assert not model.report.unused
+    write_checkpoint(directory / "native", *model[:3])
+    save_huggingface(directory / "back", *read_model(directory / "native")[:3])
+    return directory / "back"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("BertModel", {}),
+        ("BertForPreTraining", {}),
+        ("BertForMaskedLM", {}),
+        ("BertForNextSentencePrediction", {}),
+        ("BertForSequenceClassification", {"id2label": {0: "no", 1: "maybe", 2: "yes"}}),
+        ("BertForSequenceClassification", {"num_labels": 1}),
+        ("BertForTokenClassification", {"num_labels": 5}),
+        ("BertForQuestionAnswering", {}),
+        ("BertForMultipleChoice", {}),
+    ],
+)
+def test_there_and_back_all_tensors_and_logits_are_the_same(architecture, settings, tmp_path):
+    import torch
+    import transformers
+
+    model = make_random(tmp_path, architecture, **settings)
+    back = there_and_back(tmp_path)
+    ours, theirs = (load_file(path / "model.safetensors") for path in (back, tmp_path))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        np.testing.assert_array_equal(ours[name], tensor, err_msg=name)
+    loaded, info = getattr(transformers, architecture).from_pretrained(
+        back, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert loaded.config.id2label == model.config.id2label or "Multiple" in architecture
+    ids = torch.randint(5, 40, (2, 3, 16) if "Multiple" in architecture else (2, 16))
+    with torch.no_grad():
+        # Copied: torch rounds some products by where in memory a tensor lies.
+        outputs = [copy.deepcopy(each).eval()(ids).to_tuple() for each in (model, loaded)]
+        assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
+    tokenizer = transformers.BertTokenizer.from_pretrained(back)
+    assert tokenizer("W3 [MASK] x")["input_ids"] == [2, 8, 4, 1, 3]
+
+
+def test_pickled_weights_are_read_as_the_same(tmp_path):
+    import torch
+
+    model = make_random(tmp_path, "BertForPreTraining")
+    expected = read_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    found = read_model(tmp_path)
+    assert set(found.report.loaded) > set(expected.report.loaded)  # Tied tensors twice.
+    np.testing.assert_equal(found.params, expected.params)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    if not (directory := os.environ.get("BERT_JAX_MINILM")):
+        pytest.skip("BERT_JAX_MINILM names no directory: `make parity` fetches the weights")
+    return pathlib.Path(directory)
+
+
+def test_encode_and_features_of_released_weights_equal_transformers(minilm):
+    import torch
+    import transformers
+
+    tokenizer = transformers.BertTokenizer.from_pretrained(minilm)
+    theirs = transformers.BertModel.from_pretrained(minilm).eval()
+    ours = bert_jax.load(minilm)
+    found = {
+        pooling: ours.encode(SENTENCES, pooling, batch_size=2)
+        for pooling in ("mean", "cls", "pooler")
+    }
+    features = ours.features(SENTENCES)
+    for row, text in enumerate(SENTENCES):
+        with torch.no_grad():
+            inputs = tokenizer(text, return_tensors="pt")
+            outputs = theirs(**inputs, output_hidden_states=True)
+        last = outputs.last_hidden_state[0]
+        expected = {"mean": last.mean(0), "cls": last[0], "pooler": outputs.pooler_output[0]}
+        for pooling, vector in expected.items():
+            error = np.abs(found[pooling][row] - vector.numpy()).max()
+            print(f"{pooling} of {len(last)} tokens: {error:.1e}")
+            assert error < 1e-5
+        states = torch.stack(outputs.hidden_states[-4:], dim=2)[0].numpy()
+        assert features[row].shape == states.shape
+        assert np.abs(features[row] - states).max() < 1e-5
+
+
+def test_a_checkpoint_of_tensorflow_in_the_released_names_is_imported_exactly(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    hidden, feed_forward, rng = 24, 20, np.random.default_rng(0)
+    layer = {
+        **{f"attention/self/{part}/kernel": (hidden, hidden) for part in ("query", "key", "value")},
+        **{f"attention/self/{part}/bias": (hidden,) for part in ("query", "key", "value")},
+        "attention/output/dense/kernel": (hidden, hidden),
+        "attention/output/dense/bias": (hidden,),
+        "attention/output/LayerNorm/gamma": (hidden,),
+        "attention/output/LayerNorm/beta": (hidden,),
+        "intermediate/dense/kernel": (hidden, feed_forward),
+        "intermediate/dense/bias": (feed_forward,),
+        "output/dense/kernel": (feed_forward, hidden),
+        "output/dense/bias": (hidden,),
+        "output/LayerNorm/gamma": (hidden,),
+        "output/LayerNorm/beta": (hidden,),
+    }
+    shapes = {
+        "bert/embeddings/word_embeddings": (40, hidden),
+        "bert/embeddings/position_embeddings": (16, hidden),
+        "bert/embeddings/token_type_embeddings": (2, hidden),
+        "bert/embeddings/LayerNorm/gamma": (hidden,),
+        "bert/embeddings/LayerNorm/beta": (hidden,),
+        **{f"bert/encoder/layer_{i}/{name}": size for i in (0, 1) for name, size in layer.items()},
+        "bert/pooler/dense/kernel": (hidden, hidden),
+        "bert/pooler/dense/bias": (hidden,),
+        "cls/predictions/transform/dense/kernel": (hidden, hidden),
+        "cls/predictions/transform/dense/bias": (hidden,),
+        "cls/predictions/transform/LayerNorm/gamma": (hidden,),
+        "cls/predictions/transform/LayerNorm/beta": (hidden,),
+        "cls/predictions/output_bias": (40,),
+        "cls/seq_relationship/output_weights": (2, hidden),
+        "cls/seq_relationship/output_bias": (2,),
+    }
+    values = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    slots = {f"{name}/adam_{m}": values[name] for name in values for m in "mv"}
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        for name, value in (values | slots | {"global_step": np.int64(7)}).items():
+            tf.compat.v1.get_variable(name, initializer=value, use_resource=False)
+        session.run(tf.compat.v1.global_variables_initializer())
+        tf.compat.v1.train.Saver().save(session, str(tmp_path / "bert_model.ckpt"))
+    (tmp_path / "bert_config.json").write_text(json.dumps(SIZES | {"type_vocab_size": 2}))
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+
+    params, _, _, report = read_model(tmp_path)
+    assert set(report.loaded) == set(values) and not report.missing
+    assert set(report.unused) == {*slots, "global_step"}
+    bert, layers = params["bert"], params["bert"]["encoder"]["layers"]
+    expected = {
+        "bert/embeddings/word_embeddings": (bert["embeddings"]["token_embedding"][:40]),
+        "bert/embeddings/position_embeddings": bert["embeddings"]["position_embedding"],
+        "bert/embeddings/token_type_embeddings": bert["embeddings"]["segment_embedding"],
+        "bert/embeddings/LayerNorm": bert["embeddings"]["layer_norm"],
+        "bert/pooler/dense": bert["pooler"],
+        "cls/predictions/transform/dense": params["mlm"]["transform"],
+        "cls/predictions/transform/LayerNorm": params["mlm"]["layer_norm"],
+        "cls/predictions/output_bias": params["mlm"]["bias"][:40],
+        "cls/seq_relationship/output_weights": params["nsp"]["kernel"].T,
+        "cls/seq_relationship/output_bias": params["nsp"]["bias"],
+    }
+    modules = {
+        "attention/self/query": "query",
+        "attention/self/key": "key",
+        "attention/self/value": "value",
+        "attention/output/dense": "attention_output",
+        "attention/output/LayerNorm": "attention_layer_norm",
+        "intermediate/dense": "intermediate",
+        "output/dense": "output",
+        "output/LayerNorm": "output_layer_norm",
+    }
+    for index in (0, 1):
+        for theirs, ours in modules.items():
+            sliced = {leaf: value[index] for leaf, value in layers[ours].items()}
+            expected[f"bert/encoder/layer_{index}/{theirs}"] = sliced
+    leaves = {"kernel": "kernel", "bias": "bias", "gamma": "scale", "beta": "bias"}
+    for name, value in values.items():
+        module, leaf = name.rsplit("/", 1)
+        found = expected[name] if name in expected else expected[module][leaves[leaf]]
+        np.testing.assert_array_equal(found, value, err_msg=name)
