@@ -66,6 +66,7 @@ CAVEAT = (
 
 def phases_of(config: ConfigDict) -> tuple[list[tpu.Phase], object]:
     """The phases of the run and its tokenizer, from the corpora if config.corpus is given."""
+    settings.check_numbers(config)
     tokenizer = tpu.UNCASED_ENGLISH
     if config.corpus:
         opened = settings.open_phases(config)
