@@ -4,8 +4,8 @@ python tools/check_checkpoint.py runs/base
 python tools/check_checkpoint.py runs/base --copy_to=/elsewhere/base-1000000
 
 The source is a workdir (its last checkpoint is taken) or one checkpoint. Exit status 1 if it is
-damaged: files missing or cut off, values not finite, arrays of other shapes. Bytes that changed into
-other numbers are not seen; a copy is compared with its source byte by byte.
+damaged: files missing or cut off, values not finite, arrays of other shapes. Bytes that changed
+into other numbers are not seen; a copy is compared with its source byte by byte.
 """
 
 import filecmp

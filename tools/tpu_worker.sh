@@ -55,7 +55,8 @@ start() {
   nohup setsid bash -c '(cd code && exec ../venv/bin/python -m bert_jax.pretrain "$@")
     status=$?
     # The runtime aborts a process that has lost another: as good as preempted.
-    if test $status = 134; then status=75; fi
+    lost="distributed service detected fatal errors"
+    if test $status = 134 && grep --quiet "$lost" job/log; then status=75; fi
     echo $status >job/status' start "$@" >job/log 2>&1 </dev/null &
   echo $! >job/pid
 }
