@@ -92,8 +92,9 @@ class Checkpointer:
 
     def close(self) -> None:
         """Waits for what is being written; without it the process ends and that write is lost."""
-        if not self._failed:  # Else it may wait long for processes that have not noticed.
-            self._guard(self._manager.close, None)
+        if self._failed and jax.process_count() > 1:
+            return  # It may wait long for processes that have not noticed.
+        self._guard(self._manager.close, None)
 
     def _guard(self, action, step: int | None):
         # The manager raises whatever its threads met: OSError, tensorstore's ValueError, ...
