@@ -11,7 +11,8 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+		--no-loadscope-reorder
 
 # Compares with transformers in torch; downloads both, and the MiniLM weights.
 parity: .venv-parity/installed

@@ -142,6 +142,8 @@ def _vocabulary_values(tokenizer: Tokenizer) -> dict:
 def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
     """A workdir, its `checkpoints`, or one checkpoint -> the directory of the (latest) one.
 
+    Of a fine-tuning's workdir it is the checkpoint in `best`.
+
     Raises FileNotFoundError where there is none.
     """
     path = pathlib.Path(path).absolute()
@@ -149,7 +151,7 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
         raise FileNotFoundError(f"{path} is not a directory: expected a workdir or a checkpoint")
     if (path / "params").is_dir():
         return path
-    for directory in (path / "checkpoints", path):
+    for directory in (path / "best", path / "checkpoints", path):
         if steps := saved_steps(directory):
             return directory / str(steps[-1])
     raise FileNotFoundError(

@@ -30,6 +30,11 @@ RULES = (
     (r"nsp/kernel$", P()),
     (r"(step|count)$", P()),
 )
+# The same for a task's model: its small head, and the pooler where there is one, lie everywhere.
+TASK_RULES = (
+    *(rule for rule in RULES if rule[0].startswith(("token", "(position", "layers"))),
+    (r"(kernel|bias|scale|step|count)$", P()),
+)
 
 
 BATCH = P(("data", "fsdp"))

@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import jax
@@ -30,7 +31,9 @@ from bert_jax.model import BertForPreTraining
 from bert_jax.watchdog import Watchdog
 from bert_jax.workdir import check_shared, claim_workdir, flatten, make_token, write_json
 
-config_flags.DEFINE_config_file("config", None, "One of configs/pretrain/.", lock_config=True)
+config_flags.DEFINE_config_file(
+    "config", None, "One of configs/pretrain/ or configs/finetune/.", lock_config=True
+)
 flags.DEFINE_string("workdir", None, "Where the run keeps everything; created if it is not there.")
 flags.DEFINE_bool("multihost", False, "Run as one of several processes that the cluster tells of.")
 flags.DEFINE_string("coordinator", None, "host:port of process 0, where no cluster tells of it.")
@@ -296,7 +299,8 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
     return step_metrics[-1]
 
 
-def main(argv: list[str]) -> None:
+def run(argv: list[str], train_and_evaluate: Callable[[config_dict.ConfigDict, str], dict]) -> None:
+    """What both entry points do: join, train, and end with a status that launchers understand."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     if flags.FLAGS["verbosity"].using_default_value:
@@ -364,4 +368,4 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    app.run(main, flags_parser=parse_flags)
+    app.run(functools.partial(run, train_and_evaluate=train_and_evaluate), flags_parser=parse_flags)

@@ -69,8 +69,8 @@ def open_phases(config: ConfigDict) -> list[Phase]:
 
 def check_numbers(config: ConfigDict) -> None:
     """ValueError for a number that can mean nothing, wherever else it would show or not show."""
-    flat = flatten(config.to_dict())
-    for names, lowest, highest in (
+    check_bounds(
+        config,
         ("num_steps long_phase.num_steps warmup_steps per_device_batch_size", 0, math.inf),
         ("keep_every weight_decay seed masking.repeat_after", 0, math.inf),
         ("batch_size long_phase.batch_size eval_batch_size keep_checkpoints", 1, math.inf),
@@ -79,7 +79,13 @@ def check_numbers(config: ConfigDict) -> None:
         ("masking.rate", 0.001, 0.999),
         ("beta1 beta2", 0, 1 - 1e-9),
         ("warmup_steps", 0, config.num_steps + config.long_phase.num_steps),
-    ):
+    )
+
+
+def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:
+    """ValueError for a field outside its (names, lowest, highest)."""
+    flat = flatten(config.to_dict())
+    for names, lowest, highest in bounds:
         for name in names.split():
             if not lowest <= flat[name] <= highest:
                 raise ValueError(

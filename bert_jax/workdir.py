@@ -40,8 +40,10 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
         raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        if steps := saved_steps(workdir / "checkpoints"):
-            check_same_settings(workdir / "checkpoints" / str(steps[-1]), settings)
+        for directory in (workdir / "checkpoints", workdir / "best"):
+            if steps := saved_steps(directory):
+                check_same_settings(directory / str(steps[-1]), settings)
+                break
         else:
             (workdir / "result.json").unlink(
                 missing_ok=True

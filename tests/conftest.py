@@ -16,14 +16,23 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import pathlib
 import random
+import signal
 
 import pytest
+
+# What a shell starts in the background ignores Ctrl-C, and hands that on to what tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 VOCABULARY = (
     "the a of and river mountain village people water stone old new small large north south built "
     "found made grew year city king war road field"
 )
 WORDS = VOCABULARY.split()
+
+
+def pytest_collection_modifyitems(items):
+    """The longest file first, so that it does not run alone at the end."""
+    items.sort(key=lambda item: "test_faults" not in item.nodeid)
 
 
 def random_text(num_documents: int, seed: int = 0) -> str:

@@ -1,0 +1,427 @@
+"""Fine-tunes a BERT: `python -m bert_jax.finetune --config=FILE --workdir=DIR`.
+
+Top to bottom: weights and task, devices, and for each seed a run of its own: step -> evaluate ->
+save, then the predictions of the checkpoint that did best on the development set.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import math
+import pathlib
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+from absl import app, logging
+from ml_collections import ConfigDict
+
+from bert_jax import distributed, metrics, partitioning, task_step
+from bert_jax.checkpoint import (
+    Checkpointer,
+    load_checkpoint,
+    load_settings,
+    saved_steps,
+    write_checkpoint,
+)
+from bert_jax.config import BertConfig
+from bert_jax.data.features import RowShape, steps_per_epoch, train_batches
+from bert_jax.heads import POOLED, BertForTask
+from bert_jax.huge_pages import restart_with_huge_pages
+from bert_jax.inference import abstract_params, read_model
+from bert_jax.interop.parameters import LoadedModel
+from bert_jax.optimizer import linear_schedule, make_optimizer
+from bert_jax.pretrain import Preempted, check_finite, keep_compiled, parse_flags, run
+from bert_jax.settings import check_bounds
+from bert_jax.tasks.task import Outputs, Task
+from bert_jax.tokenization import Tokenizer
+from bert_jax.train import TrainState
+from bert_jax.watchdog import Watchdog
+from bert_jax.workdir import claim_workdir, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What all seeds share: the task and the model, laid out and ready to compile once."""
+
+    config: ConfigDict
+    task: Task
+    tokenizer: Tokenizer
+    loaded: dict
+    settings: dict
+    shape: RowShape
+    chunk_rows: int
+    num_steps: int
+    schedule: Callable
+    init: Callable[[jax.Array, dict], TrainState]
+    layout: TrainState
+    update_step: Callable
+    predict_step: Callable
+
+
+def train_and_evaluate(config: ConfigDict, workdir: str) -> dict:
+    """Runs, or goes on with, the fine-tuning in `workdir`; returns what `result.json` holds.
+
+    With several seeds each has a directory of its own, `seed_N`. Every process of a run of several
+    calls it, after `distributed.join`.
+    """
+    workdir = pathlib.Path(workdir)
+    keep_compiled(workdir)
+    with distributed.errors_shared():
+        experiment = prepare(config)
+    if config.num_seeds == 1:
+        return run_seed(experiment, config.seed, workdir)
+    results = []
+    for seed in range(config.seed, config.seed + config.num_seeds):
+        results.append(run_seed(experiment, seed, workdir / f"seed_{seed}"))
+        logging.info("Seeds so far:\n%s", table_of_seeds(results))
+    result = summary(results, experiment.task.metric)
+    if jax.process_index() == 0:
+        write_json(workdir / "result.json", result)
+    return result
+
+
+def prepare(config: ConfigDict) -> Experiment:
+    """Reads weights and examples, and lays the model out; raises for all that can be wrong."""
+    check_numbers(config)
+    if not config.init_from:
+        raise ValueError(
+            "give the weights to start from: --config.init_from=DIR, a workdir or checkpoint, or a "
+            "directory of transformers or of Google's release"
+        )
+    source = read_model(config.init_from)
+    task = importlib.import_module(f"bert_jax.tasks.{config.task}").get_task(
+        config, source.tokenizer
+    )
+    fields = {name: value for name, value in config.model.items() if value is not None}
+    bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
+    model = BertForTask(bert, task.kind, len(task.labels))
+    head = {"task": task.kind, "labels": list(task.labels), **task.settings}
+    loaded = wanted_params(source, head, config.new_head)
+
+    mesh = partitioning.make_mesh(**config.mesh)
+    shape = row_shape(config, task, source.tokenizer.pad_id)
+    chunk_rows = task_step.rows_at_once(shape.length, config.per_device_batch_size, mesh)
+    if shape.length > bert.max_position_embeddings * shape.sequences_per_feature:
+        raise ValueError(
+            f"max_seq_length is {config.max_seq_length}, but the position table of "
+            f"{config.init_from} ends at {bert.max_position_embeddings}"
+        )
+    num_steps = round(config.num_epochs * steps_per_epoch(len(task.train), config.batch_size))
+    schedule = linear_schedule(
+        config.learning_rate, max(num_steps, 1), round(config.warmup_fraction * num_steps)
+    )
+    optimizer = make_optimizer(
+        config.optimizer, schedule, weight_decay=config.weight_decay, clip_norm=config.clip_norm
+    )
+
+    def init(key, loaded):
+        row = {name: jnp.asarray(values) for name, values in shape.empty(1).items()}
+        fresh = model.init(key, row)["params"]
+        params = fresh | loaded | {"bert": fresh["bert"] | loaded["bert"]}
+        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
+
+    abstract = jax.eval_shape(init, jax.random.key(0), loaded)
+    layout = partitioning.shardings(abstract, mesh, partitioning.TASK_RULES)
+    absent = ["mlm", "nsp", *([] if task.kind in POOLED else ["bert/pooler"])]
+    resolved = config.to_dict() | {
+        "bert": dataclasses.asdict(bert),
+        "head": head,
+        "absent": absent,
+        "num_steps": num_steps,
+    }
+    log_task(task, shape, num_steps)
+    return Experiment(
+        config=config,
+        task=task,
+        tokenizer=source.tokenizer,
+        loaded=loaded,
+        settings=resolved,
+        shape=shape,
+        chunk_rows=chunk_rows,
+        num_steps=num_steps,
+        schedule=schedule,
+        init=init,
+        layout=layout,
+        update_step=task_step.make_update_step(model, optimizer, layout, chunk_rows),
+        predict_step=task_step.make_predict_step(model, mesh),
+    )
+
+
+def check_numbers(config: ConfigDict) -> None:
+    """ValueError for a number that can mean nothing."""
+    check_bounds(
+        config,
+        ("num_epochs per_device_batch_size eval_every weight_decay seed", 0, math.inf),
+        ("num_seeds batch_size log_every stall_seconds", 1, math.inf),
+        ("max_seq_length", 8, math.inf),
+        ("learning_rate clip_norm", 1e-30, math.inf),
+        ("warmup_fraction", 0, 1),
+    )
+
+
+def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
+    """Of the weights read, those that the task's model has: the encoder, and a head that fits.
+
+    Raises ValueError if `source` has a head for the same kind of task with other labels.
+    """
+    bert = dict(source.params["bert"])
+    if head["task"] not in POOLED:
+        bert.pop("pooler", None)
+    elif "pooler" not in bert:
+        logging.warning(
+            "The weights have no pooler: it starts from random values, as the head does"
+        )
+    found = source.settings.get("head")
+    if not found or found["task"] != head["task"] or new_head:
+        return {"bert": bert}
+    if found["labels"] != head["labels"]:
+        raise ValueError(
+            f"the weights have a head for the labels {', '.join(found['labels'])}, and the task "
+            f"has {', '.join(head['labels'])}: set --config.new_head=True to put a new one on, or "
+            "name the labels in the head's order in --config.data.labels"
+        )
+    logging.info("Starting from the head that the weights have for these labels")
+    return {"bert": bert, "head": source.params["head"]}
+
+
+def row_shape(config: ConfigDict, task: Task, pad_id: int) -> RowShape:
+    """Rows that hold any feature of the task: `max_seq_length` for each of its sequences."""
+    each = len(task.train[0].sequences)
+    return RowShape(
+        length=config.max_seq_length * each,
+        num_sequences=max(config.max_seq_length // 8, 1) * each,
+        kind=task.kind,
+        pad_id=pad_id,
+        sequences_per_feature=each,
+    )
+
+
+def run_seed(experiment: Experiment, seed: int, workdir: pathlib.Path) -> dict:
+    """One run, resumed if `workdir` holds its beginning; what its `result.json` holds."""
+    with contextlib.ExitStack() as cleanup:  # Whatever ends the run, what is being saved is saved.
+        return _run_seed(experiment, seed, workdir, cleanup)
+
+
+def _run_seed(
+    experiment: Experiment, seed: int, workdir: pathlib.Path, cleanup: contextlib.ExitStack
+) -> dict:
+    config, task, layout = experiment.config, experiment.task, experiment.layout
+    num_steps, is_first = experiment.num_steps, jax.process_index() == 0
+    own_settings = experiment.settings | {"seed": seed}
+    result_path = workdir / "result.json"
+    with distributed.errors_shared():
+        if is_first:
+            claim_workdir(workdir, own_settings)
+    if result_path.exists():
+        logging.info("%s is finished; there is nothing left to do", workdir)
+        return json.loads(result_path.read_text())
+    checkpointer = cleanup.enter_context(
+        contextlib.closing(Checkpointer(workdir, own_settings, experiment.tokenizer, keep_last=1))
+    )
+    first_step = checkpointer.latest_step() or 0
+    key = jax.random.key(seed)
+    state = jax.jit(experiment.init, out_shardings=layout)(key, experiment.loaded)
+    if first_step:
+        logging.info("Going on from the checkpoint of step %d in %s", first_step, workdir)
+        state = checkpointer.restore(first_step, state)
+
+    sharding = partitioning.batch_sharding(layout.step.mesh)
+    writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
+    progress = tqdm.tqdm(
+        total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
+    )
+    preemption = cleanup.enter_context(contextlib.closing(distributed.Preemption()))
+    watchdog = cleanup.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+    began = time.monotonic() - writer.seconds
+    per_epoch = steps_per_epoch(len(task.train), config.batch_size)
+    chooser, metric = choosing_split(task)
+    best = best_score(workdir / "best")
+    dropout_key = jax.random.fold_in(key, 1)
+
+    def predict(split, params):
+        return task_step.predict(
+            experiment.predict_step,
+            params,
+            split.features,
+            experiment.shape,
+            experiment.chunk_rows,
+            sharding,
+        )
+
+    def keep(step, params, score):
+        """Makes `params` the one checkpoint in `best`."""
+        directory = workdir / "best"
+        described = own_settings | {"step": step, "score": score}
+        write_checkpoint(directory / str(step), params, described, experiment.tokenizer)
+        for other in saved_steps(directory):
+            if other != step and is_first:
+                shutil.rmtree(directory / str(other))
+
+    batches = train_batches(
+        task.train,
+        experiment.shape,
+        sharding,
+        batch_size=config.batch_size,
+        chunk_rows=experiment.chunk_rows,
+        seed=seed,
+        start=first_step,
+        stop=num_steps,
+    )
+    unreported = []
+    for step, (rows, num_chunks) in enumerate(batches, first_step + 1):
+        watchdog.beat(f"running step {step}")
+        state, step_metrics = experiment.update_step(state, rows, num_chunks, dropout_key)
+        unreported.append(step_metrics)
+        progress.update()
+        ends_epoch = step % (config.eval_every or per_epoch) == 0 or step == num_steps
+        stops = preemption.stops_after(step)
+        if step % config.log_every == 0 or ends_epoch or stops:
+            values = check_finite(jax.device_get(unreported), step)
+            values = {f"train/{name}": float(value) for name, value in values.items()}
+            values["learning_rate"] = float(experiment.schedule(step - 1))
+            values["seconds"] = time.monotonic() - began
+            writer.write(step, values)
+            progress.set_postfix_str(f"loss={values['train/loss']:.3f}")
+            unreported = []
+        if ends_epoch and chooser:
+            watchdog.beat(f"evaluating after step {step}")
+            scores = chooser.score(predict(chooser, state.params))
+            writer.write(step, {f"{chooser.name}/{name}": score for name, score in scores.items()})
+            logging.info("Epoch %.2f, %s: %s", step / per_epoch, chooser.name, shown(scores))
+            if best is None or scores[metric] > best:
+                best = scores[metric]
+                keep(step, state.params, best)
+        if (ends_epoch and config.save_training_state and step < num_steps) or stops:
+            watchdog.beat(f"saving step {step}")
+            checkpointer.save(state)
+        if stops:
+            checkpointer.wait()
+            raise Preempted(step, preemption.interrupted)
+    progress.close()
+
+    # The checkpoint that is kept predicts every split.
+    watchdog.beat("predicting with the checkpoint that is kept")
+    params = state.params
+    if not chooser:
+        keep(num_steps, params, None)
+    (best_step,) = saved_steps(workdir / "best")
+    if best_step != num_steps:
+        params = load_checkpoint(workdir / "best" / str(best_step), abstract_params)[0]
+        params = jax.device_put(params, layout.params)
+    result = {"seed": seed, "steps": num_steps, "best_step": best_step}
+    predictions = workdir / "predictions"
+    for split in task.splits:
+        outputs = predict(split, params)
+        if split.score:
+            scores = split.score(outputs)
+            result[split.name] = scores
+            writer.write(num_steps, {f"final/{split.name}/{k}": v for k, v in scores.items()})
+            if split is (chooser or task.splits[0]):
+                result["collapsed"] = collapsed(task.kind, outputs)
+        if is_first:
+            predictions.mkdir(exist_ok=True)
+            split.write(outputs, predictions)
+    result["seconds"] = time.monotonic() - began
+    writer.close()
+    checkpointer.close()
+    if is_first:
+        write_json(result_path, result)
+        shutil.rmtree(workdir / "checkpoints", ignore_errors=True)  # Nothing goes on from there.
+    return result
+
+
+def choosing_split(task: Task):
+    """The split that decides which checkpoint is kept, and by which metric; (None, "") if none."""
+    name, _, metric = task.metric.rpartition("/")
+    for split in task.splits:
+        if split.name == name and split.score:
+            return split, metric
+    return None, ""
+
+
+def best_score(directory: pathlib.Path) -> float | None:
+    """Of the checkpoint that an interrupted run has kept so far."""
+    steps = saved_steps(directory)
+    return load_settings(directory / str(steps[-1]))["score"] if steps else None
+
+
+def collapsed(kind: str, outputs: Outputs) -> bool:
+    """Whether all predictions are one class: a run that has learned nothing but the majority."""
+    if kind == "regression":
+        return float(np.ptp(np.concatenate(outputs))) < 1e-3
+    if kind == "tagging":
+        return len(np.unique(np.concatenate([each.argmax(-1) for each in outputs]))) == 1
+    if kind == "span":  # All at [CLS]: no answer anywhere.
+        return not any(each.argmax(axis=0).any() for each in outputs)
+    return len({int(each.argmax()) for each in outputs}) == 1
+
+
+def summary(results: list[dict], metric: str) -> dict:
+    """What several seeds come to: of each metric the median, the least and the most."""
+    splits = [name for name, value in results[0].items() if isinstance(value, dict)]
+    combined = {}
+    for split in splits:
+        for name in results[0][split]:
+            values = [result[split][name] for result in results]
+            combined[f"{split}/{name}"] = {
+                "median": statistics.median(values),
+                "least": min(values),
+                "most": max(values),
+            }
+    return {
+        "metric": metric,
+        "scores": combined,
+        "collapsed_seeds": [result["seed"] for result in results if result.get("collapsed")],
+        "seeds": results,
+        "seconds": sum(result["seconds"] for result in results),
+    }
+
+
+def table_of_seeds(results: list[dict]) -> str:
+    """A line for each seed, and one for their median and spread."""
+    lines = []
+    for result in results:
+        line = f"seed {result['seed']}, step {result['best_step']}"
+        for name, value in result.items():
+            if isinstance(value, dict):
+                line += f"; {name}: {shown(value)}"
+        lines.append(line + ("; collapsed to one class" if result.get("collapsed") else ""))
+    for name, value in summary(results, "")["scores"].items():
+        lines.append(
+            f"median of {len(results)}: {name} {value['median']:.4f} "
+            f"({value['least']:.4f} to {value['most']:.4f})"
+        )
+    return "\n".join(lines)
+
+
+def shown(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
+
+
+def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
+    """Says what was read before anything is computed."""
+    tokens, rows = sum(map(len, task.train)), len(shape.pack(task.train))
+    logging.info(
+        "%d training features of %.1f tokens on average, in rows of %d that would be %.0f %% full; "
+        "%d steps; splits: %s; %s",
+        len(task.train),
+        tokens / len(task.train),
+        shape.length,
+        100 * tokens / (rows * shape.length),
+        num_steps,
+        ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
+        ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
+    )
+
+
+if __name__ == "__main__":
+    restart_with_huge_pages()
+    app.run(functools.partial(run, train_and_evaluate=train_and_evaluate), flags_parser=parse_flags)

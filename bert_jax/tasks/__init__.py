@@ -1,0 +1,1 @@
+"""The tasks that BERT is fine-tuned for: one file for each family."""

@@ -1,0 +1,94 @@
+"""Files of examples, one a line: CSV, TSV and JSONL, read as dictionaries with their places."""
+
+import csv
+import json
+import pathlib
+from typing import NamedTuple
+
+
+class Record(NamedTuple):
+    """One line: its columns as text, and "file, line N" for messages."""
+
+    columns: dict[str, str]
+    place: str
+
+
+def read_table(
+    path: str | pathlib.Path, columns: tuple[str, ...], header_lines: int = 1
+) -> list[Record]:
+    """The records of a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, which have all of `columns`.
+
+    CSV may quote fields; in TSV a quotation mark is one. The first of `header_lines` names the
+    columns, the others are skipped.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: unknown suffix, not UTF-8, a line with too few or many fields, or a column that
+        is not there.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}: expected a .csv, .tsv or .jsonl file")
+    if path.suffix not in (".csv", ".tsv", ".tab", ".jsonl"):
+        raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line}, byte {error.start}: not UTF-8 ({error.reason}); convert the "
+            "file, as by iconv"
+        ) from None
+    read = _read_json_lines if path.suffix == ".jsonl" else _read_delimited
+    records = read(path, text, header_lines)
+    if not records:
+        raise ValueError(f"{path} holds no examples")
+    for record in records:
+        for column in columns:
+            if column not in record.columns:
+                raise ValueError(
+                    f"{record.place}: no column {column!r}; it has "
+                    f"{', '.join(map(repr, record.columns))}: name the right one in --config.data"
+                )
+    return records
+
+
+def _read_json_lines(path, text, header_lines) -> list[Record]:
+    del header_lines
+    records = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: not JSON ({error}); expected one object a line") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{place}: expected a JSON object, found {type(values).__name__}")
+        columns = {name: "" if value is None else str(value) for name, value in values.items()}
+        records.append(Record(columns, place))
+    return records
+
+
+def _read_delimited(path, text, header_lines) -> list[Record]:
+    if path.suffix == ".csv":
+        reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    else:
+        reader = csv.reader(text.split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
+    names, records = None, []
+    try:
+        for number, fields in enumerate(reader):
+            fields = [field.rstrip("\r") for field in fields]
+            if names is None:
+                names = fields
+            elif number >= header_lines and any(fields):
+                place = f"{path}, line {reader.line_num}"
+                if len(fields) != len(names):
+                    raise ValueError(
+                        f"{place}: {len(fields)} fields, but the header names {len(names)} columns"
+                    )
+                records.append(Record(dict(zip(names, fields, strict=True)), place))
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    return records
