@@ -3,7 +3,7 @@
 Source: none; sizes and schedule were chosen so that the held-out loss falls clearly below what
 word frequencies alone allow. Not a model for any use.
 
-Expected time: 4.5 minutes on two cores of an AMD EPYC with AVX-512 (measured 2026-11-21).
+Expected time: 5.6 minutes on two cores of an AMD EPYC with AVX-512 (measured 2026-11-21).
 Expected result: held-out MLM loss 5.25 nats, accuracy 25.1 %, next-sentence accuracy 53 %.
 
     make demo

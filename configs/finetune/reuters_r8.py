@@ -1,0 +1,28 @@
+"""Reuters-21578, R8: news items to one of eight topics; 5,485 to train on and 2,189 to test.
+
+Source: the data set of the text classification literature (Cardoso-Cachopo, 2007), with the 6-layer
+MiniLM weights to start from; not of the BERT paper.
+
+Expected time and result: see the README's table of fine-tuning.
+
+    python tools/fetch_data.py reuters-r8 runs/data/reuters-r8
+    python tools/fetch_data.py minilm runs/data/minilm
+    python -m bert_jax.finetune --config=configs/finetune/reuters_r8.py --workdir=runs/r8 \
+        --config.init_from=runs/data/minilm
+"""
+
+from ml_collections import ConfigDict
+
+from configs.finetune import text_classification
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    config = text_classification.get_config()
+    config.data.train = "runs/data/reuters-r8/reuters-r8-train.tab"
+    config.data.test = "runs/data/reuters-r8/reuters-r8-test.tab"  # There is no development set.
+    config.data.text, config.data.label = "Text", "Category"
+    config.data.header_lines = 3
+    config.max_seq_length = 256
+    config.num_epochs = 4.0
+    config.learning_rate = 1e-4  # Small models want more than BERT_BASE.
+    return text_classification.cut_down(config, arg)
