@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from bert_jax.huge_pages import TUNABLE
 
@@ -106,6 +106,7 @@ def run_apart(side: str, seed: int) -> dict:
 def main(argv: list[str]) -> None:
     del argv
     if SIDE.value:
+        logging.set_verbosity(logging.WARNING)
         run = {"bert_jax": bert_jax_run, "transformers": transformers_run}[SIDE.value]
         with tempfile.TemporaryDirectory() as directory:
             print(json.dumps(run(pathlib.Path(directory))))

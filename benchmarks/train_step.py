@@ -20,7 +20,7 @@ import sys
 import time
 
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from bert_jax.config import BertConfig
 from bert_jax.huge_pages import TUNABLE
@@ -147,6 +147,7 @@ def measure_apart(side: str, size: str, huge_pages: bool) -> list[float]:
 def main(argv: list[str]) -> None:
     del argv
     if SIDE.value:
+        logging.set_verbosity(logging.WARNING)
         print(json.dumps(measure(SIDE.value, SIZES.value[0])))
         return
     busy = os.getloadavg()[0]
