@@ -58,11 +58,20 @@ def predict(model, collate: Callable, features: list, batch_size: int = 32) -> l
         return [model(**collate(unlabeled[start : start + batch_size])) for start in starts]
 
 
-def classification(weights: str, config, train_set, test_set, labels, seed: int) -> dict:
+def finish(score: float, started: float, trained: float) -> dict:
+    return {
+        "score": score,
+        "train_seconds": trained - started,
+        "predict_seconds": time.perf_counter() - trained,
+    }
+
+
+def classification(config, train_set, test_set, seed: int) -> dict:
     """Accuracy on `test_set`, and seconds; both sets are (texts, labels)."""
     prepare(seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
     started = time.perf_counter()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
+    labels = sorted(set(train_set[1]))
 
     def features(texts, names):
         ids = tokenizer(list(texts), truncation=True, max_length=config.max_seq_length)["input_ids"]
@@ -73,16 +82,115 @@ def classification(weights: str, config, train_set, test_set, labels, seed: int)
 
     collate = transformers.DataCollatorWithPadding(tokenizer)
     model = transformers.BertForSequenceClassification.from_pretrained(
-        weights, num_labels=len(labels)
+        config.init_from, num_labels=len(labels)
     )
     train(model, collate, features(*train_set), config)
     trained = time.perf_counter()
     outputs = predict(model, collate, features(*test_set))
-    finished = time.perf_counter()
     predicted = torch.cat([output.logits.argmax(-1) for output in outputs]).tolist()
     right = [labels[index] == name for index, name in zip(predicted, test_set[1], strict=True)]
-    return {
-        "score": sum(right) / len(right),
-        "train_seconds": trained - started,
-        "predict_seconds": finished - trained,
-    }
+    return finish(sum(right) / len(right), started, trained)
+
+
+def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
+    """`score(predicted tags, tags)` on `test_set`; both sets are lists of (words, tags)."""
+    prepare(seed)
+    started = time.perf_counter()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
+    labels = sorted({tag for _, tags in train_set for tag in tags})
+
+    def features(sentences):
+        encoded = tokenizer(
+            [words for words, _ in sentences],
+            is_split_into_words=True,
+            truncation=True,
+            max_length=config.max_seq_length,
+        )
+        made = []
+        for index, (_, tags) in enumerate(sentences):
+            words, numbers = encoded.word_ids(index), []
+            for position, word in enumerate(words):
+                first = word is not None and word != words[position - 1]
+                numbers.append(labels.index(tags[word]) if first else -100)
+            made.append({"input_ids": encoded["input_ids"][index], "labels": numbers})
+        return made
+
+    collate = transformers.DataCollatorForTokenClassification(tokenizer)
+    padded = transformers.DataCollatorWithPadding(tokenizer)
+    model = transformers.BertForTokenClassification.from_pretrained(
+        config.init_from, num_labels=len(labels)
+    )
+    train(model, collate, features(train_set), config)
+    trained = time.perf_counter()
+    made = features(test_set)
+    predicted = []
+    logits = (each for output in predict(model, padded, made) for each in output.logits)
+    for feature, (_, tags), scores in zip(made, test_set, logits, strict=True):
+        best = scores.argmax(-1).tolist()
+        own = [labels[b] for b, n in zip(best, feature["labels"], strict=False) if n != -100]
+        predicted.append(own + ["O"] * (len(tags) - len(own)))  # Words that were cut off.
+    return finish(score(predicted, [tags for _, tags in test_set]), started, trained)
+
+
+def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
+    """`score({id: text})` on `test_set`; both are lists of (id, question, context, start, text)."""
+    prepare(seed)
+    started = time.perf_counter()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
+
+    def features(examples):
+        encoded = tokenizer(
+            [question for _, question, *_ in examples],
+            [context for _, _, context, *_ in examples],
+            truncation="only_second",
+            max_length=config.max_seq_length,
+            stride=config.data.doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        made, places = [], []
+        for window, example in enumerate(encoded["overflow_to_sample_mapping"]):
+            begin, end = examples[example][3], examples[example][3] + len(examples[example][4])
+            in_context = [part == 1 for part in encoded.sequence_ids(window)]
+            offsets = encoded["offset_mapping"][window]
+            inside = [position for position, used in enumerate(in_context) if used]
+            first = last = 0
+            if offsets[inside[0]][0] <= begin and end <= offsets[inside[-1]][1]:
+                first = max(p for p in inside if offsets[p][0] <= begin)
+                last = min(p for p in inside if offsets[p][1] >= end)
+            made.append(
+                {
+                    "input_ids": encoded["input_ids"][window],
+                    "token_type_ids": encoded["token_type_ids"][window],
+                    "start_positions": first,
+                    "end_positions": last,
+                }
+            )
+            places.append((example, offsets, inside))
+        return made, places
+
+    collate = transformers.DataCollatorWithPadding(tokenizer)
+    model = transformers.BertForQuestionAnswering.from_pretrained(config.init_from)
+    train(model, collate, features(train_set)[0], config)
+    trained = time.perf_counter()
+    made, places = features(test_set)
+    unlabeled = [{k: v for k, v in each.items() if "positions" not in k} for each in made]
+    found: dict[int, tuple[float, str]] = {}
+    rows = (
+        pair
+        for output in predict(model, collate, unlabeled)
+        for pair in zip(output.start_logits, output.end_logits, strict=True)
+    )
+    for (example, offsets, inside), (starts, ends) in zip(places, rows, strict=True):
+        best_starts, best_ends = (
+            sorted(inside, key=lambda position, of=of: -of[position])[:20]
+            for of in (starts.tolist(), ends.tolist())
+        )
+        for start in best_starts:
+            for end in best_ends:
+                if start <= end < start + 30:
+                    text = test_set[example][2][offsets[start][0] : offsets[end][1]]
+                    value = (float(starts[start] + ends[end]), text)
+                    found[example] = max(found.get(example, value), value)
+    texts = {test_set[example][0]: text for example, (_, text) in found.items()}
+    return finish(score(texts), started, trained)
