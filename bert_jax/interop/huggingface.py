@@ -60,6 +60,7 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 # The head of a task: transformers' class, its module, and the labels that are always the same.
 _TASKS = {
     "classification": ("BertForSequenceClassification", "classifier", None),
+    "regression": ("BertForSequenceClassification", "classifier", None),  # If of one label.
     "tagging": ("BertForTokenClassification", "classifier", None),
     "span": ("BertForQuestionAnswering", "qa_outputs", ("start", "end")),
     "multiple_choice": ("BertForMultipleChoice", "classifier", ("score",)),
@@ -242,13 +243,16 @@ def save_huggingface(
 def head_from_huggingface(values: Mapping) -> dict | None:
     """The task's head in a `config.json`: its "task" and "labels"; None without one.
 
-    Tasks are "classification", "tagging", "span" and "multiple_choice".
+    Tasks are "classification" (of one label: "regression"), "tagging", "span" and
+    "multiple_choice".
     """
     for task, (architecture, _, labels) in _TASKS.items():
         if architecture in (values.get("architectures") or ()):
             names = values.get("id2label", {})
             count = len(names) or values.get("num_labels", 2)
             labels = labels or [names.get(str(index), f"LABEL_{index}") for index in range(count)]
+            if task == "classification" and count == 1:
+                task = "regression"
             return {"task": task, "labels": list(labels)}
     return None
 

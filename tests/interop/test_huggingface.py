@@ -227,6 +227,12 @@ def of_task(module: str, outputs: int, pooler: bool) -> dict[str, np.ndarray]:
             {"task": "classification", "labels": ["no", "maybe", "yes"]},
         ),
         (
+            "BertForSequenceClassification",
+            of_task("classifier", 1, True),
+            {"0": "similarity"},
+            {"task": "regression", "labels": ["similarity"]},
+        ),
+        (
             "BertForTokenClassification",
             of_task("classifier", 2, False),
             {},
