@@ -105,6 +105,11 @@ def prepare(config: ConfigDict) -> Experiment:
     model = BertForTask(bert, task.kind, len(task.labels))
     head = {"task": task.kind, "labels": list(task.labels), **task.settings}
     loaded = wanted_params(source, head, config.new_head)
+    if not task.train and "head" not in loaded:
+        raise ValueError(
+            f"there is nothing to train on, and {config.init_from} has no head for this task: give "
+            "the workdir of a run that trained one"
+        )
 
     mesh = partitioning.make_mesh(**config.mesh)
     shape = row_shape(config, task, source.tokenizer.pad_id)
@@ -182,7 +187,7 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
     found = source.settings.get("head")
     if not found or found["task"] != head["task"] or new_head:
         return {"bert": bert}
-    if found["labels"] != head["labels"]:
+    if found["labels"] != head["labels"] and head["task"] != "regression":  # A value has no labels.
         raise ValueError(
             f"the weights have a head for the labels {', '.join(found['labels'])}, and the task "
             f"has {', '.join(head['labels'])}: set --config.new_head=True to put a new one on, or "
@@ -194,7 +199,7 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
 
 def row_shape(config: ConfigDict, task: Task, pad_id: int) -> RowShape:
     """Rows that hold any feature of the task: `max_seq_length` for each of its sequences."""
-    each = len(task.train[0].sequences)
+    each = len((task.train or task.splits[0].features)[0].sequences)
     return RowShape(
         length=config.max_seq_length * each,
         num_sequences=max(config.max_seq_length // 8, 1) * each,
@@ -310,7 +315,7 @@ def _run_seed(
     # The checkpoint that is kept predicts every split.
     watchdog.beat("predicting with the checkpoint that is kept")
     params = state.params
-    if not chooser:
+    if not saved_steps(workdir / "best"):  # There was nothing to choose by, or to train on.
         keep(num_steps, params, None)
     (best_step,) = saved_steps(workdir / "best")
     if best_step != num_steps:
@@ -413,9 +418,9 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
         "%d training features of %.1f tokens on average, in rows of %d that would be %.0f %% full; "
         "%d steps; splits: %s; %s",
         len(task.train),
-        tokens / len(task.train),
+        tokens / max(len(task.train), 1),
         shape.length,
-        100 * tokens / (rows * shape.length),
+        100 * tokens / max(rows * shape.length, 1),
         num_steps,
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
