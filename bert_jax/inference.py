@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax import partitioning, task_step
 from bert_jax.checkpoint import load_checkpoint
 from bert_jax.config import BertConfig
+from bert_jax.data.features import Feature, RowShape
+from bert_jax.heads import BertForTask
 from bert_jax.interop.google import load_google
 from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
 from bert_jax.interop.parameters import LoadedModel, LoadReport, num_outputs, parameter_shapes
 from bert_jax.model import Bert, BertForPreTraining, gather_positions
+from bert_jax.tasks.text_classification import text_features
 from bert_jax.tokenization import Tokenizer
 
 POOLINGS = ("mean", "cls", "pooler")
@@ -31,11 +35,24 @@ class Fill(NamedTuple):
     text: str
 
 
-class PretrainedModel:
-    """A pre-trained BERT: `config`, `tokenizer`, `params` and what to ask of it."""
+class Classification(NamedTuple):
+    """The likeliest label of a text, and its probability."""
 
-    def __init__(self, config: BertConfig, tokenizer: Tokenizer, params: dict):
-        self.config, self.tokenizer, self.params = config, tokenizer, params
+    label: str
+    probability: float
+
+
+class PretrainedModel:
+    """A pre-trained BERT: `config`, `tokenizer`, `params` and what to ask of it.
+
+    `head` describes the task that it was fine-tuned for, by its "task" and "labels"; None: for
+    none.
+    """
+
+    def __init__(
+        self, config: BertConfig, tokenizer: Tokenizer, params: dict, head: dict | None = None
+    ):
+        self.config, self.tokenizer, self.params, self.head = config, tokenizer, params, head
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
         """The `top_k` likeliest pieces for each mask in `text`, likeliest first.
@@ -153,6 +170,61 @@ class PretrainedModel:
                 found[index] = state[:length].copy()  # A view would keep the whole batch.
         return found
 
+    def classify(
+        self, texts: Sequence[str | tuple[str, str]]
+    ) -> list[Classification] | list[float]:
+        """The likeliest label of each text or pair of texts; its value if the head gives one.
+
+        What is longer than the texts were in fine-tuning is cut as they were, with a warning.
+
+        Raises:
+          TypeError: `texts` is one string, or holds something else than texts or than pairs.
+          ValueError: the model has no head for it.
+        """
+        if not self.head or self.head["task"] not in ("classification", "regression"):
+            raise ValueError(
+                "this model has no head to classify with: fine-tune it for classification first, "
+                "as configs/finetune/text_classification.py does"
+            )
+        parts = [text if isinstance(text, tuple | list) else (text,) for text in texts]
+        if (
+            isinstance(texts, str)
+            or {len(each) for each in parts} not in (set(), {1}, {2})
+            or not all(isinstance(part, str) for each in parts for part in each)
+        ):
+            raise TypeError("texts must be a list of strings, or a list of pairs of strings")
+        if not parts:
+            return []
+        limit = self.config.max_position_embeddings
+        limit = min(limit, self.head.get("max_seq_length", limit))
+        features, cut = text_features(parts, [None] * len(parts), self.tokenizer, limit)
+        if cut:
+            warnings.warn(
+                f"{cut} of {len(parts)} texts have more tokens than {limit}, [CLS] and [SEP] among "
+                "them: the rest of them is left out",
+                stacklevel=2,
+            )
+        outputs = self._head_outputs(features)
+        if self.head["task"] == "regression":
+            return [float(output[0]) for output in outputs]
+        found = []
+        for output in outputs:
+            best = int(np.argmax(output))
+            probability = float(np.exp(output[best] - np.logaddexp.reduce(output)))
+            found.append(Classification(self.head["labels"][best], probability))
+        return found
+
+    def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
+        """What the head gives for each feature, as `tasks.task.Outputs` describes it."""
+        kind, num_labels = self.head["task"], len(self.head["labels"])
+        length = _padded_length(max(map(len, features)), self.config.max_position_embeddings)
+        shape = RowShape(length, max(length // 8, 1), kind, self.tokenizer.pad_id)
+        step, sharding = _head_step(self.config, kind, num_labels)
+        # Few shapes here too: as many rows as features could take, or as are good at once.
+        most = task_step.rows_at_once(length, 0, sharding.mesh)
+        chunk_rows = min(most, 1 << (len(features) - 1).bit_length())
+        return task_step.predict(step, self.params, features, shape, chunk_rows, sharding)
+
     def _batches(
         self, texts: Sequence[str], batch_size: int
     ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
@@ -229,6 +301,14 @@ def _features(config: BertConfig, layers: tuple[int, ...], params: dict, tokens,
     return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)
 
 
+@functools.lru_cache(maxsize=4)
+def _head_step(config: BertConfig, kind: str, num_labels: int):
+    """The jitted step of `task_step.predict` on one device, and the sharding of its rows."""
+    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    step = task_step.make_predict_step(BertForTask(config, kind, num_labels), mesh)
+    return step, partitioning.batch_sharding(mesh)
+
+
 def load(directory: str | pathlib.Path) -> PretrainedModel:
     """The model of a workdir or of one checkpoint, whatever devices wrote it.
 
@@ -237,7 +317,7 @@ def load(directory: str | pathlib.Path) -> PretrainedModel:
     params, settings, tokenizer, _ = read_model(directory)
     # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
-    return PretrainedModel(config, tokenizer, jax.device_put(params))
+    return PretrainedModel(config, tokenizer, jax.device_put(params), settings.get("head"))
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:

@@ -254,3 +254,65 @@ def test_masks_are_filled_without_pooler_and_next_sentence_head(model):
     params = {"bert": bert, "mlm": model.params["mlm"]}
     bare = PretrainedModel(model.config, model.tokenizer, params)
     assert bare.fill_mask("the [MASK]") == model.fill_mask("the [MASK]")
+
+
+PAIRS = [
+    ("the river", "a town"),
+    ("people made the old town and the new road . ", ""),
+    ("war", "war"),
+]
+
+
+def with_head(model, task, labels, **settings) -> PretrainedModel:
+    rng = np.random.default_rng(0)
+    head = {
+        "kernel": rng.standard_normal((128, len(labels)), np.float32),
+        "bias": rng.standard_normal(len(labels), np.float32),
+    }
+    params = {"bert": model.params["bert"], "head": head}
+    described = {"task": task, "labels": list(labels), **settings}
+    return PretrainedModel(model.config, model.tokenizer, params, described)
+
+
+def logits_alone(model, *texts: str) -> np.ndarray:
+    """What the head gives for a text or a pair by itself, not packed and not padded."""
+    tokenizer = model.tokenizer
+    first, *second = [[*tokenizer.encode(text), tokenizer.sep_id] for text in texts]
+    row = np.array([[tokenizer.cls_id, *first, *(second[0] if second else [])]])
+    positions = np.arange(row.shape[1])[None]
+    segments = (positions > len(first)).astype(np.int32)
+    bert, variables = Bert(model.config), {"params": model.params["bert"]}
+    hidden = bert.apply(variables, row, segments, positions, row * 0 + 1)
+    pooled = bert.apply(variables, hidden, np.zeros((1, 1), np.int32), method="pool")[0, 0]
+    return np.asarray(pooled @ model.params["head"]["kernel"] + model.params["head"]["bias"])
+
+
+@pytest.mark.parametrize("texts", [TEXTS, PAIRS, TEXTS[:1]], ids=["texts", "pairs", "one"])
+def test_classify_equals_each_text_alone_in_the_order_given(model, texts):
+    classifier = with_head(model, "classification", ["no", "maybe", "yes"])
+    regressor = with_head(model, "regression", ["value"])
+    found, values = classifier.classify(texts), regressor.classify(texts)
+    for text, label, value in zip(texts, found, values, strict=True):
+        parts = [text] if isinstance(text, str) else text
+        expected = np.asarray(jax.nn.softmax(logits_alone(classifier, *parts)))
+        assert label.label == ["no", "maybe", "yes"][expected.argmax()]
+        assert label.probability == pytest.approx(expected.max(), abs=1e-5)
+        assert value == pytest.approx(logits_alone(regressor, *parts)[0], abs=1e-4)
+
+
+def test_classify_cuts_texts_as_in_fine_tuning(model):
+    classifier = with_head(model, "classification", ["no", "yes"], max_seq_length=8)
+    with pytest.warns(UserWarning, match=r"1 of 2 texts have more tokens than 8, \[CLS\] and"):
+        found = classifier.classify(["the " * 6 + "river", "the " * 6])
+    assert found[0] == found[1] and classifier.classify([]) == []
+
+
+@pytest.mark.parametrize(
+    "texts", ["the river", [1], [("a", "b"), "c"], [("a", None)], [("a",) * 3]]
+)
+def test_what_cannot_be_classified_is_a_clear_error(model, texts):
+    with pytest.raises(TypeError, match="must be a list of strings, or a list of pairs"):
+        with_head(model, "classification", ["no", "yes"]).classify(texts)
+    for other in (model, with_head(model, "tagging", ["O", "B"])):
+        with pytest.raises(ValueError, match="no head to classify with: fine-tune it"):
+            other.classify(["the river"])

@@ -77,7 +77,7 @@ def input_bytes(path: str) -> int:
     """Returns the size of an input, which `bytes_read` of its documents about adds up to."""
     if path.startswith("tfds:"):
         name = path.removeprefix("tfds:")
-        return int(_import_tfds(name).builder(name).info.splits["train"].num_bytes)
+        return int(import_tfds(name).builder(name).info.splits["train"].num_bytes)
     return os.path.getsize(path)
 
 
@@ -177,18 +177,19 @@ def read_tfds(name: str) -> Iterator[Document]:
       ImportError: tensorflow_datasets is not installed.
       ValueError: the examples have no "text" field.
     """
-    for example in _import_tfds(name).data_source(name, split="train"):
+    for example in import_tfds(name).data_source(name, split="train"):
         if "text" not in example:
             raise ValueError(f"tfds:{name} has the fields {sorted(example)}; expected 'text'")
         yield Document(example["text"].decode("utf-8"), bytes_read=len(example["text"]))
 
 
-def _import_tfds(name: str) -> ModuleType:
+def import_tfds(name: str) -> ModuleType:
+    """tensorflow_datasets, which needs no TensorFlow to read; ImportError if not installed."""
     try:
         import tensorflow_datasets
     except ImportError as error:
         raise ImportError(
-            f"--input=tfds:{name} needs TFDS: pip install tensorflow-datasets, and prepare the "
+            f"tfds:{name} needs TFDS: pip install tensorflow-datasets, and prepare the "
             "data with file_format=array_record"
         ) from error
     return tensorflow_datasets

@@ -1,9 +1,13 @@
 """Files of examples, one a line: CSV, TSV and JSONL, read as dictionaries with their places."""
 
 import csv
+import io
 import json
 import pathlib
+import sys
 from typing import NamedTuple
+
+from bert_jax.corpus.readers import import_tfds
 
 
 class Record(NamedTuple):
@@ -27,18 +31,9 @@ def read_table(
         is not there.
     """
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: expected a .csv, .tsv or .jsonl file")
+    text = read_text(path, "a .csv, .tsv or .jsonl file")
     if path.suffix not in (".csv", ".tsv", ".tab", ".jsonl"):
         raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}, byte {error.start}: not UTF-8 ({error.reason}); convert the "
-            "file, as by iconv"
-        ) from None
     read = _read_json_lines if path.suffix == ".jsonl" else _read_delimited
     records = read(path, text, header_lines)
     if not records:
@@ -51,6 +46,38 @@ def read_table(
                     f"{', '.join(map(repr, record.columns))}: name the right one in --config.data"
                 )
     return records
+
+
+def read_text(path: pathlib.Path, expected: str) -> str:
+    """The file's text, which is UTF-8; FileNotFoundError with what was `expected`, ValueError."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}: expected {expected}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line}, byte {error.start}: not UTF-8 ({error.reason}); convert the "
+            "file, as by iconv"
+        ) from None
+
+
+def read_tfds(name: str, split: str) -> list[Record]:
+    """The examples of a TFDS set that was prepared beforehand, as text, without TensorFlow.
+
+    Raises:
+      ImportError: tensorflow_datasets is not installed.
+    """
+    return [
+        Record(
+            {
+                column: value.decode() if isinstance(value, bytes) else str(value)
+                for column, value in example.items()
+            },
+            f"tfds:{name}, {split}, example {number}",
+        )
+        for number, example in enumerate(import_tfds(name).data_source(name, split=split))
+    ]
 
 
 def _read_json_lines(path, text, header_lines) -> list[Record]:
@@ -72,14 +99,16 @@ def _read_json_lines(path, text, header_lines) -> list[Record]:
 
 
 def _read_delimited(path, text, header_lines) -> list[Record]:
+    csv.field_size_limit(sys.maxsize)  # A text may be a book.
+    # Not splitlines(): texts may hold characters that Unicode, but no table, takes for line ends.
+    lines = io.StringIO(text)
     if path.suffix == ".csv":
-        reader = csv.reader(text.splitlines(keepends=True), strict=True)
+        reader = csv.reader(lines, strict=True)
     else:
-        reader = csv.reader(text.split("\n"), delimiter="\t", quoting=csv.QUOTE_NONE)
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     names, records = None, []
     try:
         for number, fields in enumerate(reader):
-            fields = [field.rstrip("\r") for field in fields]
             if names is None:
                 names = fields
             elif number >= header_lines and any(fields):

@@ -14,6 +14,9 @@ from bert_jax.tasks.tables import Record, read_table
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tokenization import Tokenizer
 
+METRICS = ("accuracy", "macro_f1")
+REGRESSION_METRICS = ("pearson", "spearman")
+
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files that `config.data` names; see configs/finetune/text_classification.py.
@@ -21,6 +24,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
     """
     data = config.data
+    if not data.train:
+        raise ValueError("give the examples to train on: --config.data.train=FILE")
+    metric = choose_metric(REGRESSION_METRICS if data.regression else METRICS, data.metric)
     columns = (data.text, *filter(None, (data.text_pair, data.id)))
     texts = [data.text, data.text_pair] if data.text_pair else [data.text]
 
@@ -34,6 +40,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     for record in train:
         if not record.columns[data.label]:
             raise ValueError(f"{record.place}: {data.label!r} is empty, and training needs it")
+    example_ids(train, data.id)
     labels = ("value",) if data.regression else find_labels(train, data.label, data.labels)
     notes: dict[str, int] = {}
 
@@ -48,7 +55,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
         return made
 
-    splits = []
+    train_features, splits = features("train", train), []
     for name in ("dev", "test"):
         if data[name]:
             records = read(data[name], labeled=False)
@@ -60,14 +67,17 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
                     f"{records[known.index(False)].place}: no {data.label!r}, but others of the "
                     "file have one: give all, or none for predictions without a score"
                 )
+            if not all(known):
+                notes[f"{name} without labels, so not scored"] = len(known)
             splits.append(make_split(name, split, ids, labels, data.regression))
     return Task(
         kind="regression" if data.regression else "classification",
         labels=labels,
-        train=features("train", train),
+        train=train_features,
         splits=tuple(splits),
-        metric=f"dev/{data.metric or ('pearson' if data.regression else 'accuracy')}",
+        metric=f"dev/{metric}",
         notes=notes,
+        settings={"max_seq_length": config.max_seq_length},
     )
 
 
@@ -123,7 +133,7 @@ def make_split(
 
     def score(outputs: Outputs) -> dict[str, float]:
         if regression:
-            predicted = np.array([output[0] for output in outputs])
+            predicted = np.array([output[0] for output in outputs], np.float64)
             return {
                 "pearson": scores.pearson(predicted, expected),
                 "spearman": scores.spearman(predicted, expected),
@@ -150,6 +160,13 @@ def make_split(
     return Split(name, features, score if labeled else None, write)
 
 
+def choose_metric(metrics: Sequence[str], wanted: str) -> str:
+    """`wanted`, or with none the first; ValueError for one that the task does not have."""
+    if wanted and wanted not in metrics:
+        raise ValueError(f"--config.data.metric={wanted}: expected one of {', '.join(metrics)}")
+    return wanted or metrics[0]
+
+
 def check_texts(records: list[Record], columns: Sequence[str]) -> None:
     """ValueError for an empty text."""
     for record in records:
@@ -165,7 +182,10 @@ def find_labels(records: list[Record], column: str, given: Sequence[str] = ()) -
     found = {record.columns[column] for record in records}
     labels = tuple(given) or tuple(sorted(found - {""}))
     if len(labels) < 2:
-        raise ValueError(f"column {column!r} has {len(labels)} classes: expected at least two")
+        raise ValueError(
+            f"{records[0].place.rpartition(', line')[0]}: column {column!r} has the one class "
+            f"{', '.join(labels)!r}: expected at least two; is it the right column?"
+        )
     return labels
 
 
@@ -175,19 +195,26 @@ def record_label(record: Record, column: str, labels: tuple[str, ...] | None) ->
     if not text:
         return None
     if labels is None:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"{record.place}: {column} is {text!r}, expected a finite number")
-        return value
+        return finite_number(record, column)
     if text not in labels:
         raise ValueError(
             f"{record.place}: label {text!r} does not occur in the training file, which has "
             f"{', '.join(labels)}: mend it, or name all labels in --config.data.labels"
         )
     return labels.index(text)
+
+
+def finite_number(record: Record, column: str) -> float:
+    """The value of `column`; ValueError for what is none."""
+    try:
+        value = float(record.columns[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(
+            f"{record.place}: {column} is {record.columns[column]!r}, expected a finite number"
+        )
+    return value
 
 
 def example_ids(records: list[Record], column: str) -> list[str]:

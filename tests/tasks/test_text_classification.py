@@ -1,0 +1,185 @@
+"""A user's own table of texts: CSV, TSV and JSONL, to classes or to a number."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import write_vocabulary
+
+from bert_jax.tasks import text_classification
+from bert_jax.tasks.tables import read_table
+from bert_jax.tasks.text_classification import truncate
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune.text_classification import get_config
+
+TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"
+DEV = "text,label\nthe king,a\n"
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+
+
+@pytest.fixture
+def read(tokenizer, tmp_path):
+    def read_task(train=TRAIN, dev=DEV, test=None, suffix="csv", **data):
+        config = get_config()
+        for name, text in {"train": train, "dev": dev, "test": test}.items():
+            if text is not None:
+                path = tmp_path / f"{name}.{suffix}"
+                path.write_bytes(text if isinstance(text, bytes) else text.encode())
+                config.data[name] = str(path)
+        config.data.update(data)
+        return text_classification.get_task(config, tokenizer)
+
+    return read_task
+
+
+def test_labels_are_sorted_whatever_the_order_of_the_file(read):
+    task = read()
+    assert task.labels == ("a", "b") and task.kind == "classification"
+    assert [feature.label for feature in task.train] == [1, 0, 1]
+    assert [feature.label for feature in task.splits[0].features] == [0]
+    named = read(labels=("b", "a", "c"))
+    assert named.labels == ("b", "a", "c")
+    assert [feature.label for feature in named.train] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        ("csv", 'id,text,label\n1,"a ""big"", old\nroad",yes\n2,river\u2028town,no\n'),
+        ("csv", '\ufeffid,text,label\r\n1,"a ""big"", old\r\nroad",yes\r\n2,river\u2028town,no'),
+        ("jsonl", '{"id": 1, "text": "a \\"big\\", old\\nroad", "label": "yes"}\n\n'
+                  '{"label": "no", "id": 2, "text": "river\u2028town"}\n'),
+    ],
+    ids=["csv", "csv_of_windows", "jsonl"],
+)  # fmt: skip
+def test_quotes_commas_and_line_ends_in_a_text_are_of_the_text(suffix, text, tmp_path):
+    path = tmp_path / f"table.{suffix}"
+    path.write_bytes(text.encode())
+    records = read_table(path, ("id", "text", "label"))
+    assert [record.columns["text"] for record in records] == [
+        'a "big", old\nroad',
+        "river\u2028town",
+    ]
+    assert [record.columns["id"] for record in records] == ["1", "2"]
+    assert records[1].place.endswith(f"line {4 if suffix == 'csv' else 3}")
+
+
+def test_quotation_marks_mean_nothing_in_tsv_and_long_texts_are_read(tmp_path):
+    path = tmp_path / "table.tab"
+    path.write_text('text\tlabel\nd\tc\nclass\t\n"open\ta\n' + "x" * 200_000 + "\tb\n")
+    first, second = read_table(path, ("text", "label"), header_lines=3)
+    assert first.columns == {"text": '"open', "label": "a"}
+    assert len(second.columns["text"]) == 200_000
+
+
+def test_pairs_are_two_segments_and_numbers_are_values(read, tokenizer):
+    table = "text,other,label\nthe river,a town,0.5\nold road,new,-2\n"
+    task = read(table, table, text_pair="other", regression=True)
+    assert task.kind == "regression" and [feature.label for feature in task.train] == [0.5, -2]
+    first = [tokenizer.cls_id, *tokenizer.encode("the river"), tokenizer.sep_id]
+    second = [*tokenizer.encode("a town"), tokenizer.sep_id]
+    assert task.train[0].sequences[0].tolist() == first + second
+    assert task.train[0].second_starts == (4,)
+    scored = task.splits[0].score([np.float32([1.0]), np.float32([-1.5])])
+    assert scored == pytest.approx({"pearson": 1, "spearman": 1, "mean_squared_error": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "expected"),
+    [
+        ((3,), 5, (3,)),
+        ((9,), 5, (5,)),
+        ((2, 2), 4, (2, 2)),
+        ((9, 1), 4, (3, 1)),
+        ((1, 9), 4, (1, 3)),
+        ((5, 4), 6, (3, 3)),
+        ((4, 4), 5, (3, 2)),
+        ((5, 5), 6, (3, 3)),
+    ],
+)
+def test_the_longer_text_is_cut_token_by_token(lengths, room, expected):
+    cut = truncate([list(range(length)) for length in lengths], room)
+    assert tuple(map(len, cut)) == expected
+    one_by_one = [list(range(length)) for length in lengths]  # As released.
+    while sum(map(len, one_by_one)) > room:
+        (one_by_one[0] if len(one_by_one[0]) > len(one_by_one[-1]) else one_by_one[-1]).pop()
+    assert cut == one_by_one
+
+
+def test_truncated_texts_are_counted(read):
+    task = read(train="text,label\n" + "the " * 200 + ",a\nthe,b\n")
+    assert task.notes == {"train truncated": 1, "dev truncated": 0}
+    assert len(task.train[0]) == 128
+
+
+def test_a_file_without_labels_is_predicted_but_not_scored(read, tmp_path):
+    task = read(test="name,text\nx,the king\ny,war\n")
+    dev, test = task.splits
+    assert task.notes["test without labels, so not scored"] == 2
+    assert dev.score([np.array([2.0, 1.0])]) == {"accuracy": 1.0, "macro_f1": 1.0}
+    assert test.score is None
+    test.write([np.log([0.25, 0.75]), np.log([0.5, 0.25])], tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    assert lines[0] == {"id": "0", "label": "b", "probability": pytest.approx(0.75)}
+    assert lines[1] == {"id": "1", "label": "a", "probability": pytest.approx(2 / 3)}
+
+
+def test_ids_are_written_with_the_predictions(read, tmp_path):
+    table = "name,text,label\nx,the king,1\ny,war,2.5\n"
+    task = read(table, table, id="name", regression=True)
+    task.splits[0].write([np.float32([0.5]), np.float32([2])], tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert lines == [{"id": "x", "value": 0.5}, {"id": "y", "value": 2.0}]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train": None}, r"--config\.data\.train=FILE"),
+        ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no column 'label'; it has 'text'"),
+        ({"dev": "words,label\nthe,a\n"}, r"dev\.csv, line 2: no column 'text'.*--config\.data"),
+        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c' does not occur in .* has a, b"),
+        ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label', but others of the file have"),
+        ({"dev": DEV + " ,a\n"}, r"dev\.csv, line 3: 'text' is empty"),
+        ({"train": TRAIN + "war,\n"}, r"train\.csv, line 5: 'label' is empty, and training needs"),
+        (
+            {"id": "text", "dev": DEV + DEV[11:]},
+            r"dev\.csv, line 3: id 'the king' stands in .* al",
+        ),
+        ({"id": "text", "train": TRAIN + TRAIN[11:]}, r"train\.csv, line 5: id 'the river' stands"),
+        ({"suffix": "txt"}, r"train\.txt has an unknown suffix: expected \.csv, \.tsv"),
+        ({"train": TRAIN.encode() + b"w\xff,a\n"}, r"train\.csv, line 5, byte 44: not UTF-8"),
+        (
+            {"train": "text,label\nthe,a\nof,a\n"},
+            r"train\.csv: column 'label' has the one class",
+        ),
+        ({"regression": True}, r"train\.csv, line 2: label is 'b', expected a finite number"),
+        (
+            {"regression": True, "train": "text,label\nthe,inf\n"},
+            "label is 'inf', expected a finite number",
+        ),
+        ({"train": TRAIN + "war\n"}, r"train\.csv, line 5: 1 fields, but the header names 2"),
+        ({"train": TRAIN + '"war,a\n'}, r"train\.csv, line 5: unexpected end of data"),
+        ({"train": "text,label\n"}, r"train\.csv holds no examples"),
+        ({"train": ""}, r"train\.csv holds no examples"),
+        ({"suffix": "jsonl"}, r"train\.jsonl, line 1: not JSON"),
+        ({"suffix": "jsonl", "train": "[1]\n"}, "line 1: expected a JSON object, found list"),
+        ({"suffix": "jsonl", "train": '{"text": null, "label": 1}\n'}, "line 1: 'text' is empty"),
+        ({"metric": "f1"}, r"data\.metric=f1: expected one of accuracy, macro_f1"),
+        ({"metric": "accuracy", "regression": True}, "expected one of pearson, spearman"),
+        ({"labels": ("a", "c")}, r"train\.csv, line 2: label 'b' .* a, c"),
+    ],
+)
+def test_bad_input_is_a_clear_error(given, message, read):
+    with pytest.raises(ValueError, match=message) as caught:
+        read(**given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"no file nowhere\.csv: expected a \.csv"):
+        read_table("nowhere.csv", ())
