@@ -15,7 +15,6 @@ import numpy as np
 from bert_jax.corpus.packing import pack_lengths
 from bert_jax.data.batches import local_rows, place
 
-SEQUENCES_PER_ROW = 32
 NO_LABEL = -1
 
 

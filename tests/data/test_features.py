@@ -1,0 +1,178 @@
+"""Features in packed rows: nothing lost, nothing twice, and batches of (seed, step) alone."""
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.data.features import (
+    NO_LABEL,
+    Feature,
+    RowShape,
+    batch_features,
+    eval_batches,
+    make_sequence,
+    steps_per_epoch,
+    train_batches,
+)
+from bert_jax.partitioning import batch_sharding, make_mesh
+
+KINDS = ("classification", "regression", "tagging", "span", "multiple_choice")
+
+
+def make_features(kind: str, count: int, seed: int = 0, longest: int = 20) -> list[Feature]:
+    """Features whose tokens are numbered through, so that each can be told from all others."""
+    rng, features, first = np.random.default_rng(seed), [], 1
+    for index in range(count):
+        sequences = []
+        for _ in range(3 if kind == "multiple_choice" else 1):
+            length = int(rng.integers(3, longest))
+            sequences.append(np.arange(first, first + length, dtype=np.int32))
+            first += length
+        label = {
+            "classification": index % 3,
+            "regression": index / 2,
+            "tagging": np.where(np.arange(length) % 2, NO_LABEL, index),
+            "span": (1, length - 1),
+            "multiple_choice": index % 3,
+        }[kind]
+        starts = tuple(int(rng.integers(2, len(each) + 1)) for each in sequences)
+        features.append(Feature(tuple(sequences), starts, label))
+    return features
+
+
+def make_shape(kind: str, length: int = 64, slots: int = 9) -> RowShape:
+    return RowShape(length, slots, kind, 0, 3 if kind == "multiple_choice" else 1)
+
+
+def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
+    """The labeled features that lie in `rows`, by the pairs alone."""
+    found = []
+    for row in range(len(rows["tokens"])):
+        pairs = rows["pairs"][row]
+        for place in np.flatnonzero(rows["weights"][row]):
+            own = pairs[place * shape.sequences_per_feature :][: shape.sequences_per_feature]
+            sequences = tuple(rows["tokens"][row, start:end] for start, _, end in own)
+            label = rows["labels"][row]
+            if shape.kind == "tagging":
+                label = label[own[0, 0] : own[0, 2]]
+            elif shape.kind == "span":
+                label = tuple(label[place] - own[0, 0])
+            else:
+                label = label[place]
+            found.append(Feature(sequences, tuple(own[:, 1] - own[:, 0]), label))
+        # What no pair covers is padding, without a tag.
+        covered = np.zeros(shape.length, bool)
+        for start, _, end in pairs:
+            assert not covered[start:end].any()
+            covered[start:end] = True
+        assert not rows["tokens"][row, ~covered].any()
+        if shape.kind == "tagging":
+            assert (rows["labels"][row, ~covered] == NO_LABEL).all()
+    return found
+
+
+def assert_same_features(found: list[Feature], expected: list[Feature]) -> None:
+    found, expected = (
+        sorted(map(vars, each), key=lambda feature: feature["sequences"][0][0])
+        for each in (found, expected)
+    )
+    np.testing.assert_equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def sharding():
+    return batch_sharding(make_mesh())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_holds_its_features_whole_in_the_chunks_in_use(kind, sharding):
+    features, shape = make_features(kind, 40), make_shape(kind)
+    batches = train_batches(
+        features, shape, sharding, batch_size=16, chunk_rows=8, seed=3, start=0, stop=3
+    )
+    for step, (rows, used) in enumerate(batches):
+        chosen = batch_features(40, 16, seed=3, step=step)
+        rows = jax.device_get(rows)
+        assert len(rows["tokens"]) == 16
+        assert_same_features(read_back(rows, shape), [features[index] for index in chosen])
+        # Row r of chunk c lies at r * chunks + c.
+        chunk_is_used = rows["weights"].reshape(8, 2, -1).any(axis=(0, 2))
+        assert chunk_is_used.tolist() == [True, used == 2]
+
+
+def test_each_epoch_has_every_feature_once_in_another_order_and_the_last_batch_is_kept():
+    assert steps_per_epoch(50, 16) == 4 and steps_per_epoch(48, 16) == 3
+    epochs = [
+        [batch_features(50, 16, seed=1, step=epoch * 4 + step) for step in range(4)]
+        for epoch in range(2)
+    ]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == [16, 16, 16, 2]
+        assert sorted(np.concatenate(batches)) == list(range(50))
+    one, two = map(np.concatenate, epochs)
+    other_seed = np.concatenate([batch_features(50, 16, seed=2, step=step) for step in range(4)])
+    assert (one != two).any() and (one != other_seed).any()
+
+
+def test_batches_are_the_same_wherever_a_run_goes_on(sharding):
+    features, shape = make_features("classification", 20), make_shape("classification")
+
+    def batches(start):
+        settings = {"batch_size": 8, "chunk_rows": 8, "seed": 0, "start": start, "stop": 7}
+        found = train_batches(features, shape, sharding, **settings)
+        return [(jax.device_get(rows), used) for rows, used in found]
+
+    np.testing.assert_equal(batches(4), batches(0)[4:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_takes_every_feature_once_and_says_where(kind, sharding):
+    features, shape = make_features(kind, 45), make_shape(kind)
+    found, indices = [], []
+    for rows, members in eval_batches(features, shape, sharding, chunk_rows=8):
+        rows = jax.device_get(rows)
+        found += read_back(rows, shape)
+        indices += [index for row in members for index in row]
+        for row, own in enumerate(members):
+            assert rows["weights"][row].sum() == len(own)
+    assert_same_features(found, features)
+    assert sorted(indices) == list(range(45))
+
+
+@pytest.mark.parametrize("kind", ["classification", "multiple_choice"])
+def test_rows_are_never_overfull(kind):
+    for seed in range(20):
+        features = make_features(kind, 60, seed)
+        shape = make_shape(kind, length=60, slots=6)
+        rows = shape.pack(features)
+        assert sorted(index for row in rows for index in row) == list(range(60))
+        for row in rows:
+            assert sum(len(features[index]) for index in row) <= 60
+            assert sum(len(features[index].sequences) for index in row) <= 6
+
+
+def test_a_feature_longer_than_a_row_is_an_error():
+    with pytest.raises(ValueError, match="a feature of 9 tokens in rows of 8"):
+        make_shape("tagging", length=8).pack([Feature((np.arange(9),), (9,))])
+
+
+def test_features_without_labels_weigh_nothing():
+    shape = make_shape("multiple_choice")
+    rows = shape.empty(1)
+    features = make_features("multiple_choice", 2, longest=9)
+    unlabeled = Feature(features[0].sequences, features[0].second_starts)
+    shape.fill(rows, 0, [unlabeled, features[1]])
+    assert rows["weights"][0].tolist() == [0, 1, 0]
+    assert rows["labels"][0].tolist() == [0, 1, 0]
+
+
+def test_a_sequence_has_its_separators():
+    class Letters:
+        cls_id, sep_id = 8, 9
+
+    tokens, second = make_sequence(Letters, [1, 2])
+    assert tokens.tolist() == [8, 1, 2, 9] and second == 4
+    tokens, second = make_sequence(Letters, [1], [2, 3])
+    assert tokens.tolist() == [8, 1, 9, 2, 3, 9] and second == 3
+    tokens, second = make_sequence(Letters, [1], [])
+    assert tokens.tolist() == [8, 1, 9, 9] and second == 3
