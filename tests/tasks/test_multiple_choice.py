@@ -1,0 +1,110 @@
+"""SWAG, out of its CSV files and out of TFDS."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from conftest import write_vocabulary
+
+from bert_jax.tasks import multiple_choice
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune.swag import get_config
+
+HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
+ROWS = [
+    {"sent1": "the king, old", "sent2": "people", "endings": ["made war", "of", "built a", "the"]},
+    {"sent1": "a river", "sent2": "", "endings": ["grew", "grew north", "grew south", "stone"]},
+]
+
+
+def line(number: int, row: dict, label: str | None) -> str:
+    fields = [str(number), "v", "7", "x", f'"{row["sent1"]}"', row["sent2"], "gold"]
+    return ",".join([*fields, *row["endings"], *([] if label is None else [label])])
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    for name, labels in {"train": "30", "val": "12", "test": (None, None)}.items():
+        header = HEADER + (",label" if name != "test" else "")
+        lines = [line(*each) for each in zip(range(2), ROWS, labels, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
+    return tmp_path
+
+
+def read(tokenizer, directory, **changes):
+    config = get_config()
+    config.update(changes)
+    config.data.directory = str(directory)
+    return multiple_choice.get_task(config, tokenizer)
+
+
+def test_an_example_is_a_feature_of_four_sequences(tokenizer, directory):
+    task = read(tokenizer, directory)
+    assert [feature.label for feature in task.train] == [3, 0]
+    for feature, row in zip(task.train, ROWS, strict=True):
+        for ending, tokens, second in zip(
+            row["endings"], feature.sequences, feature.second_starts, strict=True
+        ):
+            first = [tokenizer.cls_id, *tokenizer.encode(row["sent1"]), tokenizer.sep_id]
+            rest = [*tokenizer.encode(f"{row['sent2']} {ending}"), tokenizer.sep_id]
+            assert tokens.tolist() == first + rest and second == len(first)
+
+
+def test_long_choices_are_cut_by_themselves_and_counted(tokenizer, directory):
+    task = read(tokenizer, directory, max_seq_length=8)
+    assert task.notes["train truncated"] == 1
+    assert [len(tokens) for tokens in task.train[0].sequences] == [8, 8, 8, 8]
+    assert [len(tokens) for tokens in task.train[1].sequences] == [6, 7, 7, 6]
+
+
+def test_dev_is_scored_and_test_is_predicted(tokenizer, directory):
+    dev, test = read(tokenizer, directory).splits
+    outputs = [np.array([0.0, 2, 1, 0]), np.array([0.0, 0, 0, 3])]
+    assert dev.score(outputs) == {"accuracy": 0.5} and test.score is None
+    test.write(outputs, directory)
+    lines = (directory / "test.jsonl").read_text().splitlines()
+    assert lines[0].startswith('{"id": "0", "choice": 1, "probability": 0.61')
+
+
+def test_tfds_gives_the_same_as_the_files(tokenizer, directory, monkeypatch):
+    def data_source(name, split):
+        labels = {"train": (3, 0), "validation": (1, 2), "test": (-1, -1)}[split]
+        for row, label in zip(ROWS, labels, strict=True):
+            example = {"sent1": row["sent1"].encode(), "sent2": row["sent2"].encode()}
+            endings = {f"ending{i}": ending.encode() for i, ending in enumerate(row["endings"])}
+            yield example | endings | {"label": np.int64(label)}
+
+    fake = types.SimpleNamespace(data_source=data_source)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    expected, found = read(tokenizer, directory), read(tokenizer, "tfds:swag/regular")
+    np.testing.assert_equal([*map(vars, found.train)], [*map(vars, expected.train)])
+    for ours, theirs in zip(found.splits, expected.splits, strict=True):
+        np.testing.assert_equal([*map(vars, ours.features)], [*map(vars, theirs.features)])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("train.csv", ("ending3", "ending4"), r"train\.csv, line 2: no column 'ending3'"),
+        ("train.csv", ("the,3", "the,4"), r"train\.csv, line 2: label '4', expected 0, 1, 2 or 3"),
+        ("val.csv", ("stone,2", "stone,"), r"val\.csv, line 3: no label"),
+    ],
+)
+def test_bad_input_is_a_clear_error(name, change, message, tokenizer, directory):
+    path = directory / name
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ValueError, match=message):
+        read(tokenizer, directory)
+
+
+def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"--config\.data\.directory=DIR\|tfds:NAME"):
+        read(tokenizer, "")
+    with pytest.raises(FileNotFoundError, match=r"no file .*val\.csv"):
+        read(tokenizer, tmp_path)
