@@ -1,0 +1,74 @@
+"""The metrics against scikit-learn and SciPy, over 1,000 cases each (`make parity`)."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from bert_jax.tasks import scores
+
+CASES = 1000
+
+
+def classes(rng: np.random.Generator, binary: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and expected classes: of a few examples or many, some skewed, constant or equal."""
+    size, count = int(rng.integers(1, 200)), 2 if binary else int(rng.integers(1, 9))
+    predicted, expected = (
+        rng.choice(count, size, p=rng.dirichlet(np.full(count, rng.choice([0.1, 1, 10]))))
+        for _ in range(2)
+    )
+    nasty = rng.integers(6)
+    if nasty == 0:
+        predicted[:] = predicted[0]
+    elif nasty == 1:
+        expected[:] = expected[0]
+    elif nasty == 2:
+        predicted = expected.copy()
+    return predicted, expected
+
+
+def values(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted (as float32, of any scale) and expected values, with ties; neither constant."""
+    size = int(rng.integers(2, 200))
+    expected = np.round(rng.uniform(0, 5, size), int(rng.integers(0, 3)))
+    predicted = rng.choice([0.0, 1.0, -1.0]) * expected + rng.normal(0, 1, size)
+    predicted = np.round(predicted, int(rng.integers(0, 6))) * 10.0 ** rng.integers(-6, 7)
+    predicted = predicted.astype(np.float32).astype(np.float64)
+    if np.ptp(predicted) == 0 or np.ptp(expected) == 0:
+        return values(rng)
+    return predicted, expected
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "macro_f1", "matthews"])
+def test_classes_are_scored_as_by_scikit_learn(name):
+    metrics = pytest.importorskip("sklearn.metrics")
+    theirs = {
+        "accuracy": metrics.accuracy_score,
+        "f1": lambda expected, predicted: metrics.f1_score(expected, predicted, zero_division=0),
+        "macro_f1": lambda expected, predicted: metrics.f1_score(
+            expected, predicted, average="macro", zero_division=0
+        ),
+        "matthews": metrics.matthews_corrcoef,
+    }[name]
+    rng, worst = np.random.default_rng(0), 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of undefined values, which both give as 0.
+        for _ in range(CASES):
+            predicted, expected = classes(rng, binary=name == "f1")
+            found = getattr(scores, name)(predicted, expected)
+            worst = max(worst, abs(found - theirs(expected, predicted)))
+    print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
+    assert worst < 1e-12
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+def test_values_are_scored_as_by_scipy(name):
+    import scipy.stats
+
+    rng, worst = np.random.default_rng(0), 0.0
+    for _ in range(CASES):
+        predicted, expected = values(rng)
+        theirs = getattr(scipy.stats, f"{name}r")(predicted, expected).statistic
+        worst = max(worst, abs(getattr(scores, name)(predicted, expected) - theirs))
+    print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
+    assert worst < 1e-12
