@@ -57,6 +57,30 @@ def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
     return path
 
 
+def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
+    """A checkpoint of a very small encoder with random weights, to fine-tune."""
+    import dataclasses
+
+    import flax
+    import numpy as np
+
+    from bert_jax.checkpoint import write_checkpoint
+    from bert_jax.config import BertConfig
+    from bert_jax.interop.parameters import parameter_shapes
+
+    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
+    rng = np.random.default_rng(0)
+    params = {
+        path: rng.normal(0, 0.1, shape).astype(np.float32) + path.endswith("scale")
+        for path, shape in parameter_shapes(config).items()
+        if path.startswith("bert")
+    }
+    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    write_checkpoint(directory, params, settings, tokenizer)
+    return directory
+
+
 def build_small_corpus(directory: pathlib.Path, vocabulary=None, **settings) -> pathlib.Path:
     """A corpus of 60 random documents in `directory`/corpus; WordPiece unless one is given."""
     from bert_jax.corpus.build import CorpusSettings, build_corpus

@@ -7,11 +7,10 @@ import types
 
 import numpy as np
 import pytest
-from conftest import write_vocabulary
+from conftest import write_random_encoder, write_vocabulary
 
 import bert_jax
 from bert_jax import finetune
-from bert_jax.config import BertConfig
 from bert_jax.tasks import glue
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune.glue import get_config
@@ -299,34 +298,19 @@ def test_configurations_take_a_set_and_runlocal():
 
 
 def test_a_run_of_mnli_predicts_the_diagnostic_set_as_the_model_that_it_leaves(tokenizer, tmp_path):
-    import dataclasses
-
-    import flax
-
-    from bert_jax.checkpoint import write_checkpoint
-    from bert_jax.interop.parameters import parameter_shapes
-
-    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
-    rng = np.random.default_rng(0)
-    params = {
-        path: 0.1 * rng.standard_normal(shape, np.float32)
-        for path, shape in parameter_shapes(config).items()
-        if path.startswith("bert")
-    }
-    params = flax.traverse_util.unflatten_dict(params, sep="/")
-    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
-    write_checkpoint(tmp_path / "init", params, settings, tokenizer)
+    init = write_random_encoder(tmp_path / "init", tokenizer)
     for name in ("mnli", "ax"):
         write_download(tmp_path / "glue", name)
 
     def run(name, init):
         run_config = get_config(f"{name},runlocal")
         run_config.init_from, run_config.data.directory = str(init), str(tmp_path / "glue")
+        run_config.per_device_batch_size = 1
         return finetune.train_and_evaluate(run_config, tmp_path / name)
 
     with pytest.raises(ValueError, match=r"nothing to train on, and .*init has no head"):
-        run("ax", tmp_path / "init")
-    result = run("mnli", tmp_path / "init")
+        run("ax", init)
+    result = run("mnli", init)
     assert result.keys() >= {"dev_matched", "dev_mismatched"}
     assert run("ax", tmp_path / "mnli")["steps"] == 0
     mnli, ax = (tmp_path / name / "predictions" / "AX.tsv" for name in ("mnli", "ax"))

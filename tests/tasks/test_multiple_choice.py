@@ -5,8 +5,9 @@ import types
 
 import numpy as np
 import pytest
-from conftest import write_vocabulary
+from conftest import WORDS, write_random_encoder, write_vocabulary
 
+from bert_jax import finetune
 from bert_jax.tasks import multiple_choice
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune.swag import get_config
@@ -108,3 +109,22 @@ def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
         read(tokenizer, "")
     with pytest.raises(FileNotFoundError, match=r"no file .*val\.csv"):
         read(tokenizer, tmp_path)
+
+
+def test_a_run_learns_which_ending_is_right(tokenizer, tmp_path):
+    rng, lines = np.random.default_rng(0), [HEADER + ",label"]
+    others = [word for word in WORDS if word != "river"]
+    for number in range(64):
+        endings = [" ".join(rng.choice(others, 3)) for _ in range(4)]
+        label = rng.integers(4)
+        endings[label] = f"the river {rng.choice(others)}"
+        row = {"sent1": " ".join(rng.choice(others, 4)), "sent2": "a", "endings": endings}
+        lines.append(line(number, row, str(label)))
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    config = get_config("runlocal")
+    config.init_from = str(write_random_encoder(tmp_path / "init", tokenizer))
+    config.update({"learning_rate": 1e-2, "num_epochs": 8.0, "eval_every": 64})
+    config.update({"max_seq_length": 16, "per_device_batch_size": 1})
+    config.data.directory = str(tmp_path)
+    assert finetune.train_and_evaluate(config, tmp_path / "run")["dev"]["accuracy"] > 0.9

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from conftest import write_vocabulary
+from conftest import WORDS, write_random_encoder, write_vocabulary
 
+import bert_jax
+from bert_jax import finetune
 from bert_jax.tasks import text_classification
 from bert_jax.tasks.tables import read_table
 from bert_jax.tasks.text_classification import truncate
@@ -183,3 +185,26 @@ def test_bad_input_is_a_clear_error(given, message, read):
 def test_a_missing_file_is_named():
     with pytest.raises(FileNotFoundError, match=r"no file nowhere\.csv: expected a \.csv"):
         read_table("nowhere.csv", ())
+
+
+def test_a_run_learns_a_number_and_the_model_that_it_leaves_gives_it(tokenizer, tmp_path):
+    rng, texts, lines = np.random.default_rng(0), [], ["text,label"]
+    for _ in range(64):
+        texts.append(" ".join(rng.choice(WORDS, 4)))
+        lines.append(f"{texts[-1]},{texts[-1].split().count('river') + rng.normal(0, 0.01)}")
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    config = get_config("runlocal")
+    config.init_from = str(write_random_encoder(tmp_path / "init", tokenizer))
+    config.data.update(
+        {
+            "train": str(tmp_path / "table.csv"),
+            "dev": str(tmp_path / "table.csv"),
+            "regression": True,
+        }
+    )
+    config.update({"learning_rate": 1e-2, "num_epochs": 8.0, "eval_every": 64})
+    config.update({"max_seq_length": 16, "per_device_batch_size": 1})
+    assert finetune.train_and_evaluate(config, tmp_path / "run")["dev"]["pearson"] > 0.9
+    lines = (tmp_path / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
+    found = bert_jax.load(tmp_path / "run").classify(texts)
+    assert found == pytest.approx([json.loads(line)["value"] for line in lines], abs=1e-4)
