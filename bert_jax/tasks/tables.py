@@ -62,24 +62,6 @@ def read_text(path: pathlib.Path, expected: str) -> str:
         ) from None
 
 
-def read_tfds(name: str, split: str) -> list[Record]:
-    """The examples of a TFDS set that was prepared beforehand, as text, without TensorFlow.
-
-    Raises:
-      ImportError: tensorflow_datasets is not installed.
-    """
-    return [
-        Record(
-            {
-                column: value.decode() if isinstance(value, bytes) else str(value)
-                for column, value in example.items()
-            },
-            f"tfds:{name}, {split}, example {number}",
-        )
-        for number, example in enumerate(import_tfds(name).data_source(name, split=split))
-    ]
-
-
 def _read_json_lines(path, text, header_lines) -> list[Record]:
     del header_lines
     records = []
@@ -121,3 +103,21 @@ def _read_delimited(path, text, header_lines) -> list[Record]:
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
     return records
+
+
+def read_tfds(name: str, split: str) -> list[Record]:
+    """The examples of a TFDS set that was prepared beforehand, as text, without TensorFlow.
+
+    Raises:
+      ImportError: tensorflow_datasets is not installed.
+    """
+    return [
+        Record(
+            {
+                column: value.decode() if isinstance(value, bytes) else str(value)
+                for column, value in example.items()
+            },
+            f"tfds:{name}, {split}, example {number}",
+        )
+        for number, example in enumerate(import_tfds(name).data_source(name, split=split))
+    ]
