@@ -32,7 +32,7 @@ from bert_jax.checkpoint import (
     write_checkpoint,
 )
 from bert_jax.config import BertConfig
-from bert_jax.data.features import RowShape, steps_per_epoch, train_batches
+from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
 from bert_jax.heads import POOLED, BertForTask
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.inference import abstract_params, read_model
@@ -57,7 +57,8 @@ class Experiment:
     loaded: dict
     settings: dict
     shape: RowShape
-    chunk_rows: int
+    chunk_rows: int  # In training.
+    eval_rows: int
     num_steps: int
     schedule: Callable
     init: Callable[[jax.Array, dict], TrainState]
@@ -113,7 +114,11 @@ def prepare(config: ConfigDict) -> Experiment:
 
     mesh = partitioning.make_mesh(**config.mesh)
     shape = row_shape(config, task, source.tokenizer.pad_id)
-    chunk_rows = task_step.rows_at_once(shape.length, config.per_device_batch_size, mesh)
+    eval_rows = task_step.rows_at_once(shape.length, config.per_device_batch_size, mesh)
+    chunk_rows = eval_rows
+    if task.train and not config.per_device_batch_size:
+        in_batch, num_shards = rows_per_batch(task, shape, config), mesh.shape["data"]
+        chunk_rows = task_step.fit_chunks(eval_rows, in_batch, num_shards * mesh.shape["fsdp"])
     if shape.length > bert.max_position_embeddings * shape.sequences_per_feature:
         raise ValueError(
             f"max_seq_length is {config.max_seq_length}, but the position table of "
@@ -151,6 +156,7 @@ def prepare(config: ConfigDict) -> Experiment:
         settings=resolved,
         shape=shape,
         chunk_rows=chunk_rows,
+        eval_rows=eval_rows,
         num_steps=num_steps,
         schedule=schedule,
         init=init,
@@ -209,6 +215,15 @@ def row_shape(config: ConfigDict, task: Task, pad_id: int) -> RowShape:
     )
 
 
+def rows_per_batch(task: Task, shape: RowShape, config: ConfigDict) -> int:
+    """The most rows that any of the first batches takes; few later ones take more."""
+    count, rows = len(task.train), []
+    for step in range(min(50, steps_per_epoch(count, config.batch_size))):
+        chosen = batch_features(count, config.batch_size, config.seed, step)
+        rows.append(len(shape.pack([task.train[index] for index in chosen])))
+    return max(rows)
+
+
 def run_seed(experiment: Experiment, seed: int, workdir: pathlib.Path) -> dict:
     """One run, resumed if `workdir` holds its beginning; what its `result.json` holds."""
     with contextlib.ExitStack() as cleanup:  # Whatever ends the run, what is being saved is saved.
@@ -257,7 +272,7 @@ def _run_seed(
             params,
             split.features,
             experiment.shape,
-            experiment.chunk_rows,
+            experiment.eval_rows,
             sharding,
         )
 

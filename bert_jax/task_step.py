@@ -26,6 +26,12 @@ def rows_at_once(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
     return per_device * mesh.shape["data"] * mesh.shape["fsdp"]
 
 
+def fit_chunks(most: int, rows_per_batch: int, num_shards: int) -> int:
+    """Rows of a chunk, at most `most`, in as many of which a batch leaves the least padding."""
+    chunks = -(-rows_per_batch // most)
+    return -(-rows_per_batch // (chunks * num_shards)) * num_shards
+
+
 def make_update_step(
     model: BertForTask,
     optimizer: optax.GradientTransformation,
