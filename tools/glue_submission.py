@@ -44,9 +44,7 @@ def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
         files = [run / "predictions" / f"{name}.tsv" for name in SIZES]
         files = [path for path in files if path.exists()]
         if not files:
-            hint = (
-                f"; of several seeds give one, as {run}/seed_0" if any(run.glob("seed_*")) else ""
-            )
+            hint = f"; of its seeds give one, as {run}/seed_0" if any(run.glob("seed_*")) else ""
             raise ValueError(f"{run} holds no predictions of a GLUE test set{hint}")
         for path in files:
             if path.stem in found:
