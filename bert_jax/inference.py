@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import flax
@@ -14,10 +15,13 @@ import numpy as np
 
 from bert_jax.checkpoint import load_checkpoint
 from bert_jax.config import BertConfig
+from bert_jax.data.features import Feature, RowShape
+from bert_jax.heads import BertForTask
 from bert_jax.interop.google import load_google
 from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
 from bert_jax.interop.parameters import LoadedModel, LoadReport, num_outputs, parameter_shapes
 from bert_jax.model import Bert, BertForPreTraining, gather_positions
+from bert_jax.tasks import spans
 from bert_jax.tokenization import Tokenizer
 
 POOLINGS = ("mean", "cls", "pooler")
@@ -31,11 +35,30 @@ class Fill(NamedTuple):
     text: str
 
 
-class PretrainedModel:
-    """A pre-trained BERT: `config`, `tokenizer`, `params` and what to ask of it."""
+class Answer(NamedTuple):
+    """An answer: its text, its probability, and which characters of the context it is.
 
-    def __init__(self, config: BertConfig, tokenizer: Tokenizer, params: dict):
+    "No answer" is the empty text.
+    """
+
+    text: str
+    probability: float
+    begin: int
+    end: int
+
+
+class PretrainedModel:
+    """A BERT: `config`, `tokenizer`, `params`, `settings` (as saved), and what to ask of it."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        tokenizer: Tokenizer,
+        params: dict,
+        settings: Mapping | None = None,
+    ):
         self.config, self.tokenizer, self.params = config, tokenizer, params
+        self.settings = settings or {}
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
         """The `top_k` likeliest pieces for each mask in `text`, likeliest first.
@@ -94,6 +117,69 @@ class PretrainedModel:
         lengths = np.array([len(tokens)], np.int32)
         logits = _mlm_logits(self.config, self.params, row, lengths, slots)
         return logits[0, : len(positions)]
+
+    def answer(self, question: str, context: str, top_k: int = 1) -> list[Answer]:
+        """The `top_k` best answers to `question` out of `context`, of any length, best first.
+
+        A model of SQuAD 2.0 answers the empty text where none is likelier, by more than the
+        threshold that was best on its development set. Probabilities are among the 20 best answers.
+
+        Raises:
+          TypeError: `question` or `context` is not one string.
+          ValueError: one of them is empty, `top_k` is not in 1 to 20, or the model has no head that
+            finds spans.
+        """
+        for name, text in (("question", question), ("context", context)):
+            if not isinstance(text, str):
+                raise TypeError(f"{name} must be one string, got {type(text).__name__}")
+            if not text.strip():
+                raise ValueError(f"the {name} is empty")
+        if not isinstance(top_k, int | np.integer) or not 1 <= top_k <= spans.N_BEST:
+            raise ValueError(f"top_k must be a whole number in [1, {spans.N_BEST}], got {top_k!r}")
+        head = self._head("span", "answer questions")
+        settings = spans.settings_of(head, self.config.max_position_embeddings)
+        (passage,) = spans.make_passages([question], [context], self.tokenizer, settings)
+        outputs = self._head_outputs(passage.features)
+        ranked = spans.best_spans(passage, outputs, settings.max_answer_length, spans.N_BEST)
+        if settings.null_answers:
+            threshold = self.settings.get("scores", {}).get(
+                "best_f1_thresh", settings.null_threshold
+            )
+            null = spans.null_span(outputs)
+            place = sum(span.score >= null.score - threshold for span in ranked)
+            ranked.insert(place, null)
+        answers = zip(ranked, spans.probabilities(ranked), strict=True)
+        return [
+            Answer(passage.text(span), probability, span.begin, span.end)
+            for span, probability in itertools.islice(answers, int(top_k))
+        ]
+
+    def _head(self, kind: str, purpose: str) -> Mapping:
+        """What the settings say of the head, which is of `kind`."""
+        head = self.settings.get("head")
+        if not head or head["task"] != kind:
+            found = f"a {head['task']} head" if head else "no head of a task"
+            raise ValueError(
+                f"this model has {found}, so it cannot {purpose}: load one that was fine-tuned for "
+                f"that ({kind})"
+            )
+        return head
+
+    def _head_outputs(self, features: Sequence[Feature], batch_size: int = 16) -> list[np.ndarray]:
+        """What the head gives at every position, float32 `[length, outputs]` for each feature."""
+        head, limit = self.settings["head"], self.config.max_position_embeddings
+        model = BertForTask(self.config, head["task"], len(head["labels"]))
+        found = []
+        for start in range(0, len(features), batch_size):
+            batch = features[start : start + batch_size]
+            length = _padded_length(max(map(len, batch)), limit)
+            shape = RowShape(length, 1, head["task"], self.tokenizer.pad_id)
+            rows = shape.empty(1 << (len(batch) - 1).bit_length())
+            for row, feature in enumerate(batch):
+                shape.fill(rows, row, [feature])
+            outputs = np.asarray(_task_outputs(model, self.params, rows["tokens"], rows["pairs"]))
+            found += [row[: len(each)] for row, each in zip(outputs, batch, strict=False)]
+        return found
 
     def encode(
         self, texts: Sequence[str], pooling: str = "mean", batch_size: int = 32
@@ -222,6 +308,11 @@ def _pooled(config: BertConfig, pooling: str, params: dict, tokens, lengths) -> 
     return total / jnp.maximum(lengths, 1)[:, None]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _task_outputs(model: BertForTask, params: dict, tokens, pairs) -> jax.Array:
+    return model.apply({"params": params}, {"tokens": tokens, "pairs": pairs})
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _features(config: BertConfig, layers: tuple[int, ...], params: dict, tokens, lengths):
     """float32 `[B, L, len(layers), H]`."""
@@ -237,7 +328,7 @@ def load(directory: str | pathlib.Path) -> PretrainedModel:
     params, settings, tokenizer, _ = read_model(directory)
     # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
-    return PretrainedModel(config, tokenizer, jax.device_put(params))
+    return PretrainedModel(config, tokenizer, jax.device_put(params), settings)
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:
