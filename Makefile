@@ -17,8 +17,10 @@ test: .venv/installed
 # Compares with transformers in torch; downloads both, and the MiniLM weights.
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
-	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm .venv-parity/bin/python -m pytest \
-		--override-ini addopts= -v tests/parity
+	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
+	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm \
+		BERT_JAX_SQUAD_METRICS=runs/data/squad/squad_metrics.py \
+		.venv-parity/bin/python -m pytest --override-ini addopts= -v tests/parity
 
 # Kills a run of two processes at 20 random moments; a few minutes.
 faults: .venv/installed

@@ -276,10 +276,10 @@ def _run_seed(
             sharding,
         )
 
-    def keep(step, params, score):
-        """Makes `params` the one checkpoint in `best`."""
+    def keep(step, params, scores):
+        """Makes `params` the one checkpoint in `best`, and its `scores` a part of it."""
         directory = workdir / "best"
-        described = own_settings | {"step": step, "score": score}
+        described = own_settings | {"step": step, "score": scores.get(metric), "scores": scores}
         write_checkpoint(directory / str(step), params, described, experiment.tokenizer)
         for other in saved_steps(directory):
             if other != step and is_first:
@@ -318,7 +318,7 @@ def _run_seed(
             logging.info("Epoch %.2f, %s: %s", step / per_epoch, chooser.name, shown(scores))
             if best is None or scores[metric] > best:
                 best = scores[metric]
-                keep(step, state.params, best)
+                keep(step, state.params, scores)
         if (ends_epoch and config.save_training_state and step < num_steps) or stops:
             watchdog.beat(f"saving step {step}")
             checkpointer.save(state)
@@ -331,7 +331,7 @@ def _run_seed(
     watchdog.beat("predicting with the checkpoint that is kept")
     params = state.params
     if not saved_steps(workdir / "best"):  # There was nothing to choose by, or to train on.
-        keep(num_steps, params, None)
+        keep(num_steps, params, {})
     (best_step,) = saved_steps(workdir / "best")
     if best_step != num_steps:
         params = load_checkpoint(workdir / "best" / str(best_step), abstract_params)[0]

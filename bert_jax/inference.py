@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import flax
@@ -21,6 +22,7 @@ from bert_jax.interop.google import load_google
 from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
 from bert_jax.interop.parameters import LoadedModel, LoadReport, num_outputs, parameter_shapes
 from bert_jax.model import Bert, BertForPreTraining, gather_positions
+from bert_jax.tasks import spans
 from bert_jax.tasks.text_classification import text_features
 from bert_jax.tokenization import Tokenizer
 
@@ -42,17 +44,35 @@ class Classification(NamedTuple):
     probability: float
 
 
+class Answer(NamedTuple):
+    """An answer: its text, its probability, and which characters of the context it is.
+
+    "No answer" is the empty text.
+    """
+
+    text: str
+    probability: float
+    begin: int
+    end: int
+
+
 class PretrainedModel:
-    """A pre-trained BERT: `config`, `tokenizer`, `params` and what to ask of it.
+    """A BERT and what to ask of it: `config`, `tokenizer`, `params`, `settings` as saved.
 
     `head` describes the task that it was fine-tuned for, by its "task" and "labels"; None: for
     none.
     """
 
     def __init__(
-        self, config: BertConfig, tokenizer: Tokenizer, params: dict, head: dict | None = None
+        self,
+        config: BertConfig,
+        tokenizer: Tokenizer,
+        params: dict,
+        settings: Mapping | None = None,
     ):
-        self.config, self.tokenizer, self.params, self.head = config, tokenizer, params, head
+        self.config, self.tokenizer, self.params = config, tokenizer, params
+        self.settings = settings or {}
+        self.head = self.settings.get("head")
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
         """The `top_k` likeliest pieces for each mask in `text`, likeliest first.
@@ -111,6 +131,42 @@ class PretrainedModel:
         lengths = np.array([len(tokens)], np.int32)
         logits = _mlm_logits(self.config, self.params, row, lengths, slots)
         return logits[0, : len(positions)]
+
+    def answer(self, question: str, context: str, top_k: int = 1) -> list[Answer]:
+        """The `top_k` best answers to `question` out of `context`, of any length, best first.
+
+        A model of SQuAD 2.0 answers the empty text where none is likelier, by more than the
+        threshold that was best on its development set. Probabilities are among the 20 best answers.
+
+        Raises:
+          TypeError: `question` or `context` is not one string.
+          ValueError: one of them is empty, `top_k` is not in 1 to 20, or the model has no head that
+            finds spans.
+        """
+        for name, text in (("question", question), ("context", context)):
+            if not isinstance(text, str):
+                raise TypeError(f"{name} must be one string, got {type(text).__name__}")
+            if not text.strip():
+                raise ValueError(f"the {name} is empty")
+        if not isinstance(top_k, int | np.integer) or not 1 <= top_k <= spans.N_BEST:
+            raise ValueError(f"top_k must be a whole number in [1, {spans.N_BEST}], got {top_k!r}")
+        head = self._need_head("answer questions", "span")
+        settings = spans.settings_of(head, self.config.max_position_embeddings)
+        (passage,) = spans.make_passages([question], [context], self.tokenizer, settings)
+        outputs = self._head_outputs(passage.features)
+        ranked = spans.best_spans(passage, outputs, settings.max_answer_length, spans.N_BEST)
+        if settings.null_answers:
+            threshold = self.settings.get("scores", {}).get(
+                "best_f1_thresh", settings.null_threshold
+            )
+            null = spans.null_span(outputs)
+            place = sum(span.score >= null.score - threshold for span in ranked)
+            ranked.insert(place, null)
+        answers = zip(ranked, spans.probabilities(ranked), strict=True)
+        return [
+            Answer(passage.text(span), probability, span.begin, span.end)
+            for span, probability in itertools.islice(answers, int(top_k))
+        ]
 
     def encode(
         self, texts: Sequence[str], pooling: str = "mean", batch_size: int = 32
@@ -181,11 +237,7 @@ class PretrainedModel:
           TypeError: `texts` is one string, or holds something else than texts or than pairs.
           ValueError: the model has no head for it.
         """
-        if not self.head or self.head["task"] not in ("classification", "regression"):
-            raise ValueError(
-                "this model has no head to classify with: fine-tune it for classification first, "
-                "as configs/finetune/text_classification.py does"
-            )
+        head = self._need_head("classify", "classification", "regression")
         parts = [text if isinstance(text, tuple | list) else (text,) for text in texts]
         if (
             isinstance(texts, str)
@@ -196,7 +248,7 @@ class PretrainedModel:
         if not parts:
             return []
         limit = self.config.max_position_embeddings
-        limit = min(limit, self.head.get("max_seq_length", limit))
+        limit = min(limit, head.get("max_seq_length", limit))
         features, cut = text_features(parts, [None] * len(parts), self.tokenizer, limit)
         if cut:
             warnings.warn(
@@ -205,14 +257,24 @@ class PretrainedModel:
                 stacklevel=2,
             )
         outputs = self._head_outputs(features)
-        if self.head["task"] == "regression":
+        if head["task"] == "regression":
             return [float(output[0]) for output in outputs]
         found = []
         for output in outputs:
             best = int(np.argmax(output))
             probability = float(np.exp(output[best] - np.logaddexp.reduce(output)))
-            found.append(Classification(self.head["labels"][best], probability))
+            found.append(Classification(head["labels"][best], probability))
         return found
+
+    def _need_head(self, purpose: str, *tasks: str) -> Mapping:
+        """What the settings say of the head; ValueError if it is for none of `tasks`."""
+        if not self.head or self.head["task"] not in tasks:
+            found = f"a head for {self.head['task']}" if self.head else "no head of a task"
+            raise ValueError(
+                f"this model has {found}, so it cannot {purpose}: load one that was fine-tuned for "
+                f"{' or '.join(tasks)}"
+            )
+        return self.head
 
     def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
         """What the head gives for each feature, as `tasks.task.Outputs` describes it."""
@@ -317,7 +379,7 @@ def load(directory: str | pathlib.Path) -> PretrainedModel:
     params, settings, tokenizer, _ = read_model(directory)
     # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
-    return PretrainedModel(config, tokenizer, jax.device_put(params), settings.get("head"))
+    return PretrainedModel(config, tokenizer, jax.device_put(params), settings)
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:

@@ -71,6 +71,32 @@ class Tokenizer:
         """Returns the ids of each text; much faster than one by one."""
         raise NotImplementedError
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        """Returns the ids of each text, and where in it they stand: int32 [tokens, 2].
+
+        That is the first character of each piece and one past its last; neither ever falls. What
+        tokenization drops (a combining accent, a control character) belongs to the piece before it,
+        and white space to none.
+        """
+        encoded = []
+        for text, (ids, found) in zip(texts, self._pieces_in(texts), strict=True):
+            offsets = []
+            limits = [*(begin for begin, _ in found[1:]), len(text)]
+            for (begin, end), limit in zip(found, limits, strict=False):
+                while begin < end and text[begin].isspace():
+                    begin += 1
+                while end < limit and not text[end].isspace():
+                    end += 1
+                while begin < end and text[end - 1].isspace():
+                    end -= 1
+                offsets.append((begin, end))
+            encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
+        return encoded
+
+    def _pieces_in(self, texts: Sequence[str]) -> Iterable[tuple[list[int], list]]:
+        """Ids and offsets as the library gives them."""
+        raise NotImplementedError
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`, as far as tokenization kept it."""
         raise NotImplementedError
@@ -115,6 +141,10 @@ class WordPieceTokenizer(Tokenizer):
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
+    def _pieces_in(self, texts: Sequence[str]) -> Iterable[tuple[list[int], list]]:
+        for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
+            yield encoding.ids, encoding.offsets
+
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
@@ -154,6 +184,11 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         # One thread: the corpus builder already runs a process on each core.
         return self._processor.encode(list(texts), num_threads=1)
+
+    def _pieces_in(self, texts: Sequence[str]) -> Iterable[tuple[list[int], list]]:
+        encoded = self._processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
+        for encoding in encoded:
+            yield encoding["ids"], encoding["offsets"]
 
     def decode(self, ids: Iterable[int]) -> str:
         # Control symbols decode to nothing; here they are shown, as a WordPiece vocabulary does.

@@ -271,7 +271,7 @@ def with_head(model, task, labels, **settings) -> PretrainedModel:
     }
     params = {"bert": model.params["bert"], "head": head}
     described = {"task": task, "labels": list(labels), **settings}
-    return PretrainedModel(model.config, model.tokenizer, params, described)
+    return PretrainedModel(model.config, model.tokenizer, params, {"head": described})
 
 
 def logits_alone(model, *texts: str) -> np.ndarray:
@@ -314,5 +314,5 @@ def test_what_cannot_be_classified_is_a_clear_error(model, texts):
     with pytest.raises(TypeError, match="must be a list of strings, or a list of pairs"):
         with_head(model, "classification", ["no", "yes"]).classify(texts)
     for other in (model, with_head(model, "tagging", ["O", "B"])):
-        with pytest.raises(ValueError, match="no head to classify with: fine-tune it"):
+        with pytest.raises(ValueError, match="no head of a task, so it cannot classify"):
             other.classify(["the river"])

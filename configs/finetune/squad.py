@@ -1,0 +1,52 @@
+"""SQuAD 1.1, or with `:v2` SQuAD 2.0, whose questions may have no answer.
+
+Source: Devlin et al. (2018), sections 4.2 and 4.3: 3 epochs of batch 32 for 1.1, 2 epochs of batch
+48 for 2.0, learning rate 5e-5; windows of 384 tokens every 128, as released.
+
+Expected time: not run at full size.
+Expected result: not run at full size. The paper's tables 2 and 3, exact match and F1 on dev: 1.1
+BERT_BASE 80.8 and 88.5, BERT_LARGE 84.1 and 90.9; 2.0 BERT_LARGE 78.7 and 81.9.
+
+    python -m bert_jax.finetune --config=configs/finetune/squad.py --workdir=runs/squad \
+        --config.init_from=runs/base \
+        --config.data.train=train-v1.1.json --config.data.dev=dev-v1.1.json
+
+    python -m bert_jax.finetune --config=configs/finetune/squad.py:v2 --workdir=runs/squad2 \
+        --config.init_from=runs/base \
+        --config.data.train=train-v2.0.json --config.data.dev=dev-v2.0.json
+
+A path may be `tfds:squad` or `tfds:squad/v2.0`, prepared beforehand. `predictions/dev` in the
+workdir holds predictions.json, nbest_predictions.json and for 2.0 null_odds.json, for the official
+scripts. For 2.0 an answer is none where its null odds exceed the threshold that is best on dev,
+which is kept in the checkpoint. `:runlocal` and `:v2,runlocal` are cut down.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.finetune import text_classification
+
+
+def get_config(arg: str = "v1") -> ConfigDict:
+    version, _, rest = arg.partition(",")
+    if version == "runlocal":
+        version, rest = "v1", version
+    if version not in ("v1", "v2"):
+        raise ValueError(f"unknown argument {arg!r} after the colon: expected 'v1' or 'v2'")
+    config = text_classification.get_config()
+    config.task = "squad"
+    config.data = ConfigDict()
+    config.data.train = ""
+    config.data.dev = ""  # Its F1 decides which checkpoint is kept.
+    config.data.test = ""
+    config.data.null_answers = version == "v2"  # Questions may have no answer.
+    config.data.null_threshold = 0.0  # Of 2.0, where dev has no answers to search it on.
+    config.data.doc_stride = 128
+    config.data.max_query_length = 64
+    config.data.max_answer_length = 30
+    config.max_seq_length = 384
+    config.batch_size = 48 if version == "v2" else 32
+    config.num_epochs = 2.0 if version == "v2" else 3.0
+    config.learning_rate = 5e-5
+    if rest:
+        config.data.doc_stride, config.data.max_query_length = 8, 8
+    return text_classification.cut_down(config, rest)

@@ -1,0 +1,187 @@
+"""Windows over contexts, answers to tokens and back, and the search for the best spans."""
+
+import random
+
+import numpy as np
+import pytest
+
+from bert_jax.data.features import Feature
+from bert_jax.tasks import spans
+from bert_jax.tasks.spans import Passage, SpanSettings, Window
+from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, tokenizer_from_bytes
+from tools.train_vocab import train_sentencepiece
+
+# Accents composed and not, CJK, Hangul (which decomposes), letters whose lower case is longer, and
+# what tokenization drops from inside a word.
+LETTERS = [
+    *"abcxyzABC0159é\u00f1\u00c5\u0130\u00df\u00bd北京한글",
+    "e\u0301",
+    "o\u0308",
+    "s\u00ad",
+    "t\u200bt",
+]
+SPACES = [" ", " ", " ", "  ", "\u00a0", "\t", "\n\n", "\u2003", " \u00a0 "]
+MARKS = ["", "", "", ",", ".", ")", "%", "…"]
+
+
+def random_context(rng: random.Random, marks=MARKS) -> tuple[str, list[tuple[int, int]]]:
+    """A text, and the characters of each of its words, without the mark behind."""
+    text, words = rng.choice(["", " ", "\u00a0"]), []
+    for _ in range(rng.randint(1, 60)):
+        word = "".join(rng.choices(LETTERS, k=rng.randint(1, 6)))
+        words.append((len(text), len(text) + len(word)))
+        text += word + rng.choice(marks) + rng.choice(SPACES)
+    return text, words
+
+
+def wordpiece(letters: str):
+    pieces = [*WORDPIECE_SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
+    return tokenizer_from_bytes("vocab.txt", "\n".join(pieces).encode())
+
+
+def sentencepiece(directory):
+    rng = random.Random(1)
+    path = directory / "text.txt"
+    path.write_text("\n".join(" ".join(random_context(rng)[0].split()) for _ in range(200)))
+    return tokenizer_from_bytes("spiece.model", train_sentencepiece(str(path), 150, False))
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    return {
+        "cased": wordpiece("abcxyzABC0159é北京,.)%…"),
+        "uncased": wordpiece("abcxyz0159en北京,.)%…"),
+        "sentencepiece": sentencepiece(tmp_path_factory.mktemp("spiece")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
+def test_offsets_are_in_order_within_the_text_and_hold_all_but_white_space(tokenizers, kind):
+    rng = random.Random(0)
+    for _ in range(200):
+        text, _ = random_context(rng)
+        ((ids, offsets),) = tokenizers[kind].encode_with_offsets([text])
+        assert ids == tokenizers[kind].encode(text)
+        assert offsets.shape == (len(ids), 2)
+        assert (np.diff(offsets, axis=0) >= 0).all()
+        assert (offsets[:, 0] <= offsets[:, 1]).all()
+        covered = {place for begin, end in offsets for place in range(begin, end)}
+        assert {place for place, letter in enumerate(text) if not letter.isspace()} <= covered
+
+
+@pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
+@pytest.mark.parametrize("length", [24, 64])
+def test_answer_recovered_from_its_labels_is_the_gold_text(tokenizers, kind, length):
+    rng, tokenizer, recovered = random.Random(length), tokenizers[kind], 0
+    settings = SpanSettings(max_seq_length=length, max_query_length=8, doc_stride=5)
+    # A piece of SentencePiece may hold a letter and the mark behind it.
+    marks = [""] if kind == "sentencepiece" else MARKS
+    for _ in range(150):
+        context, words = random_context(rng, marks)
+        first = rng.randrange(len(words))
+        last = min(first + rng.randrange(3), len(words) - 1)
+        begin, end = words[first][0], words[last][1]
+        (passage,) = spans.make_passages(["ab, xyz"], [context], tokenizer, settings)
+        tokens = spans.find_tokens(passage.offsets, begin, end)
+        for window, feature in zip(
+            passage.windows, spans.label_windows(passage, tokens), strict=True
+        ):
+            if feature.label != spans.NO_ANSWER:
+                low, high = np.array(feature.label) - window.offset + window.begin
+                found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
+                assert found == context[begin:end]
+                recovered += 1
+    assert recovered > 100
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_cover_every_token_and_each_is_owned_where_it_has_most_context(seed):
+    rng = random.Random(seed)
+    count, room, stride = rng.randint(0, 200), rng.randint(1, 60), rng.randint(1, 70)
+    windows = spans.cut_windows(count, room, stride)
+    assert {token for begin, end in windows for token in range(begin, end)} == set(range(count))
+    assert all(end - begin <= room for begin, end in windows)
+    owner = spans.most_context(windows, count)
+    for token in range(count):
+        context = [
+            min(token - begin, end - 1 - token) + 0.01 * (end - begin)
+            if begin <= token < end
+            else -1
+            for begin, end in windows
+        ]
+        assert owner[token] == context.index(max(context))
+
+
+def test_each_token_of_a_passage_is_owned_by_one_window(tokenizers):
+    settings = SpanSettings(max_seq_length=32, max_query_length=8, doc_stride=7)
+    context = "ab c. " * 40
+    (passage,) = spans.make_passages(["x" * 50], [context], tokenizers["cased"], settings)
+    times = np.zeros(len(passage.offsets), int)
+    for window, feature in zip(passage.windows, passage.features, strict=True):
+        times[window.begin : window.end] += window.owned
+        tokens = feature.sequences[0]
+        assert len(tokens) == len(feature) <= 32
+        assert feature.second_starts == (window.offset,) == (10,)  # [CLS], 8 of 50, [SEP].
+    assert (times == 1).all()
+    assert len(passage.windows) > 3
+
+
+def random_passage(rng: np.random.Generator) -> tuple[Passage, list[np.ndarray]]:
+    """One-letter tokens from few letters, so that texts come twice; and random outputs."""
+    count = int(rng.integers(1, 30))
+    context = "".join(rng.choice([*"ab"], count))
+    cut = spans.cut_windows(count, 12, 5)
+    owner = spans.most_context(cut, count)
+    windows = [
+        Window(begin, end, 3, owner[begin:end] == number) for number, (begin, end) in enumerate(cut)
+    ]
+    features = [Feature((np.zeros(end - begin + 4, np.int32),), (3,)) for begin, end in cut]
+    offsets = np.stack([np.arange(count), np.arange(count) + 1], axis=1)
+    outputs = [rng.normal(size=(len(each), 2)).astype(np.float32) for each in features]
+    return Passage(context, offsets, tuple(windows), tuple(features)), outputs
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_best_spans_are_those_of_all_pairs(seed):
+    passage, outputs = random_passage(np.random.default_rng(seed))
+    expected = {}
+    for window, output in zip(passage.windows, outputs, strict=True):
+        for first in range(window.begin, window.end):
+            for last in range(first, min(first + 4, window.end)):
+                if window.owned[first - window.begin]:
+                    start = output[first - window.begin + 3, 0]
+                    end = output[last - window.begin + 3, 1]
+                    text = passage.context[first : last + 1]
+                    expected[text] = max(expected.get(text, -np.inf), start + end)
+    found = spans.best_spans(passage, outputs, max_answer_length=4, n_best=5)
+    assert [passage.text(span) for span in found] == sorted(expected, key=expected.get)[:-6:-1]
+    np.testing.assert_allclose([s.score for s in found], sorted(expected.values())[:-6:-1], 1e-6)
+
+
+def test_no_answer_is_scored_by_the_window_where_it_fits_least():
+    outputs = [np.array([[2.0, 3.0]]), np.array([[4.0, 0.5]]), np.array([[9.0, 9.0]])]
+    assert spans.null_span(outputs) == (0, 0, 4.0, 0.5)
+
+
+def test_context_without_tokens_has_an_empty_answer(tokenizers):
+    (passage,) = spans.make_passages(["ab"], ["\u200b"], tokenizers["cased"], SpanSettings())
+    (feature,) = passage.features
+    best = spans.best_spans(passage, [np.zeros((len(feature), 2), np.float32)], 30, 20)
+    assert [passage.text(span) for span in best] == [""]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"max_seq_length": 64, "max_query_length": 61},
+            "max_query_length is 61: expected 1 to 60",
+        ),
+        ({"max_query_length": 0}, "max_query_length is 0"),
+        ({"doc_stride": 0}, "doc_stride must be at least 1, got 0"),
+        ({"max_answer_length": -1}, "max_answer_length must be at least 1"),
+    ],
+)
+def test_impossible_settings_get_a_clear_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SpanSettings(**settings)

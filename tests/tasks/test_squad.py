@@ -1,0 +1,241 @@
+"""SQuAD from its files to predictions in the official format, and `model.answer`."""
+
+import dataclasses
+import json
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.checkpoint import write_checkpoint
+from bert_jax.config import BertConfig
+from bert_jax.data.features import RowShape
+from bert_jax.finetune import train_and_evaluate
+from bert_jax.heads import BertForTask
+from bert_jax.inference import read_model
+from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.tasks.squad import get_task
+from bert_jax.tasks.squad_files import read_questions
+from bert_jax.tasks.squad_scores import evaluate_v2
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune import squad as squad_config
+from tests.conftest import WORDS, write_vocabulary
+
+CONTEXT = "the old king built a road . the small village grew north of the river ."
+
+
+def entry(number, answer=None, context=CONTEXT, **fields):
+    values = {"id": f"q{number}", "question": f"{WORDS[number]} king"}
+    if answer is not None:
+        start = max(context.find(answer), 0)
+        values["answers"] = [{"text": answer, "answer_start": start}] if answer else []
+    return values | fields
+
+
+def write_squad(path, entries, context=CONTEXT):
+    paragraphs = [{"context": context, "qas": list(entries)}]
+    path.write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt"))
+
+
+@pytest.fixture(scope="module")
+def pretrained(tokenizer, tmp_path_factory):
+    """A tiny BERT that was never trained."""
+    directory = tmp_path_factory.mktemp("pretrained") / "1"
+    config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
+    row = RowShape(8, 1, "span", 0).empty(1)
+    params = BertForTask(config, "span", 2).init(jax.random.key(0), row)["params"]
+    settings = {"bert": dataclasses.asdict(config), "absent": ["bert/pooler", "mlm", "nsp"]}
+    write_checkpoint(directory, {"bert": params["bert"]}, settings, tokenizer)
+    return str(directory)
+
+
+def make_config(version, **data):
+    config = squad_config.get_config(f"{version},runlocal")
+    for name, value in data.items():
+        config.data[name] = value
+    return config
+
+
+def finetune(version, pretrained, directory, **data):
+    config = make_config(version, **data)
+    config.init_from, config.learning_rate, config.num_epochs = pretrained, 1e-3, 2.0
+    return train_and_evaluate(config, str(directory))
+
+
+@pytest.fixture(scope="module")
+def finished(pretrained, tmp_path_factory):
+    """A run on questions half of which have no answer, and its result."""
+    directory = tmp_path_factory.mktemp("v2")
+    answered = [entry(n, ["king", "old king", "river", "village"][n % 4]) for n in range(8)]
+    unanswered = [entry(n, "", is_impossible=True) for n in range(8, 16)]
+    path = write_squad(directory / "data.json", answered + unanswered)
+    blind = write_squad(directory / "blind.json", [entry(n) for n in range(3)])
+    result = finetune("v2", pretrained, directory / "run", train=path, dev=path, test=blind)
+    return directory / "run", result, path
+
+
+def test_predictions_have_the_official_format_and_the_thresholds_score(finished):
+    workdir, result, path = finished
+    dev = workdir / "predictions" / "dev"
+    files = {each.stem: json.loads(each.read_text()) for each in dev.iterdir()}
+    assert set(files) == {"predictions", "nbest_predictions", "null_odds"}
+    gold = {
+        question.id: [text for text, _ in question.answers]
+        for question in read_questions(path, "dev", True)
+    }
+    assert [list(content) for content in files.values()] == [list(gold)] * 3
+    found = evaluate_v2(gold, files["predictions"], files["null_odds"])
+    assert found == pytest.approx(result["dev"])
+    assert found["f1"] == pytest.approx(found["best_f1"])
+    for id_, entries in files["nbest_predictions"].items():
+        assert sum(each["probability"] for each in entries) == pytest.approx(1)
+        assert 2 <= len(entries) <= 21
+        assert {"text", "probability", "start_logit", "end_logit"} == set(entries[0])
+        texts = [each["text"] for each in entries]
+        assert texts.count("") == 1
+        assert len(set(texts)) == len(texts)
+        best = next(text for text in texts if text)
+        answers = files["null_odds"][id_] <= result["dev"]["best_f1_thresh"]
+        assert files["predictions"][id_] == (best if answers else "")
+
+
+def test_questions_without_answers_are_predicted_and_not_scored(finished):
+    workdir, result, _ = finished
+    predictions = json.loads((workdir / "predictions" / "test" / "predictions.json").read_text())
+    assert list(predictions) == ["q0", "q1", "q2"]
+    assert "test" not in result
+
+
+def test_loaded_model_answers_as_the_run_predicted(finished):
+    workdir, result, path = finished
+    model = bert_jax.load(workdir / "best")
+    dev = workdir / "predictions" / "dev"
+    predictions, nbest, odds = (
+        json.loads((dev / f"{name}.json").read_text())
+        for name in ("predictions", "nbest_predictions", "null_odds")
+    )
+    for question in read_questions(path, "dev", True):
+        answers = model.answer(question.question, question.context, top_k=3)
+        # One question's odds are the threshold itself: there rounding decides.
+        if abs(odds[question.id] - result["dev"]["best_f1_thresh"]) > 1e-5:
+            assert answers[0].text == predictions[question.id]
+        expected = {each["text"]: each["probability"] for each in nbest[question.id]}
+        for answer in answers:
+            assert question.context[answer.begin : answer.end] == answer.text
+            assert answer.probability == pytest.approx(expected[answer.text], rel=1e-3)
+
+
+def test_threshold_decides_between_an_answer_and_none(finished):
+    model = bert_jax.load(finished[0] / "best")
+    for threshold, answers in ((1e9, True), (-1e9, False)):
+        model.settings["scores"]["best_f1_thresh"] = threshold
+        assert bool(model.answer("the king", CONTEXT)[0].text) == answers
+
+
+def test_head_without_settings_reads_windows_as_far_as_its_positions_go(finished, tmp_path):
+    save_huggingface(tmp_path / "huggingface", *read_model(finished[0] / "best")[:3])
+    model = bert_jax.load(tmp_path / "huggingface")
+    (answer,) = model.answer("who built the old road", " ".join([CONTEXT] * 5))
+    assert answer.text
+    assert 0 < answer.probability <= 1
+
+
+def test_version_1_answers_every_question_and_counts_what_it_skips(pretrained, tmp_path):
+    entries = [entry(n, "village") for n in range(6)]
+    entries += [entry(6, "mountain"), entry(7, "king", question="king " * 40)]
+    entries[1]["answers"][0]["answer_start"] += 1
+    path = write_squad(tmp_path / "data.json", entries)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    task = get_task(make_config("v1", train=path, dev=path), tokenizer)
+    assert list(task.notes.values()) == [2, 2]
+    result = finetune("v1", pretrained, tmp_path / "run", train=path, dev=path)
+    files = sorted((tmp_path / "run" / "predictions" / "dev").iterdir())
+    assert [each.name for each in files] == ["nbest_predictions.json", "predictions.json"]
+    assert all(json.loads(files[1].read_text()).values())
+    assert set(result["dev"]) == {"exact", "f1"}
+
+
+def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch):
+    model = bert_jax.load(finished[0] / "best")
+    context = " ".join([CONTEXT] * 8)
+    together = model.answer("old king", context, top_k=5)
+    whole = type(model)._head_outputs
+    monkeypatch.setattr(type(model), "_head_outputs", lambda self, each: whole(self, each, 1))
+    for one, other in zip(together, model.answer("old king", context, top_k=5), strict=True):
+        assert one[2:] == other[2:]
+        assert one.probability == pytest.approx(other.probability, rel=1e-4)
+
+
+def test_tfds_is_read_as_the_official_file(monkeypatch, tmp_path):
+    examples = [
+        {
+            "id": b"q1",
+            "title": b"t",
+            "question": b"the king",
+            "context": CONTEXT.encode(),
+            "answers": {"text": [b"king"], "answer_start": np.array([8])},
+        }
+    ]
+    asked = []
+    fake = types.SimpleNamespace(data_source=lambda *a, **k: asked.append((a, k)) or examples)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
+    (found,) = read_questions("tfds:squad", "dev", False)
+    assert asked == [(("squad",), {"split": "validation"})]
+    path = write_squad(tmp_path / "data.json", [entry(1, "king", question="the king")])
+    (expected,) = read_questions(path, "dev", False)
+    assert found[:4] == expected[:4]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (None, FileNotFoundError, "no file .*expected SQuAD's JSON"),
+        ("{", ValueError, "is not JSON"),
+        ('{"data": 3}', ValueError, "expected 'data', a list, .* found int"),
+        ('{"data": [3]}', ValueError, "article 1: expected 'paragraphs', a list, .* found none"),
+        ('{"data": []}', ValueError, "holds no questions"),
+        ([entry(1, "king"), entry(1, "king")], ValueError, r"question 2 \(id q1\): its id stands"),
+        ([entry(1, "king", question=" ")], ValueError, r"\(id q1\): the question is empty"),
+        ([entry(1, "king"), entry(2)], ValueError, r"\(id q2\): no answers, unlike the first"),
+        ([entry(1, "")], ValueError, "no answer; SQuAD 2.0 allows that: .*squad.py:v2"),
+        ([entry(1, answers=[{"text": "king"}])], ValueError, "expected 'answer_start', a int"),
+        ([entry(1)], ValueError, "no answers, and training needs them"),
+        ([entry(1, "castle")], ValueError, "no question can be trained on"),
+    ],
+)
+def test_bad_files_get_a_clear_error(tokenizer, tmp_path, content, error, message):
+    path = tmp_path / "data.json"
+    if isinstance(content, list):
+        write_squad(path, content)
+    elif content:
+        path.write_text(content)
+    with pytest.raises(error, match=message):
+        get_task(make_config("v1", train=str(path)), tokenizer)
+
+
+def test_bad_questions_get_a_clear_error(finished, pretrained):
+    model = bert_jax.load(finished[0] / "best")
+    for arguments, error, message in [
+        ((["q"], CONTEXT), TypeError, "question must be one string, got list"),
+        (("q", " "), ValueError, "the context is empty"),
+        (("q", CONTEXT, 0), ValueError, r"top_k must be a whole number in \[1, 20\], got 0"),
+    ]:
+        with pytest.raises(error, match=message):
+            model.answer(*arguments)
+    with pytest.raises(ValueError, match="no head of a task, so it cannot answer questions"):
+        bert_jax.load(pretrained).answer("q", CONTEXT)
+
+
+@pytest.mark.parametrize("argument", ["v3", "v1,fast", "fast"])
+def test_unknown_version_gets_a_clear_error(argument):
+    with pytest.raises(ValueError, match="unknown argument"):
+        squad_config.get_config(argument)

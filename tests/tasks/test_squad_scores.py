@@ -1,0 +1,88 @@
+"""The official rules on cases that scorers get wrong; tests/parity has 1,000 random ones."""
+
+import math
+
+import pytest
+
+from bert_jax.tasks.squad_scores import best_threshold, evaluate_v1, evaluate_v2, normalize
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Cat's\tanthem, an A.", "cats anthem"),
+        ("a.m.", "am"),  # Punctuation goes first: what is left is no article.
+        ("the-end", "theend"),
+        ("\u00a0Caf\u00c9 \u2014 50\u00a0%", "caf\u00e9 \u2014 50"),  # Only ASCII punctuation goes.
+        ("THE", ""),
+    ],
+)
+def test_normalization(text, expected):
+    assert normalize(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "exact", "f1"),
+    [
+        ("the cat sat", ["Cat"], 0, 2 / 3),
+        ("cat cat", ["cat"], 0, 2 / 3),  # Words are counted, not looked up.
+        ("cat", ["dog", "The cat!"], 1, 1),  # The best over the answers.
+        ("b c", ["b d", "c b"], 0, 1),
+        ("the", ["a"], 1, 0),  # 1.1 only: equal, but no word in common.
+        ("", ["cat"], 0, 0),
+    ],
+)
+def test_version_1_scores(prediction, gold, exact, f1):
+    found = evaluate_v1({"q": gold}, {"q": prediction})
+    assert found == pytest.approx({"exact": exact, "f1": f1})
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "score"),
+    [
+        ("", [], 1),
+        ("the", [], 1),
+        ("cat", [], 0),
+        ("", ["cat"], 0),
+        ("", ["the"], 1),  # An answer that normalizes to nothing is none,
+        ("a", ["the", "cat"], 0),  # unless there is another.
+    ],
+)
+def test_version_2_scores(prediction, gold, score):
+    found = evaluate_v2({"q": gold}, {"q": prediction}, {"q": 0.0})
+    assert found["exact"] == found["f1"] == score
+    kind = "HasAns" if gold else "NoAns"
+    assert found[f"{kind}_exact"] == found[f"{kind}_f1"] == score
+    assert not any(name.startswith("NoAns" if gold else "HasAns") for name in found)
+
+
+def test_scores_by_type_and_at_the_best_threshold():
+    gold = {"1": ["cat"], "2": ["dog"], "3": [], "4": []}
+    predictions = {"1": "cat", "2": "dog bird", "3": "fish", "4": "cow"}
+    odds = {"1": -2.0, "2": 1.0, "3": 0.5, "4": 3.0}
+    found = evaluate_v2(gold, predictions, odds, threshold=2.0)
+    assert found == pytest.approx(
+        {
+            "exact": 2 / 4,
+            "f1": (1 + 2 / 3 + 0 + 1) / 4,
+            "HasAns_exact": 1 / 2,
+            "HasAns_f1": (1 + 2 / 3) / 2,
+            "NoAns_exact": 1 / 2,
+            "NoAns_f1": 1 / 2,
+            "best_exact": 3 / 4,
+            "best_exact_thresh": -2.0,
+            "best_f1": 3 / 4,
+            "best_f1_thresh": -2.0,
+        }
+    )
+
+
+def test_threshold_is_0_where_no_answer_anywhere_is_best():
+    scores = {"1": 0.0, "2": 0.0}
+    found = best_threshold({"1": ["x"], "2": []}, {"1": "y", "2": "z"}, scores, {"1": 1, "2": -1})
+    assert found == (0.5, 0.0)
+
+
+def test_infinite_threshold_answers_every_question():
+    gold, predictions = {"1": ["x"]}, {"1": "x"}
+    assert evaluate_v2(gold, predictions, {"1": math.inf})["f1"] == 1

@@ -1,0 +1,47 @@
+"""Holds articles of a SQuAD file out: `python tools/split_squad.py FILE.json DIR`.
+
+Writes DIR/train.json and DIR/dev.json. Whole articles are held out, so that no context and no topic
+is in both; which ones is drawn by `--seed`. For small sets that come without a split, as XQuAD.
+"""
+
+import json
+import pathlib
+import random
+import sys
+
+from absl import app, flags
+
+DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Articles held out.", lower_bound=1)
+SEED = flags.DEFINE_integer("seed", 0, "Which ones.")
+
+
+def split(content: dict, dev_articles: int, seed: int) -> tuple[dict, dict]:
+    """The set without `dev_articles` articles, and those; both in the order of the file."""
+    articles = content["data"]
+    if not 0 < dev_articles < len(articles):
+        raise ValueError(f"--dev_articles={dev_articles}, but there are {len(articles)} articles")
+    held_out = set(random.Random(seed).sample(range(len(articles)), dev_articles))
+    train = [article for number, article in enumerate(articles) if number not in held_out]
+    dev = [articles[number] for number in sorted(held_out)]
+    return content | {"data": train}, content | {"data": dev}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 3:
+        raise app.UsageError("expected FILE.json and DIR")
+    directory = pathlib.Path(argv[2])
+    try:
+        parts = split(json.loads(pathlib.Path(argv[1]).read_text()), DEV_ARTICLES.value, SEED.value)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, part in zip(("train", "dev"), parts, strict=True):
+            path = directory / f"{name}.json"
+            path.write_text(json.dumps(part))
+            entries = [entry for article in part["data"] for entry in article["paragraphs"]]
+            questions = sum(len(entry["qas"]) for entry in entries)
+            print(f"{path}: {len(part['data'])} articles, {questions} questions")
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"split_squad: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)
