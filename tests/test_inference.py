@@ -314,5 +314,5 @@ def test_what_cannot_be_classified_is_a_clear_error(model, texts):
     with pytest.raises(TypeError, match="must be a list of strings, or a list of pairs"):
         with_head(model, "classification", ["no", "yes"]).classify(texts)
     for other in (model, with_head(model, "tagging", ["O", "B"])):
-        with pytest.raises(ValueError, match="no head of a task, so it cannot classify"):
+        with pytest.raises(ValueError, match="so it cannot classify"):
             other.classify(["the river"])
