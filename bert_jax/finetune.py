@@ -44,7 +44,7 @@ from bert_jax.tasks.task import Outputs, Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.train import TrainState
 from bert_jax.watchdog import Watchdog
-from bert_jax.workdir import claim_workdir, write_json
+from bert_jax.workdir import claim_together, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,9 +237,7 @@ def _run_seed(
     num_steps, is_first = experiment.num_steps, jax.process_index() == 0
     own_settings = experiment.settings | {"seed": seed}
     result_path = workdir / "result.json"
-    with distributed.errors_shared():
-        if is_first:
-            claim_workdir(workdir, own_settings)
+    claim_together(workdir, own_settings)
     if result_path.exists():
         logging.info("%s is finished; there is nothing left to do", workdir)
         return json.loads(result_path.read_text())

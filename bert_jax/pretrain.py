@@ -31,7 +31,7 @@ from bert_jax.data.batches import eval_batches, local_rows, train_batches
 from bert_jax.exit_status import INTERRUPTED, PREEMPTED
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.watchdog import Watchdog
-from bert_jax.workdir import check_shared, claim_workdir, flatten, make_token, write_json
+from bert_jax.workdir import claim_together, write_json
 
 config_flags.DEFINE_config_file(
     "config", None, "One of configs/pretrain/ or configs/finetune/.", lock_config=True
@@ -102,15 +102,7 @@ def _train_and_evaluate(
     resolved["rows"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
-    distributed.check_same_everywhere(flatten(resolved) | {"workdir": str(workdir)})
-    token = ""
-    with distributed.errors_shared():
-        if jax.process_index() == 0:
-            claim_workdir(workdir, resolved)
-            token = make_token(workdir)
-    token = distributed.gather_texts(token)[0]
-    with distributed.errors_shared():
-        check_shared(workdir, token)
+    claim_together(workdir, resolved)
     is_first = jax.process_index() == 0  # The one that writes and shows what all share.
     keep_compiled(workdir)
     programs = cleanup.enter_context(compilations())

@@ -4,6 +4,9 @@ import json
 import pathlib
 import secrets
 
+import jax
+
+from bert_jax import distributed
 from bert_jax.checkpoint import load_settings, saved_steps
 
 # Settings that a run may be continued with differently: they change nothing, or (the layout over
@@ -31,6 +34,28 @@ FREE_TO_CHANGE = (
 TOKEN = ".shared"
 
 
+def claim_together(workdir: pathlib.Path, settings: dict) -> None:
+    """`claim_workdir` by the first process; called by all, which must share settings and workdir.
+
+    Raises ValueError in all of them if they do not.
+    """
+    distributed.check_same_everywhere(flatten(settings) | {"workdir": str(workdir)})
+    token = ""
+    with distributed.errors_shared():
+        if jax.process_index() == 0:
+            claim_workdir(workdir, settings)
+            token = secrets.token_hex()  # A text of no meaning, for the others to find there.
+            (workdir / TOKEN).write_text(token)
+    (token, *_) = distributed.gather_texts(token)
+    with distributed.errors_shared():
+        path = workdir / TOKEN
+        if not path.exists() or path.read_text() != token:
+            raise ValueError(
+                f"--workdir={workdir} is another directory here than in process 0: all hosts must "
+                "share it, as by a mounted bucket"
+            )
+
+
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
     """Writes config.json; ValueError if the workdir holds checkpoints of other settings.
 
@@ -45,31 +70,13 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
                 check_same_settings(directory / str(steps[-1]), settings)
                 break
         else:
-            (workdir / "result.json").unlink(
-                missing_ok=True
-            )  # Of a run whose checkpoints are gone.
+            # Of a run whose checkpoints are gone.
+            (workdir / "result.json").unlink(missing_ok=True)
         write_json(workdir / "config.json", settings)
     except OSError as error:
         raise type(error)(
             f"--workdir={workdir}: {error}. Expected a directory that can be made or written to"
         ) from error
-
-
-def make_token(workdir: pathlib.Path) -> str:
-    """Leaves a text of no meaning in `workdir`, and returns it; see `check_shared`."""
-    token = secrets.token_hex()
-    (workdir / TOKEN).write_text(token)
-    return token
-
-
-def check_shared(workdir: pathlib.Path, token: str) -> None:
-    """ValueError in a process that does not see what another has left in `workdir`."""
-    path = workdir / TOKEN
-    if not path.exists() or path.read_text() != token:
-        raise ValueError(
-            f"--workdir={workdir} is another directory here than in process 0: all hosts must "
-            "share it, as by a mounted bucket"
-        )
 
 
 def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
