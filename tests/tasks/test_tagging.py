@@ -1,0 +1,194 @@
+"""CoNLL files to features and back to files."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from conftest import WORDS, write_vocabulary
+
+from bert_jax.data.features import NO_LABEL
+from bert_jax.tasks import tagging
+from bert_jax.tasks.conll import find_scheme, read_conll
+from bert_jax.tasks.tagged_text import split_words
+from bert_jax.tasks.windows import split_into_windows
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune import conll2003
+
+TRAIN = """-DOCSTART- -X- O
+
+the X B-LOC
+river X I-LOC
+built X O
+
+king X B-PER
+king X B-PER
+
+-DOCSTART- -X- O
+
+old X O
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_vocabulary(tmp_path_factory.mktemp("vocab") / "vocab.txt"))
+
+
+def make_config(directory, train=TRAIN, **texts):
+    config = conll2003.get_config()
+    config.data.dev = config.data.test = ""
+    for name, text in {"train": train, **texts}.items():
+        config.data[name] = str(directory / f"{name}.txt")
+        (directory / f"{name}.txt").write_text(text)
+    return config
+
+
+def trained_tags(task):
+    """All labels of the training features, in order."""
+    return [task.labels[n] for each in task.train for n in each.label if n != NO_LABEL]
+
+
+def random_text(seed, num_sentences=30):
+    """Of a CoNLL file; some words have no piece and some have very many."""
+    rng = random.Random(seed)
+    lines = []
+    for number in range(num_sentences):
+        if number % 7 == 0:
+            lines += ["-DOCSTART- O", ""]
+        for _ in range(rng.randint(1, 80)):
+            word = rng.choice([*WORDS, "\u200b", "." * rng.choice([2, 40, 600])])
+            lines.append(f"{word} {rng.choice(['O', 'B-LOC', 'B-PER'])}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("document_context", [False, True])
+@pytest.mark.parametrize("length", [16, 17, 32, 64, 128, 512])
+def test_every_word_gets_one_prediction_at_any_length(
+    tmp_path, tokenizer, length, document_context
+):
+    text = random_text(length)
+    config = make_config(tmp_path, text, dev=text)
+    config.max_seq_length, config.data.document_context = length, document_context
+    (split,) = tagging.get_task(config, tokenizer).splits
+    assert max(map(len, split.features)) <= length
+    # A head that is right wherever a word is predicted, and elsewhere says what is wrong.
+    outputs = [np.eye(5, dtype=np.float32)[np.maximum(f.label, 2)] for f in split.features]
+    for output, feature in zip(outputs, split.features, strict=True):
+        places = np.flatnonzero(feature.label != NO_LABEL)
+        output[places] = np.eye(5)[feature.label[places]]
+    scores = split.score(outputs)
+    assert scores["f1"] == scores["accuracy"] == scores["strict_f1"] == 1
+    split.write(outputs, tmp_path)
+    lines = [line for line in text.split("\n") if "DOCSTART" not in line]
+    written = (tmp_path / "dev.txt").read_text()
+    assert [line.split(" ") for line in written.split("\n") if line] == [
+        [*line.split(" "), line.split(" ")[1]] for line in lines if line
+    ]
+    assert written.count("\n\n") == 30  # A blank line after each sentence.
+
+
+def test_windows_are_filled_from_both_sides_and_predict_each_word_once():
+    rng = random.Random(0)
+    for _ in range(300):
+        room = rng.randint(2, 40)
+        sizes = [rng.randint(1, rng.choice([1, room])) for _ in range(rng.randint(1, 60))]
+        cuts = sorted({0, len(sizes), *rng.choices(range(len(sizes)), k=3)})
+        windows = split_into_windows(sizes, itertools.pairwise(cuts), room)
+        assert [n for w in windows for n in range(w.begin, w.end)] == list(range(len(sizes)))
+        for start, begin, end, stop in windows:
+            size, spare = sum(sizes[start:stop]), room - sum(sizes[begin:end])
+            assert start <= begin < end <= stop and size <= room
+            # No word more fits at the end, and at the start none without taking the end's half.
+            assert stop == len(sizes) or size + sizes[stop] > room
+            left, right = sum(sizes[start:begin]), sum(sizes[end:])
+            assert not start or left + sizes[start - 1] > max(spare // 2, spare - right)
+
+
+def test_a_sentence_that_fits_is_predicted_whole(tmp_path, tokenizer):
+    task = tagging.get_task(make_config(tmp_path), tokenizer)
+    assert [(each.label != NO_LABEL).sum() for each in task.train] == [3, 2, 1]
+
+
+def test_document_context_shows_the_neighbours_and_predicts_only_the_sentence(tmp_path, tokenizer):
+    config = make_config(tmp_path)
+    config.data.document_context = True
+    first, second, other = tagging.get_task(config, tokenizer).train
+    words = ["[CLS]", "the", "river", "built", "king", "king", "[SEP]"]
+    for feature, predicted in ((first, [1, 2, 3]), (second, [4, 5])):
+        assert [tokenizer.id_to_token(i) for i in feature.sequences[0]] == words
+        assert np.flatnonzero(feature.label != NO_LABEL).tolist() == predicted
+    assert len(other) == 3  # Another document.
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags"),
+    [
+        ("iob1", "I-LOC I-LOC O I-PER B-PER O"),
+        ("iob2", "B-LOC I-LOC O B-PER B-PER O"),
+        ("bioes", "B-LOC E-LOC O S-PER S-PER O"),
+    ],
+)
+def test_every_scheme_is_read_and_trained(tmp_path, tokenizer, scheme, tags):
+    one, two, three, four, five, six = tags.split()
+    text = f"the {one}\nriver {two}\nbuilt {three}\n\nking {four}\nking {five}\n\nold {six}\n"
+    config = make_config(tmp_path, text)
+    assert find_scheme("train", read_conll(config.data.train, 0, -1)) == scheme
+    task = tagging.get_task(config, tokenizer)
+    assert task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert trained_tags(task) == ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "O"]
+    config.data.scheme = scheme
+    assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
+
+
+def test_a_column_of_other_tags_is_scored_by_accuracy(tmp_path, tokenizer):
+    config = make_config(tmp_path, "the DT O\nking NN O\n", dev="king NN O\n")
+    config.data.tag_column, config.data.scheme = 1, "none"
+    task = tagging.get_task(config, tokenizer)
+    assert (task.labels, task.metric) == (("DT", "NN"), "dev/accuracy")
+    assert task.splits[0].score([np.eye(2)[[0, 1, 0]]]) == {"accuracy": 1}
+
+
+def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
+    task = tagging.get_task(make_config(tmp_path, test="the\nking\n\nold\n"), tokenizer)
+    (split,) = task.splits
+    assert split.score is None
+    split.write([np.eye(5)[[0, 1, 2, 0]], np.eye(5)[[0, 3, 0]]], tmp_path)
+    assert (tmp_path / "test.txt").read_text() == "the B-LOC\nking I-LOC\n\nold B-PER\n\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "message"),
+    [
+        ({"train": "the O\nking\n"}, {}, "train.txt, line 2: 1 columns, but line 1 has 2"),
+        ({"train": "the X O\nking O\n"}, {}, "train.txt, line 2: 2 columns, but line 1 has 3"),
+        ({}, {"tag_column": 3}, "train.txt, line 3: 3 columns, so there is no column 3"),
+        ({"train": "the B-A\nking X-A\n"}, {}, "train.txt, line 2: tag 'X-A', expected O, or"),
+        ({"train": "the B-A\nking O\nthe I-A\n"}, {}, "line 1: 'B-A' is in IOB2, but 'I-A' on"),
+        ({"train": "the S-A\nking B-A\nthe O\n"}, {}, "line 3: 'O' is in IOB, but 'S-A' on line 1"),
+        ({"train": "the B-A\n\nking E-A\n"}, {}, "'E-A' on line 3 is in BIOES"),
+        ({"dev": "the O\nking B-ORG\n"}, {}, "dev.txt, line 2: tag 'B-ORG' does not occur in"),
+        ({"train": "the\nking\n"}, {}, "words only, and training needs a tag for each"),
+        ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
+        ({}, {"scheme": "iob"}, "data.scheme is 'iob': expected iob1, iob2, bioes, or none"),
+        ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' does not occur"),
+    ],
+)
+def test_bad_input_is_named_with_its_place(tmp_path, tokenizer, texts, settings, message):
+    config = make_config(tmp_path, **texts)
+    config.data.update(settings)
+    with pytest.raises(ValueError) as error:
+        tagging.get_task(config, tokenizer)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_words_of_a_text_know_their_characters():
+    text = "Dr. O'Brien's U.N. talks cost $3,000-5,000 (net)."
+    words, spans = split_words(text)
+    assert " ".join(words) == "Dr . O'Brien 's U.N . talks cost $ 3,000-5,000 ( net ) ."
+    assert [text[slice(*span)] for span in spans] == words
+    words, spans = split_words(["New", "York", "."])
+    assert [" ".join(words)[slice(*span)] for span in spans] == words
+    with pytest.raises(TypeError, match="a list of words, found int"):
+        split_words([1])

@@ -1,0 +1,73 @@
+"""Entities and their scores; against seqeval in tests/parity."""
+
+import pytest
+
+from bert_jax.tasks.conll import convert_tags
+from bert_jax.tasks.tagging_scores import entity_scores, find_entities, find_strict_entities
+
+# Tags, what conlleval finds in them, what is strictly IOB2.
+NASTY = [
+    ("", [], []),
+    ("O O", [], []),
+    ("B-A I-A O B-B", ["A02", "B34"], ["A02", "B34"]),
+    ("I-A I-A O I-B", ["A02", "B34"], []),  # Begins with I.
+    ("B-A I-B I-B", ["A01", "B13"], ["A01"]),  # Changes its type inside.
+    ("O I-A B-A", ["A12", "A23"], ["A23"]),
+    ("B-A B-A I-A", ["A01", "A13"], ["A01", "A13"]),
+    ("B-A O I-A", ["A01", "A23"], ["A01"]),
+    ("B-X-Y I-X-Y", ["X-Y02"], ["X-Y02"]),
+]
+
+
+def shown(entities):
+    return [f"{entity.type}{entity.start}{entity.end}" for entity in entities]
+
+
+@pytest.mark.parametrize(("tags", "loose", "strict"), NASTY)
+def test_illegal_sequences_are_read_as_conlleval_does_and_left_out_where_strict(
+    tags, loose, strict
+):
+    assert shown(find_entities(tags.split())) == loose
+    assert shown(find_strict_entities(tags.split())) == strict
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "strict"),
+    [
+        ("bioes", "S-A B-A I-A E-A B-A E-A", ["A01", "A14", "A46"]),
+        ("bioes", "B-A I-A O E-A S-B I-B", ["B45"]),
+        ("bioes", "B-A E-B I-A E-A", []),
+        ("iob1", "I-A I-A B-A I-B", ["A02", "A23", "B34"]),
+        ("iob1", "B-A O B-A I-A", ["A34"]),
+        ("iob1", "I-A B-A B-B", ["A01"]),
+    ],
+)
+def test_each_scheme_has_its_strict_entities(scheme, tags, strict):
+    assert shown(find_strict_entities(tags.split(), scheme)) == strict
+
+
+@pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes"])
+def test_every_scheme_keeps_the_entities(scheme):
+    for tags, loose, _ in NASTY:
+        converted = convert_tags(tags.split(), scheme)
+        assert shown(find_entities(converted)) == loose
+        assert shown(find_strict_entities(converted, scheme)) == loose
+
+
+def test_scores_count_whole_entities_of_the_right_type():
+    expected = [["B-A", "I-A", "O", "B-B"], ["B-A"]]
+    predicted = [["B-A", "O", "O", "B-B"], ["B-B"]]
+    scores = entity_scores(predicted, expected)
+    assert scores["precision"] == pytest.approx(1 / 3)
+    assert scores["recall"] == pytest.approx(1 / 3)
+    assert scores["f1"] == pytest.approx(1 / 3)
+    assert (scores["f1/A"], scores["precision/B"], scores["recall/B"]) == (0, 0.5, 1)
+
+
+def test_no_entities_score_zero():
+    assert entity_scores([["O"]], [["O"]]) == {"precision": 0, "recall": 0, "f1": 0}
+
+
+def test_every_word_needs_a_tag():
+    with pytest.raises(ValueError, match="1 tags are predicted for 2 words"):
+        entity_scores([["O"]], [["O", "O"]])
