@@ -33,11 +33,11 @@ from bert_jax.checkpoint import (
 )
 from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
-from bert_jax.heads import POOLED, BertForTask
+from bert_jax.heads import POOLED, make_model
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.inference import abstract_params, read_model
 from bert_jax.interop.parameters import LoadedModel
-from bert_jax.optimizer import linear_schedule, make_optimizer
+from bert_jax.optimizer import frozen, linear_schedule, make_optimizer
 from bert_jax.pretrain import Preempted, check_finite, keep_compiled, parse_flags, run
 from bert_jax.settings import check_bounds
 from bert_jax.tasks.task import Outputs, Task
@@ -103,8 +103,8 @@ def prepare(config: ConfigDict) -> Experiment:
     )
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
-    model = BertForTask(bert, task.kind, len(task.labels))
     head = {"task": task.kind, "labels": list(task.labels), **task.settings}
+    model = make_model(bert, head)
     loaded = wanted_params(source, head, config.new_head)
     if not task.train and "head" not in loaded:
         raise ValueError(
@@ -131,6 +131,8 @@ def prepare(config: ConfigDict) -> Experiment:
     optimizer = make_optimizer(
         config.optimizer, schedule, weight_decay=config.weight_decay, clip_norm=config.clip_norm
     )
+    if head["task"] == "feature_based":
+        optimizer = frozen(optimizer, ("bert",))
 
     def init(key, loaded):
         row = {name: jnp.asarray(values) for name, values in shape.empty(1).items()}

@@ -4,6 +4,8 @@ Each head is one dense layer, `head` in the parameter tree. Rows may hold severa
 head gives and its loss are per sequence, so that packing changes no result.
 """
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from bert_jax.config import BertConfig
 from bert_jax.data.features import NO_LABEL
 from bert_jax.data.unpack import unpack_rows
 from bert_jax.dropout import dropout
+from bert_jax.feature_based import FeatureBasedTagger
 from bert_jax.model import Bert
 from bert_jax.train import cross_entropy
 
@@ -60,6 +63,14 @@ class BertForTask(nn.Module):
         if dropout_rows is not None and self.kind != "span":  # As released.
             x = dropout(self.make_rng("dropout"), x, self.config.dropout_rate, dropout_rows)
         return self.head(x)
+
+
+def make_model(config: BertConfig, head: Mapping) -> BertForTask | FeatureBasedTagger:
+    """The model with the `head` that settings of a checkpoint describe, by "task" and "labels"."""
+    outputs = len(head["labels"])
+    if head["task"] == "feature_based":
+        return FeatureBasedTagger(config, outputs, head["features"], head["lstm_size"])
+    return BertForTask(config, head["task"], outputs)
 
 
 def loss_weights(kind: str, rows: dict[str, jax.Array]) -> jax.Array:

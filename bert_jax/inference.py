@@ -17,12 +17,16 @@ from bert_jax import partitioning, task_step
 from bert_jax.checkpoint import load_checkpoint
 from bert_jax.config import BertConfig
 from bert_jax.data.features import Feature, RowShape
-from bert_jax.heads import BertForTask
+from bert_jax.feature_based import FeatureBasedTagger
+from bert_jax.heads import BertForTask, make_model
 from bert_jax.interop.google import load_google
 from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
 from bert_jax.interop.parameters import LoadedModel, LoadReport, num_outputs, parameter_shapes
 from bert_jax.model import Bert, BertForPreTraining, gather_positions
 from bert_jax.tasks import spans
+from bert_jax.tasks.conll import Sentence
+from bert_jax.tasks.tagged_text import Tagging, split_words, tagged_text
+from bert_jax.tasks.tagging import best_numbers, tagging_features
 from bert_jax.tasks.text_classification import text_features
 from bert_jax.tokenization import Tokenizer
 
@@ -266,6 +270,29 @@ class PretrainedModel:
             found.append(Classification(head["labels"][best], probability))
         return found
 
+    def tag(self, text: str | Sequence[str]) -> Tagging:
+        """A tag for each word, and the entities that they mark, as the tagger was trained to.
+
+        Args:
+          text: is split into words and punctuation marks; or a list of words, for which characters
+            count as if a space stood between them. Any length: a long one is taken in windows.
+
+        Raises:
+          TypeError: neither a string nor a list of strings.
+          ValueError: the model has no tagging head.
+        """
+        head = self._need_head("tag words", "tagging", "feature_based")
+        words, places = split_words(text)
+        if not words:
+            return Tagging([], [])
+        limit = self.config.max_position_embeddings
+        length = min(head.get("max_seq_length", limit), limit)
+        sentence = Sentence(words, [], None, 0)
+        features, positions, _ = tagging_features([sentence], (), self.tokenizer, length, False)
+        numbers = best_numbers(self._head_outputs(features), positions)
+        tags = [head["labels"][number] for number in numbers]
+        return tagged_text(text, words, places, tags)
+
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """What the settings say of the head; ValueError if it is for none of `tasks`."""
         if not self.head or self.head["task"] not in tasks:
@@ -278,10 +305,10 @@ class PretrainedModel:
 
     def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
         """What the head gives for each feature, as `tasks.task.Outputs` describes it."""
-        kind, num_labels = self.head["task"], len(self.head["labels"])
+        model = make_model(self.config, self.head)
         length = _padded_length(max(map(len, features)), self.config.max_position_embeddings)
-        shape = RowShape(length, max(length // 8, 1), kind, self.tokenizer.pad_id)
-        step, sharding = _head_step(self.config, kind, num_labels)
+        shape = RowShape(length, max(length // 8, 1), model.kind, self.tokenizer.pad_id)
+        step, sharding = _head_step(model)
         # Few shapes here too: as many rows as features could take, or as are good at once.
         most = task_step.rows_at_once(length, 0, sharding.mesh)
         chunk_rows = min(most, 1 << (len(features) - 1).bit_length())
@@ -364,11 +391,10 @@ def _features(config: BertConfig, layers: tuple[int, ...], params: dict, tokens,
 
 
 @functools.lru_cache(maxsize=4)
-def _head_step(config: BertConfig, kind: str, num_labels: int):
+def _head_step(model: BertForTask | FeatureBasedTagger):
     """The jitted step of `task_step.predict` on one device, and the sharding of its rows."""
     mesh = partitioning.make_mesh(devices=jax.devices()[:1])
-    step = task_step.make_predict_step(BertForTask(config, kind, num_labels), mesh)
-    return step, partitioning.batch_sharding(mesh)
+    return task_step.make_predict_step(model, mesh), partitioning.batch_sharding(mesh)
 
 
 def load(directory: str | pathlib.Path) -> PretrainedModel:
@@ -407,7 +433,11 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
 
 def abstract_params(settings: dict) -> dict:
     """The tree of shapes and dtypes of a checkpoint's parameters, from its settings."""
-    shapes = parameter_shapes(BertConfig(**settings["bert"]), num_outputs(settings.get("head")))
+    config, head = BertConfig(**settings["bert"]), settings.get("head")
+    if head and head["task"] == "feature_based":
+        row = {"tokens": jnp.zeros((1, 2), jnp.int32), "pairs": jnp.zeros((1, 1, 3), jnp.int32)}
+        return jax.eval_shape(make_model(config, head).init, jax.random.key(0), row)["params"]
+    shapes = parameter_shapes(config, num_outputs(head))
     absent = tuple(f"{part}/" for part in settings.get("absent", ()))
     return flax.traverse_util.unflatten_dict(
         {

@@ -61,6 +61,16 @@ def make_optimizer(
     return optax.chain(*steps)
 
 
+def frozen(
+    optimizer: optax.GradientTransformation, parts: tuple[str, ...]
+) -> optax.GradientTransformation:
+    """`optimizer` for all parameters but those in the `parts` of the tree's top, which stay."""
+    return optax.partition(
+        {"trained": optimizer, "frozen": optax.set_to_zero()},
+        lambda params: {part: "frozen" if part in parts else "trained" for part in params},
+    )
+
+
 def is_decayed(params: optax.Params) -> optax.Params:
     """True for each parameter but biases and LayerNorm, as released."""
     return jax.tree_util.tree_map_with_path(

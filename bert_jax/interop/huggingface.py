@@ -204,7 +204,7 @@ def save_huggingface(
 
     Raises:
       OSError: it cannot be written, or exists.
-      ValueError: the vocabulary is a SentencePiece model.
+      ValueError: the vocabulary is a SentencePiece model, or the head is not one of theirs.
     """
     if tokenizer.filename != WORDPIECE_FILENAME:
         raise ValueError(
@@ -212,6 +212,11 @@ def save_huggingface(
             "BERT takes WordPiece only: a model of this vocabulary stays in the native format"
         )
     config, head = BertConfig(**settings["bert"]), settings.get("head")
+    if head and head["task"] not in _TASKS:
+        raise ValueError(
+            f"transformers has no model with a head for {head['task']}: expected one for "
+            f"{', '.join(_TASKS)}"
+        )
     tensors = params_to_huggingface(params, config, head)
     values = {
         "model_type": "bert",

@@ -1,0 +1,123 @@
+"""The BiLSTM on a frozen encoder, and taggers of both kinds from training to `tag`."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import write_vocabulary
+
+import bert_jax
+from bert_jax import finetune
+from bert_jax.checkpoint import write_checkpoint
+from bert_jax.config import BertConfig
+from bert_jax.data.features import Feature, RowShape
+from bert_jax.feature_based import FEATURES, FeatureBasedTagger, choose_features
+from bert_jax.model import Bert
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune import conll2003, feature_based
+
+SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}
+TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"
+TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))
+
+
+def test_packed_sequences_do_not_touch_each_other():
+    config = BertConfig(vocab_size=50, max_position_embeddings=16, **SMALL)
+    model = FeatureBasedTagger(config, 3, "weighted_sum", lstm_size=8)
+    rng = np.random.default_rng(0)
+    sequences = [
+        Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
+    ]
+    shape = RowShape(16, 3, "tagging", 0)
+    packed, single = shape.empty(1), shape.empty(3)
+    shape.fill(packed, 0, sequences)
+    for row, feature in enumerate(sequences):
+        shape.fill(single, row, [feature])
+    params = model.init(jax.random.key(0), packed)
+    together, alone = (jax.jit(model.apply)(params, rows) for rows in (packed, single))
+    alone = np.concatenate([alone[row, : len(each)] for row, each in enumerate(sequences)])
+    np.testing.assert_allclose(together[0, : len(alone)], alone, atol=1e-5)
+
+
+def test_each_choice_of_features_reads_its_layers():
+    states = np.random.default_rng(0).normal(size=(7, 1, 2, 3))
+    expected = {
+        "embeddings": states[0],
+        "last": states[6],
+        "second_to_last": states[5],
+        "sum_last_four": states[3:].sum(axis=0),
+        "concat_last_four": np.concatenate(states[3:], axis=-1),
+    }
+    assert {*expected, "weighted_sum"} == set(FEATURES)
+    for features, value in expected.items():
+        np.testing.assert_allclose(choose_features(jnp.array(states), features), value, rtol=1e-6)
+
+
+def test_unknown_features_are_refused():
+    model = FeatureBasedTagger(BertConfig(vocab_size=50, **SMALL), 3, "first")
+    with pytest.raises(ValueError, match="unknown features 'first'"):
+        jax.eval_shape(model.init, jax.random.key(0), RowShape(8, 1, "tagging", 0).empty(1))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("weights")
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+    config = BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=40, **SMALL)
+    ids = jnp.zeros((1, 2), jnp.int32)
+    params = Bert(config).init(jax.random.key(0), ids, ids, ids, ids)["params"]
+    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp", "bert/pooler"]}
+    write_checkpoint(directory / "0", {"bert": params}, settings, tokenizer)
+    return directory
+
+
+@functools.cache
+def trained(module, weights, workdir):
+    """A tagger that has learned `TEXT` by heart."""
+    for name in ("train", "dev"):
+        (workdir / f"{name}.txt").write_text(TEXT)
+    config = module.get_config()
+    config.data.train, config.data.dev = str(workdir / "train.txt"), str(workdir / "dev.txt")
+    config.data.test = ""
+    config.init_from = str(weights)
+    config.max_seq_length, config.batch_size, config.learning_rate = 16, 16, 1e-2
+    config.num_epochs = 8.0
+    if module is feature_based:
+        config.lstm_size = 32
+    result = finetune.train_and_evaluate(config, workdir / "run")
+    return result, bert_jax.load(workdir / "run")
+
+
+@pytest.fixture(scope="module", params=[conll2003, feature_based])
+def tagger(request, weights, tmp_path_factory):
+    return request.param, *trained(request.param, weights, tmp_path_factory.mktemp("tagger"))
+
+
+def test_a_tagger_learns_and_tags_text_of_any_length(tagger):
+    _, result, model = tagger
+    assert result["dev"]["f1"] == result["dev"]["f1/LOC"] == 1
+    text = "The river built\tking found " * 30
+    found = model.tag(text)
+    assert [each.word for each in found.words] == text.split()
+    assert [each.tag for each in found.words] == ["B-LOC", "I-LOC", "O", "B-PER", "O"] * 30
+    assert len(found.entities) == 60
+    for entity in found.entities:
+        assert entity.text == text[entity.start : entity.end]
+        assert entity.text in {"The river": "LOC", "king": "PER"}
+    assert model.tag(text.split()).words == found.words
+    assert model.tag("") == ([], [])
+
+
+def test_a_frozen_encoder_stays_as_it_was(tagger, weights):
+    module, _, model = tagger
+    before, after = bert_jax.load(weights).params["bert"], model.params["bert"]
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
+    assert all(jax.tree.leaves(same)) == (module is feature_based)
+
+
+def test_a_model_without_a_tagging_head_is_refused(weights):
+    with pytest.raises(ValueError, match="cannot tag words"):
+        bert_jax.load(weights).tag("the king")
