@@ -169,7 +169,9 @@ def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch)
     context = " ".join([CONTEXT] * 8)
     together = model.answer("old king", context, top_k=5)
     whole = type(model)._head_outputs
-    monkeypatch.setattr(type(model), "_head_outputs", lambda self, each: whole(self, each, 1))
+    monkeypatch.setattr(
+        type(model), "_head_outputs", lambda self, all_: [whole(self, [one])[0] for one in all_]
+    )
     for one, other in zip(together, model.answer("old king", context, top_k=5), strict=True):
         assert one[2:] == other[2:]
         assert one.probability == pytest.approx(other.probability, rel=1e-4)
