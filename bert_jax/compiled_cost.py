@@ -43,6 +43,7 @@ FREE = (
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "copy-start", "copy-done", "slice-start", "slice-done", "while"),
     *("conditional", "call", "async-start", "async-update", "async-done"),
+    *("send", "send-done", "recv", "recv-done"),
 )
 BITS = {"pred": 8, "token": 0, "opaque": 0}
 
@@ -84,7 +85,8 @@ class Collective:
 
     `num_bytes` is the payload on one device: the array to reduce, or the one that was gathered.
     `link_bytes` is what one device must send for it: twice (n - 1) / n of the payload in an
-    all-reduce over n devices, (n - 1) / n of it when gathering or scattering.
+    all-reduce over n devices, (n - 1) / n of it when gathering or scattering. What goes between
+    slices goes over the hosts' network: it counts in the one and not in the other.
     """
 
     count: int = 0
@@ -327,10 +329,13 @@ def collectives_in(
                 for _, record in found
             ]
         return found
+    siblings = by_name[computation]
+    if instruction.opcode == "send" and "megascale" in instruction.attributes:
+        num_bytes = array_bytes(siblings[instruction.operands[0]].shape)
+        return [("between slices", Collective(1, num_bytes))]  # By the hosts, not over links.
     kind = instruction.opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
         return []
-    siblings = by_name[computation]
     num_bytes = sum(array_bytes(siblings[name].shape) for name in instruction.operands)
     size = group_size(instruction.attributes)
     if kind == "all-gather":

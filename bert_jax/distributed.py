@@ -12,9 +12,7 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
-PREEMPTED = os.EX_TEMPFAIL
-"""Exit status (75): all that matters is saved, start the same command again."""
-INTERRUPTED = 128 + signal.SIGINT
+from bert_jax.exit_status import INTERRUPTED
 
 
 def join(

@@ -8,18 +8,21 @@ the data-sheet rate of all its links, and nothing else running meanwhile.
 import dataclasses
 import itertools
 import pathlib
+import re
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from bert_jax import metrics, partitioning, settings, tpu
+from bert_jax import metrics, partitioning, tpu
+from bert_jax.assembly import assemble
 from bert_jax.model import num_params
+from bert_jax.settings import Phase
 
 
 def report(
     config: ConfigDict,
     topology: str,
-    phases: list[tpu.Phase],
+    phases: list[Phase],
     tokenizer,
     *,
     num_costliest: int = 0,
@@ -28,16 +31,17 @@ def report(
     """Compiles the step of each phase for the topology and gathers what is known of it.
 
     The figures of the first phase stand at the top, those of each under `phases`, with hours in
-    all if they fit. `hlo_path` is where the text of the first goes. ValueError for a topology,
-    mesh or batch that cannot be.
+    all if they fit. `hbm_bytes_over` is by how much a step does not fit: what it needs beyond what
+    the compiler grants, which is a little less than `hbm_capacity_bytes`. It is 0 where the step
+    fits, and None where the compiler does not say. `hlo_path` is where the text of the first goes.
+    ValueError for a topology, mesh or batch that cannot be.
     """
     chip, devices = tpu.describe(topology)
-    # The schedule of learning rates is part of the program, but its length costs nothing.
-    num_steps = sum(phase.num_steps for phase in phases)
+    assembly = assemble(config, phases, tokenizer, devices)
     figures = []
     for phase in phases:
         try:
-            step = tpu.compile_step(config, phase, devices, num_steps, tokenizer)
+            step = tpu.compile_step(assembly, phase)
         except tpu.DoesNotFit as error:
             figures.append(_of_phase(phase, chip) | _of_failure(error))
             continue
@@ -59,7 +63,8 @@ def report(
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices,
-        "num_params": num_params(settings.model_config(config, tokenizer.vocab_size)),
+        "num_slices": tpu.parse_topology(topology)[-1],
+        "num_params": num_params(assembly.bert),
         "clock_hz": chip.clock_hz,
         "remat": config.model.remat,
         "phases": figures,
@@ -71,9 +76,9 @@ def report(
     return result
 
 
-def _of_phase(phase: tpu.Phase, chip: tpu.Chip) -> dict:
+def _of_phase(phase: Phase, chip: tpu.Chip) -> dict:
     return {
-        "max_seq_length": phase.length,
+        "max_seq_length": phase.rows.max_seq_length,
         "batch_size": phase.batch_size,
         "num_steps": phase.num_steps,
         "hbm_capacity_bytes": chip.hbm_bytes,
@@ -90,7 +95,7 @@ def _of_failure(error: tpu.DoesNotFit) -> dict:
     }
 
 
-def _of_step(step: tpu.CompiledStep, phase: tpu.Phase, chip: tpu.Chip, devices) -> dict:
+def _of_step(step: tpu.CompiledStep, phase: Phase, chip: tpu.Chip, devices) -> dict:
     cost, batch_size = step.cost, phase.batch_size
     num_chips = len(devices) // chip.devices
     seconds = cost.total_cycles / chip.clock_hz
@@ -107,7 +112,7 @@ def _of_step(step: tpu.CompiledStep, phase: tpu.Phase, chip: tpu.Chip, devices) 
         "per_device_batch_size": step.per_device_batch_size,
         "hbm_bytes_per_device": used,
         "hbm_parts": step.hbm,
-        "hbm_bytes_over": used - chip.hbm_bytes,
+        "hbm_bytes_over": max(used - chip.hbm_bytes, 0),
         "fits": used <= chip.hbm_bytes,
         "model_flops_per_sequence": step.model_flops,
         "compiled_flops_per_sequence": cost.flops * len(devices) / batch_size,
@@ -138,7 +143,7 @@ def changed(config: ConfigDict, changes: dict[str, int | str]) -> ConfigDict:
     return copy
 
 
-def advice(config: ConfigDict, topology: str, phases: list[tpu.Phase], tokenizer) -> dict | None:
+def advice(config: ConfigDict, topology: str, phases: list[Phase], tokenizer) -> dict | None:
     """Fields with which the step was compiled and does fit; None if nothing that was tried does."""
     for changes in _remedies(config, topology, phases):
         try:
@@ -150,7 +155,12 @@ def advice(config: ConfigDict, topology: str, phases: list[tpu.Phase], tokenizer
 
 
 def _remedies(config, topology, phases) -> Iterator[dict[str, int | str]]:
-    """What may make a step fit: first what costs least, in the end all of it together."""
+    """What may make a step fit: first what costs least, in the end all of it together.
+
+    Fewer rows at once and computing layers twice leave fewer activations; dividing the optimizer's
+    state, and then parameters too (`fsdp`), is for models that are too large by themselves;
+    `tensor` divides what is left, the activations of one row among it.
+    """
     _, devices = tpu.describe(topology)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -162,15 +172,17 @@ def _remedies(config, topology, phases) -> Iterator[dict[str, int | str]]:
     least = (halves[-1] if halves else {}) | full
     yield least
     yield least | {"shard_weight_update": True}
-    for fsdp in (4, 16, 64):
-        if len(devices) % (fsdp * mesh.shape["tensor"]) == 0:
-            yield {"mesh.data": -1, "mesh.fsdp": fsdp} | least
+    divided = {"mesh.data": -1, "shard_weight_update": True} | least
+    for fsdp, tensor in ((4, 1), (16, 1), (64, 1), (4, 2), (4, 4), (4, 8)):
+        tensor *= mesh.shape["tensor"]
+        if len(devices) % (fsdp * tensor) == 0:
+            yield {"mesh.fsdp": fsdp, "mesh.tensor": tensor} | divided
 
 
 def sweep(
     config: ConfigDict,
     topology: str,
-    phases: list[tpu.Phase],
+    phases: list[Phase],
     tokenizer,
     meshes: list[str],
     remat: list[str],
@@ -178,17 +190,24 @@ def sweep(
     """For each mesh ("data x fsdp x tensor") and remat policy the report, and the largest batch.
 
     `largest_batch` is the most rows of every phase's length that one device can take at once: a
-    power of two times what the recipe gives it. None where not even that fits.
+    power of two times what the recipe gives it. None where not even that fits. ValueError, before
+    anything is compiled, for a mesh that the devices, a batch or an array does not divide over.
     """
+    _, devices = tpu.describe(topology)
+    settings = []
     for sizes, policy in itertools.product(meshes, remat):
+        if not re.fullmatch(r"(-1|\d+)(x(-1|\d+)){2}", sizes):
+            raise ValueError(f"mesh {sizes!r}: expected data x fsdp x tensor, as in -1x4x1")
         names = ("mesh.data", "mesh.fsdp", "mesh.tensor")
         changes = dict(zip(names, map(int, sizes.split("x")), strict=True))
-        setting = changed(config, changes | {"model.remat": policy})
+        settings.append((sizes, changed(config, changes | {"model.remat": policy})))
+        assemble(settings[-1][1], phases, tokenizer, devices)  # Raises before anything is compiled.
+    for sizes, setting in settings:
         figures = report(setting, topology, phases, tokenizer)
         largest = None
         if figures["fits"]:
             largest = _largest_batch(setting, topology, phases, tokenizer, figures)
-        yield figures | {"sizes": sizes, "remat": policy, "largest_batch": largest}
+        yield figures | {"sizes": sizes, "largest_batch": largest}
 
 
 def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
@@ -196,7 +215,8 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     worst = max(figures["phases"], key=lambda each: each["hbm_parts"]["activations"])
     phase = phases[figures["phases"].index(worst)]
     shards = worst["mesh"]["data"] * worst["mesh"]["fsdp"]
-    growth = 1 - worst["hbm_bytes_over"] / worst["hbm_parts"]["activations"]
+    free = worst["hbm_capacity_bytes"] - worst["hbm_bytes_per_device"]
+    growth = 1 + free / worst["hbm_parts"]["activations"]
     # Twice that, since a part of what counts as activations does not grow with the rows.
     factor = 2 ** (int(2 * growth).bit_length() - 1)
     while factor > 1:

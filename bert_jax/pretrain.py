@@ -4,6 +4,7 @@ Top to bottom: what to train, on which devices and rows, from which state; then 
 evaluate -> save -> next batch -> step, so that a run started again repeats and skips nothing.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -24,10 +25,11 @@ from absl import app, flags, logging
 from ml_collections import config_dict, config_flags
 
 from bert_jax import distributed, metrics, partitioning, settings, train
+from bert_jax.assembly import assemble
 from bert_jax.checkpoint import Checkpointer, CheckpointError
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
+from bert_jax.exit_status import INTERRUPTED, PREEMPTED
 from bert_jax.huge_pages import restart_with_huge_pages
-from bert_jax.model import BertForPreTraining
 from bert_jax.watchdog import Watchdog
 from bert_jax.workdir import check_shared, claim_workdir, flatten, make_token, write_json
 
@@ -44,6 +46,8 @@ flags.DEFINE_integer("heartbeat_seconds", 100, "Silence after which a process is
 flags.mark_flags_as_required(["config", "workdir"])
 
 
+# So many steps are handed to the devices before the first of them is done.
+STEPS_AHEAD = 2
 # What the progress bar shows: label, metric, digits.
 PROGRESS = (
     ("loss", "train/loss", 3),
@@ -61,7 +65,7 @@ class Preempted(Exception):
     """The run was told to stop, and has saved its last step; `status` is to exit with."""
 
     def __init__(self, step: int, interrupted: bool):
-        self.status = distributed.INTERRUPTED if interrupted else distributed.PREEMPTED
+        self.status = INTERRUPTED if interrupted else PREEMPTED
         super().__init__(f"stopped; step {step} is saved. The same command goes on from there")
 
 
@@ -80,44 +84,21 @@ def _train_and_evaluate(
     started = time.monotonic()
     workdir = pathlib.Path(workdir)
 
+    # Rows, and what the settings come to on these devices.
     with distributed.errors_shared():
-        # Rows, tokenizer, model.
         settings.check_numbers(config)
+        watchdog = cleanup.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+        watchdog.beat("opening the corpus on all processes")
         phases = settings.open_phases(config)
         num_steps = phases[-1].stop
         tokenizer = phases[0].rows.load_tokenizer()
-        bert = settings.model_config(config, tokenizer.vocab_size)
-        longest = max(phase.rows.max_seq_length for phase in phases)
-        if longest > bert.max_position_embeddings:
-            raise ValueError(
-                f"the corpus has rows of {longest} tokens, but the model's position table ends at "
-                f"{bert.max_position_embeddings}: build it with a smaller --max_seq_length, or set "
-                f"--config.model.max_position_embeddings={longest}"
-            )
-        model = BertForPreTraining(bert)
-        masking = settings.masking_settings(config, tokenizer)
-
-        # Devices, and a state that is laid out over them from its first moment.
-        mesh = partitioning.make_mesh(**config.mesh)
-        batch_sharding = partitioning.batch_sharding(mesh)
-        # Raises now, not at the first evaluation.
-        local_rows(batch_sharding, config.eval_batch_size)
-        slices = [
-            settings.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
-            for phase in phases
-        ]
-        schedule, optimizer = settings.optimizer_settings(config, num_steps)
-        init = functools.partial(train.init_state, model=model, optimizer=optimizer)
-        key = jax.random.key(config.seed)
-        abstract = jax.eval_shape(init, key)
-        layout = partitioning.shardings(abstract, mesh)
-
-        if config.shard_weight_update:
-            divided = partitioning.divide_over_data(layout.opt_state, abstract.opt_state)
-            layout = layout.replace(opt_state=divided)
+        assembly = assemble(config, phases, tokenizer)
+        batch_sharding = partitioning.batch_sharding(assembly.mesh)
+        local_rows(batch_sharding, config.eval_batch_size)  # Raises now, not at an evaluation.
 
     # All that can be wrong with the settings has been found by now: take the workdir.
-    resolved = config.to_dict() | {"bert": dataclasses.asdict(bert)}
+    watchdog.beat("taking the workdir, with all processes")
+    resolved = config.to_dict() | {"bert": dataclasses.asdict(assembly.bert)}
     resolved["rows"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
@@ -131,7 +112,7 @@ def _train_and_evaluate(
     with distributed.errors_shared():
         check_shared(workdir, token)
     is_first = jax.process_index() == 0  # The one that writes and shows what all share.
-    cache_was_warm = keep_compiled(workdir)
+    programs = cleanup.enter_context(compiled_kept(workdir))
     checkpointer = cleanup.enter_context(
         contextlib.closing(
             Checkpointer(
@@ -150,41 +131,26 @@ def _train_and_evaluate(
         return json.loads(result_path.read_text())
     if first_step:
         logging.info("Going on from the checkpoint of step %d in %s", first_step, workdir)
-        abstract = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            abstract,
-            layout,
-        )
-        state = checkpointer.restore(first_step, abstract)
+        watchdog.beat(f"restoring step {first_step}")
+        state = checkpointer.restore(first_step, assembly.state)
     else:
-        state = jax.jit(init, out_shardings=layout)(key)
+        watchdog.beat("making the first parameters")
+        init = jax.jit(assembly.init, out_shardings=assembly.layout)
+        state = init(jax.random.key(config.seed))
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
     progress = tqdm.tqdm(
         total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
     )
     preemption = cleanup.enter_context(contextlib.closing(distributed.Preemption()))
-    watchdog = cleanup.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
     began = started - writer.seconds  # As if all processes of this run had run without a gap.
 
-    for phase, accumulate in zip(phases, slices, strict=True):
+    for phase in phases:
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
-        update_step = train.make_update_step(
-            model,
-            optimizer,
-            layout,
-            config.seed,
-            accumulate=accumulate,
-            repeat_after=config.masking.repeat_after,
-            max_predictions=phase.max_predictions,
-            **masking,
-        )
-        eval_step = train.make_eval_step(
-            model, mesh, config.seed, max_predictions=phase.max_predictions, **masking
-        )
+        update_step, eval_step = assembly.update_step(phase), assembly.eval_step(phase)
         row_flops = metrics.flops_per_row(
-            bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+            assembly.bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
         )
         start = max(first_step, phase.start)
         batches = train_batches(
@@ -196,17 +162,22 @@ def _train_and_evaluate(
         )
         unreported, last_report, timed_from = [], time.monotonic(), start
         for step, rows in enumerate(batches, start + 1):
-            watchdog.beat(f"running step {step}")
+            watchdog.beat(f"{'compiling and ' if step == start + 1 else ''}running step {step}")
             state, step_metrics = update_step(state, rows)
             unreported.append(step_metrics)
+            # Enough to keep the devices busy; more would delay the answer to a notice to stop.
+            if len(unreported) > STEPS_AHEAD:
+                jax.block_until_ready(unreported[-1 - STEPS_AHEAD])
             progress.update()
             if step == start + 1:
                 jax.block_until_ready(state)
                 now = time.monotonic()
                 logging.info(
-                    "First step done %.1f s after the start, %s",
-                    now - started,
-                    "with programs compiled before" if cache_was_warm else "all compiled now",
+                    "First step done %.1f s after the process began; %d programs compiled, "
+                    "%d found compiled before",
+                    process_seconds(),
+                    programs["compile_requests_use_cache"] - programs["cache_hits"],
+                    programs["cache_hits"],
                 )
                 last_report, timed_from = now, step
 
@@ -219,7 +190,7 @@ def _train_and_evaluate(
             if reports:
                 now = time.monotonic()
                 values = {f"train/{name}": float(value) for name, value in values.items()}
-                values["learning_rate"] = float(schedule(step - 1))
+                values["learning_rate"] = float(assembly.schedule(step - 1))
                 values["seconds"] = now - began
                 if step > timed_from:
                     rate = (step - timed_from) * phase.batch_size / (now - last_report)
@@ -251,8 +222,10 @@ def _train_and_evaluate(
                 last_report, timed_from = time.monotonic(), step
 
     # The last phase's evaluation is the run's result.
+    watchdog.beat("waiting for the last save")
     checkpointer.wait()
     progress.close()
+    watchdog.beat("evaluating at the end")
     scores = evaluate(eval_step, state.params, phase, batch_sharding, config)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     writer.close()
@@ -265,14 +238,32 @@ def _train_and_evaluate(
     return result
 
 
-def keep_compiled(workdir: pathlib.Path) -> bool:
+@contextlib.contextmanager
+def compiled_kept(workdir: pathlib.Path):
     """Has what is compiled kept in the workdir, unless the environment names another place.
 
-    Returns whether there is something already, as when a run is started again.
+    Yields JAX's count of its events, among them `compile_requests_use_cache` (programs needed) and
+    `cache_hits` (those that were there).
     """
     directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory)
-    return any(pathlib.Path(directory).glob("*"))
+    events = collections.Counter()
+
+    def count(event: str, **_):
+        events[event.rpartition("/")[2]] += 1
+
+    jax.monitoring.register_event_listener(count)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_listener(count)
+
+
+def process_seconds() -> float:
+    """Since this process began, its imports included."""
+    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # After the machine did; see proc(5).
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def evaluate(eval_step, params, phase, batch_sharding, config) -> dict[str, float]:
@@ -341,10 +332,10 @@ def run(argv: list[str], train_and_evaluate: Callable[[config_dict.ConfigDict, s
         leave(
             f"another process is lost, or does not answer ({str(error).splitlines()[0]}). Start "
             "the same command again on all hosts; it goes on from the last checkpoint",
-            distributed.PREEMPTED,
+            PREEMPTED,
         )
     except KeyboardInterrupt:  # Before the first step.
-        leave(f"interrupted; {values.workdir} is as it was", distributed.INTERRUPTED)
+        leave(f"interrupted; {values.workdir} is as it was", INTERRUPTED)
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
 

@@ -16,14 +16,21 @@ from bert_jax.workdir import flatten
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Consecutive steps on rows of one length: those before `stop` and not before `start`."""
+    """Consecutive steps on rows of one length: those before `stop` and not before `start`.
+
+    Where steps are only compiled, `rows` need no more than their sizes, and `heldout` is None.
+    """
 
     rows: Rows
-    heldout: Rows
+    heldout: Rows | None
     start: int
     stop: int
     batch_size: int
     max_predictions: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.stop - self.start
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:

@@ -5,7 +5,6 @@ for a TPU. The compiler comes with `libtpu`, which the `tpu` extra installs.
 """
 
 import dataclasses
-import functools
 import importlib.util
 import math
 import re
@@ -17,10 +16,12 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from bert_jax import metrics, partitioning, settings, train
+from bert_jax import metrics, partitioning
+from bert_jax.assembly import Assembly
 from bert_jax.compiled_cost import Cost, step_cost
 from bert_jax.config import BertConfig
-from bert_jax.model import BertForPreTraining
+from bert_jax.corpus.build import CorpusSettings
+from bert_jax.settings import Phase
 
 GIB = 2**30
 # What a tokenizer of the released English vocabulary would say of itself.
@@ -77,14 +78,11 @@ class DoesNotFit(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
-    """What a compiled step depends on in a phase of training, and how often it runs."""
+class RowSizes:
+    """What a step depends on of a corpus (`Rows`)."""
 
-    length: int
-    batch_size: int
-    max_predictions: int
+    max_seq_length: int
     max_pairs: int
-    num_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,73 +106,67 @@ class CompiledStep:
     seconds: float
 
 
-def describe(topology: str) -> tuple[Chip, list[jax.Device]]:
-    """The chip and the devices of a topology such as "v4:4x4x4"; ValueError if there is none."""
+def parse_topology(topology: str) -> tuple[str, list[int], int]:
+    """ "v4:4x4x4:2" -> kind of chip, shape of a slice in chips, number of slices (1 if not given).
+
+    ValueError if it is none.
+    """
     expected = "expected a shape in chips after one of " + ", ".join(
         f"{name} ({'x'.join(['4'] * chip.dimensions)})" for name, chip in CHIPS.items()
     )
-    name, _, shape = topology.partition(":")
-    if name not in CHIPS or not re.fullmatch(r"\d+(x\d+)+", shape):
-        raise ValueError(f"unknown topology {topology!r}: {expected}, as in v4:4x4x4")
-    chip = CHIPS[name]
-    sizes = [int(size) for size in shape.split("x")]
-    if len(sizes) != chip.dimensions:
+    found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::([1-9]\d*))?", topology)
+    if not found or found[1] not in CHIPS:
+        raise ValueError(
+            f"unknown topology {topology!r}: {expected}, as in v4:4x4x4; v4:4x4x4:2 for two slices"
+        )
+    name, sizes = found[1], [int(size) for size in found[2].split("x")]
+    if len(sizes) != CHIPS[name].dimensions:
         raise ValueError(
             f"topology {topology!r} has {len(sizes)} dimensions, but {name} is built in "
-            f"{chip.dimensions}: {expected}"
+            f"{CHIPS[name].dimensions}: {expected}"
         )
+    return name, sizes, int(found[3] or 1)
+
+
+def describe(topology: str) -> tuple[Chip, list[jax.Device]]:
+    """The chip and the devices of a topology such as "v4:4x4x4"; ValueError if there is none."""
+    name, sizes, num_slices = parse_topology(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("the TPU compiler is not installed: pip install 'jax[tpu]'")
+    options = dict(CHIPS[name].options)
+    if num_slices > 1:
+        options["num_slices"] = num_slices
     try:
         description = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology, **dict(chip.options)
+            platform="tpu", topology_name=f"{name}:{'x'.join(map(str, sizes))}", **options
         )
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"the compiler refuses topology {topology!r}: {reason}") from error
-    return chip, list(description.devices)
+    return CHIPS[name], list(description.devices)
 
 
-def compile_step(
-    config: ConfigDict, phase: Phase, devices: list[jax.Device], num_steps: int, tokenizer
-) -> CompiledStep:
-    """Compiles the step that `pretrain` would run; DoesNotFit if the compiler runs out of memory.
+def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
+    """The phases of a run whose corpora are not at hand; rows are of these `lengths`."""
+    phases, start = [], 0
+    for length, each in zip(lengths, (config, config.long_phase), strict=True):
+        if each.num_steps:
+            rows = RowSizes(length, CorpusSettings().max_pairs_per_row)
+            stop = start + each.num_steps
+            phases.append(Phase(rows, None, start, stop, each.batch_size, each.max_predictions))
+            start = stop
+    if not phases:
+        raise ValueError("num_steps is 0, and so is long_phase.num_steps: there is nothing to do")
+    return phases
 
-    ValueError where the mesh does not divide the devices, or the batch the mesh.
-    """
+
+def compile_step(assembly: Assembly, phase: Phase) -> CompiledStep:
+    """Compiles the step of the run; DoesNotFit if the compiler runs out of memory."""
     started = time.monotonic()
-    bert = settings.model_config(config, tokenizer.vocab_size)
-    if phase.length > bert.max_position_embeddings:
-        raise ValueError(
-            f"rows of {phase.length} tokens, but the model's position table ends at "
-            f"{bert.max_position_embeddings}: set --config.model.max_position_embeddings"
-        )
-    model = BertForPreTraining(bert)
-    mesh = partitioning.make_mesh(**config.mesh, devices=devices)
-    accumulate = settings.accumulation(phase.batch_size, config.per_device_batch_size, mesh)
-    _, optimizer = settings.optimizer_settings(config, num_steps)
-    abstract = jax.eval_shape(
-        functools.partial(train.init_state, model=model, optimizer=optimizer), jax.random.key(0)
-    )
-    layout = partitioning.shardings(abstract, mesh)
-    if config.shard_weight_update:
-        divided = partitioning.divide_over_data(layout.opt_state, abstract.opt_state)
-        layout = layout.replace(opt_state=divided)
-    update_step = train.make_update_step(
-        model,
-        optimizer,
-        layout,
-        config.seed,
-        accumulate=accumulate,
-        repeat_after=config.masking.repeat_after,
-        max_predictions=phase.max_predictions,
-        **settings.masking_settings(config, tokenizer),
-    )
-    state = jax.tree.map(_placed, abstract, layout)
+    mesh, state = assembly.mesh, assembly.state
     rows = abstract_rows(phase, partitioning.batch_sharding(mesh))
     try:
-        with jax.set_mesh(mesh):
-            compiled = update_step.lower(state, rows).compile()
+        compiled = assembly.update_step(phase).lower(state, rows).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -197,9 +189,12 @@ def compile_step(
         text=text,
         cost=step_cost(text),
         mesh=dict(mesh.shape),
-        per_device_batch_size=phase.batch_size // accumulate // shards,
+        per_device_batch_size=phase.batch_size // assembly.slices(phase) // shards,
         model_flops=metrics.flops_per_row(
-            bert, phase.length, phase.max_predictions, phase.max_pairs
+            assembly.bert,
+            phase.rows.max_seq_length,
+            phase.max_predictions,
+            phase.rows.max_pairs,
         ),
         seconds=time.monotonic() - started,
     )
@@ -207,9 +202,9 @@ def compile_step(
 
 def abstract_rows(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:
     """The rows of one global batch, as `data.batches` delivers them, without their values."""
-    batch, pairs = phase.batch_size, phase.max_pairs
+    batch, pairs = phase.batch_size, phase.rows.max_pairs
     shapes = {
-        "tokens": ((batch, phase.length), jnp.uint16),
+        "tokens": ((batch, phase.rows.max_seq_length), jnp.uint16),
         "pairs": ((batch, pairs, 3), jnp.uint16),
         "nsp_labels": ((batch, pairs), jnp.uint8),
         "row_ids": ((batch,), jnp.uint32),
@@ -245,7 +240,3 @@ def memory_told(message: str, argument_bytes: int) -> tuple[int | None, int | No
             needed, limit = (round(float(found[n]) * units[found[n + 1]]) for n in (1, 3))
             return needed + missing, limit
     return None, None
-
-
-def _placed(leaf, sharding):
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -13,6 +13,7 @@ import pytest
 import bert_jax
 from bert_jax import distributed
 from bert_jax.data.rows import Rows
+from bert_jax.exit_status import PREEMPTED
 
 STEPS = ("num_steps=4", "log_every=2", "checkpoint_every=2", "eval_every=2")
 
@@ -102,7 +103,7 @@ def test_sigterm_in_one_process_saves_that_step_in_all_and_the_run_goes_on(
     with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:
         processes.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[1].send_signal(signal.SIGTERM)
-        assert processes.finish(started) == [distributed.PREEMPTED] * 2
+        assert processes.finish(started) == [PREEMPTED] * 2
     said = re.search(r"step (\d+) is saved", processes.log_of(workdir).read_text())
     assert [entry.name for entry in (workdir / "checkpoints").iterdir()] == [said[1]]
     with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from conftest import build_small_corpus, random_text
 
 import bert_jax
 from bert_jax import pretrain, settings
+from bert_jax.assembly import Assembly
 from bert_jax.checkpoint import find_checkpoint, saved_steps
 from configs.pretrain import bert_tiny
 from tools.train_vocab import train_sentencepiece
@@ -182,10 +184,9 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
     with processes.ended(processes.start(workdir, corpus, *fields)) as started:
         processes.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
     said = processes.log_of(workdir).read_text()
-    assert (
-        f"Going on from the checkpoint of step {step}" in said
-        and "with programs compiled before" in said
-    )
+    assert f"Going on from the checkpoint of step {step}" in said
+    first = re.search(r"First step done ([\d.]+) s after the process began; .* (\d+) found", said)
+    assert float(first[1]) > 0 and int(first[2]) > 0
 
 
 def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
@@ -196,6 +197,44 @@ def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
         assert processes.finish(started) == [130]
     said = processes.log_of(workdir).read_text()
     assert "Traceback" not in said and "Fatal" not in said
+
+
+def test_few_steps_are_under_way_at_once_and_the_watchdog_knows(corpus, tmp_path, monkeypatch):
+    asked, after, doing = [], [], []
+    make, block = Assembly.update_step, jax.block_until_ready
+
+    def update_step(assembly, phase):
+        step = make(assembly, phase)
+
+        def run(state, rows):
+            state, metrics = step(state, rows)
+            asked.append(metrics)
+            return state, metrics
+
+        return run
+
+    def block_until_ready(value):
+        after.extend(len(asked) - 1 - n for n, metrics in enumerate(asked) if metrics is value)
+        return block(value)
+
+    class RecordingWatchdog(pretrain.Watchdog):
+        def beat(self, what):
+            doing.append(what)
+
+    monkeypatch.setattr(Assembly, "update_step", update_step)
+    monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
+    monkeypatch.setattr(pretrain, "Watchdog", RecordingWatchdog)
+    changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 6)
+    pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
+    assert after == [2] * 4  # Steps 3 to 6, each after the one two before it.
+    assert doing[:5] == [
+        "opening the corpus on all processes",
+        "taking the workdir, with all processes",
+        "making the first parameters",
+        "compiling and running step 1",
+        "running step 2",
+    ]
+    assert doing[-3:] == ["saving step 6", "waiting for the last save", "evaluating at the end"]
 
 
 def test_what_is_being_saved_when_the_run_ends_is_saved(corpus, tmp_path):

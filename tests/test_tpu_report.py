@@ -13,6 +13,9 @@ import pytest
 
 from bert_jax import partitioning, pod_report, tpu
 from bert_jax.compiled_cost import step_cost
+from bert_jax.data.batches import train_batches
+from bert_jax.data.rows import Rows
+from bert_jax.settings import Phase
 from configs.pretrain import adamw_2k, bert_tiny, lamb_64k, pod_base, pod_large
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -20,6 +23,10 @@ TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu, of the tpu extra, is not installed"
 )
+
+
+def phase_of(batch_size: int, rows=None) -> Phase:
+    return Phase(rows or tpu.RowSizes(128, 8), None, 0, 1, batch_size, max_predictions=20)
 
 
 def run_tool(*arguments, **environment):
@@ -118,6 +125,17 @@ def test_a_step_too_big_is_refused_by_how_much_with_settings_that_fit():
 
 
 @needs_compiler
+def test_several_slices_are_one_mesh_with_data_between_them():
+    phase = ["--phases=first", "--config.batch_size=64", "--config.mesh.fsdp=4"]
+    result = run_tool(TINY, "--topology=v4:2x2x1:2", *phase)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "v4:2x2x1:2: 8 chips, 8 devices" in result.stdout
+    assert "data=2 fsdp=4 tensor=1" in result.stdout and "between slices x" in result.stdout
+    result = run_tool(TINY, "--topology=v4:2x2x1:2", "--config.mesh.fsdp=8")
+    assert "data=1 must be a multiple of the 2 slices" in result.stderr
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -128,7 +146,19 @@ def test_a_step_too_big_is_refused_by_how_much_with_settings_that_fit():
         (["--topology=v4:2x2x1", "--config.mesh.fsdp=3"], "does not divide the 4 devices"),
         (["--topology=v4:2x2x1", "--config.batch_size=6"], "batch_size 6 is not divisible by 4"),
         (["--topology=v4:2x2x1", "--max_seq_length=1024"], "position table ends at 512"),
+        (["--topology=v4:2x2x1:0"], "unknown topology 'v4:2x2x1:0'"),
         ([], "names no topology: give one, as --topology=v4:4x4x4"),
+        (["--topology=v4:2x2x1", "--sweep", "--sweep_meshes=2x2"], "expected data x fsdp x tensor"),
+        (
+            ["--topology=v4:2x2x1", "--sweep", "--sweep_meshes=-1x1x1,3x1x1"],
+            "does not divide the 4",
+        ),
+        (["--topology=v4:2x2x1", "--json=/nowhere/a.json"], "--json=/nowhere/a.json cannot be"),
+        (["--topology=v4:2x2x1", "--dump_hlo=/"], "--dump_hlo=/ cannot be written to"),
+        (["--topology=v4:2x2x1", "--sweep", "--json=a"], "--json does nothing with --sweep"),
+        (["--sweep_remat=full"], "--sweep_remat does nothing with a single report"),
+        (["--all"], "--config does nothing with --all"),
+        (["--config.corpus=a", "--max_seq_length=64"], "--max_seq_length does nothing with a corp"),
     ],
 )
 def test_bad_settings_end_in_one_line_not_a_traceback(flags, message):
@@ -167,9 +197,16 @@ def test_bytes_of_a_device_are_those_of_its_shards():
     mesh = partitioning.make_mesh(data=2, fsdp=4)
     sharding = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
     leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)
-    rows = tpu.abstract_rows(tpu.Phase(128, 16, 20, 8, 1), partitioning.batch_sharding(mesh))
+    rows = tpu.abstract_rows(phase_of(16), partitioning.batch_sharding(mesh))
     assert tpu.device_bytes({"weight": leaf}) == 3 * 2 * 4
     assert tpu.device_bytes(rows) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
+
+
+def test_rows_that_are_compiled_for_are_those_of_the_loader(corpus):
+    rows, sharding = Rows(corpus, "train", 0), partitioning.batch_sharding(partitioning.make_mesh())
+    (batch,) = train_batches(rows, sharding, 16, 0, 1)
+    found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch)
+    assert tpu.abstract_rows(phase_of(16, rows), sharding) == found
 
 
 def test_remedies_begin_with_what_costs_least(monkeypatch):
@@ -177,31 +214,32 @@ def test_remedies_begin_with_what_costs_least(monkeypatch):
     tried = []
 
     def fake_report(config, topology, phases, tokenizer):
-        sharded = config.mesh.fsdp, config.shard_weight_update
+        sharded = config.mesh.fsdp, config.mesh.tensor, config.shard_weight_update
         tried.append((config.per_device_batch_size, config.model.remat, *sharded))
-        return {"fits": len(tried) == 7}
+        return {"fits": len(tried) == 8}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
     config = bert_tiny.get_config()
     config.per_device_batch_size = 8
-    found = pod_report.advice(config, "v4:2x2x2", [tpu.Phase(128, 256, 20, 8, 1)], None)
+    found = pod_report.advice(config, "v4:2x2x2", [phase_of(256)], None)
     least = 1, "full"
-    assert tried[:3] == [(rows, "none", 1, False) for rows in (4, 2, 1)]
-    assert tried[3:5] == [(8, "full", 1, False), (*least, 1, False)]
-    assert tried[5:] == [(*least, 1, True), (*least, 4, False)]
-    fields = {"per_device_batch_size": 1, "model.remat": "full", "mesh.data": -1, "mesh.fsdp": 4}
-    assert found == fields
+    assert tried[:3] == [(rows, "none", 1, 1, False) for rows in (4, 2, 1)]
+    assert tried[3:5] == [(8, "full", 1, 1, False), (*least, 1, 1, False)]
+    assert tried[5:] == [(*least, 1, 1, True), (*least, 4, 1, True), (*least, 4, 2, True)]
+    fields = {"per_device_batch_size": 1, "model.remat": "full", "shard_weight_update": True}
+    assert found == fields | {"mesh.data": -1, "mesh.fsdp": 4, "mesh.tensor": 2}
     assert config.per_device_batch_size == 8  # What was given stays as it is.
 
 
 def test_the_largest_batch_is_found_by_compiling(monkeypatch):
-    config, phase = bert_tiny.get_config(), tpu.Phase(128, 64, 20, 8, 1)
+    config, phase = bert_tiny.get_config(), phase_of(64)
     step = {
         "fits": True,
         "per_device_batch_size": 8,
         "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
         "hbm_parts": {"activations": 100},
-        "hbm_bytes_over": -700,  # Eight times the activations would fit, and perhaps more.
+        "hbm_bytes_per_device": 300,
+        "hbm_capacity_bytes": 1000,  # Eight times the activations would fit, and perhaps more.
     }
     tried = []
 
@@ -211,7 +249,9 @@ def test_the_largest_batch_is_found_by_compiling(monkeypatch):
         return step | {"fits": rows <= 64, "phases": [step]}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
-    (row,) = pod_report.sweep(config, "v4:2x2x2", [phase], None, ["-1x1x1"], ["none"])
+    monkeypatch.setattr(tpu, "describe", lambda topology: (tpu.CHIPS["v4"], jax.devices()))
+    pods = config, "v4:2x2x2", [phase], tpu.UNCASED_ENGLISH
+    (row,) = pod_report.sweep(*pods, ["-1x1x1"], ["none"])
     assert (row["sizes"], row["remat"]) == ("-1x1x1", "none")
     assert row["largest_batch"] == 64 and tried == [8, 128, 64]
 

@@ -29,7 +29,6 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax import pod_report, settings, tpu
 from bert_jax.config import REMAT_POLICIES
-from bert_jax.corpus.build import CorpusSettings
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "As for pre-training.", lock_config=True)
 TOPOLOGY = flags.DEFINE_string("topology", None, "v4:4x4x4, say; if not given, config.topology.")
@@ -64,32 +63,53 @@ CAVEAT = (
 )
 
 
-def phases_of(config: ConfigDict) -> tuple[list[tpu.Phase], object]:
-    """The phases of the run and its tokenizer, from the corpora if config.corpus is given."""
-    settings.check_numbers(config)
-    tokenizer = tpu.UNCASED_ENGLISH
-    if config.corpus:
-        opened = settings.open_phases(config)
-        tokenizer = opened[0].rows.load_tokenizer()
-        phases = [
-            tpu.Phase(
-                phase.rows.max_seq_length,
-                phase.batch_size,
-                phase.max_predictions,
-                phase.rows.max_pairs,
-                phase.stop - phase.start,
+OF_REPORT = ("json", "dump_hlo", "costliest", "advise", "price_per_chip_hour")
+OF_SWEEP = ("sweep_meshes", "sweep_remat")
+USELESS = {
+    "a single report": (*OF_SWEEP, "markdown"),
+    "--sweep": (*OF_REPORT, "markdown"),
+    "--all": (*OF_REPORT, *OF_SWEEP, "sweep", "config", "topology"),
+}
+
+
+def check_flags() -> None:
+    """ValueError for a flag that would do nothing, or a file that could not be written to."""
+    use = "--all" if ALL.value else "--sweep" if SWEEP.value else "a single report"
+    useless = {name: use for name in USELESS[use]}
+    if has_corpus(CONFIG.value):
+        useless |= dict.fromkeys(("max_seq_length", "long_max_seq_length"), "a corpus")
+    for name, why in useless.items():
+        if flags.FLAGS[name].present:
+            raise ValueError(f"--{name} does nothing with {why}: leave it away")
+    for flag in (JSON, DUMP_HLO, MARKDOWN):
+        if flag.value is None:
+            continue
+        path = pathlib.Path(flag.value)
+        existing = path if path.exists() else path.parent
+        if path.is_dir() or not os.access(existing, os.W_OK):
+            raise ValueError(f"--{flag.name}={path} cannot be written to: expected a file")
+    if MARKDOWN.value:
+        page = pathlib.Path(MARKDOWN.value)
+        if not page.exists() or not {BEFORE, AFTER} < set(page.read_text().splitlines(True)):
+            raise ValueError(
+                f"--markdown={page}: expected a page with the lines {BEFORE.strip()!r} and "
+                f"{AFTER.strip()!r}, between which the table goes"
             )
-            for phase in opened
-        ]
+
+
+def has_corpus(config: ConfigDict | None) -> bool:
+    return config is not None and bool(config.corpus or config.long_phase.corpus)
+
+
+def phases_of(config: ConfigDict) -> tuple[list[settings.Phase], object]:
+    """The phases of the run and its tokenizer, from the corpora if these are given."""
+    settings.check_numbers(config)
+    if has_corpus(config):
+        phases = settings.open_phases(config)
+        tokenizer = phases[0].rows.load_tokenizer()
     else:
-        lengths, max_pairs = (LENGTH.value, LONG_LENGTH.value), CorpusSettings().max_pairs_per_row
-        phases = [
-            tpu.Phase(length, each.batch_size, each.max_predictions, max_pairs, each.num_steps)
-            for length, each in zip(lengths, (config, config.long_phase), strict=True)
-            if each.num_steps
-        ]
-    if not phases:
-        raise ValueError("num_steps is 0, and so is long_phase.num_steps: there is nothing to do")
+        phases = tpu.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
+        tokenizer = tpu.UNCASED_ENGLISH
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 
@@ -223,6 +243,7 @@ def report_all() -> bool:
 
 def run() -> bool:
     """Does what the flags say; whether what was asked for fits."""
+    check_flags()
     if ALL.value:
         return report_all()
     config = CONFIG.value
