@@ -15,9 +15,13 @@ import sys
 
 import pytest
 
+from bert_jax.exit_status import ABORTED, PREEMPTED
+from configs.pretrain import pod_base
+
 TOOLS = pathlib.Path(__file__).parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
-from launch_commands import LaunchError, hosts_of_slice  # noqa: E402
+from launch_check import check  # noqa: E402
+from launch_commands import LaunchError, chips_of_slice, hosts_of_slice  # noqa: E402
 
 # What is on the PATH: notes its arguments, then does as plan.json says. `states` are those of each
 # slice that is created, the last of them for good; `jobs` what its job does: an exit status for
@@ -84,6 +88,9 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 pathlib.Path.home().joinpath("arguments.json").write_text(json.dumps(sys.argv[1:]))
 print("the job of", os.environ["HOST"], "began", flush=True)
 if os.environ["JOB"] in ("wait", "vanish"): signal.pause()
+if os.environ["JOB"].startswith("abort"):
+    print(os.environ["JOB"], flush=True)
+    os.abort()
 sys.exit(int(os.environ["JOB"]))
 """
 FAKE_XPK = """
@@ -97,8 +104,9 @@ if any(word.startswith("--wait-for-job-completion") for word in sys.argv):
     (cloud / "plan.json").write_text(json.dumps(plan))
     sys.exit(code)
 """
+LOST = "abort: the distributed service detected fatal errors"  # JAX's words.
 AWKWARD = """--config.note=it's a "quote", $HOME `id` \\ and  two  spaces; a * too"""
-JOB = ["--config=configs/pretrain/bert_tiny.py", "--workdir=/gcs/runs/tiny", AWKWARD]
+JOB = ["--config=configs/tiny.py:arg", "--workdir=/gcs/runs/tiny", AWKWARD]
 TWO_HOSTS = ["--multihost", "--num_processes=2"]
 UP = ["ACTIVE"]
 
@@ -111,6 +119,9 @@ class Cloud:
         (self.checkout / "tools").mkdir(parents=True)
         for name in ("launch_tpu.py", "launch_commands.py", "tpu_worker.sh"):
             shutil.copy(TOOLS / name, self.checkout / "tools")
+        (self.checkout / "tools/launch_check.py").write_text("")  # Its own tests are below.
+        (self.checkout / "configs").mkdir()
+        (self.checkout / "configs/tiny.py").write_text("")
         (self.checkout / ".gitignore").write_text("__pycache__/\n")
         self.git("init", "--quiet")
         self.git("add", ".")
@@ -222,7 +233,7 @@ def test_a_single_host_is_not_told_of_others(cloud):
     assert cloud.job_arguments() == [["-m", "bert_jax.pretrain", *JOB]]
 
 
-@pytest.mark.parametrize("end", [75, [75, 0], "vanish"])
+@pytest.mark.parametrize("end", [PREEMPTED, [PREEMPTED, 0], [LOST, 75], "vanish"])
 def test_a_preempted_job_is_started_again_on_a_new_slice(cloud, end):
     cloud.plan(states=[UP, UP], jobs=[end, 0])
     result = cloud.run("launch")
@@ -247,6 +258,12 @@ def test_max_restarts_ends_it(cloud):
     assert cloud.steps() == [*SET_UP, "delete"] * 2
     assert "after 1 of 1 restarts" in result.stderr
     assert "`launch` goes on from its last checkpoint" in result.stderr
+
+
+def test_a_job_that_aborts_for_another_reason_than_a_lost_host_has_failed(cloud):
+    cloud.plan(jobs=["abort"])
+    result = cloud.run("launch")
+    assert result.returncode == 1 and f"exit status {ABORTED}\n" in result.stdout
 
 
 @pytest.mark.parametrize("end", [1, [0, 1], [75, 3]])
@@ -335,7 +352,7 @@ def test_a_dry_run_prints_every_command_and_calls_nothing(cloud, backend):
     flags = {"cluster": "pod", "backend": "xpk"} if backend == "xpk" else {}
     printed = cloud.run("launch", "--dry_run", **flags)
     assert printed.returncode == 0, printed.stderr
-    assert not cloud.calls()
+    assert not cloud.calls() and "It takes every command to succeed" in printed.stderr
     cloud.plan(waits=[0])
     assert cloud.run("launch", **flags).returncode == 0
     commands = [shlex.split(line) for line in printed.stdout.splitlines()]
@@ -347,7 +364,7 @@ def test_only_what_is_committed_is_copied_and_changes_are_refused(cloud):
     result = cloud.run("launch", "--nodelete_when_done")
     assert result.returncode == 0 and "not committed: notes.txt" in result.stderr
     code = cloud.path / "slice1-worker1" / "launch" / "code"
-    assert sorted(path.name for path in code.iterdir()) == [".gitignore", "tools"]
+    assert sorted(path.name for path in code.iterdir()) == [".gitignore", "configs", "tools"]
     (cloud.checkout / ".gitignore").write_text("changed")
     result = cloud.run("launch")
     assert result.returncode == 1 and "have changed since: .gitignore" in result.stderr
@@ -399,6 +416,12 @@ def test_number_of_hosts_of_each_kind_of_slice():
         ("launch", {"bucket": None}, "launch needs --bucket"),
         ("launch", {"job": None}, "needs the arguments of the run: -- --config="),
         ("run", {"job": ["--config=a.py", "--workdir=runs"]}, "--workdir=runs is lost with the"),
+        ("run", {"bucket": ""}, "2 hosts must share the workdir: give --bucket"),
+        (
+            "launch",
+            {"job": ["--config=new.py:v4", "--workdir=/gcs/a"]},
+            "new.py is not in",
+        ),
         ("fly", {}, "expected one of launch, create, copy"),
         ("stop", {"backend": "xpk", "cluster": "pod"}, "expected one of launch, run, follow"),
         ("launch", {"backend": "xpk"}, "--backend=xpk needs --cluster"),
@@ -421,3 +444,49 @@ def test_a_missing_program_is_named(cloud, backend, missing):
     result = cloud.run("status", backend=backend, cluster="pod" if backend == "xpk" else None)
     assert result.returncode == 1
     assert f"launch_tpu: {missing}" in result.stderr and "on the PATH" in result.stderr
+
+
+def pod_config(**changes):
+    config = pod_base.get_config("v6e")
+    config.corpus = config.long_phase.corpus = "/gcs/corpus"
+    config.topology = "v6e:2x4"
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    return config
+
+
+def test_a_job_that_suits_its_slice_is_let_through():
+    check(pod_config(), "v6e-8", 1)  # As many devices as the tests have.
+    check(pod_config(topology="v6e:2x2:2"), "v6e-4", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"topology": "v5e:2x4"}, "for v5e:2x4 .8 chips of v5e in each of 1 slices., but --acc"),
+        ({"topology": "v6e:2x2:2"}, "has 8 chips of v6e and --num_slices=1"),
+        ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
+        ({"batch_size": 12}, "batch_size 12 is not divisible by 8 devices"),
+        ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
+        ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected at least"),
+        ({"long_phase__corpus": "corpus"}, "--config.long_phase.corpus=corpus: expected a direct"),
+    ],
+)
+def test_a_job_that_does_not_suit_its_slice_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check(pod_config(**changes), "v6e-8", 1)
+
+
+def test_flags_of_the_job_are_tried_on_the_devices_of_its_slice():
+    command = [sys.executable, str(TOOLS / "launch_check.py"), "v3-16", "2", "--workdir=/gcs/a"]
+    config = f"--config={TOOLS.parent}/configs/pretrain/bert_tiny.py"
+    given = [config, "--config.corpus=/gcs/c", "--config.long_phase.corpus=/gcs/c"]
+    run = subprocess.run([*command, *given, "--config.mesh.fsdp=5"], capture_output=True, text=True)
+    assert run.returncode == 1 and "does not divide the 32 devices" in run.stderr
+    run = subprocess.run([*command, *given, "--config.mesh.fdsp=4"], capture_output=True, text=True)
+    assert run.returncode == 1 and "fdsp" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_number_of_chips_of_each_kind_of_slice():
+    chips = {"v3-32": ("v3", 16), "v4-128": ("v4", 64), "v5p-8": ("v5p", 4), "v6e-64": ("v6e", 64)}
+    chips["v5litepod-16"] = ("v5e", 16)
+    assert {name: chips_of_slice(name) for name in chips} == chips

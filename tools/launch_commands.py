@@ -4,9 +4,10 @@ The parsers of gcloud 528 and xpk 1.16 accept them.
 """
 
 import dataclasses
-import os
 import re
 import shlex
+
+from bert_jax.exit_status import PREEMPTED
 
 RUNTIME_VERSIONS = {  # cloud.google.com/tpu/docs/runtimes, 2025.
     "v2": "tpu-ubuntu2204-base",
@@ -66,6 +67,14 @@ def hosts_of_slice(accelerator_type: str) -> int:
         "with N cores, a multiple of 8; or v5litepod-N or v6e-N with N chips, 1, 4, 8 or a "
         "multiple of 4 from 16"
     )
+
+
+def chips_of_slice(accelerator_type: str) -> tuple[str, int]:
+    """(kind of chip, as in a topology, number of chips) of a type that `hosts_of_slice` knows."""
+    generation, _, size = accelerator_type.partition("-")
+    if generation in ("v5litepod", "v6e"):
+        return generation.replace("litepod", "e"), int(size)
+    return generation, int(size) // 2
 
 
 def gcloud(target: Target, *words: str) -> list[str]:
@@ -133,7 +142,7 @@ def xpk_create(target: Target, code: str) -> list[str]:
         "--base-docker-image=python:3.11",
         f"--script-dir={code}",
         f"--max-restarts={target.max_restarts}",
-        f"--restart-on-exit-codes={os.EX_TEMPFAIL}",
+        f"--restart-on-exit-codes={PREEMPTED}",
         "--termination-grace-period-seconds=300",  # For the last save.
         f"--command={install} && exec {job}",  # exec: a SIGTERM to the shell is one to the job.
     ]

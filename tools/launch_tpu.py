@@ -32,9 +32,13 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import launch_commands as commands
 from absl import app, flags
 from launch_commands import LaunchError, Target, hosts_of_slice
+
+from bert_jax.exit_status import PREEMPTED
 
 BACKEND = flags.DEFINE_enum("backend", "gcloud", ["gcloud", "xpk"], "Cloud TPU; GKE through xpk.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands, run none.")
@@ -58,8 +62,11 @@ flags.DEFINE_integer("max_restarts", 20, "Of `launch`, after preemptions.", 0)
 
 GCLOUD_ONLY = ("spot", "runtime_version", "service_account", "valid_until_duration")
 XPK_ONLY = ("cluster", "num_slices")
+DRY_RUN_ASSUMES = (
+    "launch_tpu: a dry run. It takes every command to succeed, the slice to become ACTIVE at once, "
+    "and the job to finish without a preemption"
+)
 ROOT = pathlib.Path(__file__).parents[1]
-PREEMPTED = os.EX_TEMPFAIL  # The run's exit status for "saved: start me again".
 RESULTS = {
     "finished": "the job has finished",
     "failed": "the job failed; its last lines are above, and starting it again would not help",
@@ -207,12 +214,12 @@ def follow(target: Target) -> str:
         execute(commands.on_workers(target, "follow", worker="0"), check=False)
         states = job_states(target)
         result = job_result(states, target.num_hosts)
+        if result in ("running", "failed") and slice_state(target) in LOST:
+            break  # Whatever the hosts that are left say of it.
         if result == "failed":
             execute(commands.on_workers(target, "last_lines"), check=False)
         if result != "running":
             return result
-        if slice_state(target) in LOST:
-            break
         say(f"the job on the workers: {states or 'none answers'}")
         patience -= bool(set(states.values()) - {"running"})  # The others should end soon, too.
         time.sleep(POLL_SECONDS.value)
@@ -348,16 +355,29 @@ def target_from_flags(arguments: list[str]) -> Target:
 
 
 def check_job(action: str, target: Target) -> None:
-    """LaunchError if the arguments of the run are missing, or it would leave nothing behind."""
-    workdirs = [word for word in target.arguments if word.startswith("--workdir=")]
-    if not workdirs or not any(word.startswith("--config=") for word in target.arguments):
+    """LaunchError if the job could not run on the slice, or would leave nothing behind."""
+    words = dict(
+        re.findall(r"^--(workdir|config)=(.*)$", "\n".join(target.arguments), re.MULTILINE)
+    )
+    if len(words) < 2:
         raise LaunchError(f"{action} needs the arguments of the run: -- --config=... --workdir=...")
     if action == "launch" and not target.bucket:
         raise LaunchError("launch needs --bucket: it deletes the slice and what is on its disks")
-    if target.bucket and not workdirs[-1].startswith("--workdir=/gcs/"):
+    if target.num_hosts > 1 and not target.bucket:
+        raise LaunchError(f"{target.num_hosts} hosts must share the workdir: give --bucket")
+    if target.bucket and not words["workdir"].startswith("/gcs/"):
         raise LaunchError(
-            f"{workdirs[-1]} is lost with the slice: expected one below /gcs, where --bucket is"
+            f"--workdir={words['workdir']} is lost with the slice: expected one below /gcs, where "
+            "--bucket is"
         )
+    config = words["config"].partition(":")[0]
+    if not git("ls-files", config):
+        raise LaunchError(f"--config={config} is not in a commit, and only commits are copied")
+    check = [sys.executable, str(ROOT / "tools" / "launch_check.py")]
+    check += [target.accelerator_type, str(target.num_slices), *target.arguments]
+    answer = subprocess.run(check, check=False, capture_output=True, text=True, cwd=ROOT)
+    if answer.returncode:
+        raise LaunchError(f"the job would fail: {' '.join(answer.stderr.split())}")
 
 
 def main(argv: list[str], arguments: list[str]) -> None:
@@ -369,8 +389,6 @@ def main(argv: list[str], arguments: list[str]) -> None:
                 "arguments of the run go behind --"
             )
         target = target_from_flags(arguments)
-        if argv[1] in ("launch", "run"):
-            check_job(argv[1], target)
         needed = {"gcloud": ["gcloud"], "xpk": ["xpk", "kubectl"]}[BACKEND.value]
         needed = ["git"] if DRY_RUN.value else ["git", *needed]
         if missing := [program for program in needed if not shutil.which(program)]:
@@ -378,7 +396,11 @@ def main(argv: list[str], arguments: list[str]) -> None:
                 f"{' and '.join(missing)} not found on the PATH: docs/cloud_tpu.md says what to "
                 "install; --dry_run needs only git"
             )
+        if argv[1] in ("launch", "run"):
+            check_job(argv[1], target)
         result = actions[argv[1]](target)
+        if DRY_RUN.value:
+            print(DRY_RUN_ASSUMES, file=sys.stderr)
     except LaunchError as error:
         sys.exit(f"launch_tpu: {error}")
     except KeyboardInterrupt:
