@@ -55,7 +55,9 @@ class Chip:
 
 
 # Sources: Cloud TPU's system architecture pages (HBM; ICI, of which half flows in each direction),
-# Jouppi et al. (2020) for the links of v3 and (2023) for those of v4.
+# Jouppi et al. (2020) for the links of v3 and (2023) for those of v4. No source gives v6e's clock:
+# it follows from 918 TFLOP/s and the cells of four units of 256 x 256. The compiler takes a
+# product of 8192^3 to use 70 % of these (90 % of v5p's), so it is at most 2490 MHz.
 MEGACORE = (("chip_config_name", "megacore"),)
 CHIPS = {
     "v3": Chip(940e6, 16 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices=2),

@@ -186,8 +186,8 @@ def test_peak_is_flops_a_cycle_times_the_clock():
     from bert_jax import metrics
 
     # Cells of a device's matrix units; each multiplies and adds in a cycle.
-    cells = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8}
-    chips = dict(zip(cells, ("v3", "v4", "v5e", "v5p"), strict=True))
+    cells = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
+    chips = dict(zip(cells, tpu.CHIPS, strict=True))
     for kind, units in cells.items():
         peak = units * 128**2 * 2 * tpu.CHIPS[chips[kind]].clock_hz
         assert peak == pytest.approx(metrics.PEAK_FLOPS[kind], rel=0.005)
@@ -246,7 +246,7 @@ def test_the_largest_batch_is_found_by_compiling(monkeypatch):
     def fake_report(config, topology, phases, tokenizer):
         rows = phases[0].batch_size // 8
         tried.append(rows)
-        return step | {"fits": rows <= 64, "phases": [step]}
+        return step | {"fits": rows <= 64, "phases": [step], "remat": config.model.remat}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
     monkeypatch.setattr(tpu, "describe", lambda topology: (tpu.CHIPS["v4"], jax.devices()))
