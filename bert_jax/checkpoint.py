@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bert_jax import distributed
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
 from bert_jax.train import TrainState
 
@@ -54,7 +55,10 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def save(self, state: TrainState) -> None:
-        """Begins to write `state`; raises CheckpointError if this or the last write failed."""
+        """Begins to write `state`; raises CheckpointError if this or the last write failed.
+
+        LostProcess, here and below, where that was for want of another process.
+        """
         step = int(state.step)
         items = ocp.args.Composite(
             params=ocp.args.StandardSave(state.params),
@@ -84,6 +88,7 @@ class Checkpointer:
                 ),
             )
         except Exception as error:
+            raise_if_lost(error)
             raise CheckpointError(
                 f"{self.directory / str(step)} could not be restored. If it is damaged, remove it "
                 f"to go on from the checkpoint before it. ({str(error)[:500]})"
@@ -102,12 +107,19 @@ class Checkpointer:
             action()
         except Exception as error:
             self._failed = True
+            raise_if_lost(error)
             complete = [found for found in saved_steps(self.directory) if found != step]
             raise CheckpointError(
                 f"writing a checkpoint to {self.directory} failed: {error}. The last complete one "
                 f"is {f'step {complete[-1]}' if complete else 'none'}; free the disk (or mend the "
                 "cause above) and run the same command to go on from there"
             ) from error
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Raises LostProcess where it was not the disk that failed, but another process."""
+    if jax.process_count() > 1 and distributed.tells_of_a_lost_process(error):
+        raise distributed.LostProcess(str(error)) from error
 
 
 def write_checkpoint(
@@ -223,26 +235,35 @@ def training_state(directory: pathlib.Path) -> dict:
 def _read_arrays(directory: pathlib.Path, item: str, shapes):
     """The tree `item` on the default device, in little more memory than it takes itself.
 
-    Left to itself, Orbax reads all arrays at once and keeps a second copy of them on the way.
+    Reading an array takes several times its size for a while. So the large ones are read one by
+    one, the largest first, when little else is there yet.
     """
-    largest = max(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=1.01 * largest / 1e9 + 1e-3)
-    as_numpy = jax.tree.map(
-        lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype), shapes
-    )
-    with ocp.Checkpointer(handler) as checkpointer:
-        tree = checkpointer.restore(
-            directory / item, ocp.args.PyTreeRestore(item=shapes, restore_args=as_numpy)
-        )
-    leaves, structure = jax.tree.flatten(tree)
-    del tree
-    for index, expected in enumerate(jax.tree.leaves(shapes)):
-        if leaves[index].shape != expected.shape:
-            raise ValueError(
-                f"{item} holds an array of shape {leaves[index].shape}, expected {expected.shape}"
+    leaves, structure = jax.tree.flatten(shapes)
+    sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
+    large = [index for index in np.argsort(sizes)[::-1] if sizes[index] > sum(sizes) / 50]
+    small = [index for index in range(len(leaves)) if index not in large]
+    as_numpy = [ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype) for leaf in leaves]
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        for wanted in (*([index] for index in large), small):
+            some = [ocp.PLACEHOLDER] * len(leaves)
+            for index in wanted:
+                some[index] = leaves[index]
+            read = checkpointer.restore(
+                directory / item,
+                ocp.args.PyTreeRestore(
+                    item=structure.unflatten(some), restore_args=structure.unflatten(as_numpy)
+                ),
             )
-        leaves[index] = jax.block_until_ready(jax.device_put(leaves[index]))
-    return jax.tree.unflatten(structure, leaves)
+            read = jax.tree.leaves(read)
+            for index in wanted:
+                if read[index].shape != leaves[index].shape:
+                    raise ValueError(
+                        f"{item} holds an array of shape {read[index].shape}, expected "
+                        f"{leaves[index].shape}"
+                    )
+                leaves[index] = jax.block_until_ready(jax.device_put(read[index]))
+            del read
+    return structure.unflatten(leaves)
 
 
 @contextlib.contextmanager

@@ -81,9 +81,16 @@ def join(
     logging.info("Process %d of %d, %d devices", jax.process_index(), found, jax.device_count())
 
 
+class LostProcess(RuntimeError):
+    """Another process of the run is gone, or does not answer."""
+
+
 def tells_of_a_lost_process(error: Exception) -> bool:
     """Whether a runtime error is about the connection with other processes."""
-    words = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "Gloo", "oordination", "heartbeat", "onnection")
+    words = (
+        *("UNAVAILABLE", "DEADLINE_EXCEEDED", "Gloo", "oordination", "heartbeat", "onnection"),
+        "barrier",  # Which the others never came to.
+    )
     return any(word in str(error) for word in words)
 
 

@@ -62,11 +62,17 @@ class MetricsWriter:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         if not self._writes or (step, "step", *metrics) in self._written:
             return
-        self._file.write(json.dumps({"step": step} | metrics) + "\n")
-        self._file.flush()
-        for name, value in metrics.items():
-            self._summary.add_scalar(name, value, step)
-        self._summary.flush()
+        try:
+            self._file.write(json.dumps({"step": step} | metrics) + "\n")
+            self._file.flush()
+            for name, value in metrics.items():
+                self._summary.add_scalar(name, value, step)
+            self._summary.flush()
+        except OSError as error:
+            raise OSError(
+                f"{self._file.name} could not be written to: {error}. Free the disk (or mend the "
+                "cause) and run the same command: it goes on from the last checkpoint"
+            ) from error
 
     def close(self) -> None:
         if not self._writes:

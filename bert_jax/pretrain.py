@@ -112,7 +112,8 @@ def _train_and_evaluate(
     with distributed.errors_shared():
         check_shared(workdir, token)
     is_first = jax.process_index() == 0  # The one that writes and shows what all share.
-    programs = cleanup.enter_context(compiled_kept(workdir))
+    keep_compiled(workdir)
+    programs = cleanup.enter_context(compilations())
     checkpointer = cleanup.enter_context(
         contextlib.closing(
             Checkpointer(
@@ -238,15 +239,18 @@ def _train_and_evaluate(
     return result
 
 
-@contextlib.contextmanager
-def compiled_kept(workdir: pathlib.Path):
-    """Has what is compiled kept in the workdir, unless the environment names another place.
-
-    Yields JAX's count of its events, among them `compile_requests_use_cache` (programs needed) and
-    `cache_hits` (those that were there).
-    """
+def keep_compiled(workdir: pathlib.Path) -> None:
+    """Has what is compiled kept in the workdir, unless the environment names another place."""
     directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory)
+
+
+@contextlib.contextmanager
+def compilations():
+    """Counts JAX's events, among them `compile_requests_use_cache`: the programs asked for.
+
+    Of these, `cache_hits` had been compiled before.
+    """
     events = collections.Counter()
 
     def count(event: str, **_):
@@ -319,7 +323,7 @@ def run(argv: list[str], train_and_evaluate: Callable[[config_dict.ConfigDict, s
     except Preempted as error:
         print(f"\npretrain: {error}", file=sys.stderr)
         sys.exit(error.status)
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, distributed.LostProcess) as error:
         if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
             leave(
                 f"out of memory ({str(error).splitlines()[0]}). Set a smaller "

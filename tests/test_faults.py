@@ -5,28 +5,37 @@
 
 import json
 import os
+import pathlib
 import random
+import resource
+import signal
 import time
 
 import jax
 import numpy as np
 import processes
+import pytest
 from test_pretrain import saved_params
 
 from bert_jax.checkpoint import find_checkpoint, saved_steps, training_state
+from bert_jax.exit_status import PREEMPTED
 
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 3))
 STEPS = 20 + 3 * KILLS
 # A save after every step: most moments are in the middle of one.
 FIELDS = (f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7")
+PATIENCE = {"heartbeat_seconds": 10}
 
 
 def last_step(workdir) -> int:
     return max(saved_steps(workdir / "checkpoints"), default=0)
 
 
-def kill_at_random(rng: random.Random, started, workdir, first: int) -> str:
-    """Kills one process or both, at some moment from the start to a few steps on; says when."""
+def kill_at_random(rng: random.Random, started, workdir, first: int) -> tuple[str, list[int]]:
+    """Kills one process or both, at some moment from the start to a few steps on.
+
+    Returns when, in words, and the processes that are left.
+    """
     if rng.random() < 0.25:
         delay = rng.uniform(0, 10)
         when = f"{delay:.1f} s after the start"
@@ -40,7 +49,15 @@ def kill_at_random(rng: random.Random, started, workdir, first: int) -> str:
     victims = rng.choice(([0], [1], [0, 1]))
     for victim in victims:
         started[victim].kill()
-    return f"{victims}, {when}"
+    return f"{victims}, {when}", [number for number in range(2) if number not in victims]
+
+
+def says_to_start_again(process, log: pathlib.Path) -> bool:
+    """Whether a process that lost the other one ends as tools/tpu_worker.sh takes for preempted."""
+    status, said = process.wait(200), log.read_text()
+    if status == -signal.SIGABRT:  # A shell shows it as ABORTED.
+        return "distributed service detected fatal errors" in said
+    return status == PREEMPTED and "it goes on from the last checkpoint" in said
 
 
 def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
@@ -49,9 +66,13 @@ def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
     rng = random.Random(KILLS)
     for kill in range(KILLS):
         first = last_step(killed)
-        started = processes.start(killed, corpus, *FIELDS, num_processes=2)
-        with processes.ended(started):  # The survivor too: it has lost its peer.
-            when = kill_at_random(rng, started, killed, first)
+        started = processes.start(killed, corpus, *FIELDS, num_processes=2, **PATIENCE)
+        with processes.ended(started):
+            when, left = kill_at_random(rng, started, killed, first)
+            for number in left:
+                log = processes.log_of(killed, number)
+                joined = "Process " in log.read_text()
+                assert not joined or says_to_start_again(started[number], log), log.read_text()
         unfinished = [p.name for p in (killed / "checkpoints").glob("*tmp*")]
         print(
             f"kill {kill + 1}: {when}; step {last_step(killed)} is whole, unfinished {unfinished}"
@@ -69,3 +90,40 @@ def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
         assert one["step"] == two["step"]
         assert one.get("train/loss") == two.get("train/loss")
         assert one.get("heldout/mlm_loss") == two.get("heldout/mlm_loss")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_in_the_middle_of_a_save_the_other_says_to_start_again(corpus, tmp_path, victim):
+    workdir = tmp_path / "run"
+    started = processes.start(workdir, corpus, *FIELDS, num_processes=2, **PATIENCE)
+    with processes.ended(started):
+        while not list((workdir / "checkpoints").glob("*tmp*")):
+            assert [process.poll() for process in started] == [None, None]
+            time.sleep(0.001)
+        started[victim].kill()
+        log = processes.log_of(workdir, 1 - victim)
+        assert says_to_start_again(started[1 - victim], log), log.read_text()
+
+
+@pytest.mark.parametrize("full", [[0], [1], [0, 1]], ids=str)
+def test_full_disk_in_a_save_ends_both_and_the_same_command_goes_on(corpus, tmp_path, full):
+    """For one of them or both, no file may grow beyond 64 KiB: the kernel's answer is as good."""
+    workdir = tmp_path / "run"
+    fields = (f"num_steps={STEPS}", "log_every=1", "checkpoint_every=4")
+    started = processes.start(workdir, corpus, *fields, num_processes=2, **PATIENCE)
+    with processes.ended(started):
+        processes.wait_for(workdir / "metrics.jsonl", '"step": 5,', started)
+        for number in full:
+            resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        statuses = processes.finish(started)
+    for number in range(2):
+        log = processes.log_of(workdir, number)
+        if number in full and statuses[number] == 1:
+            assert "pretrain: writing a checkpoint to" in log.read_text()
+            assert "The last complete one is step" in log.read_text()
+        else:
+            assert says_to_start_again(started[number], log), log.read_text()
+    assert 1 in statuses
+    step = last_step(workdir)
+    processes.run(workdir, corpus, *fields, num_processes=2)
+    assert f"Going on from the checkpoint of step {step}" in processes.log_of(workdir).read_text()
