@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test parity faults lint lock clean
+.PHONY: demo test parity faults report-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -26,10 +26,18 @@ parity: .venv-parity/installed
 faults: .venv/installed
 	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/test_faults.py
 
+# What `make test` leaves out where there is no TPU compiler; downloads it.
+report-test: .venv/compiler
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/test_tpu_report.py
+
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/pip install --quiet --no-deps --editable .
+	touch $@
+
+.venv/compiler: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[tpu]"
 	touch $@
 
 .venv-parity/installed: requirements.lock pyproject.toml

@@ -1,7 +1,7 @@
 """BERT_LARGE in 8,599 steps: LAMB with batches of 65,536 rows of 128, then 32,768 of 512.
 
-Source: You et al. (2020). Its appendix gives learning rates that follow the square root of the
-batch, and warm-ups that follow the batch, for 64 epochs' worth of rows each:
+Source: You et al. (2020). As reported there (appendix), learning rates follow the square root of
+the batch and warm-ups the batch, and every run sees as many rows:
 
     batch   steps       learning rate       warm-up   SQuAD 1.1 F1
     512     1,000,000   5 / (2^3.0 * 1e3)   1/320     91.752
