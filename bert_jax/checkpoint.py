@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import pathlib
+import time
 
 import jax
 import numpy as np
@@ -23,6 +24,22 @@ from bert_jax.train import TrainState
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read."""
+
+
+class _Manager(ocp.CheckpointManager):
+    """Keeps in `failure` why a write failed in this process.
+
+    Orbax itself only tells it after the other processes have waited ten minutes for this one.
+    """
+
+    failure: Exception | None = None
+
+    def _wait_for_checkpointers(self):
+        try:
+            super()._wait_for_checkpointers()
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 class Checkpointer:
@@ -48,7 +65,7 @@ class Checkpointer:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep_last, keep_period=keep_every or None, cleanup_tmp_directories=True
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._manager = _Manager(self.directory, options=options)
 
     def latest_step(self) -> int | None:
         """The last step with a complete checkpoint, None if there is none."""
@@ -66,15 +83,20 @@ class Checkpointer:
             config=ocp.args.JsonSave(self._settings),
             vocabulary=ocp.args.JsonSave(self._vocabulary),
         )
-        self._guard(lambda: self._manager.save(step, args=items), step)
+
+        def save():
+            self._settle()
+            self._manager.save(step, args=items)
+
+        self._guard(save, step)
 
     def check(self) -> None:
         """Raises CheckpointError if the write under way has failed; waits for nothing."""
-        self._guard(self._manager.check_for_errors, None)
+        self._guard(self._raise_failure, None)
 
     def wait(self) -> None:
         """Blocks until all is on disk; raises CheckpointError if a write failed."""
-        self._guard(self._manager.wait_until_finished, None)
+        self._guard(self._settle, None)
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state saved at `step`, laid out as the shardings of `abstract` say."""
@@ -100,6 +122,18 @@ class Checkpointer:
         if self._failed and jax.process_count() > 1:
             return  # It may wait long for processes that have not noticed.
         self._guard(self._manager.close, None)
+
+    def _raise_failure(self):
+        if self._manager.failure:
+            raise self._manager.failure
+        self._manager.check_for_errors()
+
+    def _settle(self):
+        """Waits for the write under way, but not for other processes once it has failed in this."""
+        while self._manager.is_saving_in_progress():
+            self._raise_failure()
+            time.sleep(0.02)
+        self._manager.wait_until_finished()
 
     def _guard(self, action, step: int | None):
         # The manager raises whatever its threads met: OSError, tensorstore's ValueError, ...
