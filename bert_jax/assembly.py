@@ -99,8 +99,7 @@ def assemble(
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
     layout = partitioning.shardings(shapes, mesh)
     if config.shard_weight_update:
-        divided = partitioning.divide_over_data(layout.opt_state, shapes.opt_state)
-        layout = layout.replace(opt_state=divided)
+        layout = partitioning.divide_over_data(layout, shapes)
     state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

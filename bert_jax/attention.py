@@ -1,5 +1,6 @@
 """Scaled dot-product attention within each sequence of a row."""
 
+import functools
 import math
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from bert_jax.dropout import dropout
 
 
+@jax.named_scope("attention")
 def attention(
     query: jax.Array,
     key: jax.Array,
@@ -36,8 +38,34 @@ def attention(
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
     same_sequence = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
     scores = jnp.where(same_sequence, scores, jnp.finfo(jnp.float32).min)
-    probabilities = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    if dropout_rows is not None:
-        probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
-    context = jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
-    return jnp.swapaxes(context, 1, 2)
+    probabilities = _softmax(scores, value.dtype)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def weigh(probabilities, value):
+        """A loop keeps only `probabilities`: which of them are dropped is computed again."""
+        if dropout_rows is not None:
+            probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
+        return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
+
+    return jnp.swapaxes(weigh(probabilities, value), 1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _softmax(scores: jax.Array, dtype) -> jax.Array:
+    """Of the last axis, in float32, given back as `dtype`, and kept so for the backward pass."""
+    return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def _softmax_forward(scores, dtype):
+    probabilities = _softmax(scores, dtype)
+    return probabilities, probabilities
+
+
+def _softmax_backward(dtype, probabilities, gradient):
+    del dtype
+    probabilities, gradient = (x.astype(jnp.float32) for x in (probabilities, gradient))
+    weighted = probabilities * gradient
+    return (weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True),)
+
+
+_softmax.defvjp(_softmax_forward, _softmax_backward)

@@ -33,12 +33,52 @@ def _gelu_backward(x, gradient):
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
+    """LayerNorm over the last axis in float32, given back as `dtype`.
+
+    The backward pass is given `x` as it is and two numbers a row, not float32 copies of `x`.
+    """
+    return _layer_norm_forward(x, scale, bias, epsilon, dtype)[0]
+
+
+def _layer_norm_forward(x, scale, bias, epsilon, dtype):
+    centered = x.astype(jnp.float32)
+    mean = jnp.mean(centered, axis=-1, keepdims=True)
+    centered -= mean  # E[x^2] - E[x]^2 would lose digits where the mean is large.
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
+    return (centered * (inverse * scale) + bias).astype(dtype), (x, scale, mean, inverse)
+
+
+def _layer_norm_backward(epsilon, dtype, kept, gradient):
+    del epsilon, dtype
+    x, scale, mean, inverse = kept
+    normalized = (x.astype(jnp.float32) - mean) * inverse
+    gradient = gradient.astype(jnp.float32)
+    of_normalized = gradient * scale
+    of_x = of_normalized - jnp.mean(of_normalized, axis=-1, keepdims=True)
+    of_x -= normalized * jnp.mean(of_normalized * normalized, axis=-1, keepdims=True)
+    rows = tuple(range(x.ndim - 1))
+    of_scale, of_bias = jnp.sum(gradient * normalized, rows), jnp.sum(gradient, rows)
+    return (of_x * inverse).astype(x.dtype), of_scale, of_bias
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
 def _initializer(config: BertConfig):
     return nn.initializers.truncated_normal(config.initializer_range)
 
 
 def _dense(config: BertConfig, features: int, name: str) -> nn.Dense:
     return nn.Dense(features, dtype=config.dtype, kernel_init=_initializer(config), name=name)
+
+
+@jax.named_scope("feed_forward")
+@functools.partial(nn.remat, prevent_cse=False)
+def _after_gelu(dense: nn.Dense, x: jax.Array) -> jax.Array:
+    """A loop keeps only `x` for its backward pass, not its GELU, which is as large."""
+    return dense(gelu(x))
 
 
 def _drop(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
@@ -54,14 +94,9 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        norm = nn.LayerNorm(
-            epsilon=self.config.layer_norm_epsilon,
-            dtype=jnp.float32,
-            use_fast_variance=False,  # E[x^2] - E[x]^2 loses digits where the mean is large.
-        )
-        # Share the scope: parameters are `<name>/scale` and `<name>/bias`.
-        nn.share_scope(self, norm)
-        return norm(x).astype(self.config.dtype)
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        return layer_norm(x, scale, bias, self.config.layer_norm_epsilon, self.config.dtype)
 
 
 class Embeddings(nn.Module):
@@ -120,8 +155,8 @@ class EncoderLayer(nn.Module):
         attended = _dense(config, hidden, "attention_output")(context.reshape(x.shape))
         attended = _drop(self, attended, dropout_rows)
         x = LayerNorm(config, name="attention_layer_norm")(x + attended)
-        y = gelu(_dense(config, config.intermediate_size, "intermediate")(x))
-        y = _dense(config, hidden, "output")(y)
+        y = _dense(config, config.intermediate_size, "intermediate")(x)
+        y = _after_gelu(_dense(config, hidden, "output"), y)
         y = _drop(self, y, dropout_rows)
         return constrain(LayerNorm(config, name="output_layer_norm")(x + y), ROWS)
 

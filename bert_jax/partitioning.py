@@ -40,7 +40,7 @@ TASK_RULES = (
 BATCH = P(("data", "fsdp"))
 """Of everything with a leading axis of rows."""
 ROWS = P("fsdp")
-"""The same inside `for_each_data_shard`."""
+"""The same inside `sum_over_data`."""
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
@@ -92,18 +92,35 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
-def for_each_data_shard(function: Callable, mesh: Mesh) -> Callable:
+def sum_over_data(function: Callable, mesh: Mesh, layout) -> Callable:
     """Runs `function(params, batch, *rest)` at each place of the `data` axis on its own rows.
 
-    What it returns gets a leading axis of `data` places, so that nothing is exchanged along `data`
-    before the caller sums over it: once a step, not once a layer. The other axes stay the
-    compiler's.
+    What it returns is summed over the places, once: not in each layer. `layout` is a NamedSharding
+    of each result, or of all of a subtree; where one divides an axis over `data`, each place gets
+    its part of the sum and no more. The other axes stay the compiler's.
     """
+
+    def axis_over_data(sharding):
+        found = (axis for axis, axes in enumerate(sharding.spec) if "data" in (axes or ()))
+        return next(found, None)
+
+    def add(sharding, tree):
+        axis = axis_over_data(sharding)
+        if mesh.shape["data"] == 1:  # The partitioner does not bear a sum over one place.
+            return tree
+        if axis is None:
+            return jax.lax.psum(tree, "data")
+        return jax.lax.psum_scatter(tree, "data", scatter_dimension=axis, tiled=True)
+
+    def spec(sharding):
+        axis = axis_over_data(sharding)
+        return P() if axis is None else P(*[None] * axis, "data")
+
     return lambda params, batch, *rest: jax.shard_map(
-        lambda *args: jax.tree.map(lambda x: x[None], function(*args)),
+        lambda *args: jax.tree.map(add, layout, function(*args)),
         mesh=mesh,
         in_specs=(P(), P("data"), *[P()] * len(rest)),
-        out_specs=P("data"),
+        out_specs=jax.tree.map(spec, layout),
         axis_names={"data"},
         check_vma=False,
     )(params, batch, *rest)
@@ -161,8 +178,8 @@ def shardings(tree, mesh: Mesh, rules=RULES):
 def divide_over_data(layout, tree):
     """`layout` of `tree`, with `data` dividing each leaf too, along the first axis that it can.
 
-    For the optimizer's state (Xu et al., 2020, "Automatic cross-replica sharding of weight
-    update"): the places on `data` then each update a part of the parameters and hand it round.
+    For parameters and optimizer state (Xu et al., 2020, "Automatic cross-replica sharding of weight
+    update"): each place on `data` then updates its part, and all gather them for the next step.
     """
 
     def divide(sharding, leaf):
@@ -172,7 +189,7 @@ def divide_over_data(layout, tree):
             axes = (axes,) if isinstance(axes, str) else axes or ()
             parts = math.prod(mesh.shape[each] for each in axes) * mesh.shape["data"]
             if leaf.shape[axis] % parts == 0:
-                spec[axis] = (*axes, "data")
+                spec[axis] = ("data", *axes)  # The order that `sum_over_data` leaves.
                 return NamedSharding(mesh, P(*spec))
         return sharding  # A scalar or a small vector.
 

@@ -73,10 +73,9 @@ def make_update_step(
         count = jnp.maximum(jnp.sum(loss_weights(kind, rows)), 1)
         rows["places"] = jnp.arange(rows["tokens"].shape[0])
         key = jax.random.fold_in(key, state.step)
-        parts = partitioning.for_each_data_shard(add_gradients, mesh)(
+        loss, gradients = partitioning.sum_over_data(add_gradients, mesh, everywhere)(
             state.params, rows, num_chunks, count, key
         )
-        loss, gradients = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}

@@ -127,6 +127,61 @@ def test_all_layers_end_with_the_output(example):
     assert_close(each[-1], jax.jit(lambda: bert.apply(variables, *inputs))(), 1e-6)
 
 
+def assert_gradients_equal_autodiff(function, plain, *inputs):
+    """Values and gradients of `function`, in float32, against those of `plain` in float64."""
+    weights = np.random.default_rng(1).normal(size=jax.eval_shape(function, *inputs).shape)
+    arguments = tuple(range(len(inputs)))
+
+    def weighted(function):
+        return jax.value_and_grad(lambda *inputs: jnp.sum(weights * function(*inputs)), arguments)
+
+    found = weighted(function)(*[jnp.asarray(x, jnp.float32) for x in inputs])
+    with jax.enable_x64(True):
+        expected = weighted(plain)(*[jnp.asarray(x, jnp.float64) for x in inputs])
+        assert expected[0].dtype == np.float64
+        expected = jax.tree.map(np.asarray, expected)
+    assert_close(found, expected, 2e-5)
+
+
+def test_gelu_and_its_gradient_equal_float64():
+    plain = functools.partial(jax.nn.gelu, approximate=False)
+    assert_gradients_equal_autodiff(model.gelu, plain, np.linspace(-6, 6, 101))
+
+
+@pytest.mark.parametrize("offset", [0, 30])
+def test_layer_norm_and_its_gradients_equal_float64(offset):
+    def plain(x, scale, bias):
+        centered = x - jnp.mean(x, -1, keepdims=True)
+        variance = jnp.mean(centered**2, -1, keepdims=True)
+        return centered / jnp.sqrt(variance + 1e-12) * scale + bias
+
+    rng = np.random.default_rng(0)
+    x = (offset + 3 * rng.normal(size=(4, 5, 16))).astype(np.float32)  # Exact in both.
+    scale, bias = rng.normal(size=(2, 16)).astype(np.float32)
+    function = functools.partial(model.layer_norm, epsilon=1e-12, dtype="float32")
+    assert_gradients_equal_autodiff(function, plain, x, scale, bias)
+
+
+@pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
+def test_attention_and_its_gradients_equal_float64(dropout_rate):
+    sequence_ids, rows = jnp.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7]), jnp.arange(2)
+    key = jax.random.key(3)
+    kept = dropout(key, jnp.ones((2, 3, 7, 7)), dropout_rate, rows)
+
+    def plain(query, keys, value):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / 2.0  # sqrt(head_dim)
+        same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
+        weights = jax.nn.softmax(jnp.where(same, scores, -jnp.inf))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value)
+
+    def function(query, keys, value):
+        settings = {"dropout_rate": dropout_rate, "dropout_key": key, "dropout_rows": rows}
+        return attention.attention(query, keys, value, sequence_ids, **settings)
+
+    inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 3, 4)).astype(np.float32)
+    assert_gradients_equal_autodiff(function, plain, *inputs)
+
+
 @pytest.mark.parametrize("changed", [0, 1, 2, 3], ids=["padding", "first", "second", "third"])
 def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed):
     config, params, _, _ = example

@@ -54,7 +54,7 @@ def test_data_divides_the_first_axis_that_it_can():
     layout = partitioning.shardings(tree, mesh, rules)
     divided = partitioning.divide_over_data(layout, tree)
     assert {name: sharding.spec for name, sharding in divided.items()} == {
-        "a": P(("fsdp", "data"), None),
+        "a": P(("data", "fsdp"), None),
         "b": P(None, ("data",)),
         "c": P("fsdp", ("data",)),
         "d": P(),

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from bert_jax import partitioning, train
+from bert_jax.compiled_cost import COLLECTIVES, array_bytes, parse
 from bert_jax.config import BertConfig
 from bert_jax.corpus.packing import row_dtype
 from bert_jax.data.unpack import unpack_rows
@@ -193,6 +194,71 @@ def test_training_on_every_mesh_equals_training_on_one_device(mesh, name):
     optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
     one = one_step(model, optimizer, rows, num_steps=3)
     assert largest_difference(one, one_step(model, optimizer, rows, num_steps=3, **mesh)) < 1e-5
+
+
+def divided(state, layout):
+    """Both, with the state divided over `data`."""
+    layout = partitioning.divide_over_data(layout, state)
+    return jax.device_put(state, layout), layout
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_dividing_the_weight_update_changes_no_result(mesh, name):
+    model = small_model(num_heads=4, dropout_rate=0.1)
+    rows = random_rows(16)
+    optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
+    plain = one_step(model, optimizer, rows, num_steps=3)
+    state, layout = divided(*fresh(model, optimizer, **mesh))
+    update = train.make_update_step(model, optimizer, layout, 0, **MASKING)
+    rows = jax.device_put(rows, partitioning.batch_sharding(layout.step.mesh))
+    for _ in range(3):
+        state, metrics = update(state, rows)
+    assert largest_difference(plain, jax.device_get((state.params, metrics))) < 1e-5
+
+
+def exchanges(divides: bool, accumulate: int) -> tuple[list[tuple[str, str, int]], int]:
+    """(computation, kind, bytes) of what 8 data shards exchange in a step but for a few scalars.
+
+    Together with the bytes of all parameters.
+    """
+    optimizer = make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
+    state, layout = fresh(small_model(dropout_rate=0.1), optimizer, data=8)
+    state, layout = divided(state, layout) if divides else (state, layout)
+    update = train.make_update_step(
+        small_model(dropout_rate=0.1), optimizer, layout, 0, accumulate=accumulate, **MASKING
+    )
+    rows = jax.device_put(random_rows(16), partitioning.batch_sharding(layout.step.mesh))
+    computations, entry = parse(update.lower(state, rows).compile().as_text())
+    found = [
+        ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
+        for name, body in computations.items()
+        for instruction in body
+        if instruction.opcode.removesuffix("-start") in COLLECTIVES
+        and array_bytes(instruction.shape) > 256
+    ]
+    return found, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_data_shards_exchange_gradients_once_and_nothing_inside_a_loop(accumulate):
+    ((where, kind, num_bytes),), size = exchanges(divides=False, accumulate=accumulate)
+    assert (where, kind) == ("entry", "all-reduce")
+    assert size <= num_bytes < size + 256  # The sums of the metrics go with them.
+
+
+def test_divided_weight_update_gathers_parameters_and_never_a_moment():
+    found, size = exchanges(divides=True, accumulate=1)
+    assert {(where, kind) for where, kind, _ in found} == {
+        ("entry", "reduce-scatter"),
+        ("entry", "all-gather"),
+    }
+    scattered, gathered = (
+        sum(each for _, kind, each in found if kind == name)
+        for name in ("reduce-scatter", "all-gather")
+    )
+    assert 0.9 * size < 8 * scattered <= size  # Each is left with an eighth of the gradients.
+    assert 0.9 * size < gathered <= size
 
 
 def test_overfits_64_rows_to_95_percent_masked_accuracy():

@@ -35,6 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
     topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_base.get_config()
     config.topology = topology
+    config.shard_weight_update = True  # Each chip updates its part.
     config.num_steps = 0  # No rows of 128.
     config.long_phase.num_steps = 125_000
     config.batch_size = config.long_phase.batch_size = 2048

@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Devices along each axis of the mesh; -1 takes what the others leave.
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
-    # Divide the optimizer's state over `data` too; each device then updates a part.
+    # Divide parameters and optimizer state over `data` too; each device then updates a part.
     config.shard_weight_update = False
     # Rows that one device takes at once; gradients accumulate over the rest. 0: all at once.
     config.per_device_batch_size = 0

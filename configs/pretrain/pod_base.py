@@ -31,6 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
     topology, arg = choose_topology(TOPOLOGIES, arg)
     config = bert_base.get_config(arg)
     config.topology = topology  # What tools/tpu_report.py compiles for.
+    config.shard_weight_update = True  # Each chip updates its part.
     return config
 
 

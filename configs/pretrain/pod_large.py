@@ -31,4 +31,5 @@ def get_config(arg: str = "") -> ConfigDict:
     topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_large.get_config(arg)
     config.topology = topology
+    config.shard_weight_update = True  # Each chip updates its part.
     return config
