@@ -321,7 +321,7 @@ def _read_tsv(
     A line with too few fields is an error, or skipped: some of QQP's are so damaged, and everybody
     leaves them out. What stands after the last column is of no use, as released.
     """
-    lines = read_text(path, "a TSV file of GLUE").split("\n")
+    lines = read_text(path, "the GLUE download, or its folder of this set").split("\n")
     names = header or lines[0].split("\t")
     records, skipped = [], 0
     for number, line in enumerate(lines[0 if header else 1 :], start=1 if header else 2):
