@@ -117,8 +117,8 @@ def prepare(config: ConfigDict) -> Experiment:
     eval_rows = task_step.rows_at_once(shape.length, config.per_device_batch_size, mesh)
     chunk_rows = eval_rows
     if task.train and not config.per_device_batch_size:
-        in_batch, num_shards = rows_per_batch(task, shape, config), mesh.shape["data"]
-        chunk_rows = task_step.fit_chunks(eval_rows, in_batch, num_shards * mesh.shape["fsdp"])
+        in_batches, num_shards = rows_of_batches(task, shape, config), mesh.shape["data"]
+        chunk_rows = task_step.fit_chunks(eval_rows, in_batches, num_shards * mesh.shape["fsdp"])
     if shape.length > bert.max_position_embeddings * shape.sequences_per_feature:
         raise ValueError(
             f"max_seq_length is {config.max_seq_length}, but the position table of "
@@ -217,13 +217,13 @@ def row_shape(config: ConfigDict, task: Task, pad_id: int) -> RowShape:
     )
 
 
-def rows_per_batch(task: Task, shape: RowShape, config: ConfigDict) -> int:
-    """The most rows that any of the first batches takes; few later ones take more."""
+def rows_of_batches(task: Task, shape: RowShape, config: ConfigDict) -> list[int]:
+    """How many rows the first batches take, which stand for all."""
     count, rows = len(task.train), []
     for step in range(min(50, steps_per_epoch(count, config.batch_size))):
         chosen = batch_features(count, config.batch_size, config.seed, step)
         rows.append(len(shape.pack([task.train[index] for index in chosen])))
-    return max(rows)
+    return rows
 
 
 def run_seed(experiment: Experiment, seed: int, workdir: pathlib.Path) -> dict:

@@ -26,10 +26,17 @@ def rows_at_once(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
     return per_device * mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def fit_chunks(most: int, rows_per_batch: int, num_shards: int) -> int:
-    """Rows of a chunk, at most `most`, in as many of which a batch leaves the least padding."""
-    chunks = -(-rows_per_batch // most)
-    return -(-rows_per_batch // (chunks * num_shards)) * num_shards
+def fit_chunks(most: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
+    """Rows of a chunk, at most `most`, with which batches of so many rows cost the least.
+
+    A chunk costs its rows, padding or not, and by itself about as much as an eighth of `most`:
+    its gradients are added to the others'.
+    """
+
+    def cost(chunk):
+        return sum(-(-rows // chunk) for rows in rows_of_batches) * (chunk + most / 8)
+
+    return min(range(num_shards, most + 1, num_shards), key=cost)
 
 
 def make_update_step(
