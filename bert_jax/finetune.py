@@ -15,6 +15,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -98,9 +99,7 @@ def prepare(config: ConfigDict) -> Experiment:
             "directory of transformers or of Google's release"
         )
     source = read_model(config.init_from)
-    task = importlib.import_module(f"bert_jax.tasks.{config.task}").get_task(
-        config, source.tokenizer
-    )
+    task = task_module(config.task).get_task(config, source.tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
     model = BertForTask(bert, task.kind, len(task.labels))
@@ -164,6 +163,18 @@ def prepare(config: ConfigDict) -> Experiment:
         update_step=task_step.make_update_step(model, optimizer, layout, chunk_rows),
         predict_step=task_step.make_predict_step(model, mesh),
     )
+
+
+def task_module(name: str) -> ModuleType:
+    """The file of `bert_jax.tasks` with this name; ValueError if there is none."""
+    try:
+        return importlib.import_module(f"bert_jax.tasks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"bert_jax.tasks.{name}":
+            raise
+        raise ValueError(
+            f"--config.task={name}: expected the name of a file in bert_jax/tasks"
+        ) from error
 
 
 def check_numbers(config: ConfigDict) -> None:
@@ -261,7 +272,7 @@ def _run_seed(
     began = time.monotonic() - writer.seconds
     per_epoch = steps_per_epoch(len(task.train), config.batch_size)
     chooser, metric = choosing_split(task)
-    best = best_score(workdir / "best")
+    best_step, best = best_so_far(workdir / "best")
     dropout_key = jax.random.fold_in(key, 1)
 
     def predict(split, params):
@@ -312,10 +323,15 @@ def _run_seed(
         if ends_epoch and chooser:
             watchdog.beat(f"evaluating after step {step}")
             scores = chooser.score(predict(chooser, state.params))
+            if metric not in scores:
+                raise ValueError(
+                    f"{chooser.name} has no metric {metric!r} to choose a checkpoint by: expected "
+                    f"one of {', '.join(scores)}"
+                )
             writer.write(step, {f"{chooser.name}/{name}": score for name, score in scores.items()})
             logging.info("Epoch %.2f, %s: %s", step / per_epoch, chooser.name, shown(scores))
             if best is None or scores[metric] > best:
-                best = scores[metric]
+                best_step, best = step, scores[metric]
                 keep(step, state.params, scores)
         if (ends_epoch and config.save_training_state and step < num_steps) or stops:
             watchdog.beat(f"saving step {step}")
@@ -328,13 +344,13 @@ def _run_seed(
     # The checkpoint that is kept predicts every split.
     watchdog.beat("predicting with the checkpoint that is kept")
     params = state.params
-    if not saved_steps(workdir / "best"):  # There was nothing to choose by, or to train on.
+    if best_step is None:  # There was nothing to choose by, or to train on.
+        best_step = num_steps
         keep(num_steps, params, {})
-    (best_step,) = saved_steps(workdir / "best")
     if best_step != num_steps:
         params = load_checkpoint(workdir / "best" / str(best_step), abstract_params)[0]
         params = jax.device_put(params, layout.params)
-    result = {"seed": seed, "steps": num_steps, "best_step": best_step}
+    result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
     predictions = workdir / "predictions"
     for split in task.splits:
         outputs = predict(split, params)
@@ -365,10 +381,11 @@ def choosing_split(task: Task):
     return None, ""
 
 
-def best_score(directory: pathlib.Path) -> float | None:
-    """Of the checkpoint that an interrupted run has kept so far."""
-    steps = saved_steps(directory)
-    return load_settings(directory / str(steps[-1]))["score"] if steps else None
+def best_so_far(directory: pathlib.Path) -> tuple[int | None, float | None]:
+    """Step and score of the checkpoint that an interrupted run has kept."""
+    if not (steps := saved_steps(directory)):
+        return None, None
+    return steps[-1], load_settings(directory / str(steps[-1]))["score"]
 
 
 def collapsed(kind: str, outputs: Outputs) -> bool:
