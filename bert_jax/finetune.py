@@ -34,7 +34,7 @@ from bert_jax.checkpoint import (
 )
 from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
-from bert_jax.heads import POOLED, BertForTask
+from bert_jax.heads import POOLED, BertForTask, Similarity
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.inference import abstract_params, read_model
 from bert_jax.interop.parameters import LoadedModel
@@ -102,10 +102,11 @@ def prepare(config: ConfigDict) -> Experiment:
     task = task_module(config.task).get_task(config, source.tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
-    model = BertForTask(bert, task.kind, len(task.labels))
+    similarity = Similarity(**task.settings) if task.kind == "embedding" else Similarity()
+    model = BertForTask(bert, task.kind, len(task.labels), similarity)
     head = {"task": task.kind, "labels": list(task.labels), **task.settings}
     loaded = wanted_params(source, head, config.new_head)
-    if not task.train and "head" not in loaded:
+    if not task.train and task.labels and "head" not in loaded:
         raise ValueError(
             f"there is nothing to train on, and {config.init_from} has no head for this task: give "
             "the workdir of a run that trained one"
@@ -202,7 +203,7 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
             "The weights have no pooler: it starts from random values, as the head does"
         )
     found = source.settings.get("head")
-    if not found or found["task"] != head["task"] or new_head:
+    if not found or found["task"] != head["task"] or new_head or not head["labels"]:
         return {"bert": bert}
     if found["labels"] != head["labels"] and head["task"] != "regression":  # A value has no labels.
         raise ValueError(
@@ -390,8 +391,8 @@ def best_so_far(directory: pathlib.Path) -> tuple[int | None, float | None]:
 
 def collapsed(kind: str, outputs: Outputs) -> bool:
     """Whether all predictions are one class: a run that has learned nothing but the majority."""
-    if kind == "regression":
-        return float(np.ptp(np.concatenate(outputs))) < 1e-3
+    if kind == "embedding" or outputs[0].size == 1:  # Vectors, or numbers: all alike.
+        return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
     if kind == "tagging":
         return len(np.unique(np.concatenate([each.argmax(-1) for each in outputs]))) == 1
     if kind == "span":  # All at [CLS]: no answer anywhere.
