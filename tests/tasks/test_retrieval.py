@@ -5,7 +5,12 @@ import json
 import numpy as np
 import pytest
 from conftest import WORDS, write_vocabulary
+from test_finetune import write_weights
 
+import bert_jax
+from bert_jax import finetune
+from bert_jax.inference import read_model
+from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.tasks import retrieval
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import retrieval as config_file
@@ -135,6 +140,32 @@ def test_long_texts_are_cut_and_counted(tmp_path, tokenizer):
         task = make_task(tmp_path, tokenizer, role, train=long)
         assert tuple(map(len, task.train[0].sequences)) == lengths
         assert task.notes == {"queries truncated": 1, "passages truncated": 1}
+
+
+@pytest.mark.parametrize("role", retrieval.ROLES)
+def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    config = config_file.get_config(f"{role},runlocal")
+    config.init_from = str(write_weights(tmp_path / "weights", vocabulary))
+    config.data.train = config.data.dev = write_lines(tmp_path / "train.jsonl", LINES * 3)
+    config.data.num_negatives = 2
+    result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    assert 0 < result["dev"]["mrr_at_10"] <= 1 and result["steps"] == 2
+    line = json.loads((tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()[0])
+    model = bert_jax.load(tmp_path / "run")
+    if role == "cross_encoder":
+        assert model.params["head"]["kernel"].shape == (32, 1)
+        return
+    assert "head" not in model.params
+    vectors = model.encode([line["query"], *line["negatives"]])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors[1:] @ vectors[0], line["scores"], atol=1e-4)
+    # For other libraries it is a plain encoder.
+    params, settings, own, _ = read_model(tmp_path / "run")
+    save_huggingface(tmp_path / "exported", params, settings, own)
+    again = bert_jax.load(tmp_path / "exported").encode([line["query"]])
+    again /= np.linalg.norm(again)
+    np.testing.assert_allclose(again[0], vectors[0], atol=1e-6)
 
 
 WRONG = {
