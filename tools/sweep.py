@@ -159,7 +159,8 @@ def sweep(directory: pathlib.Path, grid: list[str], command: list[str]) -> list[
         if "error" in row:
             print(f"failed, see {row['log']}: {row['error']}", flush=True)
         else:
-            print(f"{row['metric']} {row['median']}, {row['seconds']:.0f} s", flush=True)
+            score = "no score" if row["median"] is None else f"{row['median']:.4f}"
+            print(f"{row['metric']} {score}, {row['seconds']:.0f} s", flush=True)
         rows.sort(key=lambda row: (row.get("median") is None, -(row.get("median") or 0)))
         write_json(record, {"command": command, "points": rows})
     return rows
