@@ -324,11 +324,6 @@ def _run_seed(
         if ends_epoch and chooser:
             watchdog.beat(f"evaluating after step {step}")
             scores = chooser.score(predict(chooser, state.params))
-            if metric not in scores:
-                raise ValueError(
-                    f"{chooser.name} has no metric {metric!r} to choose a checkpoint by: expected "
-                    f"one of {', '.join(scores)}"
-                )
             writer.write(step, {f"{chooser.name}/{name}": score for name, score in scores.items()})
             logging.info("Epoch %.2f, %s: %s", step / per_epoch, chooser.name, shown(scores))
             if best is None or scores[metric] > best:

@@ -62,7 +62,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             f"--config.data.max_query_length={data.max_query_length}: expected at least 3 and at "
             f"most half of max_seq_length ({config.max_seq_length}), so that passages have room"
         )
-    train = read_queries(data.train)
+    if not data.train and not data.dev and not data.test:
+        raise ValueError("give files of queries: --config.data.train=FILE, and dev or test")
+    train = read_queries(data.train) if data.train else []  # None: predictions only.
     for query in train:
         if not query.positive:
             raise ValueError(f"{query.place}: no 'positive', and training needs one")

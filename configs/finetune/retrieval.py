@@ -5,15 +5,18 @@ retrieval"), with the other passages of the batch as negatives, but one encoder 
 and cosine similarities as in Reimers and Gurevych (2019); the cross-encoder that of Nogueira and
 Cho (2019), trained to choose the passage among its negatives.
 
-Expected time: EXPECTED_TIME
-Expected result: EXPECTED_RESULT
+Expected time: not measured; two epochs of the command below took 35 minutes on two cores that were
+busy with other work.
+Expected result: on XQuAD's last 8 articles (200 questions, to be found among all 180 paragraphs)
+MiniLM, which is a sentence encoder already, has MRR@10 0.907 and recall@1 0.850 as it is, and 0.912
+and 0.855 after this command with two epochs (one seed; the first epoch was the best).
 
     python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --dev_articles=8
     python -m bert_jax.finetune --config=configs/finetune/retrieval.py:bi_encoder \
         --workdir=runs/bi_encoder --config.init_from=runs/data/minilm \
         --config.data.train=runs/data/xquad/train.jsonl \
         --config.data.dev=runs/data/xquad/dev.jsonl \
-        --config.data.passages=runs/data/xquad/passages.jsonl
+        --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2
 
 A line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the hardest negatives
 first, with an `id` if you like. Without `positive` in `dev` or `test` the passages are ranked and

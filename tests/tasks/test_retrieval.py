@@ -160,6 +160,10 @@ def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
     vectors = model.encode([line["query"], *line["negatives"]])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(vectors[1:] @ vectors[0], line["scores"], atol=1e-4)
+    # With nothing to train on the same predictions are made.
+    again = config_file.get_config(f"{role},runlocal")
+    again.init_from, again.data.dev = str(tmp_path / "run"), config.data.dev
+    assert finetune.train_and_evaluate(again.lock(), tmp_path / "again")["dev"] == result["dev"]
     # For other libraries it is a plain encoder.
     params, settings, own, _ = read_model(tmp_path / "run")
     save_huggingface(tmp_path / "exported", params, settings, own)
