@@ -15,6 +15,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -98,15 +99,13 @@ def prepare(config: ConfigDict) -> Experiment:
             "directory of transformers or of Google's release"
         )
     source = read_model(config.init_from)
-    task = importlib.import_module(f"bert_jax.tasks.{config.task}").get_task(
-        config, source.tokenizer
-    )
+    task = task_module(config.task).get_task(config, source.tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
     head = {"task": task.kind, "labels": list(task.labels), **task.settings}
     model = make_model(bert, head)
     loaded = wanted_params(source, head, config.new_head)
-    if not task.train and "head" not in loaded:
+    if not task.train and task.labels and "head" not in loaded:
         raise ValueError(
             f"there is nothing to train on, and {config.init_from} has no head for this task: give "
             "the workdir of a run that trained one"
@@ -168,6 +167,18 @@ def prepare(config: ConfigDict) -> Experiment:
     )
 
 
+def task_module(name: str) -> ModuleType:
+    """The file of `bert_jax.tasks` with this name; ValueError if there is none."""
+    try:
+        return importlib.import_module(f"bert_jax.tasks.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"bert_jax.tasks.{name}":
+            raise
+        raise ValueError(
+            f"--config.task={name}: expected the name of a file in bert_jax/tasks"
+        ) from error
+
+
 def check_numbers(config: ConfigDict) -> None:
     """ValueError for a number that can mean nothing."""
     check_bounds(
@@ -193,7 +204,7 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
             "The weights have no pooler: it starts from random values, as the head does"
         )
     found = source.settings.get("head")
-    if not found or found["task"] != head["task"] or new_head:
+    if not found or found["task"] != head["task"] or new_head or not head["labels"]:
         return {"bert": bert}
     if found["labels"] != head["labels"] and head["task"] != "regression":  # A value has no labels.
         raise ValueError(
@@ -263,7 +274,7 @@ def _run_seed(
     began = time.monotonic() - writer.seconds
     per_epoch = steps_per_epoch(len(task.train), config.batch_size)
     chooser, metric = choosing_split(task)
-    best = best_score(workdir / "best")
+    best_step, best = best_so_far(workdir / "best")
     dropout_key = jax.random.fold_in(key, 1)
 
     def predict(split, params):
@@ -317,7 +328,7 @@ def _run_seed(
             writer.write(step, {f"{chooser.name}/{name}": score for name, score in scores.items()})
             logging.info("Epoch %.2f, %s: %s", step / per_epoch, chooser.name, shown(scores))
             if best is None or scores[metric] > best:
-                best = scores[metric]
+                best_step, best = step, scores[metric]
                 keep(step, state.params, scores)
         if (ends_epoch and config.save_training_state and step < num_steps) or stops:
             watchdog.beat(f"saving step {step}")
@@ -330,13 +341,13 @@ def _run_seed(
     # The checkpoint that is kept predicts every split.
     watchdog.beat("predicting with the checkpoint that is kept")
     params = state.params
-    if not saved_steps(workdir / "best"):  # There was nothing to choose by, or to train on.
+    if best_step is None:  # There was nothing to choose by, or to train on.
+        best_step = num_steps
         keep(num_steps, params, {})
-    (best_step,) = saved_steps(workdir / "best")
     if best_step != num_steps:
         params = load_checkpoint(workdir / "best" / str(best_step), abstract_params)[0]
         params = jax.device_put(params, layout.params)
-    result = {"seed": seed, "steps": num_steps, "best_step": best_step}
+    result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
     predictions = workdir / "predictions"
     for split in task.splits:
         outputs = predict(split, params)
@@ -367,16 +378,17 @@ def choosing_split(task: Task):
     return None, ""
 
 
-def best_score(directory: pathlib.Path) -> float | None:
-    """Of the checkpoint that an interrupted run has kept so far."""
-    steps = saved_steps(directory)
-    return load_settings(directory / str(steps[-1]))["score"] if steps else None
+def best_so_far(directory: pathlib.Path) -> tuple[int | None, float | None]:
+    """Step and score of the checkpoint that an interrupted run has kept."""
+    if not (steps := saved_steps(directory)):
+        return None, None
+    return steps[-1], load_settings(directory / str(steps[-1]))["score"]
 
 
 def collapsed(kind: str, outputs: Outputs) -> bool:
     """Whether all predictions are one class: a run that has learned nothing but the majority."""
-    if kind == "regression":
-        return float(np.ptp(np.concatenate(outputs))) < 1e-3
+    if kind == "embedding" or outputs[0].size == 1:  # Vectors, or numbers: all alike.
+        return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
     if kind == "tagging":
         return len(np.unique(np.concatenate([each.argmax(-1) for each in outputs]))) == 1
     if kind == "span":  # All at [CLS]: no answer anywhere.

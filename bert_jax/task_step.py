@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
 from bert_jax.data.features import Feature, RowShape, eval_batches
-from bert_jax.heads import POOLED, BertForTask, loss_weights, losses
+from bert_jax.heads import PER_SEQUENCE, BertForTask, in_batch_loss, loss_weights, losses
 from bert_jax.train import TrainState
 
 TOKENS_AT_ONCE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
@@ -51,28 +51,79 @@ def make_update_step(
     one after the other, and their gradients added; the state is donated. The loss is the mean over
     all labels of the batch, whatever chunk or device they are on. Dropout is a function of (key,
     step, row's place).
+
+    "embedding" compares each query with the passages of the whole batch. Its chunks go through the
+    model twice: first for the vectors alone, and, once the loss of all of them is known, for the
+    gradients (Gao et al., 2021, "Scaling deep contrastive learning batch size"). So there too the
+    batch may be larger than memory, and neither chunks nor devices change the loss.
     """
     mesh, kind = layout.step.mesh, model.kind
     per_shard = chunk_rows // mesh.shape["data"]
 
-    def loss_fn(params, rows, count, key):
-        outputs = model.apply(
+    def outputs_of(params, rows, key):
+        return model.apply(
             {"params": params}, rows, dropout_rows=rows["places"], rngs={"dropout": key}
         )
+
+    def loss_fn(params, rows, count, key):
+        outputs = outputs_of(params, rows, key)
         return jnp.sum(losses(kind, outputs, rows) * loss_weights(kind, rows)) / count
+
+    def as_chunks(rows):
+        return jax.tree.map(lambda x: x.reshape(per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows)
+
+    def at(chunks, index):
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), chunks)
 
     def add_gradients(params, rows, num_chunks, count, key):
         """What the rows of one place on the `data` axis add to the loss and its gradients."""
-        chunks = jax.tree.map(lambda x: x.reshape(per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows)
+        chunks = as_chunks(rows)
 
         def add_chunk(index, total):
-            chunk = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), chunks)
-            added = jax.value_and_grad(loss_fn)(params, chunk, count, key)
+            added = jax.value_and_grad(loss_fn)(params, at(chunks, index), count, key)
             return jax.tree.map(jnp.add, total, added)
 
         zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
         return jax.lax.fori_loop(0, num_chunks, add_chunk, zeros)
 
+    def add_embedding_gradients(params, rows, num_chunks, count, key):
+        """The same for "embedding"."""
+        chunks = as_chunks(rows)
+        shape = jax.eval_shape(outputs_of, params, at(chunks, 0), key).shape
+
+        def embed(index, vectors):
+            return vectors.at[index].set(outputs_of(params, at(chunks, index), key))
+
+        vectors = jnp.zeros((chunks["tokens"].shape[0], *shape))
+        vectors = jax.lax.fori_loop(0, num_chunks, embed, vectors)
+
+        def batch_loss(vectors):
+            """Every place computes the whole of it, and so counts for its share."""
+            passages, weights = chunks["labels"], chunks["weights"]
+            examples = vectors.reshape(*passages.shape[:-1], -1, vectors.shape[-1])
+            examples, passages, weights = (
+                jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
+                for x in (examples, passages, weights)
+            )
+            # Rows have slots for many more examples than a batch has; it has no more than rows.
+            most = rows["tokens"].shape[0] * mesh.shape["data"]
+            (used,) = jnp.nonzero(weights, size=most, fill_value=len(weights))
+            examples, passages, weights = (
+                x.at[used].get(mode="fill", fill_value=0) for x in (examples, passages, weights)
+            )
+            loss = in_batch_loss(examples, passages, weights, model.similarity.temperature)
+            return loss / (count * mesh.shape["data"])
+
+        loss, slopes = jax.value_and_grad(batch_loss)(vectors)
+
+        def add_chunk(index, total):
+            _, pull_back = jax.vjp(lambda p: outputs_of(p, at(chunks, index), key), params)
+            return jax.tree.map(jnp.add, total, *pull_back(at(slopes, index)))
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return loss, jax.lax.fori_loop(0, num_chunks, add_chunk, zeros)
+
+    add = add_embedding_gradients if kind == "embedding" else add_gradients
     everywhere = NamedSharding(mesh, P())
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, everywhere))
@@ -80,7 +131,7 @@ def make_update_step(
         count = jnp.maximum(jnp.sum(loss_weights(kind, rows)), 1)
         rows["places"] = jnp.arange(rows["tokens"].shape[0])
         key = jax.random.fold_in(key, state.step)
-        loss, gradients = partitioning.sum_over_data(add_gradients, mesh, everywhere)(
+        loss, gradients = partitioning.sum_over_data(add, mesh, everywhere)(
             state.params, rows, num_chunks, count, key
         )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -127,11 +178,15 @@ def predict(
         for row, indices in enumerate(members):
             position = slot = 0
             for index in indices:
-                feature, count = features[index], shape.sequences_per_feature
-                if shape.kind in POOLED:
-                    own = outputs[row, slot : slot + count]
-                    found[index] = own[:, 0] if shape.kind == "multiple_choice" else own[0]
-                else:
-                    found[index] = outputs[row, position : position + len(feature)]
+                feature = features[index]
+                count = len(feature.sequences)
+                own = outputs[row, slot : slot + count]
+                if shape.kind not in PER_SEQUENCE:
+                    own = outputs[row, position : position + len(feature)]
+                elif shape.kind == "multiple_choice":
+                    own = own[:, 0]
+                elif shape.kind != "embedding":
+                    own = own[0]
+                found[index] = own
                 slot, position = slot + count, position + len(feature)
     return found

@@ -28,6 +28,10 @@ FREE_TO_CHANGE = (
     "model.scan_layers",
     "bert.remat",
     "bert.scan_layers",
+    # What the checkpoint in `best` tells of itself.
+    "has_training_state",
+    "score",
+    "step",
 )
 
 
@@ -81,7 +85,10 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
 
 def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
     """ValueError that tells all differences, if `checkpoint` is of other settings."""
-    found, wanted = flatten(load_settings(checkpoint)), flatten(settings)
+    # What JSON makes of them: lists of tuples.
+    found, wanted = (
+        flatten(each) for each in (load_settings(checkpoint), json.loads(json.dumps(settings)))
+    )
     differences = [
         f"  {name}: {found.get(name)!r} in {checkpoint}, {wanted.get(name)!r} now"
         for name in sorted(found.keys() | wanted.keys())

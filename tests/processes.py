@@ -27,12 +27,12 @@ def start(
     last: tuple[str, ...] = (),
     **flags,
 ) -> list[subprocess.Popen]:
-    """The processes of one run of a tiny model; what they print goes to `workdir`.<process>.log.
+    """The processes of one pre-training of a tiny model, as `launch` starts them.
 
     `fields` are of the configuration, `flags` of the command; the last process alone gets `last`.
     """
     command = [
-        *[sys.executable, "-m", "bert_jax.pretrain", f"--workdir={workdir}"],
+        "bert_jax.pretrain",
         "--config=configs/pretrain/bert_tiny.py:runlocal",
         f"--config.corpus={corpus}",
         "--config.long_phase.num_steps=0",
@@ -41,11 +41,29 @@ def start(
         *[f"--config.{field}" for field in fields],
         *[f"--{name}={value}" for name, value in flags.items()],
     ]
+    return launch(
+        command, workdir, num_processes=num_processes, devices_each=devices_each, last=last
+    )
+
+
+def launch(
+    command: list[str],
+    workdir,
+    *,
+    num_processes: int = 1,
+    devices_each: int = 1,
+    last: tuple[str, ...] = (),
+) -> list[subprocess.Popen]:
+    """`python -m COMMAND --workdir=WORKDIR` in processes that are one run.
+
+    What they print goes to `workdir`.<process>.log; the last process alone gets `last`.
+    """
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each} "
         "--xla_backend_optimization_level=0",
     }
+    command = [sys.executable, "-m", *command, f"--workdir={workdir}"]
     together = []
     if num_processes > 1:
         together = [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]

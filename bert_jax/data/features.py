@@ -24,11 +24,13 @@ class Feature:
 
     Attributes:
       sequences: int32 `[length]` each, `[CLS] ... [SEP]` or `[CLS] ... [SEP] ... [SEP]`. One, but
-        for multiple choice, which has one for each choice.
+        for multiple choice, which has one for each choice, and embedding: a query, its passage,
+        and what else is no passage of it. What is only predicted may have fewer.
       second_starts: where segment 1 begins in each; its length, if there is none.
       label: what the head is to give, None where it is not known. classification: the number of
         the class, or the value (float). multiple_choice: the number of the choice. tagging: int32
         `[length]`, NO_LABEL where nothing is predicted. span: its first and last position.
+        embedding: int32 `[passages]`, a number for each passage, the same for the same text.
     """
 
     sequences: tuple[np.ndarray, ...]
@@ -78,6 +80,9 @@ class RowShape:
             rows["labels"] = np.full((num_rows, self.length), NO_LABEL, np.int32)
         elif self.kind == "span":
             rows["labels"] = np.zeros((num_rows, slots, 2), np.int32)
+        elif self.kind == "embedding":
+            passages = self.sequences_per_feature - 1
+            rows["labels"] = np.zeros((*rows["weights"].shape, passages), np.int32)
         else:
             dtype = np.float32 if self.kind == "regression" else np.int32
             rows["labels"] = np.zeros(rows["weights"].shape, dtype)

@@ -212,6 +212,7 @@ def save_huggingface(
             "BERT takes WordPiece only: a model of this vocabulary stays in the native format"
         )
     config, head = BertConfig(**settings["bert"]), settings.get("head")
+    head = head if head and head["labels"] else None  # A bi-encoder is a plain encoder.
     if head and head["task"] not in _TASKS:
         raise ValueError(
             f"transformers has no model with a head for {head['task']}: expected one for "

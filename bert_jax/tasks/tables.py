@@ -34,8 +34,13 @@ def read_table(
     text = read_text(path, "a .csv, .tsv or .jsonl file")
     if path.suffix not in (".csv", ".tsv", ".tab", ".jsonl"):
         raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
-    read = _read_json_lines if path.suffix == ".jsonl" else _read_delimited
-    records = read(path, text, header_lines)
+    if path.suffix == ".jsonl":
+        records = [
+            Record({name: "" if value is None else str(value) for name, value in found.items()}, at)
+            for found, at in _parse_json_lines(path, text)
+        ]
+    else:
+        records = _read_delimited(path, text, header_lines)
     if not records:
         raise ValueError(f"{path} holds no examples")
     for record in records:
@@ -62,9 +67,16 @@ def read_text(path: pathlib.Path, expected: str) -> str:
         ) from None
 
 
-def _read_json_lines(path, text, header_lines) -> list[Record]:
-    del header_lines
-    records = []
+def read_json_lines(path: str | pathlib.Path) -> list[tuple[dict, str]]:
+    """The objects of a file with one on each line, with their places; raises as `read_table`."""
+    objects = _parse_json_lines(path, read_text(pathlib.Path(path), "a .jsonl file"))
+    if not objects:
+        raise ValueError(f"{path} holds no examples")
+    return objects
+
+
+def _parse_json_lines(path, text) -> list[tuple[dict, str]]:
+    objects = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -75,9 +87,8 @@ def _read_json_lines(path, text, header_lines) -> list[Record]:
             raise ValueError(f"{place}: not JSON ({error}); expected one object a line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{place}: expected a JSON object, found {type(values).__name__}")
-        columns = {name: "" if value is None else str(value) for name, value in values.items()}
-        records.append(Record(columns, place))
-    return records
+        objects.append((values, place))
+    return objects
 
 
 def _read_delimited(path, text, header_lines) -> list[Record]:

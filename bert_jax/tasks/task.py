@@ -10,7 +10,8 @@ from bert_jax.data.features import Feature
 
 Outputs = list[np.ndarray]
 """What the head gives for each feature, float32: classification `[classes]`, regression `[1]`,
-multiple_choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`."""
+multiple_choice `[choices]`, embedding `[sequences, hidden]`, tagging `[length, tags]`, span
+`[length, 2]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Task:
 
     Attributes:
       kind: of the head, one of `heads.KINDS`.
-      labels: what the head's outputs stand for.
+      labels: what the head's outputs stand for; none for "embedding", which has no head.
       train: shuffled and batched by the loop.
       splits: all are predicted at the end.
       metric: "split/name" of the metric that decides which checkpoint is kept; higher is better.

@@ -1,0 +1,239 @@
+"""Queries and passages: read, cut, ranked, scored; and both roles trained."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import WORDS, write_vocabulary
+from test_finetune import write_weights
+
+import bert_jax
+from bert_jax import finetune
+from bert_jax.inference import read_model
+from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.tasks import retrieval
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune import retrieval as config_file
+from tools.squad_to_retrieval import convert
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_vocabulary(tmp_path_factory.mktemp("v") / "vocab.txt"))
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+LINES = [
+    {"query": "old river", "positive": "the river grew old", "negatives": ["a king", "the city"]},
+    {"query": "king", "positive": "a king of the people", "negatives": ["the city", "a road"]},
+    {"query": "north", "positive": "the river grew old", "negatives": ["the war", "a king"]},
+]
+
+
+def make_task(tmp_path, tokenizer, role="bi_encoder", train=LINES, dev=LINES, **fields):
+    config = config_file.get_config(f"{role},runlocal")
+    config.data.train = write_lines(tmp_path / "train.jsonl", train)
+    config.data.dev = write_lines(tmp_path / "dev.jsonl", dev)
+    config.data.num_negatives = 1
+    for name, value in fields.items():
+        config.update_from_flattened_dict({name.replace("__", "."): value})
+    return retrieval.get_task(config, tokenizer)
+
+
+def decode(tokenizer, tokens):
+    return tokenizer.decode(tokens.tolist())
+
+
+def test_bi_encoder_takes_query_positive_and_negatives_as_sequences(tmp_path, tokenizer):
+    task = make_task(tmp_path, tokenizer)
+    assert task.kind == "embedding" and task.labels == ()
+    found = [decode(tokenizer, tokens) for tokens in task.train[0].sequences]
+    assert found == [
+        "[CLS] old river [SEP]",
+        "[CLS] the river grew old [SEP]",
+        "[CLS] a king [SEP]",
+    ]
+    # The same number for the same text, so that the loss can leave copies out.
+    labels = np.array([feature.label for feature in task.train])
+    assert labels[0, 0] == labels[2, 0] and len(np.unique(labels)) == 5
+
+
+def test_cross_encoder_takes_pairs_and_the_first_is_right(tmp_path, tokenizer):
+    task = make_task(tmp_path, tokenizer, "cross_encoder")
+    assert task.kind == "multiple_choice" and task.train[0].label == 0
+    feature = task.train[1]
+    assert decode(tokenizer, feature.sequences[0]) == "[CLS] king [SEP] a king of the people [SEP]"
+    assert feature.second_starts[0] == 3
+    assert len(task.splits[0].features) == 9  # Each query with its three passages.
+
+
+def test_rankings_of_both_roles_are_scored_and_written_in_the_form_that_is_read(
+    tmp_path, tokenizer
+):
+    for role in retrieval.ROLES:
+        (split,) = make_task(tmp_path, tokenizer, role).splits
+        outputs = []
+        if role == "bi_encoder":
+            passages = len(split.features) - 3
+            vectors = np.eye(passages, dtype=np.float32)
+            order = list(dict.fromkeys(p for q in LINES for p in (q["positive"], *q["negatives"])))
+            # The first two queries find theirs; the third prefers another.
+            for line, wanted in zip(LINES, (0, 3, order.index("the war")), strict=True):
+                vector = vectors[wanted] + 0.5 * vectors[order.index(line["positive"])]
+                outputs.append(vector[None])
+            outputs += [vector[None] for vector in vectors]
+        else:
+            outputs = [np.array([score]) for score in (3.0, 1, 2, 3, 2, 1, 1, 2, 0)]
+        found = split.score(outputs)
+        assert found == pytest.approx(
+            {"mrr_at_10": (1 + 1 + 1 / 2) / 3, "recall_at_1": 2 / 3, "recall_at_10": 1}
+        ), role
+        split.write(outputs, tmp_path)
+        lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+        assert [line["rank"] for line in lines] == [1, 1, 2]
+        assert lines[2]["negatives"][0] == "the war" and lines[2]["scores"][0] >= 0
+        assert len(retrieval.read_queries(tmp_path / "dev.jsonl")) == 3
+        (tmp_path / "dev.jsonl").unlink()
+
+
+def test_rank_of_a_model_that_knows_nothing_is_the_last():
+    query = retrieval.Query("0", "q", "p", (), "")
+    ranking = retrieval.Ranking(query, ["p", "x", "y"], np.zeros(3), 0)
+    assert ranking.rank() == 3
+    assert retrieval.rank_scores([1, 2, 11]) == pytest.approx(
+        {"mrr_at_10": 0.5, "recall_at_1": 1 / 3, "recall_at_10": 2 / 3}
+    )
+
+
+def test_collection_is_searched_besides_the_passages_of_the_file(tmp_path, tokenizer):
+    passages = write_lines(tmp_path / "passages.jsonl", [{"text": "the war"}, {"text": "new"}])
+    (split,) = make_task(tmp_path, tokenizer, data__passages=passages).splits
+    assert len(split.features) == 3 + 7  # "the war" is one passage, though in both.
+
+
+def test_set_without_positives_is_ranked_and_not_scored(tmp_path, tokenizer):
+    dev = [{"query": "king", "negatives": ["a king", "the city"]}]
+    for role in retrieval.ROLES:
+        (split,) = make_task(tmp_path, tokenizer, role, dev=dev).splits
+        assert split.score is None
+        rows = 3 if role == "bi_encoder" else 2
+        outputs = [np.full((1, 1), float(row)) for row in range(1, rows + 1)]
+        split.write(outputs if role == "bi_encoder" else [o[0] for o in outputs], tmp_path)
+        (line,) = map(json.loads, (tmp_path / "dev.jsonl").read_text().splitlines())
+        assert line["negatives"] == ["the city", "a king"] and "rank" not in line
+
+
+def test_long_texts_are_cut_and_counted(tmp_path, tokenizer):
+    rng = np.random.default_rng(0)
+    long = [
+        {
+            "query": " ".join(rng.choice(WORDS, 40)),
+            "positive": " ".join(rng.choice(WORDS, 50)),
+            "negatives": ["a king"],
+        }
+    ]
+    for role, lengths in (("bi_encoder", (16, 32, 4)), ("cross_encoder", (32, 19))):
+        task = make_task(tmp_path, tokenizer, role, train=long)
+        assert tuple(map(len, task.train[0].sequences)) == lengths
+        assert task.notes == {"queries truncated": 1, "passages truncated": 1}
+
+
+@pytest.mark.parametrize("role", retrieval.ROLES)
+def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    config = config_file.get_config(f"{role},runlocal")
+    config.init_from = str(write_weights(tmp_path / "weights", vocabulary))
+    config.data.train = config.data.dev = write_lines(tmp_path / "train.jsonl", LINES * 3)
+    config.data.num_negatives = 2
+    result = finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    assert 0 < result["dev"]["mrr_at_10"] <= 1 and result["steps"] == 2
+    line = json.loads((tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()[0])
+    model = bert_jax.load(tmp_path / "run")
+    if role == "cross_encoder":
+        assert model.params["head"]["kernel"].shape == (32, 1)
+        return
+    assert "head" not in model.params
+    vectors = model.encode([line["query"], *line["negatives"]])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors[1:] @ vectors[0], line["scores"], atol=1e-4)
+    # With nothing to train on the same predictions are made.
+    again = config_file.get_config(f"{role},runlocal")
+    again.init_from, again.data.dev = str(tmp_path / "run"), config.data.dev
+    assert finetune.train_and_evaluate(again.lock(), tmp_path / "again")["dev"] == result["dev"]
+    # For other libraries it is a plain encoder.
+    params, settings, own, _ = read_model(tmp_path / "run")
+    save_huggingface(tmp_path / "exported", params, settings, own)
+    again = bert_jax.load(tmp_path / "exported").encode([line["query"]])
+    again /= np.linalg.norm(again)
+    np.testing.assert_allclose(again[0], vectors[0], atol=1e-6)
+
+
+WRONG = {
+    "no query": ([{"positive": "a"}], "line 1: 'query' is ''"),
+    "empty positive": ([{"query": "a", "positive": " "}], "'positive' is ' ', expected a text"),
+    "negatives that are no list": ([LINES[0] | {"negatives": "a"}], "expected a list of texts"),
+    "empty negative": ([LINES[0] | {"negatives": [""]}], "expected a list of texts"),
+    "too few negatives": ([LINES[0] | {"negatives": []}], "0 negatives, but training takes 1"),
+    "positive among negatives": (
+        [LINES[0] | {"negatives": ["the river grew old"]}],
+        "one of the negatives too",
+    ),
+    "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' stands in"),
+    "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive', and training needs one"),
+    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "unlike"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_line_is_named(case, tmp_path, tokenizer):
+    lines, message = WRONG[case]
+    with pytest.raises(ValueError, match=message) as raised:
+        make_task(tmp_path, tokenizer, train=lines)
+    assert "train.jsonl, line" in str(raised.value)
+
+
+def test_wrong_settings_are_named(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match=r"data.role=reader: expected bi_encoder or cross_encoder"):
+        make_task(tmp_path, tokenizer, data__role="reader")
+    with pytest.raises(ValueError, match="at most half of max_seq_length"):
+        make_task(tmp_path, tokenizer, data__max_query_length=20)
+    with pytest.raises(ValueError, match="after the colon"):
+        config_file.get_config("bi_encoder,runlocl")
+
+
+def test_squad_questions_become_queries_divided_by_article(tmp_path, capsys):
+    def article(name, answerable=True):
+        return {
+            "title": name,
+            "paragraphs": [
+                {
+                    "context": f"{name} {number}",
+                    "qas": [
+                        {
+                            "id": f"{name}{number}",
+                            "question": "who?",
+                            "answers": [],
+                            "is_impossible": not answerable,
+                        }
+                    ],
+                }
+                for number in range(2)
+            ],
+        }
+
+    source = tmp_path / "squad.json"
+    source.write_text(json.dumps({"data": [article("a"), article("b", False), article("c")]}))
+    convert(source, tmp_path / "out", dev_articles=1)
+    train, dev = (
+        retrieval.read_queries(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "dev")
+    )
+    assert [query.id for query in train] == ["a0", "a1"]
+    assert dev[0].positive == "c 0" and dev[0].negatives == ("c 1",)
+    assert len(retrieval.read_passages(tmp_path / "out" / "passages.jsonl")) == 6
+    source.write_text("{}")
+    with pytest.raises(ValueError, match="not in SQuAD's format"):
+        convert(source, tmp_path / "out", dev_articles=1)

@@ -1,0 +1,301 @@
+"""The loop of fine-tuning: it resumes bit for bit, keeps the best, and names what is wrong."""
+
+import dataclasses
+import json
+import random
+import shutil
+
+import jax
+import numpy as np
+import processes
+import pytest
+from conftest import WORDS, write_vocabulary
+
+import bert_jax
+from bert_jax import finetune
+from bert_jax.checkpoint import find_checkpoint, saved_steps, write_checkpoint
+from bert_jax.config import BertConfig
+from bert_jax.heads import BertForTask
+from bert_jax.tokenization import load_tokenizer
+from configs.finetune import text_classification
+
+CLASSES = ("north", "south")
+
+
+def write_weights(directory, vocabulary, head=None, bias=0.0):
+    """A checkpoint of a small encoder that was never trained; with `head`, of its labels."""
+    tokenizer = load_tokenizer(vocabulary)
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        initializer_range=0.2,  # Else it takes many steps until [CLS] tells of other words.
+    )
+    row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
+    model = BertForTask(config, "classification", len(head or CLASSES))
+    params = model.init(jax.random.key(0), row)["params"]
+    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
+    if head:
+        settings["head"] = {"task": "classification", "labels": list(head)}
+        params["head"]["bias"] += bias * np.arange(len(head))
+    else:
+        del params["head"]
+    write_checkpoint(directory, params, settings, tokenizer)
+    return directory
+
+
+def write_examples(path, count, seed, labels=CLASSES):
+    """Texts of words that only one label has."""
+    rng = random.Random(seed)
+    lines = ["text,label"]
+    for _ in range(count):
+        label = rng.randrange(len(labels))
+        words = rng.choices(WORDS[label :: len(labels)], k=rng.randint(2, 9))
+        lines.append(f"{' '.join(words)},{labels[label]}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A directory with weights/, train.csv and dev.csv."""
+    directory = tmp_path_factory.mktemp("given")
+    write_weights(directory / "weights", write_vocabulary(directory / "vocab.txt"))
+    write_examples(directory / "train.csv", 61, seed=0)
+    write_examples(directory / "dev.csv", 30, seed=1)
+    return directory
+
+
+FIELDS = {
+    "max_seq_length": 16,
+    "batch_size": 8,
+    "num_epochs": 2.0,
+    "learning_rate": 3e-3,
+    "eval_every": 4,
+    "log_every": 2,
+}
+
+
+def small_config(given, **changes):
+    config = text_classification.get_config()
+    config.init_from = str(given / "weights")
+    config.data.train, config.data.dev = str(given / "train.csv"), str(given / "dev.csv")
+    for name, value in (FIELDS | changes).items():
+        config.update_from_flattened_dict({name.replace("__", "."): value})
+    return config.lock()
+
+
+@pytest.fixture(scope="module")
+def finished(given, tmp_path_factory):
+    """Never stopped: sixteen steps, evaluated after each fourth."""
+    workdir = tmp_path_factory.mktemp("finished")
+    return workdir, finetune.train_and_evaluate(small_config(given), workdir)
+
+
+def saved_params(workdir) -> dict:
+    return jax.device_get(bert_jax.load(workdir).params)
+
+
+def records(workdir) -> list[dict]:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def without_seconds(result: dict) -> dict:
+    return {name: value for name, value in result.items() if name != "seconds"}
+
+
+def assert_equal_runs(one, two):
+    for a, b in zip(*(jax.tree.leaves(saved_params(w)) for w in (one, two)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    results = [json.loads((workdir / "result.json").read_text()) for workdir in (one, two)]
+    assert without_seconds(results[0]) == without_seconds(results[1])
+    assert records(one) == records(two)
+    assert saved_steps(one / "best") == saved_steps(two / "best")
+
+
+def test_run_learns_and_leaves_what_the_readme_promises(finished):
+    workdir, result = finished
+    assert json.loads((workdir / "result.json").read_text()) == result
+    assert result["dev"]["accuracy"] > 0.8 and not result["collapsed"]
+    assert (workdir / "config.json").exists() and list((workdir / "tensorboard").iterdir())
+    lines = (workdir / "predictions" / "dev.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [str(n) for n in range(30)]
+    assert not (workdir / "checkpoints").exists()  # What only resuming needs.
+
+
+def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):
+    workdir, result = finished
+    scores = {r["step"]: r["dev/accuracy"] for r in records(workdir) if "dev/accuracy" in r}
+    assert list(scores) == [4, 8, 12, 16]
+    best = max(scores, key=scores.get)
+    assert find_checkpoint(workdir).name == str(best) == str(result["best_step"])
+    assert result["dev"]["accuracy"] == scores[best]
+
+
+@pytest.mark.parametrize(("stop_at", "saved"), [(4, True), (8, True), (8, False)])
+def test_stopped_and_resumed_equals_never_stopped(finished, given, tmp_path, stop_at, saved):
+    """Also where the best of a step was kept, and the run ended before its state was saved."""
+
+    class Stop(Exception):
+        pass
+
+    class StoppingCheckpointer(finetune.Checkpointer):
+        def save(self, state):
+            if saved or int(state.step) != stop_at:
+                super().save(state)
+                self.wait()
+            if int(state.step) == stop_at:
+                raise Stop
+
+    original = finetune.Checkpointer
+    finetune.Checkpointer = StoppingCheckpointer
+    try:
+        with pytest.raises(Stop):
+            finetune.train_and_evaluate(small_config(given), tmp_path)
+    finally:
+        finetune.Checkpointer = original
+    finetune.train_and_evaluate(small_config(given), tmp_path)
+    assert_equal_runs(finished[0], tmp_path)
+
+
+def test_run_that_ended_before_its_result_was_written_comes_to_the_same(finished, tmp_path, given):
+    """All is done again from the beginning, for no state is left to go on from."""
+    workdir = tmp_path / "run"
+    shutil.copytree(finished[0], workdir)
+    (workdir / "result.json").unlink()
+    finetune.train_and_evaluate(small_config(given), workdir)
+    assert_equal_runs(finished[0], workdir)
+
+
+def test_finished_run_is_not_run_again(finished, given, monkeypatch):
+    workdir, result = finished
+    monkeypatch.setattr(finetune, "train_batches", None)
+    assert finetune.train_and_evaluate(small_config(given), workdir) == result
+
+
+def test_workdir_of_other_settings_is_refused(finished, given):
+    with pytest.raises(ValueError, match=r"learning_rate: 0.003 in .*, 0.001 now"):
+        finetune.train_and_evaluate(small_config(given, learning_rate=1e-3), finished[0])
+
+
+def test_several_seeds_give_median_and_spread(finished, given, tmp_path):
+    config = small_config(given, num_seeds=3)
+    result = finetune.train_and_evaluate(config, tmp_path)
+    scores = sorted(seed["dev"]["accuracy"] for seed in result["seeds"])
+    assert result["scores"]["dev/accuracy"] == {
+        "least": scores[0],
+        "median": scores[1],
+        "most": scores[2],
+    }
+    assert [seed["seed"] for seed in result["seeds"]] == [0, 1, 2]
+    assert without_seconds(result["seeds"][0]) == without_seconds(finished[1])
+    # The second time nothing is computed.
+    again = finetune.train_and_evaluate(config, tmp_path)
+    assert without_seconds(again) == without_seconds(result)
+
+
+def test_collapsed_run_is_named(given, tmp_path):
+    write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
+    config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert result["collapsed"]
+    assert "collapsed to one class" in finetune.table_of_seeds([result])
+    assert finetune.summary([result], result["metric"])["collapsed_seeds"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "alike", "different"),
+    [
+        ("classification", [[0, 1], [2, 3]], [[0, 1], [3, 2]]),
+        ("regression", [[0.5], [0.5]], [[0.5], [0.7]]),
+        ("multiple_choice", [[0.5], [0.5]], [[0.5], [0.7]]),
+        ("embedding", [[[0, 1]], [[0, 1]]], [[[0, 1]], [[1, 0]]]),
+        ("tagging", [[[0, 1], [0, 1]], [[0, 1]]], [[[0, 1], [1, 0]], [[0, 1]]]),
+        ("span", [[[1, 1], [0, 0]]], [[[1, 0], [0, 1]]]),
+    ],
+)
+def test_collapse_of_each_kind_of_head(kind, alike, different):
+    for outputs, expected in ((alike, True), (different, False)):
+        assert finetune.collapsed(kind, [np.array(each, float) for each in outputs]) == expected
+
+
+def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):
+    result = finetune.train_and_evaluate(small_config(given, num_epochs=0.0), tmp_path)
+    assert result["steps"] == result["best_step"] == 0 and 0 <= result["dev"]["accuracy"] <= 1
+
+
+def test_without_dev_the_last_step_is_kept(given, tmp_path):
+    config = small_config(given, data__dev="", data__test=str(given / "dev.csv"), num_epochs=1.0)
+    result = finetune.train_and_evaluate(config, tmp_path)
+    assert result["best_step"] == result["steps"] == 8 and "dev" not in result
+
+
+def test_split_without_labels_is_predicted_and_not_scored(given, tmp_path):
+    (tmp_path / "test.csv").write_text("text\nold river\nking\n")
+    config = small_config(given, data__test=str(tmp_path / "test.csv"), num_epochs=0.5)
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert "test" not in result
+    assert len((tmp_path / "run/predictions/test.jsonl").read_text().splitlines()) == 2
+
+
+def test_head_of_the_same_labels_goes_on_and_of_others_needs_new_head(finished, given, tmp_path):
+    start = {"init_from": str(finished[0]), "num_epochs": 0.0}
+    again = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "same")
+    assert again["dev"] == finished[1]["dev"]
+    write_examples(tmp_path / "train.csv", 20, seed=2, labels=("east", "north", "west"))
+    other = start | {"data__train": str(tmp_path / "train.csv"), "data__dev": ""}
+    with pytest.raises(ValueError, match=r"labels north, south, .* east, north, west: set --conf"):
+        finetune.train_and_evaluate(small_config(given, **other), tmp_path / "other")
+    assert not (tmp_path / "other" / "config.json").exists()
+    finetune.train_and_evaluate(small_config(given, **other, new_head=True), tmp_path / "other")
+    assert bert_jax.load(tmp_path / "other").params["head"]["bias"].shape == (3,)
+
+
+WRONG = {
+    "no weights": ({"init_from": ""}, "give the weights to start from: --config.init_from=DIR"),
+    "weights nowhere": ({"init_from": "/nowhere"}, "/nowhere is not a directory"),
+    "too long": ({"max_seq_length": 64}, "max_seq_length is 64, but the position table .* at 32"),
+    "learning rate": ({"learning_rate": -1.0}, "learning_rate=-1"),
+    "no seeds": ({"num_seeds": 0}, "num_seeds=0: expected at least 1"),
+    "train nowhere": ({"data__train": "/nowhere.csv"}, "no file /nowhere.csv"),
+    "metric": ({"data__metric": "acuracy"}, "acuracy: expected one of accuracy, macro_f1"),
+    "unknown task": ({"task": "tekst"}, "config.task=tekst: expected the name of a file in"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_settings_are_found_before_the_first_step(case, given, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune, "train_batches", None)
+    changes, message = WRONG[case]
+    with pytest.raises((ValueError, OSError), match=message):
+        finetune.train_and_evaluate(small_config(given, **changes), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_empty_directory_is_no_checkpoint(given, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint.*bert_config.json"):
+        finetune.train_and_evaluate(small_config(given, init_from=str(tmp_path)), tmp_path / "run")
+
+
+def test_two_processes_train_and_score_as_one(given, tmp_path):
+    config = small_config(given)
+    command = ["bert_jax.finetune", "--config=configs/finetune/text_classification.py"]
+    command += [f"--config.{name}={value}" for name, value in FIELDS.items()]
+    command += [f"--config.init_from={config.init_from}"]
+    command += [f"--config.data.{name}={config.data[name]}" for name in ("train", "dev")]
+    for name, count, devices in (("one", 1, 4), ("two", 2, 2)):
+        with processes.ended(
+            processes.launch(command, tmp_path / name, num_processes=count, devices_each=devices)
+        ) as started:
+            statuses = processes.finish(started)
+        assert not any(statuses), processes.log_of(tmp_path / name).read_text()[-3000:]
+    one, two = (saved_params(tmp_path / name) for name in ("one", "two"))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    results = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("one", "two")]
+    assert results[0]["dev"] == pytest.approx(results[1]["dev"])
+    steps = [record["step"] for record in records(tmp_path / "two")]
+    assert steps == sorted(steps) and len(steps) == len(records(tmp_path / "one"))

@@ -1,0 +1,71 @@
+"""Questions and paragraphs of a SQuAD file as queries and passages, to train search on.
+
+python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --dev_articles=8
+
+Writes `train.jsonl` and `dev.jsonl`, divided by article, each question with its paragraph and, as
+negatives, the other paragraphs of its article; and `passages.jsonl`, all paragraphs of the file.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import app, flags
+
+DEV_ARTICLES = flags.DEFINE_integer(
+    "dev_articles", None, "How many, from the end of the file.", lower_bound=1, required=True
+)
+
+
+def queries_of(article: dict) -> list[dict]:
+    """Each question of an article, with its paragraph and the others; unanswerable ones left out.
+
+    Raises KeyError and TypeError where it is not of SQuAD's format.
+    """
+    contexts = [paragraph["context"] for paragraph in article["paragraphs"]]
+    return [
+        {
+            "id": question["id"],
+            "query": question["question"],
+            "positive": paragraph["context"],
+            "negatives": [each for each in contexts if each != paragraph["context"]],
+        }
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+        if not question.get("is_impossible", False)
+    ]
+
+
+def convert(source: pathlib.Path, directory: pathlib.Path, dev_articles: int) -> None:
+    """Writes the three files; ValueError for a file that is not SQuAD's."""
+    try:
+        articles = json.loads(source.read_text())["data"]
+        queries = [queries_of(article) for article in articles]
+        contexts = [each["context"] for article in articles for each in article["paragraphs"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{source} is not in SQuAD's format ({error!r})") from error
+    if dev_articles >= len(articles):
+        raise ValueError(f"{source} has {len(articles)} articles: --dev_articles must be fewer")
+    files = {
+        "train": [query for article in queries[:-dev_articles] for query in article],
+        "dev": [query for article in queries[-dev_articles:] for query in article],
+        "passages": [{"text": context} for context in dict.fromkeys(contexts)],
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        with open(directory / f"{name}.jsonl", "w") as stream:
+            stream.writelines(json.dumps(line) + "\n" for line in lines)
+        print(f"{directory / name}.jsonl: {len(lines):,} lines")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 3:
+        raise app.UsageError("expected a SQuAD file and a directory")
+    try:
+        convert(pathlib.Path(argv[1]), pathlib.Path(argv[2]), DEV_ARTICLES.value)
+    except (OSError, ValueError) as error:
+        sys.exit(f"squad_to_retrieval: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)
