@@ -218,7 +218,7 @@ def test_dividing_the_weight_update_changes_no_result(mesh, name):
 
 
 def exchanges(divides: bool, accumulate: int) -> tuple[list[tuple[str, str, int]], int]:
-    """(computation, kind, bytes) of what 8 data shards exchange in a step but for a few scalars.
+    """(computation, kind, bytes) of what 8 data shards exchange in a step, but for scalars.
 
     Together with the bytes of all parameters.
     """
@@ -235,7 +235,7 @@ def exchanges(divides: bool, accumulate: int) -> tuple[list[tuple[str, str, int]
         for name, body in computations.items()
         for instruction in body
         if instruction.opcode.removesuffix("-start") in COLLECTIVES
-        and array_bytes(instruction.shape) > 256
+        and array_bytes(instruction.shape) >= 512
     ]
     return found, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
