@@ -101,6 +101,10 @@ def _values(record) -> tuple:
     return tuple(getattr(record, field.name) for field in dataclasses.fields(record))
 
 
+def _most(exchange: tuple[str, Collective]) -> float:
+    return exchange[1].num_bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """One step of one device.
@@ -144,7 +148,7 @@ def step_cost(text: str) -> Cost:
         return total
 
     cycles, not_estimated = collections.Counter(), collections.Counter()
-    collectives, costliest, unknown = {}, [], []
+    exchanges, costliest, unknown = {}, [], []
     num_flops = 0.0
     for times, home, instruction in executed(computations, entry, unknown):
         num_flops += times * flops(instruction, by_name[home])
@@ -152,9 +156,11 @@ def step_cost(text: str) -> Cost:
         fused = inner if instruction.opcode in ("fusion", "custom-call") else None
         num_flops += times * flops_of(fused) if fused else 0.0
         found = collectives_in(instruction, computations, by_name, home)
-        for kind, record in found:
+        for kind, channel, record in found:
             record = Collective(*(times * value for value in _values(record)))
-            collectives[kind] = collectives.get(kind, Collective()) + record
+            # What runs beside the arithmetic is written in steps, all of one channel.
+            key = channel or (home, instruction.name)
+            exchanges[key] = max(exchanges.get(key, (kind, record)), (kind, record), key=_most)
         if instruction.cycles is not None:
             cycles[part_of(instruction.op_name)] += times * instruction.cycles
             costliest.append((times * instruction.cycles, times, instruction))
@@ -163,6 +169,9 @@ def step_cost(text: str) -> Cost:
             name = re.sub(r"[.\d]+$", "", instruction.name)
             not_estimated[target or (name if fused else instruction.opcode)] += times
     costliest.sort(key=lambda row: -row[0])
+    collectives = {}
+    for kind, record in exchanges.values():
+        collectives[kind] = collectives.get(kind, Collective()) + record
     return Cost(dict(cycles), num_flops, collectives, costliest, dict(not_estimated), unknown)
 
 
@@ -314,8 +323,8 @@ def _met_positions(left, right, result, *, stride, pad, left_dilation, right_dil
 
 def collectives_in(
     instruction: Instruction, computations: dict, by_name: dict, computation: str
-) -> list[tuple[str, Collective]]:
-    """(kind, record) of the collective that an instruction is, or of those fused into it."""
+) -> list[tuple[str, str | None, Collective]]:
+    """(kind, channel, record) of the collective an instruction is, or of those fused into it."""
     if instruction.opcode == "fusion":
         called = instruction.called("calls")
         found = [
@@ -325,24 +334,31 @@ def collectives_in(
         ]
         if called.startswith("all-reduce-scatter"):  # How TPU writes a reduce-scatter.
             found = [
-                ("reduce-scatter", dataclasses.replace(record, link_bytes=record.link_bytes / 2))
-                for _, record in found
+                (
+                    "reduce-scatter",
+                    channel,
+                    dataclasses.replace(record, link_bytes=record.link_bytes / 2),
+                )
+                for _, channel, record in found
             ]
         return found
     siblings = by_name[computation]
     if instruction.opcode == "send" and "megascale" in instruction.attributes:
         num_bytes = array_bytes(siblings[instruction.operands[0]].shape)
-        return [("between slices", Collective(1, num_bytes))]  # By the hosts, not over links.
+        return [("between slices", None, Collective(1, num_bytes))]  # By the hosts, not over links.
     kind = instruction.opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
         return []
     num_bytes = sum(array_bytes(siblings[name].shape) for name in instruction.operands)
+    if kind == "all-reduce":  # TPU may widen on the way.
+        num_bytes = max(num_bytes, array_bytes(instruction.shape))
     size = group_size(instruction.attributes)
     if kind == "all-gather":
         num_bytes *= size
     share = 1.0 if kind == "collective-permute" else (size - 1) / size
     link_bytes = num_bytes * share * (2 if kind == "all-reduce" else 1)
-    return [(kind, Collective(1, num_bytes, link_bytes))]
+    channel = instruction.attribute(r"channel_id=(\d+)")
+    return [(kind, channel, Collective(1, num_bytes, link_bytes))]
 
 
 def group_size(attributes: str) -> int:

@@ -105,6 +105,24 @@ def test_link_bytes_follow_from_the_size_of_the_group(replicas, size):
     assert record.link_bytes == pytest.approx(3 * 2 * payload * (size - 1) / size)
 
 
+def test_a_reduction_that_widens_counts_what_it_gives():
+    wide = cost_of(**{"%reduced = bf16[8,32]{1,0}": "%reduced = f32[8,32]{1,0}"})
+    assert wide.collectives["all-reduce"].num_bytes == 3 * 8 * 32 * 4
+
+
+def test_steps_of_one_channel_are_one_exchange():
+    reduce = "all-reduce(%dense), channel_id=5, replica_groups={{0,1}}"
+    steps = cost_of(
+        **{
+            "all-reduce(%dense)": f"{reduce}\n  %again = bf16[8,32]{{1,0}} {reduce}",
+            "kind=kLoop, calls=%add": "kind=kLoop, calls=%step",
+            "%fused (p": f"%step (p: bf16[8,32]) -> bf16[8,32] {{\n  %dense = bf16[8,32]{{1,0}} "
+            f"parameter(0)\n  ROOT %part = bf16[8,32]{{1,0}} {reduce}\n}}\n\n%fused (p",
+        }
+    )
+    assert steps.collectives == cost_of("{{0,1}}").collectives  # Three trips, not seven.
+
+
 def test_gathering_counts_the_gathered_array_and_scattering_moves_half_of_a_reduction():
     gather = cost_of(**{"all-reduce(%dense)": "all-gather(%dense)"}).collectives["all-gather"]
     assert gather.num_bytes == 3 * 4 * 8 * 32 * 2
