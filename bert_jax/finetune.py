@@ -6,25 +6,22 @@ save, then the predictions of the checkpoint that did best on the development se
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import json
 import math
 import pathlib
 import shutil
-import statistics
 import time
 from collections.abc import Callable
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tqdm
-from absl import app, logging
+from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax import distributed, metrics, partitioning, task_step
+from bert_jax import command, distributed, metrics, partitioning, task_step
 from bert_jax.checkpoint import (
     Checkpointer,
     load_checkpoint,
@@ -39,9 +36,9 @@ from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.inference import abstract_params, read_model
 from bert_jax.interop.parameters import LoadedModel
 from bert_jax.optimizer import frozen, linear_schedule, make_optimizer
-from bert_jax.pretrain import Preempted, check_finite, keep_compiled, parse_flags, run
+from bert_jax.seeds import collapsed, shown, summary, table_of_seeds
 from bert_jax.settings import check_bounds
-from bert_jax.tasks.task import Outputs, Task
+from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.train import TrainState
 from bert_jax.watchdog import Watchdog
@@ -75,7 +72,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> dict:
     calls it, after `distributed.join`.
     """
     workdir = pathlib.Path(workdir)
-    keep_compiled(workdir)
+    command.keep_compiled(workdir)
     with distributed.errors_shared():
         experiment = prepare(config)
     if config.num_seeds == 1:
@@ -315,7 +312,7 @@ def _run_seed(
         ends_epoch = step % (config.eval_every or per_epoch) == 0 or step == num_steps
         stops = preemption.stops_after(step)
         if step % config.log_every == 0 or ends_epoch or stops:
-            values = check_finite(jax.device_get(unreported), step)
+            values = command.check_finite(jax.device_get(unreported), step)
             values = {f"train/{name}": float(value) for name, value in values.items()}
             values["learning_rate"] = float(experiment.schedule(step - 1))
             values["seconds"] = time.monotonic() - began
@@ -335,7 +332,7 @@ def _run_seed(
             checkpointer.save(state)
         if stops:
             checkpointer.wait()
-            raise Preempted(step, preemption.interrupted)
+            raise command.Preempted(step, preemption.interrupted)
     progress.close()
 
     # The checkpoint that is kept predicts every split.
@@ -385,59 +382,6 @@ def best_so_far(directory: pathlib.Path) -> tuple[int | None, float | None]:
     return steps[-1], load_settings(directory / str(steps[-1]))["score"]
 
 
-def collapsed(kind: str, outputs: Outputs) -> bool:
-    """Whether all predictions are one class: a run that has learned nothing but the majority."""
-    if kind == "embedding" or outputs[0].size == 1:  # Vectors, or numbers: all alike.
-        return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
-    if kind == "tagging":
-        return len(np.unique(np.concatenate([each.argmax(-1) for each in outputs]))) == 1
-    if kind == "span":  # All at [CLS]: no answer anywhere.
-        return not any(each.argmax(axis=0).any() for each in outputs)
-    return len({int(each.argmax()) for each in outputs}) == 1
-
-
-def summary(results: list[dict], metric: str) -> dict:
-    """What several seeds come to: of each metric the median, the least and the most."""
-    splits = [name for name, value in results[0].items() if isinstance(value, dict)]
-    combined = {}
-    for split in splits:
-        for name in results[0][split]:
-            values = [result[split][name] for result in results]
-            combined[f"{split}/{name}"] = {
-                "median": statistics.median(values),
-                "least": min(values),
-                "most": max(values),
-            }
-    return {
-        "metric": metric,
-        "scores": combined,
-        "collapsed_seeds": [result["seed"] for result in results if result.get("collapsed")],
-        "seeds": results,
-        "seconds": sum(result["seconds"] for result in results),
-    }
-
-
-def table_of_seeds(results: list[dict]) -> str:
-    """A line for each seed, and one for their median and spread."""
-    lines = []
-    for result in results:
-        line = f"seed {result['seed']}, step {result['best_step']}"
-        for name, value in result.items():
-            if isinstance(value, dict):
-                line += f"; {name}: {shown(value)}"
-        lines.append(line + ("; collapsed to one class" if result.get("collapsed") else ""))
-    for name, value in summary(results, "")["scores"].items():
-        lines.append(
-            f"median of {len(results)}: {name} {value['median']:.4f} "
-            f"({value['least']:.4f} to {value['most']:.4f})"
-        )
-    return "\n".join(lines)
-
-
-def shown(scores: dict[str, float]) -> str:
-    return ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
-
-
 def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
     """Says what was read before anything is computed."""
     tokens, rows = sum(map(len, task.train)), len(shape.pack(task.train))
@@ -456,4 +400,4 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    app.run(functools.partial(run, train_and_evaluate=train_and_evaluate), flags_parser=parse_flags)
+    command.start(train_and_evaluate)

@@ -4,47 +4,26 @@ Top to bottom: what to train, on which devices and rows, from which state; then 
 evaluate -> save -> next batch -> step, so that a run started again repeats and skips nothing.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import json
-import logging as std_logging
-import math
-import os
 import pathlib
-import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import tqdm
-from absl import app, flags, logging
-from ml_collections import config_dict, config_flags
+from absl import logging
+from ml_collections import config_dict
 
-from bert_jax import distributed, metrics, partitioning, settings, train
+from bert_jax import command, distributed, metrics, partitioning, settings, train
 from bert_jax.assembly import assemble
-from bert_jax.checkpoint import Checkpointer, CheckpointError
+from bert_jax.checkpoint import Checkpointer
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
-from bert_jax.exit_status import INTERRUPTED, PREEMPTED
 from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.watchdog import Watchdog
 from bert_jax.workdir import claim_together, write_json
-
-config_flags.DEFINE_config_file(
-    "config", None, "One of configs/pretrain/ or configs/finetune/.", lock_config=True
-)
-flags.DEFINE_string("workdir", None, "Where the run keeps everything; created if it is not there.")
-flags.DEFINE_bool("multihost", False, "Run as one of several processes that the cluster tells of.")
-flags.DEFINE_string("coordinator", None, "host:port of process 0, where no cluster tells of it.")
-flags.DEFINE_integer("num_processes", None, "How many processes there must be.", lower_bound=1)
-flags.DEFINE_integer("process_id", None, "Of this process, from 0.", lower_bound=0)
-flags.DEFINE_integer("join_seconds", 300, "How long to wait for the other processes.")
-flags.DEFINE_integer("heartbeat_seconds", 100, "Silence after which a process is taken for lost.")
-flags.mark_flags_as_required(["config", "workdir"])
-
 
 # So many steps are handed to the devices before the first of them is done.
 STEPS_AHEAD = 2
@@ -55,18 +34,6 @@ PROGRESS = (
     ("sequences/s", "sequences_per_second", 1),
     ("mfu", "mfu", 3),
 )
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss of a step is not a number, or infinite."""
-
-
-class Preempted(Exception):
-    """The run was told to stop, and has saved its last step; `status` is to exit with."""
-
-    def __init__(self, step: int, interrupted: bool):
-        self.status = INTERRUPTED if interrupted else PREEMPTED
-        super().__init__(f"stopped; step {step} is saved. The same command goes on from there")
 
 
 def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str, float]:
@@ -104,8 +71,8 @@ def _train_and_evaluate(
     ]
     claim_together(workdir, resolved)
     is_first = jax.process_index() == 0  # The one that writes and shows what all share.
-    keep_compiled(workdir)
-    programs = cleanup.enter_context(compilations())
+    command.keep_compiled(workdir)
+    programs = cleanup.enter_context(command.compilations())
     checkpointer = cleanup.enter_context(
         contextlib.closing(
             Checkpointer(
@@ -168,7 +135,7 @@ def _train_and_evaluate(
                 logging.info(
                     "First step done %.1f s after the process began; %d programs compiled, "
                     "%d found compiled before",
-                    process_seconds(),
+                    command.process_seconds(),
                     programs["compile_requests_use_cache"] - programs["cache_hits"],
                     programs["cache_hits"],
                 )
@@ -179,7 +146,7 @@ def _train_and_evaluate(
             stops = preemption.stops_after(step)
             saves = step % config.checkpoint_every == 0 or step == phase.stop or stops
             if reports or saves:  # Whatever is saved has been looked at.
-                values = check_finite(jax.device_get(unreported), step)
+                values = command.check_finite(jax.device_get(unreported), step)
             if reports:
                 now = time.monotonic()
                 values = {f"train/{name}": float(value) for name, value in values.items()}
@@ -210,7 +177,7 @@ def _train_and_evaluate(
                 checkpointer.save(state)
             if stops:
                 checkpointer.wait()
-                raise Preempted(step, preemption.interrupted)
+                raise command.Preempted(step, preemption.interrupted)
             if reports or evaluates:
                 last_report, timed_from = time.monotonic(), step
 
@@ -231,37 +198,6 @@ def _train_and_evaluate(
     return result
 
 
-def keep_compiled(workdir: pathlib.Path) -> None:
-    """Has what is compiled kept in the workdir, unless the environment names another place."""
-    directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
-    jax.config.update("jax_compilation_cache_dir", directory)
-
-
-@contextlib.contextmanager
-def compilations():
-    """Counts JAX's events, among them `compile_requests_use_cache`: the programs asked for.
-
-    Of these, `cache_hits` had been compiled before.
-    """
-    events = collections.Counter()
-
-    def count(event: str, **_):
-        events[event.rpartition("/")[2]] += 1
-
-    jax.monitoring.register_event_listener(count)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_listener(count)
-
-
-def process_seconds() -> float:
-    """Since this process began, its imports included."""
-    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # After the machine did; see proc(5).
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
-
-
 def evaluate(eval_step, params, phase, batch_sharding, config) -> dict[str, float]:
     """Losses (nats), perplexity and accuracies over every held-out row of the phase, once."""
     batches = eval_batches(phase.heldout, batch_sharding, config.eval_batch_size)
@@ -273,86 +209,6 @@ def evaluate(eval_step, params, phase, batch_sharding, config) -> dict[str, floa
     return scores | {"perplexity": metrics.perplexity(scores["mlm_loss"])}
 
 
-def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
-    """The metrics of `last_step`, the last of the list; NonFiniteLoss if any is not a number."""
-    for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
-        for name in ("loss", "gradient_norm", "parameter_norm"):
-            if not math.isfinite(values[name]):
-                raise NonFiniteLoss(
-                    f"the {name} of step {step} is {values[name]}. Nothing was saved since the "
-                    "last finite checkpoint; lower the learning rate, lengthen the warm-up, or "
-                    "look at the rows of that step, and start in a new workdir"
-                )
-    return step_metrics[-1]
-
-
-def run(argv: list[str], train_and_evaluate: Callable[[config_dict.ConfigDict, str], dict]) -> None:
-    """What both entry points do: join, train, and end with a status that launchers understand."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    if flags.FLAGS["verbosity"].using_default_value:
-        logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().addFilter(  # Orbax tells of each thread and option.
-        lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
-    )
-    values = flags.FLAGS
-    several = values.multihost or values.coordinator is not None
-    try:
-        if not several and (values.num_processes or values.process_id) is not None:
-            raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
-        if several:
-            distributed.join(
-                coordinator=values.coordinator,
-                num_processes=values.num_processes,
-                process_id=values.process_id,
-                timeout_seconds=values.join_seconds,
-                heartbeat_seconds=values.heartbeat_seconds,
-            )
-        result = train_and_evaluate(values.config, values.workdir)
-    except (ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
-        logging.debug("Where it came from:", exc_info=True)  # Shown with --verbosity=1.
-        leave(str(error), 1)
-    except Preempted as error:
-        print(f"\npretrain: {error}", file=sys.stderr)
-        sys.exit(error.status)
-    except (jax.errors.JaxRuntimeError, distributed.LostProcess) as error:
-        if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
-            leave(
-                f"out of memory ({str(error).splitlines()[0]}). Set a smaller "
-                "--config.per_device_batch_size, or --config.model.remat=full; "
-                "tools/tpu_report.py says beforehand what fits",
-                1,
-            )
-        if not (several and distributed.tells_of_a_lost_process(error)):
-            raise
-        leave(
-            f"another process is lost, or does not answer ({str(error).splitlines()[0]}). Start "
-            "the same command again on all hosts; it goes on from the last checkpoint",
-            PREEMPTED,
-        )
-    except KeyboardInterrupt:  # Before the first step.
-        leave(f"interrupted; {values.workdir} is as it was", INTERRUPTED)
-    if jax.process_index() == 0:
-        print(json.dumps(result, indent=2))
-
-
-def leave(message: str, status: int) -> NoReturn:
-    """Ends at once: in order would wait for the other processes, or for XLA to compile."""
-    print(f"\npretrain: {message}", file=sys.stderr, flush=True)
-    os._exit(status)
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """Flags that are not as they must be end in a line too, those of the configuration included."""
-    try:
-        return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        while isinstance(error, Exception) and error.args:  # One in another.
-            error = error.args[0]
-        message = str(error).replace("\n", ": ")
-        sys.exit(f"pretrain: {message}")
-
-
 if __name__ == "__main__":
     restart_with_huge_pages()
-    app.run(functools.partial(run, train_and_evaluate=train_and_evaluate), flags_parser=parse_flags)
+    command.start(train_and_evaluate)

@@ -20,7 +20,7 @@ import pytest
 from conftest import WORDS, random_text, write_vocabulary
 from test_pretrain import saved_params, small_config
 
-from bert_jax import pretrain
+from bert_jax import command, pretrain
 from bert_jax.checkpoint import CheckpointError, find_checkpoint
 from bert_jax.corpus.build import CorpusSettings, build_corpus
 from bert_jax.data.rows import CorpusError
@@ -300,7 +300,7 @@ def test_corpus_can_be_built_after_the_disk_was_full(given):
 
 
 def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(given):
-    with pytest.raises(pretrain.NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
+    with pytest.raises(command.NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
         given.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
     squares = [
         np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(given.path("workdir")))

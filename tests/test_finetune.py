@@ -12,7 +12,7 @@ import pytest
 from conftest import WORDS, write_vocabulary
 
 import bert_jax
-from bert_jax import finetune
+from bert_jax import finetune, seeds
 from bert_jax.checkpoint import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.config import BertConfig
 from bert_jax.heads import BertForTask
@@ -202,8 +202,8 @@ def test_collapsed_run_is_named(given, tmp_path):
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["collapsed"]
-    assert "collapsed to one class" in finetune.table_of_seeds([result])
-    assert finetune.summary([result], result["metric"])["collapsed_seeds"] == [0]
+    assert "collapsed to one class" in seeds.table_of_seeds([result])
+    assert seeds.summary([result], result["metric"])["collapsed_seeds"] == [0]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_collapsed_run_is_named(given, tmp_path):
 )
 def test_collapse_of_each_kind_of_head(kind, alike, different):
     for outputs, expected in ((alike, True), (different, False)):
-        assert finetune.collapsed(kind, [np.array(each, float) for each in outputs]) == expected
+        assert seeds.collapsed(kind, [np.array(each, float) for each in outputs]) == expected
 
 
 def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):

@@ -58,9 +58,9 @@ def main(accelerator_type: str, num_slices: int, arguments: list[str]) -> None:
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     from absl import flags
 
-    from bert_jax import pretrain
+    from bert_jax import command
 
-    rest = pretrain.parse_flags(["pretrain", *arguments])[1:]
+    rest = command.parse_flags(["pretrain", *arguments])[1:]
     if rest:
         sys.exit(f"unexpected arguments: {rest}")
     try:

@@ -1,0 +1,60 @@
+"""What several runs of one fine-tuning come to: median, spread, and runs that learned nothing."""
+
+import statistics
+
+import numpy as np
+
+from bert_jax.tasks.task import Outputs
+
+
+def collapsed(kind: str, outputs: Outputs) -> bool:
+    """Whether all predictions are one class: a run that has learned nothing but the majority."""
+    if kind == "embedding" or outputs[0].size == 1:  # Vectors, or numbers: all alike.
+        return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
+    if kind == "tagging":
+        return len(np.unique(np.concatenate([each.argmax(-1) for each in outputs]))) == 1
+    if kind == "span":  # All at [CLS]: no answer anywhere.
+        return not any(each.argmax(axis=0).any() for each in outputs)
+    return len({int(each.argmax()) for each in outputs}) == 1
+
+
+def summary(results: list[dict], metric: str) -> dict:
+    """What several seeds come to: of each metric the median, the least and the most."""
+    splits = [name for name, value in results[0].items() if isinstance(value, dict)]
+    combined = {}
+    for split in splits:
+        for name in results[0][split]:
+            values = [result[split][name] for result in results]
+            combined[f"{split}/{name}"] = {
+                "median": statistics.median(values),
+                "least": min(values),
+                "most": max(values),
+            }
+    return {
+        "metric": metric,
+        "scores": combined,
+        "collapsed_seeds": [result["seed"] for result in results if result.get("collapsed")],
+        "seeds": results,
+        "seconds": sum(result["seconds"] for result in results),
+    }
+
+
+def table_of_seeds(results: list[dict]) -> str:
+    """A line for each seed, and one for their median and spread."""
+    lines = []
+    for result in results:
+        line = f"seed {result['seed']}, step {result['best_step']}"
+        for name, value in result.items():
+            if isinstance(value, dict):
+                line += f"; {name}: {shown(value)}"
+        lines.append(line + ("; collapsed to one class" if result.get("collapsed") else ""))
+    for name, value in summary(results, "")["scores"].items():
+        lines.append(
+            f"median of {len(results)}: {name} {value['median']:.4f} "
+            f"({value['least']:.4f} to {value['most']:.4f})"
+        )
+    return "\n".join(lines)
+
+
+def shown(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
