@@ -34,6 +34,10 @@ flags.DEFINE_integer("heartbeat_seconds", 100, "Silence after which a process is
 flags.mark_flags_as_required(["config", "workdir"])
 
 
+STEPS_AHEAD = 2
+"""So many steps are handed to the devices before the first of them is done."""
+
+
 class NonFiniteLoss(RuntimeError):
     """The loss of a step is not a number, or infinite."""
 
@@ -121,6 +125,15 @@ def parse_flags(argv: list[str]) -> list[str]:
             error = error.args[0]
         message = str(error).replace("\n", ": ")
         sys.exit(f"{program()}: {message}")
+
+
+def wait_for_step(step_metrics: list[dict]) -> None:
+    """Until no more than `STEPS_AHEAD` steps are under way, of which these are the metrics.
+
+    That keeps the devices busy; more would delay the answer to a notice to stop.
+    """
+    if len(step_metrics) > STEPS_AHEAD:
+        jax.block_until_ready(step_metrics[-1 - STEPS_AHEAD])
 
 
 def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:

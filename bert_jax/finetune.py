@@ -308,6 +308,7 @@ def _run_seed(
         watchdog.beat(f"running step {step}")
         state, step_metrics = experiment.update_step(state, rows, num_chunks, dropout_key)
         unreported.append(step_metrics)
+        command.wait_for_step(unreported)
         progress.update()
         ends_epoch = step % (config.eval_every or per_epoch) == 0 or step == num_steps
         stops = preemption.stops_after(step)

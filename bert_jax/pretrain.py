@@ -25,8 +25,6 @@ from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.watchdog import Watchdog
 from bert_jax.workdir import claim_together, write_json
 
-# So many steps are handed to the devices before the first of them is done.
-STEPS_AHEAD = 2
 # What the progress bar shows: label, metric, digits.
 PROGRESS = (
     ("loss", "train/loss", 3),
@@ -125,9 +123,7 @@ def _train_and_evaluate(
             watchdog.beat(f"{'compiling and ' if step == start + 1 else ''}running step {step}")
             state, step_metrics = update_step(state, rows)
             unreported.append(step_metrics)
-            # Enough to keep the devices busy; more would delay the answer to a notice to stop.
-            if len(unreported) > STEPS_AHEAD:
-                jax.block_until_ready(unreported[-1 - STEPS_AHEAD])
+            command.wait_for_step(unreported)
             progress.update()
             if step == start + 1:
                 jax.block_until_ready(state)
