@@ -97,7 +97,7 @@ def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
     prepare(seed)
     started = time.perf_counter()
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
-    labels = sorted({tag for _, tags in train_set for tag in tags})
+    labels = sorted({tag for _, tags in [*train_set, *test_set] for tag in tags})
 
     def features(sentences):
         encoded = tokenizer(
