@@ -33,9 +33,9 @@ from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
 from bert_jax.heads import POOLED, make_model
 from bert_jax.huge_pages import restart_with_huge_pages
-from bert_jax.inference import abstract_params, read_model
 from bert_jax.interop.parameters import LoadedModel
 from bert_jax.optimizer import frozen, linear_schedule, make_optimizer
+from bert_jax.reading import abstract_params, read_model
 from bert_jax.seeds import collapsed, shown, summary, table_of_seeds
 from bert_jax.settings import check_bounds
 from bert_jax.tasks.task import Task

@@ -19,7 +19,7 @@ from bert_jax.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from bert_jax.inference import abstract_params, read_model
+from bert_jax.reading import abstract_params, read_model
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -20,7 +20,7 @@ from absl import app, flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoint import CheckpointError, find_checkpoint, verify_checkpoint
-from bert_jax.inference import abstract_params
+from bert_jax.reading import abstract_params
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory of the copy; must not exist.")
 

@@ -21,9 +21,9 @@ from absl import app, flags, logging
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoint import CheckpointError, write_checkpoint
-from bert_jax.inference import read_model
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.parameters import LoadReport
+from bert_jax.reading import read_model
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_huggingface import CONFIG, PIECES, VALUES, assert_same, state_dict
 
-from bert_jax.inference import read_model
 from bert_jax.interop.google import google_name
 from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.interop.parameters import parameter_shapes
+from bert_jax.reading import read_model
 
 # As in the released uncased_L-12_H-768_A-12, with {layer} for its number.
 RELEASED = """

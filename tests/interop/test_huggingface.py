@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.checkpoint import CheckpointError, write_checkpoint
 from bert_jax.config import BertConfig
-from bert_jax.inference import load, read_model
+from bert_jax.inference import load
 from bert_jax.interop.huggingface import (
     config_from_huggingface,
     huggingface_name,
@@ -19,6 +19,7 @@ from bert_jax.interop.huggingface import (
 )
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model import BertForPreTraining
+from bert_jax.reading import read_model
 from bert_jax.tokenization import tokenizer_from_bytes
 
 CONFIG = BertConfig(

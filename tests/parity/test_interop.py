@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 import bert_jax
 from bert_jax.checkpoint import write_checkpoint
-from bert_jax.inference import read_model
 from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.reading import read_model
 
 SIZES = {
     "vocab_size": 40,

@@ -9,8 +9,8 @@ from test_finetune import write_weights
 
 import bert_jax
 from bert_jax import finetune
-from bert_jax.inference import read_model
 from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.reading import read_model
 from bert_jax.tasks import retrieval
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import retrieval as config_file

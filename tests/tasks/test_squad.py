@@ -15,8 +15,8 @@ from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
 from bert_jax.heads import BertForTask
-from bert_jax.inference import read_model
 from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.reading import read_model
 from bert_jax.tasks.squad import get_task
 from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
