@@ -36,7 +36,7 @@ def test_packed_sequences_do_not_touch_each_other():
     shape.fill(packed, 0, sequences)
     for row, feature in enumerate(sequences):
         shape.fill(single, row, [feature])
-    params = model.init(jax.random.key(0), packed)
+    params = jax.jit(model.init)(jax.random.key(0), packed)
     together, alone = (jax.jit(model.apply)(params, rows) for rows in (packed, single))
     alone = np.concatenate([alone[row, : len(each)] for row, each in enumerate(sequences)])
     np.testing.assert_allclose(together[0, : len(alone)], alone, atol=1e-5)
@@ -68,7 +68,7 @@ def weights(tmp_path_factory):
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     config = BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=40, **SMALL)
     ids = jnp.zeros((1, 2), jnp.int32)
-    params = Bert(config).init(jax.random.key(0), ids, ids, ids, ids)["params"]
+    params = jax.jit(Bert(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp", "bert/pooler"]}
     write_checkpoint(directory / "0", {"bert": params}, settings, tokenizer)
     return directory

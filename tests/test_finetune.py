@@ -36,7 +36,7 @@ def write_weights(directory, vocabulary, head=None, bias=0.0):
     )
     row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
     model = BertForTask(config, "classification", len(head or CLASSES))
-    params = model.init(jax.random.key(0), row)["params"]
+    params = jax.jit(model.init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
     if head:
         settings["head"] = {"task": "classification", "labels": list(head)}

@@ -42,7 +42,7 @@ def make_model(kind: str, dropout_rate: float = 0.0, **similarity):
     config = BertConfig(
         vocab_size=90,
         hidden_size=32,
-        num_layers=2,
+        num_layers=1,
         num_heads=2,
         intermediate_size=64,
         max_position_embeddings=LENGTH,
@@ -58,7 +58,7 @@ def row_shape(kind: str, packed: bool = True) -> RowShape:
 
 def initial(model: BertForTask) -> dict:
     row = jax.tree.map(jnp.asarray, row_shape(model.kind).empty(1))
-    return model.init(jax.random.key(1), row)["params"]
+    return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
 
 def update(kind, *, packed=True, chunk_rows=16, devices=1, **model):
@@ -91,34 +91,17 @@ def assert_same(one, two):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def one_chunk():
-    found = {}
-
-    def of(kind):
-        if kind not in found:
-            found[kind] = update(kind)
-        return found[kind]
-
-    return of
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_update_equals_unpacked_update(kind, one_chunk):
-    assert_same(one_chunk(kind), update(kind, packed=False))
+def test_packing_chunks_and_devices_change_no_update(kind):
+    packed, apart = update(kind), update(kind, packed=False, chunk_rows=8, devices=4)
+    assert (packed[2], apart[2]) == (1, 2)
+    assert_same(packed, apart)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_update_in_chunks_equals_update_in_one(kind, one_chunk):
-    in_chunks = update(kind, packed=False, chunk_rows=3)
-    assert in_chunks[2] == 5 and one_chunk(kind)[2] == 1
-    assert_same(one_chunk(kind), in_chunks)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_device_equals_eight_with_dropout(kind):
-    one, eight = (update(kind, chunk_rows=8, devices=n, dropout_rate=0.1) for n in (1, 8))
-    assert_same(one, eight)
+@pytest.mark.parametrize("kind", ["tagging", "embedding"])
+def test_one_device_equals_four_with_dropout(kind):
+    one, four = (update(kind, chunk_rows=8, devices=n, dropout_rate=0.1) for n in (1, 4))
+    assert_same(one, four)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,8 +126,7 @@ def test_packed_predictions_equal_predictions_of_each_alone(kind):
             assert one.shape == (len(feature), OUTPUTS[kind])
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
 def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     model = make_model("embedding", pooling=pooling, normalize=normalize)
     params, features = initial(model), make_features("embedding")[:2]

@@ -52,7 +52,7 @@ def pretrained(tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("pretrained") / "1"
     config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
     row = RowShape(8, 1, "span", 0).empty(1)
-    params = BertForTask(config, "span", 2).init(jax.random.key(0), row)["params"]
+    params = jax.jit(BertForTask(config, "span", 2).init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["bert/pooler", "mlm", "nsp"]}
     write_checkpoint(directory, {"bert": params["bert"]}, settings, tokenizer)
     return str(directory)
