@@ -7,6 +7,7 @@ such directory without `training`.
 """
 
 import base64
+import collections
 import contextlib
 import json
 import math
@@ -243,6 +244,12 @@ def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, 
     trained = settings.get("has_training_state", True)
     training = training_state(directory) if trained else {"step": np.int32(0)}
     found = {"params": params, "training": training}
+    if trained and "head" not in settings:  # A task's optimizer may leave the encoder out.
+        # Each parameter has two moments, whatever else the optimizer keeps.
+        kept = collections.Counter(leaf.shape for leaf in jax.tree.leaves(training["opt_state"]))
+        needed = collections.Counter(leaf.shape for leaf in jax.tree.leaves(params) for _ in "mv")
+        if not needed <= kept:
+            raise CheckpointError(f"{directory}: training/ is not of these parameters")
     for name, leaf in jax.tree.leaves_with_path(found):
         if not np.isfinite(leaf).all():
             name = jax.tree_util.keystr(name)
@@ -258,8 +265,8 @@ def training_state(directory: pathlib.Path) -> dict:
     with _reading(directory):
         with ocp.PyTreeCheckpointer() as checkpointer:
             metadata = checkpointer.metadata(directory / "training").item_metadata
-        if metadata is None:
-            raise ValueError("training/ is not complete")
+        if metadata is None or set(metadata.tree) != {"step", "opt_state"}:
+            raise ValueError("training/ is not complete, or not of a run")
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata.tree
         )

@@ -8,6 +8,7 @@ import logging as std_logging
 import math
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict, config_flags
 from bert_jax import distributed
 from bert_jax.checkpoint import CheckpointError
 from bert_jax.exit_status import INTERRUPTED, PREEMPTED
+from bert_jax.flag_errors import parse_flags, program
 
 config_flags.DEFINE_config_file(
     "config", None, "One of configs/pretrain/ or configs/finetune/.", lock_config=True
@@ -66,6 +68,8 @@ def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) 
     )
     values = flags.FLAGS
     several = values.multihost or values.coordinator is not None
+    if not several:  # Until the loop traps it; several processes are told by JAX.
+        signal.signal(signal.SIGTERM, lambda *_: leave("stopped before the first step", PREEMPTED))
     try:
         if not several and (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
@@ -105,26 +109,10 @@ def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) 
         print(json.dumps(result, indent=2))
 
 
-def program() -> str:
-    """The name by which messages begin: pretrain or finetune."""
-    return pathlib.Path(sys.argv[0]).stem
-
-
 def leave(message: str, status: int) -> NoReturn:
     """Ends at once: in order would wait for the other processes, or for XLA to compile."""
     print(f"\n{program()}: {message}", file=sys.stderr, flush=True)
     os._exit(status)
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """Flags that are not as they must be end in a line too, those of the configuration included."""
-    try:
-        return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        while isinstance(error, Exception) and error.args:  # One in another.
-            error = error.args[0]
-        message = str(error).replace("\n", ": ")
-        sys.exit(f"{program()}: {message}")
 
 
 def wait_for_step(step_metrics: list[dict]) -> None:

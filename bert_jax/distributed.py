@@ -40,6 +40,10 @@ def join(
     """
     if coordinator and (num_processes is None or process_id is None):
         raise ValueError("--coordinator needs --num_processes and --process_id beside it")
+    if coordinator and process_id >= num_processes:
+        raise ValueError(
+            f"--process_id={process_id}, but --num_processes={num_processes}: they count from 0"
+        )
 
     def give_up():
         print(

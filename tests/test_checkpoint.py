@@ -89,6 +89,15 @@ def test_the_tool_checks_and_copies(workdir, tmp_path):
     assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
 
 
+def test_training_state_of_other_parameters_is_noticed(workdir, tmp_path):
+    copied = tmp_path / "9"
+    shutil.copytree(find_checkpoint(workdir), copied)
+    shutil.rmtree(copied / "training")
+    shutil.copytree(copied / "params", copied / "training")
+    with pytest.raises(CheckpointError, match="training/ is not complete, or not of a run"):
+        verify_checkpoint(copied, abstract_params)
+
+
 def test_a_checkpoint_without_training_state_is_whole(workdir, tmp_path):
     model = read_model(workdir)
     assert model.report.unused == ("training",)

@@ -137,6 +137,8 @@ def test_process_missing_says_what_to_run(corpus, tmp_path, missing):
 
 
 def test_coordinator_without_a_count_says_what_is_missing():
+    with pytest.raises(ValueError, match="--process_id=2, but --num_processes=2"):
+        distributed.join(coordinator="localhost:1", num_processes=2, process_id=2)
     with pytest.raises(ValueError, match="needs --num_processes and --process_id"):
         distributed.join(coordinator="localhost:1")
 

@@ -23,7 +23,10 @@ from bert_jax.exit_status import PREEMPTED
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 3))
 STEPS = 20 + 3 * KILLS
 # A save after every step: most moments are in the middle of one.
-FIELDS = (f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7")
+FIELDS = (
+    *(f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7"),
+    "shard_weight_update=True",  # As on pods.
+)
 PATIENCE = {"heartbeat_seconds": 10}
 
 

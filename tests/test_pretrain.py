@@ -18,6 +18,7 @@ import bert_jax
 from bert_jax import pretrain, settings
 from bert_jax.assembly import Assembly
 from bert_jax.checkpoint import find_checkpoint, saved_steps
+from bert_jax.exit_status import PREEMPTED
 from configs.pretrain import bert_tiny
 from tools.train_vocab import train_sentencepiece
 
@@ -187,6 +188,25 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
     assert f"Going on from the checkpoint of step {step}" in said
     first = re.search(r"First step done ([\d.]+) s after the process began; .* (\d+) found", said)
     assert float(first[1]) > 0 and int(first[2]) > 0
+
+
+def test_sigterm_saves_that_step_and_ends_as_preempted(corpus, tmp_path):
+    workdir = tmp_path / "run"
+    fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
+    with processes.ended(processes.start(workdir, corpus, *fields)) as started:
+        processes.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
+        started[0].send_signal(signal.SIGTERM)
+        assert processes.finish(started) == [PREEMPTED]
+    (step,) = saved_steps(workdir / "checkpoints")
+    assert f"stopped; step {step} is saved" in processes.log_of(workdir).read_text()
+
+
+def test_sigterm_before_the_first_step_ends_as_preempted(corpus, tmp_path):
+    workdir = tmp_path / "run"
+    with processes.ended(processes.start(workdir, corpus)) as started:
+        processes.wait_for(processes.log_of(workdir), "Layout over", started)
+        started[0].send_signal(signal.SIGTERM)
+        assert processes.finish(started) == [PREEMPTED]
 
 
 def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):

@@ -147,6 +147,7 @@ def test_several_slices_are_one_mesh_with_data_between_them():
         (["--topology=v4:2x2x1", "--config.batch_size=6"], "batch_size 6 is not divisible by 4"),
         (["--topology=v4:2x2x1", "--max_seq_length=1024"], "position table ends at 512"),
         (["--topology=v4:2x2x1:0"], "unknown topology 'v4:2x2x1:0'"),
+        (["--config.lerning_rate=1"], "'lerning_rate': Did you mean"),
         ([], "names no topology: give one, as --topology=v4:4x4x4"),
         (["--topology=v4:2x2x1", "--sweep", "--sweep_meshes=2x2"], "expected data x fsdp x tensor"),
         (

@@ -58,9 +58,10 @@ def main(accelerator_type: str, num_slices: int, arguments: list[str]) -> None:
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     from absl import flags
 
-    from bert_jax import command
+    from bert_jax import command  # noqa: F401  The flags of a run.
+    from bert_jax.flag_errors import parse_flags
 
-    rest = command.parse_flags(["pretrain", *arguments])[1:]
+    rest = parse_flags(["pretrain", *arguments])[1:]
     if rest:
         sys.exit(f"unexpected arguments: {rest}")
     try:

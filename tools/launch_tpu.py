@@ -363,6 +363,10 @@ def check_job(action: str, target: Target) -> None:
         raise LaunchError(f"{action} needs the arguments of the run: -- --config=... --workdir=...")
     if action == "launch" and not target.bucket:
         raise LaunchError("launch needs --bucket: it deletes the slice and what is on its disks")
+    if not re.fullmatch(r"([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])?", target.bucket):
+        raise LaunchError(
+            f"--bucket={target.bucket}: expected a name alone, without gs:// or a path"
+        )
     if target.num_hosts > 1 and not target.bucket:
         raise LaunchError(f"{target.num_hosts} hosts must share the workdir: give --bucket")
     if target.bucket and not words["workdir"].startswith("/gcs/"):

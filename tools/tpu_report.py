@@ -29,6 +29,7 @@ from ml_collections import ConfigDict, config_flags
 
 from bert_jax import pod_report, settings, tpu
 from bert_jax.config import REMAT_POLICIES
+from bert_jax.flag_errors import parse_flags
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "As for pre-training.", lock_config=True)
 TOPOLOGY = flags.DEFINE_string("topology", None, "v4:4x4x4, say; if not given, config.topology.")
@@ -299,4 +300,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -57,6 +57,8 @@ start() {
     # The runtime aborts a process that has lost another: as good as preempted.
     lost="distributed service detected fatal errors"
     if test $status = 134 && grep --quiet "$lost" job/log; then status=75; fi
+    # SIGTERM while it waits for the other hosts, before it can trap it.
+    if test $status = 143; then status=75; fi
     echo $status >job/status' start "$@" >job/log 2>&1 </dev/null &
   echo $! >job/pid
 }
