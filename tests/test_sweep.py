@@ -110,7 +110,7 @@ def test_directory_of_another_command_is_refused(stand_in):
 
 def test_ctrl_c_ends_the_run_and_the_same_command_goes_on(stand_in):
     tool = pathlib.Path(sweep.__file__).resolve()
-    command = [sys.executable, str(tool), f"--output={stand_in / 'out'}"]
+    command = [sys.executable, str(tool), f"--runs={stand_in / 'out'}"]
     command += ["--grid=learning_rate=3,7,4", "--", "--config=x"]
     with processes.ended([subprocess.Popen(command, cwd=stand_in)]) as started:
         processes.wait_for(stand_in / "out/learning_rate=7/waits", "waits", started)

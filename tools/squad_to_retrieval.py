@@ -1,6 +1,6 @@
 """Questions and paragraphs of a SQuAD file as queries and passages, to train search on.
 
-python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --dev_articles=8
+python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --heldout_articles=8
 
 Writes `train.jsonl` and `dev.jsonl`, divided by article, each question with its paragraph and, as
 negatives, the other paragraphs of its article; and `passages.jsonl`, all paragraphs of the file.
@@ -13,7 +13,7 @@ import sys
 from absl import app, flags
 
 DEV_ARTICLES = flags.DEFINE_integer(
-    "dev_articles", None, "How many, from the end of the file.", lower_bound=1, required=True
+    "heldout_articles", None, "How many, from the end of the file.", lower_bound=1, required=True
 )
 
 
@@ -36,7 +36,7 @@ def queries_of(article: dict) -> list[dict]:
     ]
 
 
-def convert(source: pathlib.Path, directory: pathlib.Path, dev_articles: int) -> None:
+def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int) -> None:
     """Writes the three files; ValueError for a file that is not SQuAD's."""
     try:
         articles = json.loads(source.read_text())["data"]
@@ -44,11 +44,11 @@ def convert(source: pathlib.Path, directory: pathlib.Path, dev_articles: int) ->
         contexts = [each["context"] for article in articles for each in article["paragraphs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} is not in SQuAD's format ({error!r})") from error
-    if dev_articles >= len(articles):
-        raise ValueError(f"{source} has {len(articles)} articles: --dev_articles must be fewer")
+    if heldout_articles >= len(articles):
+        raise ValueError(f"{source} has {len(articles)} articles: --heldout_articles must be fewer")
     files = {
-        "train": [query for article in queries[:-dev_articles] for query in article],
-        "dev": [query for article in queries[-dev_articles:] for query in article],
+        "train": [query for article in queries[:-heldout_articles] for query in article],
+        "dev": [query for article in queries[-heldout_articles:] for query in article],
         "passages": [{"text": context} for context in dict.fromkeys(contexts)],
     }
     directory.mkdir(parents=True, exist_ok=True)

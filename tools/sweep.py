@@ -1,6 +1,6 @@
 """Fine-tuning over a grid of settings: each point a run of its own, several seeds each.
 
-python tools/sweep.py --output=runs/sweep --grid=learning_rate=5e-5,3e-5,2e-5 \
+python tools/sweep.py --runs=runs/sweep --grid=learning_rate=5e-5,3e-5,2e-5 \
     --grid=batch_size=16,32 --seeds=3 -- --config=configs/finetune/text_classification.py \
     --config.init_from=runs/base --config.data.train=train.csv --config.data.dev=dev.csv
 
@@ -26,7 +26,7 @@ from bert_jax.workdir import write_json
 
 PAPER = ("batch_size=16,32", "learning_rate=5e-5,4e-5,3e-5,2e-5", "num_epochs=2,3,4")
 
-OUTPUT = flags.DEFINE_string("output", None, "Directory of all the runs.", required=True)
+RUNS = flags.DEFINE_string("runs", None, "Directory of all the runs.", required=True)
 GRID = flags.DEFINE_multi_string("grid", [], "FIELD=VALUE,VALUE,... of the configuration.")
 IN_PAPER = flags.DEFINE_bool("paper", False, f"--grid={' --grid='.join(PAPER)}")
 SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each point.", lower_bound=1)
@@ -149,7 +149,7 @@ def sweep(directory: pathlib.Path, grid: list[str], command: list[str]) -> list[
     if record.exists() and (before := json.loads(record.read_text())["command"]) != command:
         raise ValueError(
             f"{directory} holds a sweep of another command:\n  {shlex.join(before)}\n"
-            f"  {shlex.join(command)} now\nGive another --output, or remove it"
+            f"  {shlex.join(command)} now\nGive another --runs, or remove it"
         )
     write_json(record, {"command": command, "points": []})
     rows = []
@@ -167,7 +167,7 @@ def sweep(directory: pathlib.Path, grid: list[str], command: list[str]) -> list[
 
 
 def main(argv: list[str]) -> None:
-    directory = pathlib.Path(OUTPUT.value).absolute()
+    directory = pathlib.Path(RUNS.value).absolute()
     grid = [*(PAPER if IN_PAPER.value else ()), *GRID.value]
     try:
         rows = sweep(directory, grid, [*argv[1:], f"--config.num_seeds={SEEDS.value}"])

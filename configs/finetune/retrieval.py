@@ -11,7 +11,7 @@ Expected result: on XQuAD's last 8 articles (200 questions, to be found among al
 MiniLM, which is a sentence encoder already, has MRR@10 0.907 and recall@1 0.850 as it is, and 0.912
 and 0.855 after this command with two epochs (one seed; the first epoch was the best).
 
-    python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --dev_articles=8
+    python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --heldout_articles=8
     python -m bert_jax.finetune --config=configs/finetune/retrieval.py:bi_encoder \
         --workdir=runs/bi_encoder --config.init_from=runs/data/minilm \
         --config.data.train=runs/data/xquad/train.jsonl \

@@ -227,7 +227,7 @@ def test_squad_questions_become_queries_divided_by_article(tmp_path, capsys):
 
     source = tmp_path / "squad.json"
     source.write_text(json.dumps({"data": [article("a"), article("b", False), article("c")]}))
-    convert(source, tmp_path / "out", dev_articles=1)
+    convert(source, tmp_path / "out", heldout_articles=1)
     train, dev = (
         retrieval.read_queries(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "dev")
     )
@@ -236,4 +236,4 @@ def test_squad_questions_become_queries_divided_by_article(tmp_path, capsys):
     assert len(retrieval.read_passages(tmp_path / "out" / "passages.jsonl")) == 6
     source.write_text("{}")
     with pytest.raises(ValueError, match="not in SQuAD's format"):
-        convert(source, tmp_path / "out", dev_articles=1)
+        convert(source, tmp_path / "out", heldout_articles=1)
