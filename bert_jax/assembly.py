@@ -100,11 +100,7 @@ def assemble(
     layout = partitioning.shardings(shapes, mesh)
     if config.shard_weight_update:
         layout = partitioning.divide_over_data(layout, shapes)
-    state = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        layout,
-    )
+    state = partitioning.placed(shapes, layout)
     masking = settings.masking_settings(config, tokenizer)
     assembly = Assembly(config, bert, model, mesh, schedule, optimizer, init, state, masking)
     for phase in phases:

@@ -256,10 +256,12 @@ def _run_seed(
     )
     first_step = checkpointer.latest_step() or 0
     key = jax.random.key(seed)
-    state = jax.jit(experiment.init, out_shardings=layout)(key, experiment.loaded)
     if first_step:
         logging.info("Going on from the checkpoint of step %d in %s", first_step, workdir)
-        state = checkpointer.restore(first_step, state)
+        shapes = jax.eval_shape(experiment.init, key, experiment.loaded)
+        state = checkpointer.restore(first_step, partitioning.placed(shapes, layout))
+    else:
+        state = jax.jit(experiment.init, out_shardings=layout)(key, experiment.loaded)
 
     sharding = partitioning.batch_sharding(layout.step.mesh)
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)

@@ -181,6 +181,15 @@ def shardings(tree, mesh: Mesh, rules=RULES):
     return placed
 
 
+def placed(tree, layout):
+    """The shapes and dtypes of `tree`, each with its sharding of `layout`."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        layout,
+    )
+
+
 def divide_over_data(layout, tree):
     """`layout` of `tree`, with `data` dividing each leaf too, along the first axis that it can.
 
