@@ -6,6 +6,7 @@ asynchronous and atomic: a directory under its final name is complete. `write_ch
 such directory without `training`.
 """
 
+import asyncio
 import base64
 import collections
 import contextlib
@@ -140,7 +141,7 @@ class Checkpointer:
         # The manager raises whatever its threads met: OSError, tensorstore's ValueError, ...
         try:
             action()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._failed = True
             raise_if_lost(error)
             complete = [found for found in saved_steps(self.directory) if found != step]

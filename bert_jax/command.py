@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -88,30 +89,34 @@ def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) 
     except Preempted as error:
         print(f"\n{program()}: {error}", file=sys.stderr)
         sys.exit(error.status)
-    except (jax.errors.JaxRuntimeError, distributed.LostProcess) as error:
-        if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+    except KeyboardInterrupt:  # Before the first step.
+        leave(f"interrupted; {values.workdir} is as it was", INTERRUPTED)
+    except BaseException as error:
+        runtime = isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess))
+        if runtime and ("RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)):
             leave(
                 f"out of memory ({str(error).splitlines()[0]}). Set a smaller "
                 "--config.per_device_batch_size, or --config.model.remat=full; "
                 "tools/tpu_report.py says beforehand what fits",
                 1,
             )
-        if not (several and distributed.tells_of_a_lost_process(error)):
+        if runtime and several and distributed.tells_of_a_lost_process(error):
+            leave(
+                f"another process is lost, or does not answer ({str(error).splitlines()[0]}). "
+                "Start the same command again on all hosts; it goes on from the last checkpoint",
+                PREEMPTED,
+            )
+        if not several:
             raise
-        leave(
-            f"another process is lost, or does not answer ({str(error).splitlines()[0]}). Start "
-            "the same command again on all hosts; it goes on from the last checkpoint",
-            PREEMPTED,
-        )
-    except KeyboardInterrupt:  # Before the first step.
-        leave(f"interrupted; {values.workdir} is as it was", INTERRUPTED)
+        leave("".join(traceback.format_exception(error)), 1)
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
 
 
 def leave(message: str, status: int) -> NoReturn:
     """Ends at once: in order would wait for the other processes, or for XLA to compile."""
-    print(f"\n{program()}: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # A log on a full disk.
+        print(f"\n{program()}: {message}", file=sys.stderr, flush=True)
     os._exit(status)
 
 

@@ -63,7 +63,7 @@ def launch(
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each} "
         "--xla_backend_optimization_level=0",
     }
-    command = [sys.executable, "-m", *command, f"--workdir={workdir}"]
+    command = [sys.executable, "-X", "faulthandler", "-m", *command, f"--workdir={workdir}"]
     together = []
     if num_processes > 1:
         together = [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]
@@ -77,6 +77,7 @@ def launch(
                     [*command, *own], stdout=log, stderr=log, env=environment, cwd=ROOT
                 )
             )
+            processes[-1].log = log.name
     return processes
 
 
@@ -85,8 +86,15 @@ def log_of(workdir, process: int = 0) -> pathlib.Path:
 
 
 def finish(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
-    """Waits for all; their exit statuses."""
-    return [process.wait(seconds) for process in processes]
+    """Waits for all; their exit statuses. Where one stands still, the stacks of all are shown."""
+    try:
+        return [process.wait(seconds) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        for process in processes:
+            process.send_signal(signal.SIGABRT)  # See `-X faulthandler` in `launch`.
+            process.wait()
+        logs = [pathlib.Path(process.log).read_text()[-8000:] for process in processes]
+        raise AssertionError("\n\n".join([str(error), *logs])) from error
 
 
 def run(workdir, corpus, *fields: str, **options) -> None:
