@@ -17,8 +17,16 @@ os.environ["XLA_FLAGS"] = " ".join(
 import pathlib
 import random
 import signal
+import tempfile
 
 import pytest
+
+# Tests and the processes that they start compile the same small programs again and again: all that
+# one call of pytest compiles is kept for it, whichever worker compiled it.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    compiled = tempfile.TemporaryDirectory()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 # What a shell starts in the background ignores Ctrl-C, and hands that on to what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
