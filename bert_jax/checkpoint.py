@@ -18,6 +18,7 @@ import time
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from bert_jax import distributed
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
@@ -80,8 +81,8 @@ class Checkpointer:
         """
         step = int(state.step)
         items = ocp.args.Composite(
-            params=ocp.args.StandardSave(state.params),
-            training=ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state}),
+            params=_in_chunks(state.params),
+            training=_in_chunks({"step": state.step, "opt_state": state.opt_state}),
             config=ocp.args.JsonSave(self._settings),
             vocabulary=ocp.args.JsonSave(self._vocabulary),
         )
@@ -168,7 +169,7 @@ def write_checkpoint(
     stands under "head". Raises CheckpointError.
     """
     items = ocp.args.Composite(
-        params=ocp.args.StandardSave(params),
+        params=_in_chunks(params),
         config=ocp.args.JsonSave(settings | {"has_training_state": False}),
         vocabulary=ocp.args.JsonSave(_vocabulary_values(tokenizer)),
     )
@@ -177,6 +178,12 @@ def write_checkpoint(
             checkpointer.save(directory.absolute(), args=items)
     except Exception as error:
         raise CheckpointError(f"writing a checkpoint to {directory} failed: {error}") from error
+
+
+def _in_chunks(tree) -> ocp.args.StandardSave:
+    """The `tree` is read again a chunk at a time, so that reading takes little memory."""
+    chunks = ocp.SaveArgs(chunk_byte_size=4 * 2**20)
+    return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunks, tree))
 
 
 def _vocabulary_values(tokenizer: Tokenizer) -> dict:
@@ -277,35 +284,42 @@ def training_state(directory: pathlib.Path) -> dict:
 def _read_arrays(directory: pathlib.Path, item: str, shapes):
     """The tree `item` on the default device, in little more memory than it takes itself.
 
-    Reading an array takes several times its size for a while. So the large ones are read one by
-    one, the largest first, when little else is there yet.
+    Reading an array takes several times its size for a while. So they are read one by one, the
+    largest first, when little else is there yet; and by TensorStore itself, since Orbax has it keep
+    100 MB of what was read.
     """
-    leaves, structure = jax.tree.flatten(shapes)
-    sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
-    large = [index for index in np.argsort(sizes)[::-1] if sizes[index] > sum(sizes) / 50]
-    small = [index for index in range(len(leaves)) if index not in large]
-    as_numpy = [ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype) for leaf in leaves]
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        for wanted in (*([index] for index in large), small):
-            some = [ocp.PLACEHOLDER] * len(leaves)
-            for index in wanted:
-                some[index] = leaves[index]
-            read = checkpointer.restore(
-                directory / item,
-                ocp.args.PyTreeRestore(
-                    item=structure.unflatten(some), restore_args=structure.unflatten(as_numpy)
-                ),
+    context = tensorstore.Context(
+        {
+            "cache_pool": {"total_bytes_limit": 0},
+            "file_io_concurrency": {"limit": 1},
+            "data_copy_concurrency": {"limit": 1},
+        }
+    )
+    leaves, structure = jax.tree.flatten_with_path(shapes)
+    read = {}
+    for path, leaf in sorted(leaves, key=lambda each: -math.prod(each[1].shape)):
+        name = ".".join(str(key.key if hasattr(key, "key") else key.idx) for key in path)
+        kvstore = {"driver": "ocdbt", "base": f"file://{directory / item}/", "path": f"{name}/"}
+        stored = tensorstore.open(
+            {"driver": "zarr", "kvstore": kvstore}, context=context, open=True, read=True
+        ).result()
+        if stored.shape != leaf.shape or stored.dtype.numpy_dtype != leaf.dtype:
+            raise ValueError(
+                f"{item} holds {name} of {stored.dtype.name} {list(stored.shape)}, expected "
+                f"{leaf.dtype} {list(leaf.shape)}"
             )
-            read = jax.tree.leaves(read)
-            for index in wanted:
-                if read[index].shape != leaves[index].shape:
-                    raise ValueError(
-                        f"{item} holds an array of shape {read[index].shape}, expected "
-                        f"{leaves[index].shape}"
-                    )
-                leaves[index] = jax.block_until_ready(jax.device_put(read[index]))
-            del read
-    return structure.unflatten(leaves)
+        values = _aligned(leaf)
+        tensorstore.array(values, copy=False).write(stored).result()
+        read[path] = jax.block_until_ready(jax.device_put(values))
+    return structure.unflatten([read[path] for path, _ in leaves])
+
+
+def _aligned(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    """A new array whose memory JAX can take over on a CPU, where it must begin at 64 bytes."""
+    size = math.prod(leaf.shape) * leaf.dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(leaf.dtype).reshape(leaf.shape)
 
 
 @contextlib.contextmanager
