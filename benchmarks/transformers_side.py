@@ -137,6 +137,8 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
     prepare(seed)
     started = time.perf_counter()
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
+    # `stride` is what windows share, ours how far they are apart; a question may be so long.
+    shared = config.max_seq_length - config.data.max_query_length - 3 - config.data.doc_stride
 
     def features(examples):
         encoded = tokenizer(
@@ -144,7 +146,7 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
             [context for _, _, context, *_ in examples],
             truncation="only_second",
             max_length=config.max_seq_length,
-            stride=config.data.doc_stride,
+            stride=max(shared, 0),
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )

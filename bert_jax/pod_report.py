@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from bert_jax import metrics, partitioning, tpu
-from bert_jax.assembly import assemble
+from bert_jax.assembly import Assembly, assemble
 from bert_jax.model import num_params
 from bert_jax.settings import Phase
 
@@ -40,12 +40,13 @@ def report(
     assembly = assemble(config, phases, tokenizer, devices)
     figures = []
     for phase in phases:
+        figures.append(_of_phase(assembly, phase, chip))
         try:
             step = tpu.compile_step(assembly, phase)
         except tpu.DoesNotFit as error:
-            figures.append(_of_phase(phase, chip) | _of_failure(error))
+            figures[-1] |= _of_failure(error)
             continue
-        figures.append(_of_phase(phase, chip) | _of_step(step, phase, chip, devices))
+        figures[-1] |= _of_step(step, figures[-1], chip, devices)
         figures[-1]["costliest"] = [
             {
                 "cycles": cycles,
@@ -76,18 +77,29 @@ def report(
     return result
 
 
-def _of_phase(phase: Phase, chip: tpu.Chip) -> dict:
+def _of_phase(assembly: Assembly, phase: Phase, chip: tpu.Chip) -> dict:
+    """What is known before compiling."""
+    shards = assembly.mesh.shape["data"] * assembly.mesh.shape["fsdp"]
     return {
         "max_seq_length": phase.rows.max_seq_length,
         "batch_size": phase.batch_size,
         "num_steps": phase.num_steps,
         "hbm_capacity_bytes": chip.hbm_bytes,
+        "mesh": dict(assembly.mesh.shape),
+        "per_device_batch_size": phase.batch_size // assembly.slices(phase) // shards,
+        "model_flops_per_sequence": metrics.flops_per_row(
+            assembly.bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+        ),
     }
 
 
 def _of_failure(error: tpu.DoesNotFit) -> dict:
     told = error.num_bytes is not None
-    return {
+    unknown = (
+        *("hbm_parts", "compiled_flops_per_sequence", "cycles_per_step", "cycles_per_sequence"),
+        *("collective_bytes_per_step", "sequences_per_second_per_chip", "mfu"),
+    )
+    return dict.fromkeys(unknown) | {
         "fits": False,
         "hbm_bytes_per_device": error.num_bytes,
         "hbm_bytes_over": error.num_bytes - error.limit if told else None,
@@ -95,8 +107,8 @@ def _of_failure(error: tpu.DoesNotFit) -> dict:
     }
 
 
-def _of_step(step: tpu.CompiledStep, phase: Phase, chip: tpu.Chip, devices) -> dict:
-    cost, batch_size = step.cost, phase.batch_size
+def _of_step(step: tpu.CompiledStep, known: dict, chip: tpu.Chip, devices) -> dict:
+    cost, batch_size = step.cost, known["batch_size"]
     num_chips = len(devices) // chip.devices
     seconds = cost.total_cycles / chip.clock_hz
     link_bytes = sum(each.link_bytes for each in cost.collectives.values())
@@ -108,13 +120,10 @@ def _of_step(step: tpu.CompiledStep, phase: Phase, chip: tpu.Chip, devices) -> d
     for (part, direction), cycles in sorted(cost.cycles.items(), key=lambda item: -item[1]):
         parts.setdefault(part, {})[direction] = cycles
     return {
-        "mesh": step.mesh,
-        "per_device_batch_size": step.per_device_batch_size,
         "hbm_bytes_per_device": used,
         "hbm_parts": step.hbm,
         "hbm_bytes_over": max(used - chip.hbm_bytes, 0),
         "fits": used <= chip.hbm_bytes,
-        "model_flops_per_sequence": step.model_flops,
         "compiled_flops_per_sequence": cost.flops * len(devices) / batch_size,
         "cycles_per_step": cost.total_cycles,
         "cycles_per_sequence": cost.total_cycles * num_chips / batch_size,
@@ -127,9 +136,9 @@ def _of_step(step: tpu.CompiledStep, phase: Phase, chip: tpu.Chip, devices) -> d
         "step_seconds": seconds,
         "link_seconds": link_seconds,
         "sequences_per_second_per_chip": rate,
-        "mfu": step.model_flops * rate / peak,
-        "hours": phase.num_steps * seconds / 3600,
-        "hours_with_links": phase.num_steps * (seconds + link_seconds) / 3600,
+        "mfu": known["model_flops_per_sequence"] * rate / peak,
+        "hours": known["num_steps"] * seconds / 3600,
+        "hours_with_links": known["num_steps"] * (seconds + link_seconds) / 3600,
         "compile_seconds": step.seconds,
         "not_estimated": cost.not_estimated,
         "loops_counted_once": cost.loops_counted_once,

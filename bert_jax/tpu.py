@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from bert_jax import metrics, partitioning
+from bert_jax import partitioning
 from bert_jax.assembly import Assembly
 from bert_jax.compiled_cost import Cost, step_cost
 from bert_jax.config import BertConfig
@@ -94,17 +94,12 @@ class CompiledStep:
     Fields:
       hbm: bytes by part; what the compiler adds to the arguments to fill tiles is "padding".
       text: scheduled HLO.
-      per_device_batch_size: rows that one device takes at once.
-      model_flops: of one row, counted by hand (`metrics.flops_per_row`).
       seconds: that tracing and compiling took.
     """
 
     hbm: dict[str, int]
     text: str
     cost: Cost
-    mesh: dict[str, int]
-    per_device_batch_size: int
-    model_flops: float
     seconds: float
 
 
@@ -165,8 +160,8 @@ def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
 def compile_step(assembly: Assembly, phase: Phase) -> CompiledStep:
     """Compiles the step of the run; DoesNotFit if the compiler runs out of memory."""
     started = time.monotonic()
-    mesh, state = assembly.mesh, assembly.state
-    rows = abstract_rows(phase, partitioning.batch_sharding(mesh))
+    state = assembly.state
+    rows = abstract_rows(phase, partitioning.batch_sharding(assembly.mesh))
     try:
         compiled = assembly.update_step(phase).lower(state, rows).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -185,21 +180,7 @@ def compile_step(assembly: Assembly, phase: Phase) -> CompiledStep:
     hbm["activations"] = memory.temp_size_in_bytes
     hbm["results"] = memory.output_size_in_bytes - memory.alias_size_in_bytes
     hbm["code"] = memory.generated_code_size_in_bytes
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    return CompiledStep(
-        hbm=hbm,
-        text=text,
-        cost=step_cost(text),
-        mesh=dict(mesh.shape),
-        per_device_batch_size=phase.batch_size // assembly.slices(phase) // shards,
-        model_flops=metrics.flops_per_row(
-            assembly.bert,
-            phase.rows.max_seq_length,
-            phase.max_predictions,
-            phase.rows.max_pairs,
-        ),
-        seconds=time.monotonic() - started,
-    )
+    return CompiledStep(hbm, text, step_cost(text), time.monotonic() - started)
 
 
 def abstract_rows(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,5 +1,6 @@
 """A checkpoint is whole or refused, kept as told, and read on whatever is at hand."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -82,11 +83,23 @@ def test_the_tool_checks_and_copies(workdir, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "copy"), read(workdir))
     again = check(workdir, f"--copy_to={tmp_path / 'copy'}")
     assert again.returncode == 1 and "exists already" in again.stderr
+    inside = check(tmp_path / "copy", f"--copy_to={tmp_path / 'copy' / 'params' / 'again'}")
+    assert inside.returncode == 1 and "is within the checkpoint" in inside.stderr
     shutil.rmtree(next((tmp_path / "copy" / "params").glob("ocdbt.process_0")))
     damaged = check(tmp_path / "copy")
     assert damaged.returncode == 1 and "could not be read as a checkpoint" in damaged.stderr
     absent = check(tmp_path / "nowhere")
     assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
+
+
+def test_parameters_of_another_model_are_noticed(workdir, tmp_path):
+    copied = tmp_path / "9"
+    shutil.copytree(find_checkpoint(workdir), copied)
+    settings = json.loads((copied / "config" / "metadata").read_text())
+    settings["bert"]["intermediate_size"] *= 2
+    (copied / "config" / "metadata").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"holds bert\.encoder.* of float32 .*, expected"):
+        bert_jax.load(copied)
 
 
 def test_training_state_of_other_parameters_is_noticed(workdir, tmp_path):

@@ -48,13 +48,19 @@ def eight_devices(corpus, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize(("num_processes", "devices_each"), [(2, 2), (4, 1)])
+ACROSS = ("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=2")
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "devices_each", "mesh"), [(2, 2, ()), (4, 1, ()), (4, 1, ACROSS)]
+)
 def test_processes_train_to_the_parameters_of_one(
-    one_process, corpus, tmp_path, num_processes, devices_each
+    one_process, corpus, tmp_path, num_processes, devices_each, mesh
 ):
+    """Whatever crosses from one process to another: rows, rows of matrices, or their columns."""
     workdir = tmp_path / "run"
     options = {"num_processes": num_processes, "devices_each": devices_each}
-    processes.run(workdir, corpus, *STEPS, **options)
+    processes.run(workdir, corpus, *STEPS, *mesh, **options)
     assert largest_difference(saved_params(one_process), saved_params(workdir)) < 1e-5
     expected, found = result_of(one_process), result_of(workdir)
     for name in ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "unigram_entropy"):
@@ -134,6 +140,16 @@ def test_process_missing_says_what_to_run(corpus, tmp_path, missing):
     message = processes.log_of(tmp_path / "run", 1 - missing).read_text()
     assert "not all of 2 processes met at localhost" in message
     assert message.rstrip().endswith("look at the logs of those that are missing")
+
+
+def test_other_count_of_processes_than_expected_says_so(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)  # Finds one.
+    preemption = jax.config.jax_enable_preemption_service
+    try:
+        with pytest.raises(ValueError, match="1 processes take part, but --num_processes=4: run"):
+            distributed.join(num_processes=4)
+    finally:
+        jax.config.update("jax_enable_preemption_service", preemption)
 
 
 def test_coordinator_without_a_count_says_what_is_missing():

@@ -35,6 +35,7 @@ def test_a_job_that_suits_its_slice_is_let_through():
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 devices"),
         ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
         ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected at least"),
+        ({"corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected a directory"),
         ({"long_phase__corpus": "corpus"}, "--config.long_phase.corpus=corpus: expected a direct"),
     ],
 )

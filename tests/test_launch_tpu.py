@@ -30,6 +30,7 @@ cloud, words = pathlib.Path(os.environ["FAKE_CLOUD"]), sys.argv[1:]
 with open(cloud / "calls", "a") as calls:
     calls.write(json.dumps(["gcloud", *words]) + chr(10))
 plan, state = json.loads((cloud / "plan.json").read_text()), cloud / "state.json"
+if plan.get("logged_out"): sys.exit("no active account. Please run: $ gcloud auth login")
 slice_ = json.loads(state.read_text()) if state.exists() else {"created": 0, "states": []}
 def save(): state.write_text(json.dumps(slice_))
 def value(flag): return next(w.partition("=")[2] for w in words if w.startswith(flag + "="))
@@ -61,6 +62,10 @@ else:
     for index, home in enumerate(homes):
         home.mkdir(exist_ok=True)
         python = home / "launch/venv/bin/python"
+        if words[3] == "scp" and plan.get("dropped"):
+            plan["dropped"] -= 1
+            (cloud / "plan.json").write_text(json.dumps(plan))
+            fail("connection dropped")
         if words[3] == "scp":
             (home / "launch.tar.gz").write_bytes(pathlib.Path(words[4]).read_bytes())
             continue
@@ -297,6 +302,23 @@ def test_a_silent_network_is_asked_again_and_a_dead_one_is_reported(cloud):
     cloud.plan(silent=99)
     result = cloud.run("status")
     assert result.returncode == 1 and "no answer about tiny" in result.stderr.splitlines()[-1]
+
+
+def test_who_is_not_logged_in_is_told_so_at_once(cloud):
+    cloud.plan(logged_out=True)
+    result = cloud.run("launch")
+    assert result.returncode == 1 and len(cloud.calls()) <= 2
+    assert "not logged in: no active account" in result.stderr.splitlines()[-1]
+
+
+def test_a_dropped_connection_is_tried_again_and_a_dead_one_ends_the_launch(cloud):
+    cloud.plan(dropped=2)
+    result = cloud.run("launch")
+    assert result.returncode == 0 and result.stderr.count("trying again") == 2
+    assert cloud.steps() == ["create", "scp", "scp", *SET_UP[1:], "delete"]
+    cloud.plan(dropped=99, states=[["ACTIVE"]] * 2)
+    result = cloud.run("launch")
+    assert result.returncode == 1 and "scp" in result.stderr.splitlines()[-1]
 
 
 def test_a_lost_node_under_an_active_request_counts_as_lost(cloud):

@@ -37,6 +37,8 @@ def copy(source: pathlib.Path, destination: pathlib.Path) -> None:
     """Under another name until the copy has been read back."""
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: give a --copy_to that does not")
+    if destination.is_relative_to(source):
+        raise ValueError(f"{destination} is within the checkpoint: give a --copy_to elsewhere")
     unfinished = destination.with_name(destination.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.copytree(source, unfinished)
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> None:
         check(source)
         if COPY_TO.value:
             copy(source, pathlib.Path(COPY_TO.value).absolute())
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, ValueError) as error:
         sys.exit(f"check_checkpoint: {error}")
 
 

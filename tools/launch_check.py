@@ -3,8 +3,9 @@
 python tools/launch_check.py ACCELERATOR_TYPE NUM_SLICES ARGUMENT...
 
 For tools/launch_tpu.py, before anything costs money. The devices are simulated, nothing is
-compiled, and the corpora need not be here: what is found is a wrong flag, field or number, and a
-mesh, batch or topology that the slice does not match.
+compiled, and the corpora need not be here: what is found is a wrong flag, field or number, a
+corpus that is not below the bucket's /gcs, and a mesh, batch or topology that the slice does not
+match.
 """
 
 import math
@@ -41,10 +42,10 @@ def check(config: ConfigDict, accelerator_type: str, num_slices: int) -> None:
             )
     settings.check_numbers(config)
     for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
-        if phase.num_steps and not os.path.isabs(phase.corpus):
+        if phase.num_steps and not phase.corpus.startswith("/gcs/"):
             raise ValueError(
-                f"--config.{name}={phase.corpus}: expected a directory that every host sees, as "
-                "below /gcs"
+                f"--config.{name}={phase.corpus}: expected a directory that every host sees, below "
+                "/gcs"
             )
     phases = tpu.planned_phases(config, (1, 1))  # Nothing here depends on the rows' length.
     assembly = assemble(config, phases, tpu.UNCASED_ENGLISH)

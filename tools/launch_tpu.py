@@ -83,12 +83,20 @@ def say(text: str) -> None:
         print(f"launch_tpu: {text}", file=sys.stderr, flush=True)
 
 
-def execute(command: list[str], check: bool = True) -> int:
-    """Runs the command and returns its exit status; LaunchError if `check` and that is not 0."""
+def execute(command: list[str], check: bool = True, tries: int = 1) -> int:
+    """Runs the command and returns its exit status; LaunchError if `check` and that is not 0.
+
+    `tries` is for what may fail by the network, and can be done again.
+    """
     print(shlex.join(command), flush=True)
     if DRY_RUN.value:
         return 0
     status = subprocess.run(command, check=False).returncode
+    for _ in range(tries - 1):
+        if status:
+            say(f"exit status {status}, trying again")
+            time.sleep(POLL_SECONDS.value)
+            status = subprocess.run(command, check=False).returncode
     if check and status:
         raise LaunchError(f"`{shlex.join(command[:5])} ...` failed with exit status {status}")
     return status
@@ -136,6 +144,8 @@ def slice_state(target: Target) -> str:
             break
         if "NOT_FOUND" in answer.stderr:
             return "GONE"
+        if "gcloud auth login" in answer.stderr:
+            raise LaunchError(f"gcloud is not logged in: {' '.join(answer.stderr.split())}")
         say(f"no answer about {target.name}, asking again: {answer.stderr.strip()}")
         time.sleep(POLL_SECONDS.value)
     else:
@@ -192,15 +202,15 @@ def wait_for_slice(target: Target) -> None:
 
 
 def copy(target: Target, archive: str = "") -> None:
-    execute(commands.scp(target, archive or pack(target)))
+    execute(commands.scp(target, archive or pack(target)), tries=3)
     unpack = "rm -rf launch/code && mkdir -p launch/code && tar -xzf launch.tar.gz -C launch/code"
-    execute(commands.ssh(target, unpack))
+    execute(commands.ssh(target, unpack), tries=3)
 
 
 def install(target: Target) -> None:
-    execute(commands.on_workers(target, "install"))
+    execute(commands.on_workers(target, "install"), tries=3)
     if target.bucket:
-        execute(commands.on_workers(target, "mount", target.bucket))
+        execute(commands.on_workers(target, "mount", target.bucket), tries=3)
 
 
 def run(target: Target) -> str:

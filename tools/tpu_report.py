@@ -122,7 +122,7 @@ def format_report(report: dict) -> str:
     ]
     for phase in report["phases"]:
         lines += ["", f"rows of {phase['max_seq_length']}, batch {phase['batch_size']:,}"]
-        lines += [f"  {line}" for line in (_of_step if "mesh" in phase else _of_failure)(phase)]
+        lines += [f"  {line}" for line in (_of_step if phase["hbm_parts"] else _of_failure)(phase)]
     if report["fits"]:
         hours, with_links = report["total_hours"], report["total_hours_with_links"]
         lines += ["", f"{'in all':<18}{hours:.1f} hours, with links {with_links:.1f}"]
