@@ -63,8 +63,10 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    # Without `allow_split_physical_axes` JAX refuses what is not a product of the torus's axes.
     if num_slices == 1:
-        return jax.make_mesh(sizes, AXES, axis_types=axis_types, devices=devices)
+        array = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        return Mesh(array, AXES, axis_types=axis_types)
     # Between slices the network is slow: only gradients cross it, so only `data` does.
     if sizes[0] % num_slices:
         raise ValueError(
@@ -72,9 +74,10 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
             "so that fsdp and tensor stay within one: make them smaller"
         )
     within, between = [sizes[0] // num_slices, *sizes[1:]], [num_slices, 1, 1]
-    return Mesh(
-        mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=axis_types
+    array = mesh_utils.create_hybrid_device_mesh(
+        within, between, devices, allow_split_physical_axes=True
     )
+    return Mesh(array, AXES, axis_types=axis_types)
 
 
 def constrain(x: jax.Array, spec: P) -> jax.Array:

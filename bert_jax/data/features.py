@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from bert_jax.corpus.packing import pack_lengths
-from bert_jax.data.batches import local_rows, place
+from bert_jax.data.batches import local_rows, place, take
 
 NO_LABEL = -1
 
@@ -137,7 +137,7 @@ def train_batches(
     Row r of chunk c lies at `r * chunks + c`, so that each device holds a part of every chunk.
     """
     chunks = -(-batch_size // chunk_rows)
-    local = slice(*local_rows(sharding, chunk_rows * chunks))
+    local = local_rows(sharding, chunk_rows * chunks)
     for step in range(start, stop):
         chosen = batch_features(len(features), batch_size, seed, step)
         chosen = [features[index] for index in chosen]
@@ -147,7 +147,11 @@ def train_batches(
             chunk, row = divmod(index, chunk_rows)
             shape.fill(rows, row * chunks + chunk, [chosen[member] for member in members])
         yield (
-            place({name: array[local] for name, array in rows.items()}, sharding),
+            place(
+                {name: take(array, local) for name, array in rows.items()},
+                sharding,
+                chunk_rows * chunks,
+            ),
             -(-len(packed) // chunk_rows),
         )
 
@@ -160,10 +164,11 @@ def eval_batches(
 ) -> Iterator[tuple[dict[str, jax.Array], list[list[int]]]]:
     """Every feature once: (rows `[chunk_rows, ...]`, the indices of the features in each row)."""
     packed = shape.pack(features)
-    local = slice(*local_rows(sharding, chunk_rows))
+    local = local_rows(sharding, chunk_rows)
     for first in range(0, len(packed), chunk_rows):
         members = packed[first : first + chunk_rows]
         rows = shape.empty(chunk_rows)
         for row, indices in enumerate(members):
             shape.fill(rows, row, [features[index] for index in indices])
-        yield place({name: array[local] for name, array in rows.items()}, sharding), members
+        own = {name: take(array, local) for name, array in rows.items()}
+        yield place(own, sharding, chunk_rows), members
