@@ -32,7 +32,7 @@ SENTENCES = [
 ]
 
 
-def make_random(directory: pathlib.Path, architecture: str, **settings):
+def make_random(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
     """A random model of transformers in `directory`, no tensor of which is all 0 or all 1."""
     import torch
     import transformers
@@ -41,7 +41,7 @@ def make_random(directory: pathlib.Path, architecture: str, **settings):
     config = transformers.BertConfig(**SIZES, **settings)
     model = getattr(transformers, architecture)(config).eval()
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+        torch.nn.init.normal_(parameter, std=std)
     model.save_pretrained(directory)
     (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     return model

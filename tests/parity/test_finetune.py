@@ -1,0 +1,146 @@
+"""Fine-tuning against transformers and torch, batch by batch (`make parity`)."""
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from safetensors.numpy import load_file
+from test_interop import make_random
+
+from bert_jax import partitioning, task_step
+from bert_jax.config import BertConfig
+from bert_jax.data.features import NO_LABEL, Feature, RowShape, steps_per_epoch, train_batches
+from bert_jax.heads import make_model
+from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.optimizer import linear_schedule, make_optimizer
+from bert_jax.reading import read_model
+from bert_jax.train import TrainState
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+
+EXAMPLES, LENGTH = 21, 16
+CONFIG = ConfigDict(
+    {
+        "batch_size": 4,
+        "num_epochs": 4.0,
+        "learning_rate": 1e-3,
+        "warmup_fraction": 0.1,
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+    }
+)
+
+
+def make_features(kind: str) -> list[Feature]:
+    rng = np.random.default_rng(0)
+    features = []
+    for number in range(EXAMPLES):
+        # For a span of one length, since transformers' softmax is over padding, too.
+        length = LENGTH if kind == "span" else int(rng.integers(3, LENGTH + 1))
+        label = {
+            "classification": number % 3,
+            "tagging": rng.integers(NO_LABEL, 5, length, dtype=np.int32),
+            "span": tuple(sorted(rng.integers(0, length, 2).tolist())),
+        }[kind]
+        tokens = rng.integers(5, 40, length, dtype=np.int32)
+        features.append(Feature((tokens,), (int(rng.integers(1, length)),), label))
+    return features
+
+
+def ours(model, features) -> dict:
+    """The parameters after all epochs: packed rows, two to a chunk."""
+    head = model.settings["head"]
+    network = make_model(BertConfig(**model.settings["bert"] | {"dropout_rate": 0.0}), head)
+    num_steps = round(CONFIG.num_epochs * steps_per_epoch(EXAMPLES, CONFIG.batch_size))
+    schedule = linear_schedule(
+        CONFIG.learning_rate, num_steps, round(CONFIG.warmup_fraction * num_steps)
+    )
+    optimizer = make_optimizer("adamw", schedule)
+    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    state = TrainState(np.int32(0), model.params, optimizer.init(model.params))
+    layout = partitioning.shardings(state, mesh, partitioning.TASK_RULES)
+    state = jax.device_put(state, layout)
+    update = task_step.make_update_step(network, optimizer, layout, 2)
+    batches = train_batches(
+        features,
+        RowShape(LENGTH, 3, network.kind, 0),
+        partitioning.batch_sharding(mesh),
+        batch_size=CONFIG.batch_size,
+        chunk_rows=2,
+        seed=0,
+        start=0,
+        stop=num_steps,
+    )
+    for rows, num_chunks in batches:
+        state, _ = update(state, rows, num_chunks, jax.random.key(0))
+    return jax.device_get(state.params)
+
+
+def theirs(model, features, kind: str, monkeypatch) -> None:
+    """Trains `model` by the loop that benchmarks/finetune.py compares with, in our order."""
+    import torch
+    import transformers_side
+
+    def collate(chosen):
+        batch = {
+            "input_ids": np.zeros((len(chosen), LENGTH), int),
+            "attention_mask": np.zeros((len(chosen), LENGTH), int),
+            "token_type_ids": np.zeros((len(chosen), LENGTH), int),
+        }
+        for row, feature in enumerate(chosen):
+            length = len(feature)
+            batch["input_ids"][row, :length] = feature.sequences[0]
+            batch["attention_mask"][row, :length] = 1
+            batch["token_type_ids"][row, feature.second_starts[0] : length] = 1
+        if kind == "tagging":
+            batch["labels"] = np.full((len(chosen), LENGTH), -100)
+            for row, feature in enumerate(chosen):
+                batch["labels"][row, : len(feature)] = np.where(
+                    feature.label == NO_LABEL, -100, feature.label
+                )
+        elif kind == "span":
+            starts, ends = np.array([feature.label for feature in chosen]).T
+            batch |= {"start_positions": starts, "end_positions": ends}
+        else:
+            batch["labels"] = np.array([feature.label for feature in chosen])
+        return {name: torch.tensor(values) for name, values in batch.items()}
+
+    epochs = iter(range(round(CONFIG.num_epochs)))
+
+    def our_order(count):
+        return torch.tensor(np.random.default_rng((0, next(epochs))).permutation(count))
+
+    monkeypatch.setattr(torch, "randperm", our_order)
+    transformers_side.train(model, collate, features, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "settings"),
+    [
+        ("BertForSequenceClassification", "classification", {"num_labels": 3}),
+        ("BertForTokenClassification", "tagging", {"num_labels": 5}),
+        ("BertForQuestionAnswering", "span", {}),
+    ],
+)
+def test_the_same_batches_lead_to_the_same_parameters(
+    architecture, kind, settings, tmp_path, monkeypatch
+):
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = make_random(tmp_path, architecture, std=0.05, **settings, **no_dropout)
+    features, read = make_features(kind), read_model(tmp_path)
+    before = load_file(tmp_path / "model.safetensors")
+
+    found = ours(read, features)
+    save_huggingface(tmp_path / "ours", found, read.settings, read.tokenizer)
+    theirs(model, features, kind, monkeypatch)
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    expected = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    assert found.keys() == before.keys()
+    worst = max(float(np.abs(found[name] - expected[name]).max()) for name in found)
+    moved = max(float(np.abs(found[name] - before[name]).max()) for name in found)
+    print(f"{kind}: parameters moved by up to {moved:.3f}, and end at most {worst:.1e} apart")
+    # The bias of a span's head changes no softmax: its gradient is rounding, which Adam magnifies.
+    assert moved > 0.005 and worst < (1e-4 if kind == "span" else 1e-6)
