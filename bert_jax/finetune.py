@@ -100,12 +100,20 @@ def prepare(config: ConfigDict) -> Experiment:
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
     head = {"task": task.kind, "labels": list(task.labels), **task.settings}
-    model = make_model(bert, head)
     loaded = wanted_params(source, head, config.new_head)
-    if not task.train and task.labels and "head" not in loaded:
+    if "head" in loaded:
+        found = source.settings["head"]
+        task.settings.update({name: found[name] for name in task.tuned if name in found})
+        head |= task.settings
+    model = make_model(bert, head)
+    num_steps = round(config.num_epochs * steps_per_epoch(len(task.train), config.batch_size))
+    if not num_steps and task.labels and "head" not in loaded:
+        why = (
+            f"num_epochs is {config.num_epochs:g}" if task.train else "there is nothing to train on"
+        )
         raise ValueError(
-            f"there is nothing to train on, and {config.init_from} has no head for this task: give "
-            "the workdir of a run that trained one"
+            f"{why}, and {config.init_from} has no head for this task, or new_head leaves it out: "
+            "give the workdir of a run that trained one"
         )
 
     mesh = partitioning.make_mesh(**config.mesh)
@@ -120,7 +128,6 @@ def prepare(config: ConfigDict) -> Experiment:
             f"max_seq_length is {config.max_seq_length}, but the position table of "
             f"{config.init_from} ends at {bert.max_position_embeddings}"
         )
-    num_steps = round(config.num_epochs * steps_per_epoch(len(task.train), config.batch_size))
     schedule = linear_schedule(
         config.learning_rate, max(num_steps, 1), round(config.warmup_fraction * num_steps)
     )
@@ -200,8 +207,12 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
         logging.warning(
             "The weights have no pooler: it starts from random values, as the head does"
         )
-    found = source.settings.get("head")
-    if not found or found["task"] != head["task"] or new_head or not head["labels"]:
+    if "head" not in source.params:
+        return {"bert": bert}
+    found = source.settings["head"]
+    if found["task"] != head["task"] or new_head:
+        why = "new_head is set" if new_head else f"this task's is for {head['task']}"
+        logging.info("The head that the weights have, for %s, is left out: %s", found["task"], why)
         return {"bert": bert}
     if found["labels"] != head["labels"] and head["task"] != "regression":  # A value has no labels.
         raise ValueError(
@@ -290,6 +301,8 @@ def _run_seed(
         """Makes `params` the one checkpoint in `best`, and its `scores` a part of it."""
         directory = workdir / "best"
         described = own_settings | {"step": step, "score": scores.get(metric), "scores": scores}
+        # Not in "head", which must stay the same when a run goes on; `read_model` joins them.
+        described["scored_head"] = {name: task.settings[name] for name in task.tuned}
         write_checkpoint(directory / str(step), params, described, experiment.tokenizer)
         for other in saved_steps(directory):
             if other != step and is_first:
@@ -341,22 +354,28 @@ def _run_seed(
     # The checkpoint that is kept predicts every split.
     watchdog.beat("predicting with the checkpoint that is kept")
     params = state.params
-    if best_step is None:  # There was nothing to choose by, or to train on.
+    is_kept = best_step is not None
+    if not is_kept:  # There was nothing to choose by, or to train on.
         best_step = num_steps
-        keep(num_steps, params, {})
+        if not chooser:
+            keep(num_steps, params, {})
     if best_step != num_steps:
         params = load_checkpoint(workdir / "best" / str(best_step), abstract_params)[0]
         params = jax.device_put(params, layout.params)
     result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
     predictions = workdir / "predictions"
+    # The first with labels, or else the first.
+    judged = chooser or min(task.splits, key=lambda split: not split.score, default=None)
     for split in task.splits:
         outputs = predict(split, params)
         if split.score:
             scores = split.score(outputs)
             result[split.name] = scores
             writer.write(num_steps, {f"final/{split.name}/{k}": v for k, v in scores.items()})
-            if split is (chooser or task.splits[0]):
-                result["collapsed"] = collapsed(task.kind, outputs)
+            if split is chooser and not is_kept:
+                keep(num_steps, params, scores)
+        if split is judged:
+            result["collapsed"] = collapsed(task.kind, split.features, outputs)
         if is_first:
             predictions.mkdir(exist_ok=True)
             split.write(outputs, predictions)

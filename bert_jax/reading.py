@@ -31,6 +31,8 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
         raise FileNotFoundError(
             f"{error}; or, of other libraries, bert_config.json or {' or '.join(WEIGHTS_FILENAMES)}"
         ) from error
+    if "head" in settings:  # As far as scoring has changed it.
+        settings["head"] |= settings.get("scored_head", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
     training = settings.get("has_training_state", True)
     report = LoadReport(paths, (), ("training",) if training else ())

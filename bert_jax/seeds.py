@@ -1,21 +1,33 @@
 """What several runs of one fine-tuning come to: median, spread, and runs that learned nothing."""
 
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.data.features import NO_LABEL, Feature
 from bert_jax.tasks.task import Outputs
 
 
-def collapsed(kind: str, outputs: Outputs) -> bool:
-    """Whether all predictions are one class: a run that has learned nothing but the majority."""
+def collapsed(kind: str, features: Sequence[Feature], outputs: Outputs) -> bool:
+    """Whether all predictions are one class: a run that has learned nothing but the majority.
+
+    Of tags those of words count, or where no feature says which these are, all between [CLS] and
+    [SEP].
+    """
     if kind == "embedding" or outputs[0].size == 1:  # Vectors, or numbers: all alike.
         return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
     if kind == "tagging":
-        return len(np.unique(np.concatenate([each.argmax(-1) for each in outputs]))) == 1
+        pairs = zip(features, outputs, strict=True)
+        tags = [output[_judged(feature)].argmax(-1) for feature, output in pairs]
+        return len(np.unique(np.concatenate(tags))) == 1
     if kind == "span":  # All at [CLS]: no answer anywhere.
         return not any(each.argmax(axis=0).any() for each in outputs)
     return len({int(each.argmax()) for each in outputs}) == 1
+
+
+def _judged(feature: Feature):
+    return slice(1, -1) if feature.label is None else feature.label != NO_LABEL
 
 
 def summary(results: list[dict], metric: str) -> dict:

@@ -13,9 +13,11 @@ from conftest import WORDS, write_vocabulary
 
 import bert_jax
 from bert_jax import finetune, seeds
-from bert_jax.checkpoint import find_checkpoint, saved_steps, write_checkpoint
+from bert_jax.checkpoint import find_checkpoint, load_settings, saved_steps, write_checkpoint
 from bert_jax.config import BertConfig
+from bert_jax.data.features import Feature
 from bert_jax.heads import BertForTask
+from bert_jax.reading import read_model
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import text_classification
 
@@ -213,18 +215,61 @@ def test_collapsed_run_is_named(given, tmp_path):
         ("regression", [[0.5], [0.5]], [[0.5], [0.7]]),
         ("multiple_choice", [[0.5], [0.5]], [[0.5], [0.7]]),
         ("embedding", [[[0, 1]], [[0, 1]]], [[[0, 1]], [[1, 0]]]),
-        ("tagging", [[[0, 1], [0, 1]], [[0, 1]]], [[[0, 1], [1, 0]], [[0, 1]]]),
+        (
+            "tagging",
+            [[[1, 0], [0, 1], [0, 1], [1, 0]]],
+            [[[1, 0], [0, 1], [1, 0], [1, 0]]],
+        ),
         ("span", [[[1, 1], [0, 0]]], [[[1, 0], [0, 1]]]),
     ],
 )
 def test_collapse_of_each_kind_of_head(kind, alike, different):
     for outputs, expected in ((alike, True), (different, False)):
-        assert seeds.collapsed(kind, [np.array(each, float) for each in outputs]) == expected
+        outputs = [np.array(each, float) for each in outputs]
+        features = [Feature((), ())] * len(outputs)
+        assert seeds.collapsed(kind, features, outputs) == expected
+
+
+def test_collapse_of_tags_is_judged_at_the_words_only():
+    """[CLS], a word, an inner piece, another word, [SEP]."""
+    tags = [np.eye(3)[numbers] for numbers in ([1, 0, 2, 0, 1], [1, 0, 2, 1, 1])]
+    label = np.array([-1, 0, -1, 0, -1])
+    assert [seeds.collapsed("tagging", [Feature((), (), label)], [each]) for each in tags] == [
+        True,
+        False,
+    ]
+
+
+def test_collapse_is_decided_where_nothing_has_labels_too(given, tmp_path):
+    write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
+    (tmp_path / "blind.csv").write_text("text\nold river\nking\n")
+    start = {"init_from": str(tmp_path / "biased"), "num_epochs": 0.0, "data__dev": ""}
+    config = small_config(given, **start, data__test=str(tmp_path / "blind.csv"))
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert result["collapsed"] and "test" not in result
 
 
 def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):
-    result = finetune.train_and_evaluate(small_config(given, num_epochs=0.0), tmp_path)
-    assert result["steps"] == result["best_step"] == 0 and 0 <= result["dev"]["accuracy"] <= 1
+    write_weights(tmp_path / "headed", given / "vocab.txt", head=CLASSES)
+    config = small_config(given, init_from=str(tmp_path / "headed"), num_epochs=0.0)
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert result["steps"] == result["best_step"] == 0
+    settings = load_settings(find_checkpoint(tmp_path / "run"))
+    assert settings["scores"] == result["dev"] and 0 <= settings["score"] <= 1
+
+
+def test_random_head_is_never_scored(finished, given, tmp_path):
+    for changes in ({}, {"init_from": str(finished[0]), "new_head": True}):
+        with pytest.raises(ValueError, match=r"num_epochs is 0, and .* has no head for this task"):
+            finetune.train_and_evaluate(small_config(given, num_epochs=0.0, **changes), tmp_path)
+
+
+def test_head_of_another_kind_is_left_out_and_that_is_said(finished, caplog):
+    source = read_model(finished[0])
+    head = {"task": "tagging", "labels": list(CLASSES)}
+    with caplog.at_level("INFO"):
+        assert set(finetune.wanted_params(source, head, new_head=False)) == {"bert"}
+    assert "for classification, is left out: this task's is for tagging" in caplog.text
 
 
 def test_without_dev_the_last_step_is_kept(given, tmp_path):
@@ -250,7 +295,8 @@ def test_head_of_the_same_labels_goes_on_and_of_others_needs_new_head(finished, 
     with pytest.raises(ValueError, match=r"labels north, south, .* east, north, west: set --conf"):
         finetune.train_and_evaluate(small_config(given, **other), tmp_path / "other")
     assert not (tmp_path / "other" / "config.json").exists()
-    finetune.train_and_evaluate(small_config(given, **other, new_head=True), tmp_path / "other")
+    other |= {"new_head": True, "num_epochs": 1.0}
+    finetune.train_and_evaluate(small_config(given, **other), tmp_path / "other")
     assert bert_jax.load(tmp_path / "other").params["head"]["bias"].shape == (3,)
 
 

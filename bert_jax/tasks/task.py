@@ -44,6 +44,8 @@ class Task:
         Without such a split, or labels in it, the last one is.
       notes: what was counted while reading (truncated, skipped, ...), for the log.
       settings: what inference must know besides the labels; kept in the checkpoint, so JSON.
+      tuned: names of the settings that scoring the development set changes. They start from those
+        of the head that a run starts from, and each checkpoint keeps its own.
     """
 
     kind: str
@@ -53,3 +55,4 @@ class Task:
     metric: str
     notes: dict[str, int] = dataclasses.field(default_factory=dict)
     settings: dict = dataclasses.field(default_factory=dict)
+    tuned: tuple[str, ...] = ()
