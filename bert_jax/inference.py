@@ -156,11 +156,8 @@ class PretrainedModel:
         outputs = self._head_outputs(passage.features)
         ranked = spans.best_spans(passage, outputs, settings.max_answer_length, spans.N_BEST)
         if settings.null_answers:
-            threshold = self.settings.get("scores", {}).get(
-                "best_f1_thresh", settings.null_threshold
-            )
             null = spans.null_span(outputs)
-            place = sum(span.score >= null.score - threshold for span in ranked)
+            place = sum(null.score - span.score <= settings.null_threshold for span in ranked)
             ranked.insert(place, null)
         answers = zip(ranked, spans.probabilities(ranked), strict=True)
         return [

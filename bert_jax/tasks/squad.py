@@ -5,22 +5,16 @@ import json
 import pathlib
 from collections.abc import Iterator, Sequence
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, Span, SpanSettings
 from bert_jax.tasks.squad_files import Question, read_questions
-from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
+from bert_jax.tasks.squad_scores import deciding_threshold, evaluate_v1, evaluate_v2
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tokenization import Tokenizer
-
-
-@dataclasses.dataclass
-class Threshold:
-    """Above these null odds the answer is none. Scoring dev sets it, and later splits use it."""
-
-    value: float
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
@@ -32,11 +26,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if not data.train:
         raise ValueError("give the questions to train on: --config.data.train=FILE.json")
     fields = [field.name for field in dataclasses.fields(SpanSettings)]
-    settings = SpanSettings(
-        max_seq_length=config.max_seq_length,
-        **{name: data[name] for name in fields if name in data},
-    )
-    threshold = Threshold(settings.null_threshold)
+    given = {name: data[name] for name in fields if data.get(name) is not None}
+    settings = SpanSettings(max_seq_length=config.max_seq_length, **given)
+    kept = dataclasses.asdict(settings)
+    searched = settings.null_answers and "null_threshold" not in given
     notes: dict[str, int] = {}
     splits, train = [], []
     for name in ("train", "dev", "test"):
@@ -50,15 +43,25 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             settings,
         )
         if name == "train":
-            train, skipped = training_features(questions, passages)
-            notes["train questions skipped, whose answer is not in the context"] = skipped
+            train, lost = training_features(questions, passages)
+            notes["train questions skipped, whose answer is not in the context"] = len(lost)
         else:
-            splits.append(make_split(name, questions, passages, settings, threshold))
-            lost = sum(
-                bool(question.answers) and not find_answer(question, passage)
+            tunes = searched and name == "dev"
+            splits.append(make_split(name, questions, passages, settings, kept, tunes))
+            lost = [
+                question.place
                 for question, passage in zip(questions, passages, strict=True)
+                for answer in question.answers or ()
+                if not locate(answer, passage)
+            ]
+            notes[f"{name} answers not in the context"] = len(lost)
+        if lost:
+            places = list(dict.fromkeys(lost))
+            logging.warning(
+                "%d answers are not in their contexts where the file says, the first of %s",
+                len(lost),
+                "; ".join(places[:5]),
             )
-            notes[f"{name} answers not in the context"] = lost
     return Task(
         kind="span",
         labels=spans.LABELS,
@@ -66,21 +69,22 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits),
         metric="dev/f1",
         notes=notes,
-        settings=dataclasses.asdict(settings),
+        settings=kept,
+        tuned=("null_threshold",) if searched else (),
     )
 
 
 def training_features(
     questions: Sequence[Question], passages: Sequence[Passage]
-) -> tuple[list[Feature], int]:
-    """The windows of all questions, labeled, and how many questions had to be left out."""
-    features, skipped = [], 0
+) -> tuple[list[Feature], list[str]]:
+    """The windows of all questions, labeled, and the places of those that had to be left out."""
+    features, skipped = [], []
     for question, passage in zip(questions, passages, strict=True):
         if question.answers is None:
             raise ValueError(f"{question.place}: no answers, and training needs them")
         tokens = find_answer(question, passage)
         if question.answers and not tokens:
-            skipped += 1
+            skipped.append(question.place)
         else:
             features += spans.label_windows(passage, tokens)
     if not features:
@@ -90,9 +94,12 @@ def training_features(
 
 def find_answer(question: Question, passage: Passage) -> tuple[int, int] | None:
     """First and last token of the first answer; None if it is not where it should be, or none."""
-    if not question.answers:
-        return None
-    text, begin = question.answers[0]
+    return locate(question.answers[0], passage) if question.answers else None
+
+
+def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
+    """First and last token of an answer; None if it is not where it should be."""
+    text, begin = answer
     if not text.strip() or begin < 0 or not passage.context.startswith(text, begin):
         return None
     return spans.find_tokens(passage.offsets, begin, begin + len(text))
@@ -103,9 +110,13 @@ def make_split(
     questions: Sequence[Question],
     passages: Sequence[Passage],
     settings: SpanSettings,
-    threshold: Threshold,
+    kept: dict,
+    tunes: bool,
 ) -> Split:
-    """Scores and writes answers; `write` in the official format, in a directory `name`."""
+    """Scores and writes answers; `write` in the official format, in a directory `name`.
+
+    Above `kept["null_threshold"]` the answer is none. If it `tunes`, scoring sets that anew.
+    """
     gold = {
         question.id: [text for text, _ in question.answers]
         for question in questions
@@ -127,9 +138,10 @@ def make_split(
             texts[id_], odds[id_] = passage.text(best[0]), null.score - best[0].score
         if not settings.null_answers:
             return evaluate_v1(gold, texts)
-        if name == "dev":
-            threshold.value = evaluate_v2(gold, texts, odds)["best_f1_thresh"]
-        texts = {id_: "" if odds[id_] > threshold.value else text for id_, text in texts.items()}
+        if tunes:
+            kept["null_threshold"] = deciding_threshold(gold, texts, odds)
+        threshold = kept["null_threshold"]
+        texts = {id_: "" if odds[id_] > threshold else text for id_, text in texts.items()}
         return evaluate_v2(gold, texts, odds)
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
@@ -138,7 +150,7 @@ def make_split(
             predictions[id_] = passage.text(best[0])
             if settings.null_answers:
                 odds[id_] = null.score - best[0].score
-                if odds[id_] > threshold.value:
+                if odds[id_] > kept["null_threshold"]:
                     predictions[id_] = ""
                 best = sorted([*best, null], key=lambda span: -span.score)
             nbest[id_] = [

@@ -22,6 +22,7 @@ which is kept in the checkpoint. `:runlocal` and `:v2,runlocal` are cut down.
 """
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from configs.finetune import text_classification
 
@@ -39,7 +40,9 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.data.dev = ""  # Its F1 decides which checkpoint is kept.
     config.data.test = ""
     config.data.null_answers = version == "v2"  # Questions may have no answer.
-    config.data.null_threshold = 0.0  # Of 2.0, where dev has no answers to search it on.
+    # Of 2.0: no answer where its odds are above. If not given, the best on dev; without answers
+    # there that of the head that is started from, or 0.
+    config.data.null_threshold = placeholder(float)
     config.data.doc_stride = 128
     config.data.max_query_length = 64
     config.data.max_answer_length = 30

@@ -85,6 +85,7 @@ def finished(pretrained, tmp_path_factory):
 
 def test_predictions_have_the_official_format_and_the_thresholds_score(finished):
     workdir, result, path = finished
+    threshold = bert_jax.load(workdir).head["null_threshold"]
     dev = workdir / "predictions" / "dev"
     files = {each.stem: json.loads(each.read_text()) for each in dev.iterdir()}
     assert set(files) == {"predictions", "nbest_predictions", "null_odds"}
@@ -104,7 +105,7 @@ def test_predictions_have_the_official_format_and_the_thresholds_score(finished)
         assert texts.count("") == 1
         assert len(set(texts)) == len(texts)
         best = next(text for text in texts if text)
-        answers = files["null_odds"][id_] <= result["dev"]["best_f1_thresh"]
+        answers = files["null_odds"][id_] <= threshold
         assert files["predictions"][id_] == (best if answers else "")
 
 
@@ -116,7 +117,7 @@ def test_questions_without_answers_are_predicted_and_not_scored(finished):
 
 
 def test_loaded_model_answers_as_the_run_predicted(finished):
-    workdir, result, path = finished
+    workdir, _, path = finished
     model = bert_jax.load(workdir / "best")
     dev = workdir / "predictions" / "dev"
     predictions, nbest, odds = (
@@ -126,7 +127,7 @@ def test_loaded_model_answers_as_the_run_predicted(finished):
     for question in read_questions(path, "dev", True):
         answers = model.answer(question.question, question.context, top_k=3)
         # One question's odds are the threshold itself: there rounding decides.
-        if abs(odds[question.id] - result["dev"]["best_f1_thresh"]) > 1e-5:
+        if abs(odds[question.id] - model.head["null_threshold"]) > 1e-5:
             assert answers[0].text == predictions[question.id]
         expected = {each["text"]: each["probability"] for each in nbest[question.id]}
         for answer in answers:
@@ -137,8 +138,52 @@ def test_loaded_model_answers_as_the_run_predicted(finished):
 def test_threshold_decides_between_an_answer_and_none(finished):
     model = bert_jax.load(finished[0] / "best")
     for threshold, answers in ((1e9, True), (-1e9, False)):
-        model.settings["scores"]["best_f1_thresh"] = threshold
+        model.head["null_threshold"] = threshold
         assert bool(model.answer("the king", CONTEXT)[0].text) == answers
+
+
+def test_searched_threshold_goes_on_with_the_head_unless_another_is_given(
+    finished, pretrained, tmp_path
+):
+    run, _, path = finished
+    blind = write_squad(tmp_path / "blind.json", [entry(n) for n in range(3)])
+    searched = bert_jax.load(run).head["null_threshold"]
+    assert searched not in (0, 7.5)
+    given = {"train": path, "test": blind}
+    for name, start, data, expected in [
+        ("blind", run, {}, searched),
+        ("again", tmp_path / "blind", {}, searched),
+        ("dev", tmp_path / "again", {"dev": path}, searched),
+        ("fixed", run, {"dev": path, "null_threshold": 7.5}, 7.5),
+    ]:
+        config = make_config("v2", **given, **data)
+        config.init_from, config.num_epochs = str(start), 0.0
+        result = train_and_evaluate(config, str(tmp_path / name))
+        model = bert_jax.load(tmp_path / name)
+        threshold = model.head["null_threshold"]
+        assert threshold == pytest.approx(expected, abs=1e-4)
+        assert model.settings["scores"] == result.get("dev", {})
+        files = tmp_path / name / "predictions" / "test"
+        odds = json.loads((files / "null_odds.json").read_text())
+        texts = json.loads((files / "predictions.json").read_text())
+        assert all(bool(texts[id_]) == (odds[id_] <= threshold) for id_ in odds)
+        # The same command again finds its own run, whatever threshold was found.
+        assert train_and_evaluate(config, str(tmp_path / name)) == result
+
+
+def test_answers_that_are_not_in_their_contexts_are_named(tokenizer, tmp_path, caplog):
+    second = [{"text": text, "answer_start": 8} for text in ("king", "castle", "village")]
+    entries = [entry(0, "king"), entry(1, answers=second), entry(2, "mountain")]
+    path = write_squad(tmp_path / "data.json", entries)
+    task = get_task(make_config("v1", train=path, dev=path), tokenizer)
+    assert list(task.notes.values()) == [1, 3]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    place = f"{path}, article 1, paragraph 1, question"
+    says = "answers are not in their contexts where the file says, the first of"
+    assert lines == [
+        f"1 {says} {place} 3 (id q2)",
+        f"3 {says} {place} 2 (id q1); {place} 3 (id q2)",
+    ]
 
 
 def test_head_without_settings_reads_windows_as_far_as_its_positions_go(finished, tmp_path):

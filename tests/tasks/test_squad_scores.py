@@ -1,10 +1,17 @@
 """The official rules on cases that scorers get wrong; tests/parity has 1,000 random ones."""
 
 import math
+import random
 
 import pytest
 
-from bert_jax.tasks.squad_scores import best_threshold, evaluate_v1, evaluate_v2, normalize
+from bert_jax.tasks.squad_scores import (
+    best_threshold,
+    deciding_threshold,
+    evaluate_v1,
+    evaluate_v2,
+    normalize,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +88,37 @@ def test_threshold_is_0_where_no_answer_anywhere_is_best():
     scores = {"1": 0.0, "2": 0.0}
     found = best_threshold({"1": ["x"], "2": []}, {"1": "y", "2": "z"}, scores, {"1": 1, "2": -1})
     assert found == (0.5, 0.0)
+
+
+def f1_with(threshold, gold, predictions, odds):
+    texts = {id_: "" if odds[id_] > threshold else text for id_, text in predictions.items()}
+    return evaluate_v2(gold, texts, odds)["f1"]
+
+
+def test_deciding_threshold_gives_the_best_f1_that_any_gives():
+    rng = random.Random(0)
+    for _ in range(300):
+        ids = range(rng.randint(1, 6))
+        gold = {id_: rng.choice([[], ["cat"], ["cat dog"], ["the"]]) for id_ in ids}
+        predictions = {id_: rng.choice(["cat", "bird", "the", ""]) for id_ in ids}
+        odds = {id_: rng.randint(-9, -6) + rng.choice([0, rng.random()]) for id_ in ids}
+        found, *others = (
+            f1_with(threshold, gold, predictions, odds)
+            for threshold in [deciding_threshold(gold, predictions, odds), -10, *odds.values()]
+        )
+        assert found == pytest.approx(max(others))
+
+
+def test_deciding_threshold_is_the_official_one_unless_that_cannot_decide():
+    gold, predictions = {1: ["cat"], 2: [], 3: []}, {1: "cat", 2: "dog", 3: "bird"}
+    for odds, official, deciding, f1 in [
+        ({1: -3, 2: -2, 3: 1}, -3, -3, 1),
+        ({1: -2, 2: -3, 3: -4}, 0, -5, 2 / 3),  # No answer anywhere is best; 0 answers all.
+        ({1: -3, 2: -3, 3: 1}, -3, -4, 1),  # Who stops between 1 and 2 has no threshold.
+    ]:
+        found = evaluate_v2(gold, predictions, odds)
+        assert (found["best_f1_thresh"], found["best_f1"]) == pytest.approx((official, f1))
+        assert deciding_threshold(gold, predictions, odds) == deciding
 
 
 def test_infinite_threshold_answers_every_question():
