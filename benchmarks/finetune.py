@@ -148,6 +148,21 @@ def run_apart(side: str, seed: int) -> dict:
     return json.loads(output.splitlines()[-1])
 
 
+def table_of_sides(runs: dict[str, list[dict]]) -> str:
+    """Of each number median, mean, least and most over the seeds; of times theirs by ours, too."""
+    lines = [f"{'over the seeds':16} {'':13} median    mean   least    most"]
+    for name in runs["bert_jax"][0]:
+        medians = []
+        for side, found in runs.items():
+            values = [run[name] for run in found]
+            medians.append(statistics.median(values))
+            numbers = medians[-1], statistics.mean(values), min(values), max(values)
+            lines.append(f"{name:16} {side:12} " + " ".join(f"{number:7.4g}" for number in numbers))
+        if name != "score":
+            lines.append(f"{name:16} {'ratio':12} {medians[1] / medians[0]:7.2f}")
+    return "\n".join(lines)
+
+
 def main(argv: list[str]) -> None:
     del argv
     if SIDE.value:
@@ -171,15 +186,7 @@ def main(argv: list[str]) -> None:
             found.append(run_apart(side, seed))
             shown = ", ".join(f"{name} {value:.4g}" for name, value in found[-1].items())
             print(f"  seed {seed}, {side:12} {shown}", flush=True)
-    print(f"{'median of seeds':18} {'bert_jax':>10} {'transformers':>13}   ratio")
-    for name in runs["bert_jax"][0]:
-        ours, theirs = (statistics.median(run[name] for run in found) for found in runs.values())
-        ratio = "" if name == "score" else f"{theirs / ours:10.2f}"
-        print(f"{name:18} {ours:10.4g} {theirs:13.4g} {ratio}")
-    spread = max(run["score"] for run in runs["transformers"]) - min(
-        run["score"] for run in runs["transformers"]
-    )
-    print(f"{'spread of theirs':18} {'':10} {spread:13.4g}")
+    print(table_of_sides(runs))
 
 
 if __name__ == "__main__":
