@@ -22,7 +22,8 @@ FEATURES = {
     "concat_last_four": (-4, -3, -2, -1),
     "weighted_sum": None,
 }
-"""What of the encoder is read, and from which layers: 0 are the embeddings, None is all."""
+"""What of the encoder is read, and from which layers: 0 are the embeddings; None: all, without
+the embeddings."""
 
 
 class FeatureBasedTagger(nn.Module):
@@ -81,8 +82,9 @@ class BiLstmHead(nn.Module):
 
         if self.features == "weighted_sum":
             # ELMo's scalar mix (Peters et al., 2018). No weight decay, as for any scale.
-            scale = self.param("scale", nn.initializers.zeros, (len(states),), jnp.float32)
-            x = jnp.tensordot(jax.nn.softmax(scale), states, axes=1)
+            layers = states[1:]
+            scale = self.param("scale", nn.initializers.zeros, (len(layers),), jnp.float32)
+            x = jnp.tensordot(jax.nn.softmax(scale), layers, axes=1)
         else:
             x = choose_features(states, self.features)
         for number in (1, 2):

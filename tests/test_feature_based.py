@@ -14,7 +14,8 @@ from bert_jax import finetune
 from bert_jax.checkpoint import write_checkpoint
 from bert_jax.config import BertConfig
 from bert_jax.data.features import Feature, RowShape
-from bert_jax.feature_based import FEATURES, FeatureBasedTagger, choose_features
+from bert_jax.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
+from bert_jax.interop.parameters import LoadedModel, LoadReport
 from bert_jax.model import Bert
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import conll2003, feature_based
@@ -54,6 +55,20 @@ def test_each_choice_of_features_reads_its_layers():
     assert {*expected, "weighted_sum"} == set(FEATURES)
     for features, value in expected.items():
         np.testing.assert_allclose(choose_features(jnp.array(states), features), value, rtol=1e-6)
+
+
+def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
+    config = BertConfig(vocab_size=50, **SMALL)
+    states = np.random.default_rng(0).normal(size=(4, 1, 5, 16)).astype(np.float32)
+    ids = jnp.ones((1, 5), jnp.int32)
+    head = BiLstmHead(config, 3, "weighted_sum", lstm_size=4)
+    params = head.init(jax.random.key(0), states, ids)["params"]
+    params["scale"] = jnp.array([0.0, np.log(2), 0.0])
+    found = head.apply({"params": params}, states, ids)
+    del params["scale"]
+    expected = np.tensordot([0.25, 0.5, 0.25], states[1:], axes=1)[None].astype(np.float32)
+    last = BiLstmHead(config, 3, "last", lstm_size=4)
+    np.testing.assert_allclose(last.apply({"params": params}, expected, ids), found, atol=1e-6)
 
 
 def test_unknown_features_are_refused():
@@ -116,6 +131,19 @@ def test_a_frozen_encoder_stays_as_it_was(tagger, weights):
     before, after = bert_jax.load(weights).params["bert"], model.params["bert"]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
     assert all(jax.tree.leaves(same)) == (module is feature_based)
+
+
+@pytest.mark.parametrize("tagger", [feature_based], indirect=True)
+def test_a_head_of_other_features_or_size_is_refused(tagger):
+    _, _, model = tagger
+    report = LoadReport((), (), ())
+    source = LoadedModel(model.params, model.settings, model.tokenizer, report)
+    assert "head" in finetune.wanted_params(source, model.head, new_head=False)
+    for change in ({"features": "last"}, {"lstm_size": 16}):
+        ((name, value),) = change.items()
+        with pytest.raises(ValueError, match=f"a head with {name}={model.head[name]}.* {value}:"):
+            finetune.wanted_params(source, model.head | change, new_head=False)
+        assert set(finetune.wanted_params(source, model.head | change, new_head=True)) == {"bert"}
 
 
 def test_a_model_without_a_tagging_head_is_refused(weights):
