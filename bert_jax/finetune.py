@@ -33,7 +33,7 @@ from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
 from bert_jax.heads import POOLED, make_model
 from bert_jax.huge_pages import restart_with_huge_pages
-from bert_jax.interop.parameters import LoadedModel
+from bert_jax.interop.parameters import LoadedModel, table_of_tensors
 from bert_jax.optimizer import frozen, linear_schedule, make_optimizer
 from bert_jax.reading import abstract_params, read_model
 from bert_jax.seeds import collapsed, shown, summary, table_of_seeds
@@ -96,6 +96,7 @@ def prepare(config: ConfigDict) -> Experiment:
             "directory of transformers or of Google's release"
         )
     source = read_model(config.init_from)
+    logging.info("Read from %s:\n%s", config.init_from, table_of_tensors(source.report))
     task = task_module(config.task).get_task(config, source.tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
@@ -198,7 +199,8 @@ def check_numbers(config: ConfigDict) -> None:
 def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
     """Of the weights read, those that the task's model has: the encoder, and a head that fits.
 
-    Raises ValueError if `source` has a head for the same kind of task with other labels.
+    Raises ValueError if `source` has a head for the same kind of task with other labels, or one
+    that reads other features or is of another size.
     """
     bert = dict(source.params["bert"])
     if head["task"] not in POOLED:
@@ -220,6 +222,13 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
             f"has {', '.join(head['labels'])}: set --config.new_head=True to put a new one on, or "
             "name the labels in the head's order in --config.data.labels"
         )
+    for name in ("features", "lstm_size"):  # Of a feature-based head.
+        if found.get(name) != head.get(name):
+            raise ValueError(
+                f"the weights have a head with {name}={found.get(name)}, and the task says "
+                f"{head.get(name)}: set --config.new_head=True to put a new one on, or "
+                f"--config.{name}={found.get(name)}"
+            )
     logging.info("Starting from the head that the weights have for these labels")
     return {"bert": bert, "head": source.params["head"]}
 

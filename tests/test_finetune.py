@@ -300,6 +300,14 @@ def test_head_of_the_same_labels_goes_on_and_of_others_needs_new_head(finished, 
     assert bert_jax.load(tmp_path / "other").params["head"]["bias"].shape == (3,)
 
 
+def test_what_was_read_of_the_weights_is_said(given, caplog):
+    with caplog.at_level("INFO"):
+        finetune.prepare(small_config(given))
+    lines = [line.split() for line in caplog.text.splitlines()]
+    assert ["loaded", "1", "bert/pooler/kernel"] in lines
+    assert ["missing", "0"] in lines and ["unused", "0"] in lines
+
+
 WRONG = {
     "no weights": ({"init_from": ""}, "give the weights to start from: --config.init_from=DIR"),
     "weights nowhere": ({"init_from": "/nowhere"}, "/nowhere is not a directory"),

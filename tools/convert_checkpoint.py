@@ -8,10 +8,8 @@ SRC is a workdir (its last checkpoint is taken) or one checkpoint, a directory t
 exist, and is whole or not there.
 """
 
-import collections
 import os
 import pathlib
-import re
 import shutil
 import sys
 
@@ -22,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoint import CheckpointError, write_checkpoint
 from bert_jax.interop.huggingface import save_huggingface
-from bert_jax.interop.parameters import LoadReport
+from bert_jax.interop.parameters import table_of_tensors
 from bert_jax.reading import read_model
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
@@ -30,21 +28,11 @@ WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 TO = flags.DEFINE_enum("to", None, list(WRITERS), "The format of DST.", required=True)
 
 
-def table(report: LoadReport) -> str:
-    """A line for each kind of tensor: names that differ in a number only are counted together."""
-    lines = ["         tensors  name (* stands for numbers)"]
-    for status, names in report._asdict().items():
-        kinds = collections.Counter(re.sub(r"\d+", "*", name) for name in names)
-        lines += [f"{status:8} {count:7}  {kind}" for kind, count in kinds.items()]
-        lines += [f"{status:8}       0"] if not names else []
-    return "\n".join(lines)
-
-
 def convert(source: pathlib.Path, destination: pathlib.Path, form: str) -> None:
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: give a DST that does not")
     model = read_model(source)
-    print(table(model.report))
+    print(table_of_tensors(model.report))
     unfinished = destination.with_name(f"{destination.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
 """What the formats of other libraries have in common: named tensors to the parameter tree."""
 
+import collections
 import dataclasses
 import functools
 import json
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -38,6 +40,16 @@ class LoadedModel(NamedTuple):
     settings: dict
     tokenizer: Tokenizer
     report: LoadReport
+
+
+def table_of_tensors(report: LoadReport) -> str:
+    """A line for each kind of tensor: names that differ in a number only are counted together."""
+    lines = ["         tensors  name (* stands for numbers)"]
+    for status, names in report._asdict().items():
+        kinds = collections.Counter(re.sub(r"\d+", "*", name) for name in names)
+        lines += [f"{status:8} {count:7}  {kind}" for kind, count in kinds.items()]
+        lines += [f"{status:8}       0"] if not names else []
+    return "\n".join(lines)
 
 
 def read_parameters(
