@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test parity faults report-test lint lock clean
+.PHONY: demo test parity tf-parity faults report-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -14,13 +14,22 @@ test: .venv/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder
 
-# Compares with transformers in torch; downloads both, and the MiniLM weights.
+# Compares with transformers in torch; downloads both, and the MiniLM weights. The answers of XQuAD
+# are checked where that file is.
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
+	.venv-parity/bin/python tools/fetch_data.py conlleval runs/data/conlleval
 	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm \
 		BERT_JAX_SQUAD_METRICS=runs/data/squad/squad_metrics.py \
+		BERT_JAX_CONLLEVAL=runs/data/conlleval/conlleval \
+		BERT_JAX_XQUAD=$(wildcard ../shared/data/xquad.en.36.json) \
 		.venv-parity/bin/python -m pytest --override-ini addopts= -v tests/parity
+
+# Imports a checkpoint that TensorFlow writes; downloads TensorFlow.
+tf-parity: .venv-parity/tensorflow
+	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts= -v \
+		tests/parity/test_interop.py -k tensorflow
 
 # Kills a run of two processes at 20 random moments; a few minutes.
 faults: .venv/installed
@@ -44,6 +53,10 @@ report-test: .venv/compiler
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/pip install --quiet --require-hashes --requirement requirements.lock
 	.venv-parity/bin/pip install --quiet --editable ".[comparison]"
+	touch $@
+
+.venv-parity/tensorflow: .venv-parity/installed
+	.venv-parity/bin/pip install --quiet --editable ".[comparison,google]"
 	touch $@
 
 lint: .venv/installed

@@ -2,13 +2,13 @@
 
 BERT_JAX_SQUAD_METRICS names transformers' scorer, which tools/fetch_data.py fetches. Where
 BERT_JAX_SQUAD_SCRIPTS names a directory with the official evaluate-v1.1.py and evaluate-v2.0.py,
-they are compared with too, and where BERT_JAX_XQUAD names xquad.en.json, its answers are checked.
+they are compared with too (what they gave is kept in tests/golden), and where BERT_JAX_XQUAD names
+xquad.en.json, its answers are checked.
 """
 
 import importlib.util
 import os
 import pathlib
-import random
 import sys
 import types
 
@@ -22,46 +22,23 @@ from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
 from bert_jax.tokenization import load_tokenizer
 
-NUM_CASES = 1000
-WORDS = [
-    "a",
-    "an",
-    "the",
-    "The",
-    "cat",
-    "Cat's",
-    "dog",
-    "50%",
-    "½",
-    "—",
-    "...",
-    "İ",
-    "a.m.",
-    "\u00a0",
-]
-WORDS += ["", "北京", "naïve", "nai\u0308ve", "\u200bx", "theatre", "-", "1,000", "AN,", "\n"]
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
+import make_squad_scores as golden
 
 
-def random_text(rng: random.Random) -> str:
-    return rng.choice([" ", " ", "  ", "-", ""]).join(rng.choices(WORDS, k=rng.randint(0, 4)))
-
-
-def random_case(rng: random.Random, null_answers: bool):
-    """Answers, predictions and null odds for up to 12 questions; odds have ties."""
-    ids = [f"q{number}" for number in range(rng.randint(1, 12))]
-    fewest = 0 if null_answers else 1
-    gold = {id_: [random_text(rng) for _ in range(rng.randint(fewest, 3))] for id_ in ids}
-    predictions = {
-        id_: rng.choice(gold[id_]) if gold[id_] and rng.random() < 0.4 else random_text(rng)
-        for id_ in ids
-    }
-    odds = {id_: rng.choice([rng.gauss(0, 3), float(rng.randint(-2, 2))]) for id_ in ids}
-    return gold, predictions, odds
+def given(variable: str, what: str) -> str:
+    """The value of an environment variable; without one the test is skipped."""
+    if not (value := os.environ.get(variable)):
+        pytest.skip(f"{variable} does not name {what}")
+    return value
 
 
 @pytest.fixture(scope="module")
 def squad_metrics():
     """transformers' scorer as a module; what it imports beside is for other functions of it."""
+    path = given(
+        "BERT_JAX_SQUAD_METRICS", "transformers' squad_metrics.py: `make parity` fetches it"
+    )
     name = "transformers_squad.data.metrics.squad_metrics"
     for package in (
         "transformers_squad",
@@ -72,7 +49,7 @@ def squad_metrics():
     sys.modules["transformers_squad.models.bert"] = types.SimpleNamespace(BasicTokenizer=None)
     logging = types.SimpleNamespace(get_logger=lambda name: None)
     sys.modules["transformers_squad.utils"] = types.SimpleNamespace(logging=logging)
-    spec = importlib.util.spec_from_file_location(name, os.environ["BERT_JAX_SQUAD_METRICS"])
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -86,10 +63,7 @@ def assert_same(ours: dict, theirs: dict):
 
 
 def test_version_2_equals_transformers_over_1000_cases(squad_metrics):
-    rng = random.Random(2)
-    for _ in range(NUM_CASES):
-        gold, predictions, odds = random_case(rng, null_answers=True)
-        threshold = rng.choice([1.0, rng.gauss(0, 3), 1e9])
+    for gold, predictions, odds, threshold in golden.cases_v2(seed=2):
         examples = [
             types.SimpleNamespace(qas_id=id_, answers=[{"text": text} for text in texts])
             for id_, texts in gold.items()
@@ -101,55 +75,27 @@ def test_version_2_equals_transformers_over_1000_cases(squad_metrics):
 
 
 def load_script(version: str):
-    if "BERT_JAX_SQUAD_SCRIPTS" not in os.environ:
-        pytest.skip("BERT_JAX_SQUAD_SCRIPTS names no directory with the official scripts")
-    path = pathlib.Path(os.environ["BERT_JAX_SQUAD_SCRIPTS"]) / f"evaluate-{version}.py"
-    spec = importlib.util.spec_from_file_location(f"evaluate_{version}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return path, module
-
-
-def as_data(gold: dict) -> dict:
-    entries = [
-        {"id": id_, "answers": [{"text": text} for text in texts]} for id_, texts in gold.items()
-    ]
-    return {"version": "1.1", "data": [{"paragraphs": [{"qas": entries}]}]}
+    return golden.load_script(given("BERT_JAX_SQUAD_SCRIPTS", "the official scripts"), version)
 
 
 def test_version_1_equals_the_official_script_over_1000_cases():
-    _, script = load_script("v1.1")
-    rng = random.Random(1)
-    for _ in range(NUM_CASES):
-        gold, predictions, _ = random_case(rng, null_answers=False)
-        expected = script.evaluate(as_data(gold)["data"], predictions)
-        expected["exact"] = expected["exact_match"]
-        assert_same(evaluate_v1(gold, predictions), expected)
+    script = load_script("v1.1")
+    for case in golden.cases_v1():
+        assert_same(evaluate_v1(*case), golden.official_v1(script, *case))
 
 
 def test_version_2_equals_the_official_script_over_1000_cases():
-    _, script = load_script("v2.0")
-    rng = random.Random(3)
-    for _ in range(NUM_CASES):
-        gold, predictions, odds = random_case(rng, null_answers=True)
-        threshold = rng.choice([1.0, rng.gauss(0, 3), 1e9])
-        answered = script.make_qid_to_has_ans(as_data(gold)["data"])
-        raw = script.get_raw_scores(as_data(gold)["data"], predictions)
-        applied = [script.apply_no_ans_threshold(each, odds, answered, threshold) for each in raw]
-        expected = script.make_eval_dict(*applied)
-        for kind, wanted in (("HasAns", True), ("NoAns", False)):
-            if chosen := [id_ for id_, value in answered.items() if value == wanted]:
-                script.merge_eval(expected, script.make_eval_dict(*applied, chosen), kind)
-        script.find_all_best_thresh(expected, predictions, *raw, odds, answered)
-        assert_same(evaluate_v2(gold, predictions, odds, threshold), expected)
+    script = load_script("v2.0")
+    for case in golden.cases_v2(seed=3):
+        assert_same(evaluate_v2(*case), golden.official_v2(script, *case))
 
 
 @pytest.mark.parametrize("length", [96, 384])
 def test_gold_answers_of_xquad_are_recovered_unless_they_end_within_a_piece(length):
-    if "BERT_JAX_XQUAD" not in os.environ:
-        pytest.skip("BERT_JAX_XQUAD names no file")
-    tokenizer = load_tokenizer(pathlib.Path(os.environ["BERT_JAX_MINILM"]) / "vocab.txt")
-    questions = read_questions(os.environ["BERT_JAX_XQUAD"], "dev", null_answers=False)
+    source = given("BERT_JAX_XQUAD", "xquad.en.json")
+    weights = given("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
+    tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")
+    questions = read_questions(source, "dev", null_answers=False)
     settings = SpanSettings(max_seq_length=length, max_query_length=32, doc_stride=48)
     passages = spans.make_passages(
         [question.question for question in questions],
