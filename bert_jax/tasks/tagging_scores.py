@@ -1,8 +1,8 @@
 """Entities in sequences of tags, and their precision, recall and F1, as fractions.
 
-`find_entities` reads any sequence, legal or not, as the script of the CoNLL shared tasks does
-(conlleval; seqeval's default mode is the same); `find_strict_entities` only what a scheme allows
-(seqeval's mode "strict").
+`find_entities` reads any sequence of B, I and O, legal or not, as the script of the CoNLL shared
+tasks does (conlleval), and E and S as seqeval's default mode does: to the script neither is always
+an end. `find_strict_entities` reads only what a scheme allows (seqeval's mode "strict").
 """
 
 from collections import Counter

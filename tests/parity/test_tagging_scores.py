@@ -1,7 +1,14 @@
-"""Entity scores against seqeval, whose default mode equals the script of the CoNLL shared tasks."""
+"""Entity scores against seqeval, and against the script of the CoNLL shared tasks.
+
+BERT_JAX_CONLLEVAL names that script, conlleval, which tools/fetch_data.py fetches; it needs Perl.
+"""
 
 import functools
+import os
 import random
+import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -56,3 +63,27 @@ def test_strict_scores_equal_seqeval_in_1000_cases(scheme):
         predicted, expected = random_case(number, "BIES" if scheme == "bioes" else "BI")
         if any(map(find, predicted + expected)):  # Without any, seqeval raises.
             assert_equal(entity_scores(predicted, expected, find), predicted, expected, **mode)
+
+
+def test_scores_equal_conlleval_in_200_cases_of_iob():
+    if not (script := os.environ.get("BERT_JAX_CONLLEVAL")):
+        pytest.skip("BERT_JAX_CONLLEVAL does not name conlleval: `make parity` fetches it")
+    if not shutil.which("perl"):
+        pytest.skip("no perl here to run conlleval")
+    for number in range(200):
+        predicted, expected = random_case(number, "BI")
+        sentences = (
+            "".join(f"word {tag} {found}\n" for found, tag in zip(*pair, strict=True))
+            for pair in zip(predicted, expected, strict=True)
+        )
+        report = subprocess.run(
+            ["perl", script], input="\n".join(sentences), capture_output=True, text=True, check=True
+        ).stdout
+        ours, types = entity_scores(predicted, expected), set()
+        row = r"(?m)^ *(\S+):  *(?:\S+%; )?precision: +(\S+)%; recall: +(\S+)%; FB1: +(\S+)"
+        for name, *theirs in re.findall(row, report):
+            ending = "" if name == "accuracy" else f"/{name}"
+            types.add(ending)
+            for metric, percent in zip(("precision", "recall", "f1"), theirs, strict=True):
+                assert 100 * ours[f"{metric}{ending}"] == pytest.approx(float(percent), abs=5.1e-3)
+        assert {f"f1{ending}" for ending in types} == {key for key in ours if key.startswith("f1")}
