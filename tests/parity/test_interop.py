@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 
 import bert_jax
 from bert_jax.checkpoint import write_checkpoint
+from bert_jax.config import BertConfig
+from bert_jax.heads import POOLED, make_model
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.reading import read_model
 
@@ -92,6 +94,51 @@ def test_there_and_back_all_tensors_and_logits_are_the_same(architecture, settin
         assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
     tokenizer = transformers.BertTokenizer.from_pretrained(back)
     assert tokenizer("W3 [MASK] x")["input_ids"] == [2, 8, 4, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "BertForSequenceClassification",
+        "BertForTokenClassification",
+        "BertForQuestionAnswering",
+        "BertForMultipleChoice",
+    ],
+)
+def test_our_heads_give_the_logits_of_transformers_with_segments_and_padding(
+    architecture, tmp_path
+):
+    import torch
+
+    labels = {"num_labels": 3} if architecture.endswith("Classification") else {}
+    theirs = make_random(tmp_path, architecture, **labels)
+    ours = read_model(tmp_path)
+    head = ours.settings["head"]
+    rng = np.random.default_rng(0)
+    lengths, starts = np.array([16, 2, 9, 5, 12, 3]), np.array([7, 1, 9, 2, 11, 1])
+    positions = np.arange(16)
+    real = positions < lengths[:, None]
+    tokens = np.where(real, rng.integers(5, 40, (6, 16)), 0).astype(np.int32)
+    segments = (positions >= starts[:, None]) & real
+    inputs = {"input_ids": tokens, "token_type_ids": segments, "attention_mask": real}
+    if head["task"] == "multiple_choice":
+        inputs = {name: value.reshape(2, 3, 16) for name, value in inputs.items()}
+    with torch.no_grad():
+        outputs = theirs(**{name: torch.tensor(value).long() for name, value in inputs.items()})
+    if head["task"] == "span":
+        expected = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], axis=-1)
+    else:
+        expected = outputs.logits.numpy()
+    pairs = np.stack([np.zeros(6, int), starts, lengths], axis=-1)[:, None].astype(np.int32)
+    model = make_model(BertConfig(**ours.settings["bert"]), head)
+    found = model.apply({"params": ours.params}, {"tokens": tokens, "pairs": pairs})
+    if head["task"] in POOLED:
+        found, expected = found[:, 0], expected.reshape(6, -1)
+    else:
+        found, expected = found[real], expected[real]
+    error = np.abs(found - expected).max()
+    print(f"{head['task']}: {error:.1e} of up to {np.abs(expected).max():.1f}")
+    assert found.shape == expected.shape and error < 1e-5
 
 
 def test_pickled_weights_are_read_as_the_same(tmp_path):
