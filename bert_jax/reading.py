@@ -21,10 +21,10 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     as `load_huggingface` and `load_google` for those.
     """
     directory = pathlib.Path(directory).absolute()
-    if (directory / "bert_config.json").exists():
-        return load_google(directory)
     if any((directory / name).exists() for name in WEIGHTS_FILENAMES):
         return load_huggingface(directory)
+    if (directory / "bert_config.json").exists():
+        return load_google(directory)
     try:
         params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     except FileNotFoundError as error:

@@ -32,19 +32,27 @@ def google_name(path: str) -> str:
 def load_google(directory: pathlib.Path) -> LoadedModel:
     """Config, weights and vocabulary of a directory as released in 2018; TensorFlow must be there.
 
-    The optimizer's slots and the step are reported as unused.
+    The checkpoint is the only `*.ckpt*.index`, as bert_model.ckpt.index. The optimizer's slots and
+    the step are reported as unused.
 
     Raises:
       FileNotFoundError: a file is missing.
       ImportError: TensorFlow is not installed.
-      ValueError: a file is damaged, is of another architecture, or does not fit the others.
+      ValueError: there are several checkpoints, or a file is damaged, is of another architecture, or
+        does not fit the others.
     """
     # The fields that both have are named alike, and what only transformers has is the same here.
     config = config_from_huggingface(read_json(directory / "bert_config.json"))
     tokenizer = load_tokenizer(directory / "vocab.txt")
-    checkpoint = directory / "bert_model.ckpt"
-    if not checkpoint.with_name(f"{checkpoint.name}.index").exists():
-        raise FileNotFoundError(f"no such file: {checkpoint}.index")
+    found = sorted(directory.glob("*.ckpt*.index"))
+    if not found:
+        raise FileNotFoundError(f"no such file: {directory / 'bert_model.ckpt.index'}")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(
+            f"{directory}: expected one checkpoint, found {names}: leave the one to read there"
+        )
+    checkpoint = found[0].with_suffix("")
     try:
         import tensorflow as tf
     except ImportError as error:

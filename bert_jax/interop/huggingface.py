@@ -180,15 +180,18 @@ def params_to_huggingface(
 def load_huggingface(directory: pathlib.Path) -> LoadedModel:
     """Config, weights and vocabulary of a directory that transformers' `save_pretrained` wrote.
 
-    Weights are `model.safetensors` or `pytorch_model.bin` (which needs torch), the vocabulary
-    `vocab.txt` or `tokenizer.json`.
+    The configuration is `config.json`, or as in the first conversions `bert_config.json`, weights
+    are `model.safetensors` or `pytorch_model.bin` (which needs torch), the vocabulary `vocab.txt`
+    or `tokenizer.json`.
 
     Raises:
       FileNotFoundError: a file is missing.
       ImportError: torch is needed.
       ValueError: a file is damaged, is of another architecture, or does not fit the others.
     """
-    values = read_json(directory / "config.json")
+    names = ("config.json", "bert_config.json")
+    path = next((directory / name for name in names if (directory / name).exists()), None)
+    values = read_json(path or directory / names[0])
     config, head = config_from_huggingface(values), head_from_huggingface(values)
     try:
         params, report = params_from_huggingface(_read_tensors(directory), config, head)
@@ -267,7 +270,8 @@ def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
     path, pickled = (directory / name for name in WEIGHTS_FILENAMES)
     if path.exists():
         try:
-            return safetensors.numpy.load_file(path)
+            with safetensors.safe_open(path, framework="numpy") as file:
+                return {name: _read_tensor(file, name) for name in file.keys()}  # noqa: SIM118
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path.name} is not intact: {error}") from error
     if not pickled.exists():
@@ -284,6 +288,18 @@ def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{pickled.name} is not an intact state dict: {error}") from error
     # numpy has no bfloat16 for torch to give.
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+
+def _read_tensor(file: safetensors.safe_open, name: str) -> np.ndarray:
+    """Of any dtype that numpy knows, and of bfloat16, which JAX adds to those."""
+    try:
+        return file.get_tensor(name)
+    except (AttributeError, TypeError, safetensors.SafetensorError) as error:
+        dtype = file.get_slice(name).get_dtype()
+        raise ValueError(
+            f"tensor {name}: its dtype {dtype} cannot be read: expected F32, F16 or BF16; convert "
+            "it, as with torch"
+        ) from error
 
 
 def _read_tokenizer(directory: pathlib.Path) -> Tokenizer:

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from test_huggingface import CONFIG, PIECES, VALUES, assert_same, state_dict
 
 from bert_jax.interop.google import google_name
@@ -119,3 +120,22 @@ def test_a_missing_index_and_a_vocabulary_of_another_size_are_clear_errors(direc
     (directory.path / "bert_model.ckpt.index").unlink()
     with pytest.raises(FileNotFoundError, match=r"no such file: .*bert_model.ckpt.index"):
         read_model(directory.path)
+
+
+def test_a_checkpoint_of_any_step_is_found_and_several_are_refused(directory):
+    index = directory.path / "bert_model.ckpt.index"
+    later = index.rename(directory.path / "model.ckpt-1000000.index")
+    assert read_model(directory.path).report.missing == ()
+    directory.variables.clear()
+    with pytest.raises(ValueError, match=r"/model\.ckpt-1000000: tensor"):
+        read_model(directory.path)
+    (directory.path / "model.ckpt-2000000.index").write_text("")
+    with pytest.raises(ValueError, match=rf"found {later.name}, model\.ckpt-2000000\.index: leave"):
+        read_model(directory.path)
+
+
+def test_weights_of_transformers_beside_it_are_read_without_tensorflow(directory, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    save_file(state_dict(), directory.path / "model.safetensors")
+    found = read_model(directory.path)
+    assert_same(found.params, params_from_huggingface(state_dict(), CONFIG)[0])

@@ -274,6 +274,20 @@ def test_a_directory_there_and_back_is_the_same(architecture, tensors, labels, h
     assert again.tokenizer.sha256 == model.tokenizer.sha256
 
 
+def test_bfloat16_is_read_and_a_dtype_that_cannot_be_is_named_with_its_tensor(tmp_path):
+    rounded = {name: value.astype(jnp.bfloat16) for name, value in state_dict().items()}
+    path = write_directory(tmp_path, rounded) / "model.safetensors"
+    assert_same(read_model(tmp_path).params, params_from_huggingface(rounded, CONFIG)[0])
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header[QUERY] |= {"dtype": "F8_E4M3", "shape": [24, 12]}
+    header = json.dumps(header).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
+    with pytest.raises(ValueError, match=rf"tensor {QUERY}: its dtype F8_E4M3 cannot be read"):
+        read_model(tmp_path)
+
+
 def test_a_bare_model_is_written_without_prefix_and_takes_no_masks(tmp_path):
     tensors = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
     model = read_model(write_directory(tmp_path / "theirs", tensors))
