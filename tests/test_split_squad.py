@@ -1,9 +1,15 @@
 """Articles of a SQuAD file are held out whole."""
 
+import json
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 from tools.split_squad import split
 
+TOOL = pathlib.Path(__file__).parents[1] / "tools" / "split_squad.py"
 CONTENT = {"version": "1.1", "data": [{"title": str(number)} for number in range(10)]}
 
 
@@ -25,3 +31,18 @@ def test_seed_decides_which_articles():
 def test_holding_out_none_or_all_gets_a_clear_error(count):
     with pytest.raises(ValueError, match=f"--dev_articles={count}, but there are 10 articles"):
         split(CONTENT, count, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "squad.json: expected 'data', a list, as in SQuAD's JSON; found none"),
+        ({"data": [{"paragraphs": [{"context": "x"}]}]}, "article 1, paragraph 1: expected 'qas'"),
+    ],
+)
+def test_what_is_not_squads_format_is_named_in_one_line(content, message, tmp_path):
+    (tmp_path / "squad.json").write_text(json.dumps(content))
+    command = [sys.executable, TOOL, tmp_path / "squad.json", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()

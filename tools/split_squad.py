@@ -11,6 +11,8 @@ import sys
 
 from absl import app, flags
 
+from bert_jax.tasks.squad_files import read_questions
+
 DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Articles held out.", lower_bound=1)
 SEED = flags.DEFINE_integer("seed", 0, "Which ones.")
 
@@ -31,7 +33,12 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("expected FILE.json and DIR")
     directory = pathlib.Path(argv[2])
     try:
-        parts = split(json.loads(pathlib.Path(argv[1]).read_text()), DEV_ARTICLES.value, SEED.value)
+        read_questions(argv[1], "train", null_answers=True)  # Names what is not SQuAD's format.
+        parts = split(
+            json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8-sig")),
+            DEV_ARTICLES.value,
+            SEED.value,
+        )
         directory.mkdir(parents=True, exist_ok=True)
         for name, part in zip(("train", "dev"), parts, strict=True):
             path = directory / f"{name}.json"
@@ -39,7 +46,7 @@ def main(argv: list[str]) -> None:
             entries = [entry for article in part["data"] for entry in article["paragraphs"]]
             questions = sum(len(entry["qas"]) for entry in entries)
             print(f"{path}: {len(part['data'])} articles, {questions} questions")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"split_squad: {error}")
 
 

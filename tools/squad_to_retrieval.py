@@ -12,16 +12,15 @@ import sys
 
 from absl import app, flags
 
+from bert_jax.tasks.squad_files import read_questions
+
 DEV_ARTICLES = flags.DEFINE_integer(
     "heldout_articles", None, "How many, from the end of the file.", lower_bound=1, required=True
 )
 
 
 def queries_of(article: dict) -> list[dict]:
-    """Each question of an article, with its paragraph and the others; unanswerable ones left out.
-
-    Raises KeyError and TypeError where it is not of SQuAD's format.
-    """
+    """Each question of an article, with its paragraph and the others; none without an answer."""
     contexts = [paragraph["context"] for paragraph in article["paragraphs"]]
     return [
         {
@@ -37,13 +36,11 @@ def queries_of(article: dict) -> list[dict]:
 
 
 def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int) -> None:
-    """Writes the three files; ValueError for a file that is not SQuAD's."""
-    try:
-        articles = json.loads(source.read_text())["data"]
-        queries = [queries_of(article) for article in articles]
-        contexts = [each["context"] for article in articles for each in article["paragraphs"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{source} is not in SQuAD's format ({error!r})") from error
+    """Writes the three files; ValueError, with article and question, for what is not SQuAD's."""
+    read_questions(str(source), "train", null_answers=True)
+    articles = json.loads(source.read_text(encoding="utf-8-sig"))["data"]
+    queries = [queries_of(article) for article in articles]
+    contexts = [each["context"] for article in articles for each in article["paragraphs"]]
     if heldout_articles >= len(articles):
         raise ValueError(f"{source} has {len(articles)} articles: --heldout_articles must be fewer")
     files = {
