@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax import partitioning, task_step
 from bert_jax.config import BertConfig
-from bert_jax.data.features import Feature, RowShape
+from bert_jax.data.features import Feature, RowShape, make_sequence
 from bert_jax.feature_based import FeatureBasedTagger
 from bert_jax.heads import BertForTask, make_model
 from bert_jax.model import Bert, BertForPreTraining, gather_positions
@@ -23,7 +23,7 @@ from bert_jax.tasks import spans
 from bert_jax.tasks.conll import Sentence
 from bert_jax.tasks.tagged_text import Tagging, split_words, tagged_text
 from bert_jax.tasks.tagging import best_numbers, tagging_features
-from bert_jax.tasks.text_classification import text_features
+from bert_jax.tasks.text_classification import text_features, truncate
 from bert_jax.tokenization import Tokenizer
 
 POOLINGS = ("mean", "cls", "pooler")
@@ -41,6 +41,15 @@ class Classification(NamedTuple):
     """The likeliest label of a text, and its probability."""
 
     label: str
+    probability: float
+
+
+class Ranked(NamedTuple):
+    """A candidate: its text, its place in what was given, its score and its probability."""
+
+    text: str
+    index: int
+    score: float
     probability: float
 
 
@@ -166,7 +175,7 @@ class PretrainedModel:
         ]
 
     def encode(
-        self, texts: Sequence[str], pooling: str = "mean", batch_size: int = 32
+        self, texts: Sequence[str], pooling: str | None = None, batch_size: int = 32
     ) -> np.ndarray:
         """One vector a text: float32 `[num_texts, hidden_size]`.
 
@@ -174,12 +183,17 @@ class PretrainedModel:
           texts: any number; one longer than the position table is cut, with a warning.
           pooling: "mean" over the last layer at all tokens, [CLS] and [SEP] among them; "cls", the
             last layer at [CLS]; "pooler", tanh(dense(cls)), what next-sentence prediction sees.
+            None: a bi-encoder's own, and its length 1 if it was trained so; of others "mean".
           batch_size: texts at a time, which are of like length.
 
         Raises:
           TypeError: `texts` is one string, or holds something else.
           ValueError: an unknown pooling or impossible batch size, or the model has no pooler.
         """
+        normalize = False
+        if pooling is None:
+            own = self.head if self.head and self.head["task"] == "embedding" else {}
+            pooling, normalize = own.get("pooling", "mean"), own.get("normalize", False)
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         if pooling == "pooler" and "pooler" not in self.params["bert"]:
@@ -188,6 +202,8 @@ class PretrainedModel:
         for indices, tokens, lengths in self._batches(texts, batch_size):
             found = _pooled(self.config, pooling, self.params["bert"], tokens, lengths)
             vectors[indices] = found[: len(indices)]
+        if normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
     def features(
@@ -262,6 +278,45 @@ class PretrainedModel:
             probability = float(np.exp(output[best] - np.logaddexp.reduce(output)))
             found.append(Classification(head["labels"][best], probability))
         return found
+
+    def rank(self, text: str, candidates: Sequence[str]) -> list[Ranked]:
+        """The `candidates`, likeliest first: passages for a query, or endings of a story.
+
+        For models fine-tuned to rerank passages (the cross-encoder) or for multiple choice. The
+        probabilities are among the candidates; the scores are what they are the softmax of. What is
+        longer than the texts were in fine-tuning is cut as they were, with a warning.
+
+        Raises:
+          TypeError: `text` is not one string, or `candidates` not a list of them.
+          ValueError: the model has no head for it.
+        """
+        head = self._need_head("rank texts", "multiple_choice")
+        if isinstance(candidates, str) or not all(
+            isinstance(each, str) for each in (text, *candidates)
+        ):
+            raise TypeError("text must be one string, and candidates a list of strings")
+        if not candidates:
+            return []
+        limit = self.config.max_position_embeddings
+        limit = min(limit, head.get("max_seq_length", limit))
+        first, *others = self.tokenizer.encode_batch([text, *candidates])
+        query_room, room = head.get("max_query_length", limit) - 2, limit - 3
+        cut = sum(len(first) > query_room or len(first) + len(each) > room for each in others)
+        if cut:
+            warnings.warn(
+                f"{cut} of {len(others)} pairs of text and candidate have more tokens than this "
+                "model takes: the rest of them is left out",
+                stacklevel=2,
+            )
+        pairs = [truncate([first[:query_room], each], room) for each in others]
+        sequences = [make_sequence(self.tokenizer, *pair) for pair in pairs]
+        features = [Feature((tokens,), (second,), None) for tokens, second in sequences]
+        scores = np.concatenate(self._head_outputs(features))
+        probabilities = np.exp(scores - np.logaddexp.reduce(scores))
+        return [
+            Ranked(candidates[index], int(index), float(scores[index]), float(probabilities[index]))
+            for index in np.argsort(-scores, kind="stable")
+        ]
 
     def tag(self, text: str | Sequence[str]) -> Tagging:
         """A tag for each word, and the entities that they mark, as the tagger was trained to.

@@ -300,6 +300,43 @@ def test_classify_equals_each_text_alone_in_the_order_given(model, texts):
         assert value == pytest.approx(logits_alone(regressor, *parts)[0], abs=1e-4)
 
 
+def test_rank_equals_each_pair_alone_and_cuts_as_in_fine_tuning(model):
+    ranker = with_head(model, "multiple_choice", ["score"])
+    candidates = ["a town", "", "the " * 5]
+    found = ranker.rank("the river", candidates)
+    scores = np.array([logits_alone(ranker, "the river", each)[0] for each in candidates])
+    assert [each.index for each in found] == np.argsort(-scores).tolist()
+    assert [each.text for each in found] == [candidates[each.index] for each in found]
+    order = [each.index for each in found]
+    np.testing.assert_allclose([each.score for each in found], scores[order], atol=1e-4)
+    softmax = np.asarray(jax.nn.softmax(scores))
+    np.testing.assert_allclose([each.probability for each in found], softmax[order], atol=1e-5)
+    assert ranker.rank("the river", []) == []
+    short = with_head(model, "multiple_choice", ["score"], max_seq_length=10, max_query_length=4)
+    with pytest.warns(UserWarning, match="2 of 2 pairs of text and candidate have more tokens"):
+        one, two = short.rank("the river " * 3, ["the " * 9, "the " * 5])
+    assert [one.score, two.score] == pytest.approx([scores[2]] * 2, abs=1e-4)
+
+
+def test_what_cannot_be_ranked_is_a_clear_error(model):
+    ranker = with_head(model, "multiple_choice", ["score"])
+    for text, candidates in ((1, ["a"]), ("a", "b"), ("a", [None])):
+        with pytest.raises(TypeError, match="one string, and candidates a list of strings"):
+            ranker.rank(text, candidates)
+    with pytest.raises(ValueError, match=r"so it cannot rank texts: load one .* multiple_choice"):
+        model.rank("a", ["b"])
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("cls", True), ("mean", False)])
+def test_a_bi_encoders_vectors_are_pooled_as_it_was_trained(model, pooling, normalize):
+    described = {"task": "embedding", "labels": [], "pooling": pooling, "normalize": normalize}
+    encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": described})
+    plain = model.encode(TEXTS, pooling=pooling)
+    length = np.linalg.norm(plain, axis=1, keepdims=True) if normalize else 1
+    np.testing.assert_allclose(encoder.encode(TEXTS), plain / length, atol=1e-6)
+    np.testing.assert_array_equal(encoder.encode(TEXTS, pooling=pooling), plain)
+
+
 def test_classify_cuts_texts_as_in_fine_tuning(model):
     classifier = with_head(model, "classification", ["no", "yes"], max_seq_length=8)
     with pytest.warns(UserWarning, match=r"1 of 2 texts have more tokens than 8, \[CLS\] and"):

@@ -22,7 +22,7 @@ A line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the 
 first, with an `id` if you like. Without `positive` in `dev` or `test` the passages are ranked and
 nothing is scored. What is written to `predictions` has the same form, so that what the bi-encoder
 finds is what the cross-encoder learns from, or reranks. Afterwards `bert_jax.load(DIR).encode(...)`
-gives the bi-encoder's vectors.
+gives the bi-encoder's vectors, and `.rank(query, passages)` the cross-encoder's order.
 """
 
 from ml_collections import ConfigDict
@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.num_negatives = 0 if role == "bi_encoder" else 3  # The first so many of each query.
 
     config.similarity = ConfigDict()  # Of the bi-encoder.
-    config.similarity.pooling = "mean"  # Or "cls"; `encode` has it as an argument.
+    config.similarity.pooling = "mean"  # Or "cls"; what `encode` gives if not told otherwise.
     config.similarity.normalize = True  # Cosine; False: dot product, which wants temperature 1.
     config.similarity.temperature = 0.05
 

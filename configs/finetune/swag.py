@@ -10,7 +10,8 @@ Expected time: not measured.
         --config.init_from=runs/base --config.data.directory=swag/data
 
 `directory` holds train.csv, val.csv and perhaps test.csv, of which predictions are written, or is
-the name of a TFDS set with their columns, as tfds:NAME, prepared as ArrayRecord.
+the name of a TFDS set with their columns, as tfds:NAME, prepared as ArrayRecord. Afterwards
+`bert_jax.load(DIR).rank(story, endings)` gives the order of any number of endings.
 """
 
 from ml_collections import ConfigDict

@@ -154,11 +154,13 @@ def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
     line = json.loads((tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()[0])
     model = bert_jax.load(tmp_path / "run")
     if role == "cross_encoder":
-        assert model.params["head"]["kernel"].shape == (32, 1)
+        passages = [LINES[0]["positive"], *LINES[0]["negatives"]]
+        scores = {each.text: each.score for each in model.rank(line["query"], passages)}
+        expected = dict(zip(line["negatives"], line["scores"], strict=True))
+        assert {text: scores[text] for text in expected} == pytest.approx(expected, abs=1e-4)
         return
     assert "head" not in model.params
     vectors = model.encode([line["query"], *line["negatives"]])
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(vectors[1:] @ vectors[0], line["scores"], atol=1e-4)
     # With nothing to train on the same predictions are made.
     again = config_file.get_config(f"{role},runlocal")
@@ -234,6 +236,15 @@ def test_squad_questions_become_queries_divided_by_article(tmp_path, capsys):
     assert [query.id for query in train] == ["a0", "a1"]
     assert dev[0].positive == "c 0" and dev[0].negatives == ("c 1",)
     assert len(retrieval.read_passages(tmp_path / "out" / "passages.jsonl")) == 6
-    source.write_text("{}")
-    with pytest.raises(ValueError, match="not in SQuAD's format"):
-        convert(source, tmp_path / "out", heldout_articles=1)
+    broken = article("b")
+    del broken["paragraphs"][1]["qas"][0]["question"]
+    for content, message in (
+        ([article("a")], r"squad.json: expected 'data', a list, as in SQuAD's JSON"),
+        (
+            {"data": [article("a"), broken]},
+            r"article 2, paragraph 2, question 1 \(id b1\): expected 'question', a str",
+        ),
+    ):
+        source.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=message):
+            convert(source, tmp_path / "out", heldout_articles=1)
