@@ -18,18 +18,25 @@ DOCUMENT_START = "-DOCSTART-"
 
 
 class Sentence(NamedTuple):
-    """Words, the file's line of each, their tags (None: not known), and the document's number."""
+    """Words, the file's line of each, their tags (None: not known), and the document's number.
+
+    `columns` is how many the file has.
+    """
 
     words: list[str]
     lines: list[int]
     tags: list[str] | None
     document: int
+    columns: int = 1
 
 
-def read_conll(path: str | pathlib.Path, word_column: int, tag_column: int) -> list[Sentence]:
+def read_conll(
+    path: str | pathlib.Path, word_column: int, tag_column: int, fewest: int = 2
+) -> list[Sentence]:
     """The sentences of a file; columns count from 0, or with -1 for the last from the end.
 
-    A file that has words only, one a line, has no tags.
+    A file of fewer than `fewest` columns has no tags: it has words only, one a line, or, where the
+    training file has more, words and parts of speech.
 
     Raises:
       FileNotFoundError: no such file.
@@ -46,9 +53,9 @@ def read_conll(path: str | pathlib.Path, word_column: int, tag_column: int) -> l
     if not words:
         raise ValueError(f"{path} holds no words")
     first_line, first = words[0]
-    has_tags = len(first) > 1
-    columns = {"word_column": word_column} | ({"tag_column": tag_column} if has_tags else {})
-    for name, column in columns.items():
+    has_tags = len(first) >= fewest
+    named = {"word_column": word_column} | ({"tag_column": tag_column} if has_tags else {})
+    for name, column in named.items():
         if not -len(first) <= column < len(first):
             raise ValueError(
                 f"{path}, line {first_line}: {len(first)} columns, so there is no column {column} "
@@ -66,7 +73,7 @@ def read_conll(path: str | pathlib.Path, word_column: int, tag_column: int) -> l
                 f"{len(first)}: mend the line"
             )
         if ended:
-            sentences.append(Sentence([], [], [] if has_tags else None, document))
+            sentences.append(Sentence([], [], [] if has_tags else None, document, len(first)))
             ended = False
         sentences[-1].words.append(fields[word_column])
         sentences[-1].lines.append(number)

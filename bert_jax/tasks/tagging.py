@@ -40,15 +40,20 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             "mark no entities"
         )
     notes: dict[str, int] = {}
-    labels = tuple(data.labels)
+    labels, columns = tuple(data.labels), 2
 
     def read(name):
-        """Uses the labels of the training file, which is the first to be read."""
-        nonlocal labels
-        sentences = read_conll(data[name], data.word_column, data.tag_column)
+        """Uses the labels and columns of the training file, which is the first to be read."""
+        nonlocal labels, columns
+        # In dev fewer columns are no reason to go without a score, unless there are words only.
+        fewest = columns if name == "test" else 2
+        sentences = read_conll(data[name], data.word_column, data.tag_column, fewest)
         if sentences[0].tags is None and name == "train":
             raise ValueError(f"{data.train} has words only, and training needs a tag for each")
-        if sentences[0].tags is not None:
+        if sentences[0].tags is None:
+            notes[f"{name} sentences without tags, so not scored"] = len(sentences)
+        else:
+            given = sentences
             if data.scheme != "none":
                 scheme = find_scheme(data[name], sentences)
                 sentences = [
@@ -57,7 +62,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
                 ]
                 notes[f"{name} sentences in {scheme.upper()}"] = len(sentences)
             labels = labels or find_labels(sentences, data.scheme)
-            check_tags(data[name], sentences, labels)
+            check_tags(data[name], given, sentences, labels)
+        if name == "train":
+            columns = sentences[0].columns
         features, positions, counts = tagging_features(
             sentences, labels, tokenizer, config.max_seq_length, data.document_context
         )
@@ -89,14 +96,21 @@ def find_labels(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{each}" for each in types for prefix in prefixes))
 
 
-def check_tags(path: str, sentences: Sequence[Sentence], labels: tuple[str, ...]) -> None:
-    """ValueError for a tag that is none of `labels`."""
-    for sentence in sentences:
-        for line, tag in zip(sentence.lines, sentence.tags, strict=True):
-            if tag not in labels:
+def check_tags(
+    path: str,
+    given: Sequence[Sentence],
+    sentences: Sequence[Sentence],
+    labels: tuple[str, ...],
+) -> None:
+    """ValueError for a tag of `sentences` that is none of `labels`; it names the one `given`."""
+    for original, sentence in zip(given, sentences, strict=True):
+        for line, tag, trained in zip(original.lines, original.tags, sentence.tags, strict=True):
+            if trained not in labels:
+                trained = "" if trained == tag else f", trained as {trained!r},"
                 raise ValueError(
-                    f"{path}, line {line}: tag {tag!r} does not occur in the training file, which "
-                    f"has {', '.join(labels)}: mend it, or name all tags in --config.data.labels"
+                    f"{path}, line {line}: tag {tag!r}{trained} does not occur in the training "
+                    f"file, which has {', '.join(labels)}: mend it, or name all tags in "
+                    "--config.data.labels"
                 )
 
 

@@ -11,7 +11,8 @@ small model's.
     python -m bert_jax.finetune --config=configs/finetune/conll2003.py --workdir=runs/conll2003 \
         --config.init_from=runs/base
 
-For other CoNLL files name their columns. The data are for research only.
+For other CoNLL files name their columns; a `test` of fewer columns than `train` has no tags, and is
+predicted without a score. The data are for research only.
 """
 
 from ml_collections import ConfigDict

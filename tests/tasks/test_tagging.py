@@ -158,6 +158,16 @@ def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
     assert (tmp_path / "test.txt").read_text() == "the B-LOC\nking I-LOC\n\nold B-PER\n\n"
 
 
+@pytest.mark.parametrize("tag_column", [-1, 2])
+def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_column):
+    config = make_config(tmp_path, test="the DT\nking NN\n\nold JJ\n")
+    config.data.tag_column = tag_column
+    task = tagging.get_task(config, tokenizer)
+    (split,) = task.splits
+    assert split.score is None and split.features[0].label is None
+    assert task.notes["test sentences without tags, so not scored"] == 2
+
+
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
@@ -169,6 +179,7 @@ def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
         ({"train": "the S-A\nking B-A\nthe O\n"}, {}, "line 3: 'O' is in IOB, but 'S-A' on line 1"),
         ({"train": "the B-A\n\nking E-A\n"}, {}, "'E-A' on line 3 is in BIOES"),
         ({"dev": "the O\nking B-ORG\n"}, {}, "dev.txt, line 2: tag 'B-ORG' does not occur in"),
+        ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', does not oc"),
         ({"train": "the\nking\n"}, {}, "words only, and training needs a tag for each"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
         ({}, {"scheme": "iob"}, "data.scheme is 'iob': expected iob1, iob2, bioes, or none"),
