@@ -38,7 +38,7 @@ def load_google(directory: pathlib.Path) -> LoadedModel:
     Raises:
       FileNotFoundError: a file is missing.
       ImportError: TensorFlow is not installed.
-      ValueError: there are several checkpoints, or a file is damaged, is of another architecture, or
+      ValueError: there are several checkpoints, or a file is damaged, of another architecture, or
         does not fit the others.
     """
     # The fields that both have are named alike, and what only transformers has is the same here.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -263,8 +264,13 @@ def _label(record: Record, chosen: GlueSet, labels: Sequence[str]) -> int | floa
 
 def _exists(directory: str, name: str, split: str) -> bool:
     if directory.startswith("tfds:"):
-        return f"glue/{name}" in directory  # TFDS has all splits of a set.
+        return _is_tfds_of(directory, name)  # TFDS has all splits of a set.
     return _path(directory, name, split).exists()
+
+
+def _is_tfds_of(directory: str, name: str) -> bool:
+    """Whether it is tfds:glue/NAME, perhaps with a namespace or a version."""
+    return re.fullmatch(rf"tfds:(.+:)?glue/{name}([:/].+)?", directory) is not None
 
 
 def _path(directory: str, name: str, split: str) -> pathlib.Path:
@@ -287,7 +293,7 @@ def _read(directory: str, name: str, split: str) -> tuple[list[Record], int]:
             f"--config.data.directory=DIR|tfds:glue/{name}"
         )
     if directory.startswith("tfds:"):
-        if f"glue/{name}" not in directory:
+        if not _is_tfds_of(directory, name):
             raise ValueError(f"--config.data.directory={directory}: expected tfds:glue/{name}")
         records = read_tfds(directory.removeprefix("tfds:"), split.replace("dev", "validation"))
         # TFDS shuffles what it prepares.

@@ -49,6 +49,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         made, notes[f"{split} truncated"] = choice_features(
             records, labels, tokenizer, config.max_seq_length
         )
+        notes[f"{split} with an empty text"] = sum(
+            not all(record.columns[name].strip() for name in ("sent1", *ENDINGS))
+            for record in records
+        )
         return made
 
     splits = [_split("dev", read("dev"))]

@@ -28,7 +28,7 @@ def read_table(
     Raises:
       FileNotFoundError: no such file.
       ValueError: unknown suffix, not UTF-8, a line with too few or many fields, or a column that
-        is not there.
+        is not there or there twice.
     """
     path = pathlib.Path(path)
     text = read_text(path, "a .csv, .tsv or .jsonl file")
@@ -104,6 +104,10 @@ def _read_delimited(path, text, header_lines) -> list[Record]:
         for number, fields in enumerate(reader):
             if names is None:
                 names = fields
+                if twice := [name for name in names if name and names.count(name) > 1]:
+                    raise ValueError(
+                        f"{path}: the header names {twice[0]!r} twice: rename one of the columns"
+                    )
             elif number >= header_lines and any(fields):
                 place = f"{path}, line {reader.line_num}"
                 if len(fields) != len(names):

@@ -58,7 +58,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     train_features, splits = features("train", train), []
     for name in ("dev", "test"):
         if data[name]:
-            records = read(data[name], labeled=False)
+            # A test file may lack the column; in dev that is a mistake, such as a name mistyped.
+            records = read(data[name], labeled=name == "dev")
             ids = example_ids(records, data.id)
             split = features(name, records)
             known = [feature.label is not None for feature in split]

@@ -13,7 +13,8 @@ Expected result: depends on your data.
         --config.data.train=train.csv --config.data.dev=dev.csv
 
 A file has a header that names its columns, `text` and `label` if not told otherwise. Where labels
-are missing in `dev` or `test`, predictions are written and nothing is scored.
+are empty in `dev` or `test`, or `test` has no such column, predictions are written and nothing is
+scored.
 """
 
 from ml_collections import ConfigDict

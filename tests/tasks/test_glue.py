@@ -91,7 +91,7 @@ def fake_tfds(name: str):
     columns = chosen.tfds_texts or chosen.texts
 
     def data_source(given, split):
-        assert given == f"glue/{name}"
+        assert given == f"glue/{name}:2.0.0"
         examples = []
         for index, texts in enumerate(PAIRS):
             label = index % len(chosen.labels) if chosen.labels else np.float32(index + 0.5)
@@ -143,7 +143,7 @@ def test_tfds_gives_the_same_as_the_download(name, tokenizer, tmp_path, monkeypa
     write_download(tmp_path, name)
     expected = read(tokenizer, name, tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake_tfds(name))
-    found = read(tokenizer, name, f"tfds:glue/{name}")
+    found = read(tokenizer, name, f"tfds:glue/{name}:2.0.0")
     np.testing.assert_equal([*map(vars, found.train)], [*map(vars, expected.train)])
     for ours, theirs in zip(found.splits, expected.splits, strict=True):
         assert (ours.name, ours.score is None) == (theirs.name, theirs.score is None)
@@ -253,6 +253,7 @@ def replace(old: str, new: str):
         ("mprc", {}, None, "no GLUE set 'mprc': expected one of cola, sst2"),
         ("mrpc", {"directory": ""}, None, r"--config\.data\.directory=DIR\|tfds:glue/mrpc"),
         ("mrpc", {"directory": "tfds:glue/qqp"}, None, "glue/qqp: expected tfds:glue/mrpc"),
+        ("mnli", {"directory": "tfds:glue/mnli_matched"}, None, "expected tfds:glue/mnli"),
         ("mrpc", {"metric": "f2"}, None, "metric=f2: expected one of f1, accuracy"),
         ("mrpc", {"labels": ("a", "b")}, None, "labels=a,b: expected not_equivalent, equivalent"),
         ("rte", {}, lambda path: path.unlink(), r"no file .*RTE/train\.tsv"),

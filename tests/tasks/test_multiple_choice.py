@@ -64,6 +64,14 @@ def test_long_choices_are_cut_by_themselves_and_counted(tokenizer, directory):
     assert [len(tokens) for tokens in task.train[1].sequences] == [6, 7, 7, 6]
 
 
+def test_empty_texts_are_counted(tokenizer, directory):
+    assert read(tokenizer, directory).notes["dev with an empty text"] == 0
+    path = directory / "val.csv"
+    path.write_text(path.read_text().replace("a river", " ").replace("built a", ""))
+    notes = read(tokenizer, directory).notes
+    assert (notes["dev with an empty text"], notes["train with an empty text"]) == (2, 0)
+
+
 def test_dev_is_scored_and_test_is_predicted(tokenizer, directory):
     dev, test = read(tokenizer, directory).splits
     outputs = [np.array([0.0, 2, 1, 0]), np.array([0.0, 0, 0, 3])]

@@ -128,6 +128,8 @@ def test_a_file_without_labels_is_predicted_but_not_scored(read, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
     assert lines[0] == {"id": "0", "label": "b", "probability": pytest.approx(0.75)}
     assert lines[1] == {"id": "1", "label": "a", "probability": pytest.approx(2 / 3)}
+    (dev,) = read(dev="text,label\nthe king,\n").splits
+    assert dev.score is None
 
 
 def test_ids_are_written_with_the_predictions(read, tmp_path):
@@ -144,6 +146,11 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ({"train": None}, r"--config\.data\.train=FILE"),
         ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no column 'label'; it has 'text'"),
         ({"dev": "words,label\nthe,a\n"}, r"dev\.csv, line 2: no column 'text'.*--config\.data"),
+        (
+            {"dev": "text,lable\nthe,a\n"},
+            r"dev\.csv, line 2: no column 'label'; it has 'text', 'la",
+        ),
+        ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
         ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c' does not occur in .* has a, b"),
         ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label', but others of the file have"),
         ({"dev": DEV + " ,a\n"}, r"dev\.csv, line 3: 'text' is empty"),
