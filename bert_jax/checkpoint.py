@@ -249,6 +249,10 @@ def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, 
     Raises CheckpointError where anything is missing, cut off, not finite, or of another model.
     """
     params, settings, _ = load_checkpoint(directory, abstract_params_of)
+    # `load_checkpoint` does without the metadata; a run that goes on does not.
+    with _reading(directory):
+        if _stored_shapes(directory, "params") != _shapes(params):
+            raise ValueError("params/ is not what its metadata tells")
     trained = settings.get("has_training_state", True)
     training = training_state(directory) if trained else {"step": np.int32(0)}
     found = {"params": params, "training": training}
@@ -271,14 +275,25 @@ def verify_checkpoint(directory: pathlib.Path, abstract_params_of) -> dict[str, 
 def training_state(directory: pathlib.Path) -> dict:
     """`step` and `opt_state` as saved, on the default device; raises CheckpointError."""
     with _reading(directory):
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            metadata = checkpointer.metadata(directory / "training").item_metadata
-        if metadata is None or set(metadata.tree) != {"step", "opt_state"}:
+        shapes = _stored_shapes(directory, "training")
+        if set(shapes) != {"step", "opt_state"}:
             raise ValueError("training/ is not complete, or not of a run")
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata.tree
-        )
         return _read_arrays(directory, "training", shapes)
+
+
+def _stored_shapes(directory: pathlib.Path, item: str) -> dict:
+    """The tree of an item's shapes by its own metadata, which Orbax needs to restore it."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(directory / item).item_metadata
+    if metadata is None:
+        raise ValueError(f"{item}/ is not complete: its _METADATA is missing or damaged")
+    for path in directory.glob(f"{item}/array_metadatas/*"):  # Which it reads too.
+        json.loads(path.read_text())
+    return _shapes(metadata.tree)
+
+
+def _shapes(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def _read_arrays(directory: pathlib.Path, item: str, shapes):

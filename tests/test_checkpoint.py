@@ -12,8 +12,10 @@ import pytest
 from test_pretrain import small_config
 
 import bert_jax
-from bert_jax import pretrain
+from bert_jax import pretrain, settings
+from bert_jax.assembly import assemble
 from bert_jax.checkpoint import (
+    Checkpointer,
     CheckpointError,
     find_checkpoint,
     saved_steps,
@@ -26,12 +28,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def workdir(corpus, tmp_path_factory):
+def config(corpus):
     """Nine steps on eight devices, the optimizer's state divided over them."""
-    workdir = tmp_path_factory.mktemp("checkpoints")
     config = small_config(corpus, num_steps=9, checkpoint_every=1, shard_weight_update=True)
     config.unlock()
     config.update(keep_checkpoints=2, keep_every=4)
+    return config
+
+
+@pytest.fixture(scope="module")
+def workdir(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("checkpoints")
     pretrain.train_and_evaluate(config, workdir)
     return workdir
 
@@ -44,32 +51,40 @@ def test_the_last_and_every_so_many_are_kept(workdir):
     assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
 
 
-def test_damage_is_noticed_or_harmless(workdir, tmp_path):
-    """Each file in turn is missing, or cut in half."""
-    source, copied = find_checkpoint(workdir), tmp_path / "9"
-    expected, noticed = read(source), 0
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
-        for keep in (None, path.stat().st_size // 2):
-            shutil.copytree(source, copied)
-            spoiled = copied / path.relative_to(source)
-            content = spoiled.read_bytes()
-            spoiled.unlink() if keep is None else spoiled.write_bytes(content[:keep])
+def test_damage_is_noticed_or_harmless(config, workdir, tmp_path):
+    """Each file in turn is missing, or cut in half: what passes can be loaded and gone on with."""
+    copied = tmp_path / "checkpoints" / "9"
+    shutil.copytree(find_checkpoint(workdir), copied)
+    phases = settings.open_phases(config)
+    tokenizer = phases[0].rows.load_tokenizer()
+    abstract = assemble(config, phases, tokenizer, jax.devices()[:1]).state
+    checkpointer = Checkpointer(tmp_path, {}, tokenizer, keep_last=1)
+    expected, noticed = read(copied), 0
+    for path in sorted(path for path in copied.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        for keep in (None, len(content) // 2):
+            path.unlink() if keep is None else path.write_bytes(content[:keep])
             try:
                 assert verify_checkpoint(copied, abstract_params)["step"] == 9
-                jax.tree.map(np.testing.assert_array_equal, read(copied), expected)
             except CheckpointError as error:
                 assert str(copied) in str(error)
                 noticed += 1
-            shutil.rmtree(copied)
+            else:
+                restored = jax.device_get(checkpointer.restore(9, abstract).params)
+                for params in (read(copied), restored):
+                    jax.tree.map(np.testing.assert_array_equal, params, expected)
+            path.write_bytes(content)
+    checkpointer.close()
     assert noticed > 10
 
 
-def test_values_that_are_not_finite_are_noticed(workdir, monkeypatch):
-    from bert_jax import checkpoint
-
-    monkeypatch.setattr(checkpoint.np, "isfinite", lambda leaf: np.zeros(1, bool))
-    with pytest.raises(CheckpointError, match="holds values that are not finite"):
-        verify_checkpoint(find_checkpoint(workdir), abstract_params)
+def test_one_value_that_is_not_finite_is_noticed(workdir, tmp_path):
+    model = read_model(workdir)
+    params = jax.tree.map(np.array, model.params)
+    params["mlm"]["bias"][3] = np.nan
+    write_checkpoint(tmp_path / "written", params, model.settings, model.tokenizer)
+    with pytest.raises(CheckpointError, match="'bias'.* holds values that are not finite"):
+        verify_checkpoint(tmp_path / "written", abstract_params)
 
 
 def check(*arguments):
