@@ -1,12 +1,16 @@
 """What a run reports: metrics.jsonl, TensorBoard files, the FLOPs behind MFU, the baseline."""
 
+import contextlib
 import json
 import math
 import pathlib
+import time
 
 import jax
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from bert_jax.config import BertConfig
 
@@ -30,7 +34,10 @@ PEAK_FLOPS = {
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` (one object a line, with `step`) and to TensorBoard files."""
+    """Appends to `metrics.jsonl` (one object a line, with `step`) and to TensorBoard files.
+
+    OSError names the file that could not be written to.
+    """
 
     def __init__(self, workdir: pathlib.Path, first_step: int = 0, writes: bool = True):
         """Drops what an interrupted run wrote beyond `first_step`, where this one goes on.
@@ -52,33 +59,51 @@ class MetricsWriter:
         self._writes = writes
         if not writes:
             return
-        unfinished = path.with_name("metrics.jsonl.tmp")
-        unfinished.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        unfinished.replace(path)
         self._written = {(record["step"], *record.keys()) for record in kept}
-        self._file = path.open("a")
-        self._summary = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
+        self._path, self._tensorboard = path, workdir / "tensorboard"
+        with _writing(path):
+            unfinished = path.with_name("metrics.jsonl.tmp")
+            unfinished.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            unfinished.replace(path)
+            self._file = path.open("a")
+        with _writing(self._tensorboard):
+            self._tensorboard.mkdir(exist_ok=True)
+            # Not tensorboardX's SummaryWriter: after an error in its thread it waits for ever.
+            self._events = EventsWriter(str(self._tensorboard / "events"))
+            begun = SessionLog(status=SessionLog.START)  # Purges what is shown of later steps.
+            self._events.write_event(
+                Event(wall_time=time.time(), step=first_step + 1, session_log=begun)
+            )
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         if not self._writes or (step, "step", *metrics) in self._written:
             return
-        try:
+        with _writing(self._path):
             self._file.write(json.dumps({"step": step} | metrics) + "\n")
             self._file.flush()
+        with _writing(self._tensorboard):
             for name, value in metrics.items():
-                self._summary.add_scalar(name, value, step)
-            self._summary.flush()
-        except OSError as error:
-            raise OSError(
-                f"{self._file.name} could not be written to: {error}. Free the disk (or mend the "
-                "cause) and run the same command: it goes on from the last checkpoint"
-            ) from error
+                self._events.write_event(
+                    Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+                )
+            self._events.flush()
 
     def close(self) -> None:
         if not self._writes:
             return
         self._file.close()
-        self._summary.close()
+        self._events.close()
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path):
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{path} could not be written to: {error}. Free the disk (or mend the cause) and run "
+            "the same command: it goes on from the last checkpoint"
+        ) from error
 
 
 def flops_per_row(config: BertConfig, length: int, num_predictions: int, num_pairs: int) -> float:

@@ -24,7 +24,9 @@ from bert_jax import command, pretrain
 from bert_jax.checkpoint import CheckpointError, find_checkpoint
 from bert_jax.corpus.build import CorpusSettings, build_corpus
 from bert_jax.data.rows import CorpusError
+from bert_jax.metrics import MetricsWriter
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.workdir import claim_together
 
 
 @dataclasses.dataclass
@@ -64,12 +66,12 @@ class Given:
 
 
 @contextlib.contextmanager
-def full_disk():
-    """No file may grow beyond 64 KiB: the kernel answers as for a full disk."""
+def full_disk(size: int = 1 << 16):
+    """No file may grow beyond `size` bytes: the kernel answers as for a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -202,6 +204,28 @@ def workdir_that_is_a_file(given):
     given.train()
 
 
+def disk_full_at_the_config(given):
+    with full_disk(2):
+        claim_together(given.path("workdir"), {})
+
+
+def disk_full_at_the_token(given):
+    with full_disk(10):
+        claim_together(given.path("workdir"), {})
+
+
+def disk_full_at_the_metrics(given):
+    writer = MetricsWriter(given.directory)
+    with full_disk(10):
+        writer.write(1, {"loss": 1.0})
+
+
+def disk_full_at_the_tensorboard_files(given):
+    writer = MetricsWriter(given.directory)
+    with full_disk(30):
+        writer.write(1, {"loss": 1.0})
+
+
 def rows_longer_than_the_position_table(given):
     given.train(model__max_position_embeddings=32)
 
@@ -233,6 +257,16 @@ BAD_INPUT = {
     checkpoint_without_its_config: (CheckpointError, "checkpoints/2 could not be read"),
     checkpoint_without_its_last_file: (CheckpointError, "2 could not be restored.*remove it"),
     workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a directory"),
+    disk_full_at_the_config: (
+        OSError,
+        r"workdir/config\.json could not be written: .*Free the disk",
+    ),
+    disk_full_at_the_token: (OSError, r"workdir/\.shared could not be written: .*Free the disk"),
+    disk_full_at_the_metrics: (
+        OSError,
+        r"/metrics\.jsonl could not be written to: .*Free the disk",
+    ),
+    disk_full_at_the_tensorboard_files: (OSError, r"/tensorboard could not be written to"),
     rows_longer_than_the_position_table: (
         ValueError,
         "rows of 64 tokens.*table ends at 32.*max_position",
