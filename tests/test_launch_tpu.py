@@ -404,7 +404,8 @@ def test_xpk_runs_follows_and_deletes_the_workload(cloud):
     assert {"--workload=tiny", "--tpu-type=v4-16", "--num-slices=2"} < set(create)
     assert {"--max-restarts=20", "--restart-on-exit-codes=75"} < set(create)
     command = next(word for word in create if word.startswith("--command="))
-    job = ["python", "-m", "bert_jax.pretrain", *JOB, "--multihost", "--num_processes=4"]
+    job = ["python", "-m", "bert_jax.pretrain", "--join_seconds=1800", *JOB]
+    job += ["--multihost", "--num_processes=4"]  # The user's own --join_seconds would come last.
     assert shlex.split(command.partition(" exec ")[2]) == job
     code = next(word for word in create if word.startswith("--script-dir=")).partition("=")[2]
     assert (pathlib.Path(code) / "tools" / "launch_tpu.py").exists()
@@ -453,6 +454,17 @@ def test_bad_arguments_are_refused_before_anything_is_called(cloud, action, sett
     result = cloud.run(action, **settings)
     assert result.returncode == 1 and message in result.stderr + result.stdout
     assert "Traceback" not in result.stderr and not cloud.calls()
+
+
+@pytest.mark.parametrize("backend", ["gcloud", "xpk"])
+@pytest.mark.parametrize("action", ["launch", "run"])
+def test_a_job_that_launch_check_refuses_calls_nothing(cloud, backend, action):
+    refuses = "import sys; sys.exit(f'the mesh does not divide {sys.argv[1:3]}')"
+    (cloud.checkout / "tools/launch_check.py").write_text(refuses)
+    flags = {"cluster": "pod", "backend": "xpk"} if backend == "xpk" else {}
+    result = cloud.run(action, **flags)
+    assert result.returncode == 1 and not cloud.calls()
+    assert "the job would fail: the mesh does not divide ['v4-16', '1']" in result.stderr
 
 
 @pytest.mark.parametrize(

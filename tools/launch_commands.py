@@ -123,8 +123,12 @@ def on_workers(target: Target, *words: str, worker: str = "all") -> list[str]:
 
 
 def job_arguments(target: Target) -> list[str]:
-    several = ["--multihost", f"--num_processes={target.num_hosts}"] if target.num_hosts > 1 else []
-    return [*target.arguments, *several]
+    if target.num_hosts == 1:
+        return [*target.arguments]
+    several = ["--multihost", f"--num_processes={target.num_hosts}"]
+    # On a cluster each host fetches and installs by itself, and one that gives up fails them all.
+    patience = ["--join_seconds=1800"] if target.cluster else []
+    return [*patience, *target.arguments, *several]
 
 
 def xpk(target: Target, *words: str) -> list[str]:
