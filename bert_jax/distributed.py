@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -40,6 +41,11 @@ def join(
     """
     if coordinator and (num_processes is None or process_id is None):
         raise ValueError("--coordinator needs --num_processes and --process_id beside it")
+    if coordinator and not re.fullmatch(r".+:\d+", coordinator):
+        raise ValueError(
+            f"--coordinator={coordinator}: expected HOST:PORT, with any free port of process 0's "
+            "host, the same in all processes"
+        )
     if coordinator and process_id >= num_processes:
         raise ValueError(
             f"--process_id={process_id}, but --num_processes={num_processes}: they count from 0"
@@ -47,10 +53,11 @@ def join(
 
     def give_up():
         print(
-            f"\nnot all of {num_processes or 'the'} processes met at {coordinator or 'process 0'} "
-            f"within {timeout_seconds} s. Run the same command on every host (the one that "
-            "--coordinator names with --process_id=0), and look at the logs of those that are "
-            "missing",
+            f"\nprocess {'of this host' if process_id is None else process_id}: not all of "
+            f"{num_processes or 'the'} processes met at {coordinator or 'process 0'} within "
+            f"{timeout_seconds} s. Run the same command on every host (the one that --coordinator "
+            "names with --process_id=0), look at the logs of those that are missing, and make sure "
+            "that the port is free there and that no firewall keeps the others from it",
             file=sys.stderr,
             flush=True,
         )
@@ -121,7 +128,8 @@ def errors_shared():
         yield
     except Exception as raised:
         error = raised
-    messages = gather_texts(str(error or ""))
+    # An error may have no text of its own, as `assert` leaves it.
+    messages = gather_texts("" if error is None else str(error) or repr(error))
     if error:
         raise error
     for process, message in enumerate(messages):

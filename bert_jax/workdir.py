@@ -1,5 +1,6 @@
 """Whose directory a workdir is: its settings are written once, and compared from then on."""
 
+import hashlib
 import json
 import pathlib
 import secrets
@@ -43,13 +44,13 @@ def claim_together(workdir: pathlib.Path, settings: dict) -> None:
 
     Raises ValueError in all of them if they do not.
     """
-    distributed.check_same_everywhere(flatten(settings) | {"workdir": str(workdir)})
+    distributed.check_same_everywhere(flatten(settings) | {"workdir": str(workdir)} | _program())
     token = ""
     with distributed.errors_shared():
         if jax.process_index() == 0:
             claim_workdir(workdir, settings)
             token = secrets.token_hex()  # A text of no meaning, for the others to find there.
-            (workdir / TOKEN).write_text(token)
+            write_text(workdir / TOKEN, token)
     (token, *_) = distributed.gather_texts(token)
     with distributed.errors_shared():
         path = workdir / TOKEN
@@ -58,6 +59,14 @@ def claim_together(workdir: pathlib.Path, settings: dict) -> None:
                 f"--workdir={workdir} is another directory here than in process 0: all hosts must "
                 "share it, as by a mounted bucket"
             )
+
+
+def _program() -> dict[str, str]:
+    """What runs: hosts that compile different programs would wait for one another, or diverge."""
+    root, code = pathlib.Path(__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        code.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return {"version of jax": jax.__version__, "hash of bert_jax/*.py": code.hexdigest()[:12]}
 
 
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
@@ -76,11 +85,11 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
         else:
             # Of a run whose checkpoints are gone.
             (workdir / "result.json").unlink(missing_ok=True)
-        write_json(workdir / "config.json", settings)
     except OSError as error:
         raise type(error)(
             f"--workdir={workdir}: {error}. Expected a directory that can be made or written to"
         ) from error
+    write_json(workdir / "config.json", settings)
 
 
 def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
@@ -103,10 +112,21 @@ def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes `value` so that the file is whole or not there."""
+    """`write_text` of `value` as JSON."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes `text` so that the file is whole or not there; OSError names the file."""
     unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(json.dumps(value, indent=2) + "\n")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text)
+        unfinished.replace(path)
+    except OSError as error:
+        raise type(error)(
+            f"{path} could not be written: {error}. Free the disk (or mend the cause) and run the "
+            "same command again"
+        ) from error
 
 
 def flatten(value, prefix: str = "") -> dict:

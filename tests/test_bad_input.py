@@ -259,12 +259,12 @@ BAD_INPUT = {
     workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a directory"),
     disk_full_at_the_config: (
         OSError,
-        r"workdir/config\.json could not be written: .*Free the disk",
+        r"workdir/config\.json could not be written: .*Free",
     ),
-    disk_full_at_the_token: (OSError, r"workdir/\.shared could not be written: .*Free the disk"),
+    disk_full_at_the_token: (OSError, r"workdir/\.shared could not be written: .*Free"),
     disk_full_at_the_metrics: (
         OSError,
-        r"/metrics\.jsonl could not be written to: .*Free the disk",
+        r"/metrics\.jsonl could not be written to: .*Free",
     ),
     disk_full_at_the_tensorboard_files: (OSError, r"/tensorboard could not be written to"),
     rows_longer_than_the_position_table: (

@@ -83,7 +83,7 @@ def test_one_value_that_is_not_finite_is_noticed(workdir, tmp_path):
     params = jax.tree.map(np.array, model.params)
     params["mlm"]["bias"][3] = np.nan
     write_checkpoint(tmp_path / "written", params, model.settings, model.tokenizer)
-    with pytest.raises(CheckpointError, match="'bias'.* holds values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"'bias'.* holds values that are not finite"):
         verify_checkpoint(tmp_path / "written", abstract_params)
 
 

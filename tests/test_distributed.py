@@ -12,6 +12,7 @@ import pytest
 
 import bert_jax
 from bert_jax import distributed
+from bert_jax.workdir import claim_together
 from bert_jax.data.rows import Rows
 from bert_jax.exit_status import PREEMPTED
 
@@ -138,8 +139,8 @@ def test_process_missing_says_what_to_run(corpus, tmp_path, missing):
         started[missing].kill()
         assert started[1 - missing].wait(60) == 1
     message = processes.log_of(tmp_path / "run", 1 - missing).read_text()
-    assert "not all of 2 processes met at localhost" in message
-    assert message.rstrip().endswith("look at the logs of those that are missing")
+    assert f"process {1 - missing}: not all of 2 processes met at localhost" in message
+    assert "the logs of those that are missing" in message and "no firewall" in message
 
 
 def test_other_count_of_processes_than_expected_says_so(monkeypatch):
@@ -152,11 +153,13 @@ def test_other_count_of_processes_than_expected_says_so(monkeypatch):
         jax.config.update("jax_enable_preemption_service", preemption)
 
 
-def test_coordinator_without_a_count_says_what_is_missing():
+def test_coordinator_without_a_count_or_port_says_what_is_missing():
     with pytest.raises(ValueError, match="--process_id=2, but --num_processes=2"):
         distributed.join(coordinator="localhost:1", num_processes=2, process_id=2)
     with pytest.raises(ValueError, match="needs --num_processes and --process_id"):
         distributed.join(coordinator="localhost:1")
+    with pytest.raises(ValueError, match="--coordinator=localhost: expected HOST:PORT"):
+        distributed.join(coordinator="localhost", num_processes=2, process_id=0)
 
 
 def test_mistake_in_one_process_ends_all_with_status_1(corpus, tmp_path):
@@ -165,6 +168,15 @@ def test_mistake_in_one_process_ends_all_with_status_1(corpus, tmp_path):
         assert processes.finish(started) == [1, 1]
     assert "process 1: /nowhere" in processes.log_of(workdir, 0).read_text()
     assert "pretrain: /nowhere" in processes.log_of(workdir, 1).read_text()
+
+
+def test_hosts_whose_devices_take_turns_in_the_mesh_are_given_their_rows(corpus, tmp_path):
+    command = ["tests.scattered_hosts", str(corpus)]
+    workdir = tmp_path / "run"
+    started = processes.launch(command, workdir, num_processes=2, devices_each=2)
+    with processes.ended(started):
+        assert processes.finish(started) == [0, 0], processes.log_of(workdir).read_text()
+    assert "arrays are as expected" in processes.log_of(workdir, 1).read_text()
 
 
 def test_several_without_a_way_to_meet_are_refused(corpus, tmp_path):
@@ -184,3 +196,27 @@ def test_one_process_agrees_with_itself():
     distributed.check_same_everywhere({"seed": 0})
     with pytest.raises(OSError, match="full"), distributed.errors_shared():
         raise OSError("full")
+
+
+def test_an_error_without_text_is_shared_as_well(monkeypatch):
+    told = []
+    monkeypatch.setattr(distributed, "gather_texts", lambda text: [told.append(text) or text, ""])
+    with pytest.raises(AssertionError), distributed.errors_shared():
+        raise AssertionError
+    with distributed.errors_shared():
+        pass
+    assert told == ["AssertionError()", ""]
+
+
+@pytest.mark.parametrize("differs", ["version of jax", "hash of bert_jax/*.py"])
+def test_hosts_that_run_other_programs_are_refused(monkeypatch, tmp_path, differs):
+    def of_both(text):
+        return [text, json.dumps(json.loads(text) | {differs: "another"})]
+
+    monkeypatch.setattr(distributed, "gather_texts", of_both)
+    with pytest.raises(ValueError, match=f"process 1 has {re.escape(differs)}='another', but"):
+        claim_together(tmp_path / "run", {"seed": 0})
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    claim_together(tmp_path / "run", {"seed": 0})
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == {"seed": 0}
