@@ -1,6 +1,8 @@
 """A checkpoint is whole or refused, kept as told, and read on whatever is at hand."""
 
+import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -22,6 +24,7 @@ from bert_jax.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from bert_jax.config import BertConfig
 from bert_jax.reading import abstract_params, read_model
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -136,3 +139,33 @@ def test_a_checkpoint_without_training_state_is_whole(workdir, tmp_path):
     assert read_model(tmp_path / "written").report.unused == ()
     with pytest.raises(CheckpointError, match=r"writing a checkpoint to .*written failed"):
         write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)
+
+
+MEASURE = """
+import sys, jax, bert_jax
+def kilobytes(name):
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith(name)).split()[1])
+bert_jax.load(sys.argv[1])
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # The peak begins anew; see proc(5).
+before = kilobytes("VmRSS")
+params = bert_jax.load(sys.argv[2]).params
+grown = kilobytes("VmHWM") - before
+print(grown * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
+"""
+
+
+def test_loading_takes_little_more_memory_than_the_parameters(workdir, tmp_path):
+    """60 MB, in a process of its own, after a small one: what is imported does not count."""
+    tokenizer = read_model(workdir).tokenizer
+    bert = dataclasses.asdict(BertConfig(30_592, 384, 2, 6, 1536))
+    shapes = abstract_params({"bert": bert})
+    rng = np.random.default_rng(0)  # Ones would be compressed to nothing.
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
+    write_checkpoint(tmp_path / "large", params, {"bert": bert}, tokenizer)
+    command = [sys.executable, "-c", MEASURE, workdir, tmp_path / "large"]
+    environment = os.environ | {"XLA_FLAGS": ""}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert 0.8 < float(run.stdout) < 1.35

@@ -9,12 +9,15 @@ import jax
 import numpy as np
 import processes
 import pytest
+from ml_collections import ConfigDict
 
 import bert_jax
-from bert_jax import distributed
-from bert_jax.workdir import claim_together
+from bert_jax import distributed, partitioning, settings
+from bert_jax.assembly import assemble
+from bert_jax.data.batches import eval_batches
 from bert_jax.data.rows import Rows
 from bert_jax.exit_status import PREEMPTED
+from bert_jax.workdir import claim_together
 
 STEPS = ("num_steps=4", "log_every=2", "checkpoint_every=2", "eval_every=2")
 
@@ -95,10 +98,18 @@ def test_saved_by_eight_devices_on_two_hosts_goes_on_anywhere(
 def test_evaluation_counts_every_pair_once_whatever_the_remainder(one_process, corpus):
     rows = Rows(corpus, "heldout")
     assert rows.num_rows % 8  # The last batch of eight is filled up.
-    right = result_of(one_process)["nsp_accuracy"] * np.count_nonzero(
-        rows.stream(0, rows.num_rows)["pairs"][:, :, 2]
-    )
-    assert right == pytest.approx(round(right), abs=1e-3)
+    num_pairs = np.count_nonzero(rows.stream(0, rows.num_rows)["pairs"][:, :, 2])
+    # The run's own evaluation, once more: it tells means alone.
+    config = ConfigDict(json.loads((one_process / "config.json").read_text()))
+    (phase,) = settings.open_phases(config)
+    assembly = assemble(config, [phase], phase.rows.load_tokenizer())
+    params = jax.device_put(saved_params(one_process), assembly.layout.params)
+    eval_step = assembly.eval_step(phase)
+    batches = eval_batches(rows, partitioning.batch_sharding(assembly.mesh), 8)
+    sums = [jax.device_get(eval_step(params, batch)) for batch in batches]
+    right, count = (sum(each[name] for each in sums) for name in ("nsp_right", "nsp_count"))
+    assert count == num_pairs
+    assert result_of(one_process)["nsp_accuracy"] == pytest.approx(right / num_pairs, abs=1e-6)
 
 
 def test_sigterm_in_one_process_saves_that_step_in_all_and_the_run_goes_on(
@@ -113,6 +124,8 @@ def test_sigterm_in_one_process_saves_that_step_in_all_and_the_run_goes_on(
         assert processes.finish(started) == [PREEMPTED] * 2
     said = re.search(r"step (\d+) is saved", processes.log_of(workdir).read_text())
     assert [entry.name for entry in (workdir / "checkpoints").iterdir()] == [said[1]]
+    (*_, last) = (workdir / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(last)["step"] == int(said[1])  # Nothing was trained that is not saved.
     with processes.ended(processes.start(workdir, corpus, *long, **options)) as started:
         after = f'"step": {int(said[1]) + 1},'
         processes.wait_for(workdir / "metrics.jsonl", after, started)

@@ -55,6 +55,12 @@ def kill_at_random(rng: random.Random, started, workdir, first: int) -> tuple[st
     return f"{victims}, {when}", [number for number in range(2) if number not in victims]
 
 
+def assert_same_bits(*workdirs) -> None:
+    jax.tree.map(np.testing.assert_array_equal, *map(saved_params, workdirs))
+    states = [training_state(find_checkpoint(workdir)) for workdir in workdirs]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
 def says_to_start_again(process, log: pathlib.Path) -> bool:
     """Whether a process that lost the other one ends as tools/tpu_worker.sh takes for preempted."""
     status, said = process.wait(200), log.read_text()
@@ -66,7 +72,7 @@ def says_to_start_again(process, log: pathlib.Path) -> bool:
 def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     processes.run(whole, corpus, *FIELDS, num_processes=2)
-    rng = random.Random(KILLS)
+    rng, hits = random.Random(KILLS), 0
     for kill in range(KILLS):
         first = last_step(killed)
         started = processes.start(killed, corpus, *FIELDS, num_processes=2, **PATIENCE)
@@ -77,14 +83,15 @@ def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
                 joined = "Process " in log.read_text()
                 assert not joined or says_to_start_again(started[number], log), log.read_text()
         unfinished = [p.name for p in (killed / "checkpoints").glob("*tmp*")]
+        hits += bool(unfinished)
         print(
             f"kill {kill + 1}: {when}; step {last_step(killed)} is whole, unfinished {unfinished}"
         )
+    print(f"{hits} of {KILLS} kills hit an unfinished save")
+    assert hits or KILLS < 20
     processes.run(killed, corpus, *FIELDS, num_processes=2)
 
-    jax.tree.map(np.testing.assert_array_equal, saved_params(whole), saved_params(killed))
-    states = [training_state(find_checkpoint(workdir)) for workdir in (whole, killed)]
-    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert_same_bits(whole, killed)
     lines = [
         [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         for workdir in (whole, killed)
@@ -95,10 +102,13 @@ def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
         assert one.get("heldout/mlm_loss") == two.get("heldout/mlm_loss")
 
 
+FEW_STEPS = ("num_steps=3", "log_every=1", "checkpoint_every=1", "shard_weight_update=True")
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_in_the_middle_of_a_save_the_other_says_to_start_again(corpus, tmp_path, victim):
     workdir = tmp_path / "run"
-    started = processes.start(workdir, corpus, *FIELDS, num_processes=2, **PATIENCE)
+    started = processes.start(workdir, corpus, *FEW_STEPS, num_processes=2, **PATIENCE)
     with processes.ended(started):
         while not list((workdir / "checkpoints").glob("*tmp*")):
             assert [process.poll() for process in started] == [None, None]
@@ -106,6 +116,11 @@ def test_killed_in_the_middle_of_a_save_the_other_says_to_start_again(corpus, tm
         started[victim].kill()
         log = processes.log_of(workdir, 1 - victim)
         assert says_to_start_again(started[1 - victim], log), log.read_text()
+    if victim == 0:  # The one that gives a checkpoint its final name. Once is enough: it is slow.
+        assert last_step(workdir) < 3
+        for each in (workdir, tmp_path / "whole"):
+            processes.run(each, corpus, *FEW_STEPS, num_processes=2)
+        assert_same_bits(tmp_path / "whole", workdir)
 
 
 @pytest.mark.parametrize("full", [[0], [1], [0, 1]], ids=str)

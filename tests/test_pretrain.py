@@ -199,6 +199,7 @@ def test_sigterm_saves_that_step_and_ends_as_preempted(corpus, tmp_path):
         assert processes.finish(started) == [PREEMPTED]
     (step,) = saved_steps(workdir / "checkpoints")
     assert f"stopped; step {step} is saved" in processes.log_of(workdir).read_text()
+    assert records(workdir)[-1]["step"] == step  # Nothing was trained that is not saved.
 
 
 def test_sigterm_before_the_first_step_ends_as_preempted(corpus, tmp_path):

@@ -203,14 +203,21 @@ def divided(state, layout):
     return jax.device_put(state, layout), layout
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_dividing_the_weight_update_changes_no_result(mesh, name):
+@pytest.mark.parametrize(
+    ("name", "mesh", "accumulate"),
+    [
+        *(("adamw", mesh, 1) for mesh in MESHES),
+        # Accumulated as in `lamb_64k.py`.
+        *(("lamb", mesh, 2 if mesh["data"] == 8 or len(mesh) == 3 else 1) for mesh in MESHES),
+    ],
+    ids=str,
+)
+def test_dividing_the_weight_update_changes_no_result(name, mesh, accumulate):
     model = small_model(num_heads=4, dropout_rate=0.1)
     rows = random_rows(16)
     optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
     state, layout = divided(*fresh(model, optimizer, **mesh))
-    update = train.make_update_step(model, optimizer, layout, 0, **MASKING)
+    update = train.make_update_step(model, optimizer, layout, 0, accumulate=accumulate, **MASKING)
     rows = jax.device_put(rows, partitioning.batch_sharding(layout.step.mesh))
     for _ in range(3):
         state, metrics = update(state, rows)
@@ -218,12 +225,14 @@ def test_dividing_the_weight_update_changes_no_result(mesh, name):
     assert largest_difference(trained_on_one_device(name), found) < 1e-5
 
 
-def exchanges(divides: bool, accumulate: int) -> tuple[list[tuple[str, str, int]], int]:
+def exchanges(
+    divides: bool, accumulate: int, name: str = "adamw"
+) -> tuple[list[tuple[str, str, int]], int]:
     """(computation, kind, bytes) of what 8 data shards exchange in a step, but for scalars.
 
     Together with the bytes of all parameters.
     """
-    optimizer = make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
+    optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
     state, layout = fresh(small_model(dropout_rate=0.1), optimizer, data=8)
     state, layout = divided(state, layout) if divides else (state, layout)
     update = train.make_update_step(
@@ -248,8 +257,9 @@ def test_data_shards_exchange_gradients_once_and_nothing_inside_a_loop(accumulat
     assert size <= num_bytes < size + 256  # The sums of the metrics go with them.
 
 
-def test_divided_weight_update_gathers_parameters_and_never_a_moment():
-    found, size = exchanges(divides=True, accumulate=1)
+@pytest.mark.parametrize(("name", "accumulate"), [("adamw", 1), ("lamb", 2)])
+def test_divided_weight_update_gathers_parameters_and_never_a_moment(name, accumulate):
+    found, size = exchanges(divides=True, accumulate=accumulate, name=name)
     assert {(where, kind) for where, kind, _ in found} == {
         ("entry", "reduce-scatter"),
         ("entry", "all-gather"),
