@@ -20,7 +20,7 @@ from test_pretrain import saved_params
 from bert_jax.checkpoint import find_checkpoint, saved_steps, training_state
 from bert_jax.exit_status import PREEMPTED
 
-KILLS = int(os.environ.get("BERT_JAX_KILLS", 3))
+KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 STEPS = 20 + 3 * KILLS
 # A save after every step: most moments are in the middle of one.
 FIELDS = (
