@@ -47,7 +47,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
     """A mesh over `devices` (all, if None); one size may be -1: what the others leave.
 
     Devices of several TPU slices lie along `data`, slice after slice. Raises ValueError if the
-    sizes do not multiply to the number of devices.
+    sizes do not multiply to the number of devices, or JAX cannot lay them over the links.
     """
     sizes = [data, fsdp, tensor]
     devices = jax.devices() if devices is None else devices
@@ -63,10 +63,6 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
-    # Without `allow_split_physical_axes` JAX refuses what is not a product of the torus's axes.
-    if num_slices == 1:
-        array = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-        return Mesh(array, AXES, axis_types=axis_types)
     # Between slices the network is slow: only gradients cross it, so only `data` does.
     if sizes[0] % num_slices:
         raise ValueError(
@@ -74,9 +70,18 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
             "so that fsdp and tensor stay within one: make them smaller"
         )
     within, between = [sizes[0] // num_slices, *sizes[1:]], [num_slices, 1, 1]
-    array = mesh_utils.create_hybrid_device_mesh(
-        within, between, devices, allow_split_physical_axes=True
-    )
+    # Without this JAX refuses what is not a product of the torus's axes.
+    split = {"allow_split_physical_axes": True}
+    try:
+        if num_slices == 1:
+            array = mesh_utils.create_device_mesh(sizes, devices, **split)
+        else:
+            array = mesh_utils.create_hybrid_device_mesh(within, between, devices, **split)
+    except (AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"mesh ({described}): JAX cannot lay it over the links of these {len(devices)} "
+            f"devices, choose other sizes: {error}"
+        ) from error
     return Mesh(array, AXES, axis_types=axis_types)
 
 

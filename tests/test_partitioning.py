@@ -1,14 +1,19 @@
 """Every parameter has a place on the mesh, and what does not fit says so."""
 
 import dataclasses
+import importlib.util
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import mesh_utils
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
+from bert_jax import partitioning, tpu
+from bert_jax.data.batches import local_rows
+from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 
 
 def test_first_matching_rule_wins():
@@ -82,6 +87,58 @@ def test_slices_lie_along_data_one_after_the_other():
     assert np.all(slices[2:] == slices[2, 0, 0]) and slices[0, 0, 0] != slices[2, 0, 0]
     with pytest.raises(ValueError, match=r"data=1 must be a multiple of the 2 slices"):
         partitioning.make_mesh(data=1, fsdp=8, devices=devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfHost:
+    """A sharding as `local_rows` sees it on one of several hosts."""
+
+    sharding: NamedSharding
+    host: int
+
+    def __getattr__(self, name):
+        return getattr(self.sharding, name)
+
+    def addressable_devices_indices_map(self, shape):
+        places = self.sharding.devices_indices_map(shape).items()
+        return {device: place for device, place in places if device.process_index == self.host}
+
+
+PODS = {
+    topology
+    for module in (pod_base, pod_large, adamw_2k, lamb_64k)
+    for topology in module.TOPOLOGIES.values()
+}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize("topology", [*sorted(PODS), "v4:2x2x2:2", "v5e:4x4:2", "v3:4x4:2"])
+def test_meshes_of_a_pod_hold_each_device_once_and_its_hosts_each_row(topology, monkeypatch):
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # Nothing may look for a TPU.
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    _, devices = tpu.describe(topology)
+    hosts = {device.process_index for device in devices}
+    for fsdp, tensor in ((1, 1), (4, 1), (8, 1), (1, 2), (4, 2)):
+        mesh = partitioning.make_mesh(fsdp=fsdp, tensor=tensor, devices=devices)
+        assert mesh.devices.shape == (len(devices) // fsdp // tensor, fsdp, tensor)
+        assert set(mesh.devices.flat) == set(devices)
+        sharding, held = partitioning.batch_sharding(mesh), np.zeros(2 * len(devices), int)
+        for host in hosts:
+            for start, stop in local_rows(OfHost(sharding, host), held.size):
+                held[start:stop] += 1
+        # Places of `tensor` hold the same rows, and may be of several hosts.
+        assert 1 <= held.min() <= held.max() <= tensor
+
+
+def test_mesh_that_jax_cannot_lay_out_is_an_error(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise NotImplementedError("no assignment")
+
+    monkeypatch.setattr(mesh_utils, "create_device_mesh", refuse)
+    with pytest.raises(ValueError, match=r"fsdp=4, .* links of these 8 devices.*: no assignment"):
+        partitioning.make_mesh(fsdp=4)
 
 
 @pytest.mark.parametrize("sizes", [{"data": 3}, {"data": 4}, {"data": -1, "fsdp": 3}])
