@@ -1,19 +1,25 @@
 """Flags that are not as they must be end in a line, those of the configuration included."""
 
 import pathlib
+import re
 import sys
 
-from absl import app
+from absl import flags
 
 
 def parse_flags(argv: list[str]) -> list[str]:
     """For `app.run(flags_parser=...)`: what is not a flag; exits where one is wrong."""
     try:
-        return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return flags.FLAGS(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
         while isinstance(error, Exception) and error.args:  # One in another.
             error = error.args[0]
-        message = str(error).replace("\n", ": ")
+        # A configuration refuses its argument with a ValueError: the traceback tells no more.
+        message = re.sub(
+            r"Error whilst parsing config file:\n.*\nValueError: ", "", str(error), flags=re.DOTALL
+        )
+        if "Traceback" not in message:
+            message = message.replace("\n", ": ")
         sys.exit(f"{program()}: {message}")
 
 
