@@ -7,6 +7,7 @@ the data-sheet rate of all its links, and nothing else running meanwhile.
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import re
 from collections.abc import Iterator
@@ -30,11 +31,13 @@ def report(
 ) -> dict:
     """Compiles the step of each phase for the topology and gathers what is known of it.
 
-    The figures of the first phase stand at the top, those of each under `phases`, with hours in
-    all if they fit. `hbm_bytes_over` is by how much a step does not fit: what it needs beyond what
-    the compiler grants, which is a little less than `hbm_capacity_bytes`. It is 0 where the step
-    fits, and None where the compiler does not say. `hlo_path` is where the text of the first goes.
-    ValueError for a topology, mesh or batch that cannot be.
+    The figures of each phase stand under `phases`. At the top are those of the first, but
+    `hbm_parts`, `hbm_bytes_per_device` and `hbm_bytes_over` of the phase that needs most memory,
+    `compile_seconds` of all together, and hours in all if all fit. `hbm_bytes_over` is by how much
+    a step does not fit: what it needs beyond what the compiler grants (`tpu.Chip`), not beyond
+    `hbm_capacity_bytes`. It is 0 where the step fits, and None where the compiler does not say:
+    this counts as the most. `hlo_path` is where the text of the first goes. ValueError for a
+    topology, mesh or batch that cannot be.
     """
     chip, devices = tpu.describe(topology)
     assembly = assemble(config, phases, tokenizer, devices)
@@ -59,7 +62,10 @@ def report(
         ]
         if hlo_path is not None and len(figures) == 1:
             hlo_path.write_text(step.text)
+    most = max(figures, key=_need)
     result = figures[0] | {
+        **{name: most[name] for name in ("hbm_parts", "hbm_bytes_per_device", "hbm_bytes_over")},
+        "compile_seconds": sum(phase["compile_seconds"] for phase in figures),
         "topology": topology,
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
@@ -75,6 +81,12 @@ def report(
         for name in ("hours", "hours_with_links"):
             result[f"total_{name}"] = sum(phase[name] for phase in figures)
     return result
+
+
+def _need(phase: dict) -> tuple[bool, float]:
+    """Orders phases by the memory that they need: what does not fit, and is not told, is most."""
+    needed = phase["hbm_bytes_per_device"]
+    return not phase["fits"], math.inf if needed is None else needed
 
 
 def _of_phase(assembly: Assembly, phase: Phase, chip: tpu.Chip) -> dict:
@@ -103,6 +115,7 @@ def _of_failure(error: tpu.DoesNotFit) -> dict:
         "fits": False,
         "hbm_bytes_per_device": error.num_bytes,
         "hbm_bytes_over": error.num_bytes - error.limit if told else None,
+        "hbm_argument_bytes": error.argument_bytes,
         "compile_seconds": error.seconds,
     }
 
@@ -122,8 +135,8 @@ def _of_step(step: tpu.CompiledStep, known: dict, chip: tpu.Chip, devices) -> di
     return {
         "hbm_bytes_per_device": used,
         "hbm_parts": step.hbm,
-        "hbm_bytes_over": max(used - chip.hbm_bytes, 0),
-        "fits": used <= chip.hbm_bytes,
+        "hbm_bytes_over": max(used - round(chip.granted_bytes), 0),
+        "fits": used <= chip.granted_bytes,
         "compiled_flops_per_sequence": cost.flops * len(devices) / batch_size,
         "cycles_per_step": cost.total_cycles,
         "cycles_per_sequence": cost.total_cycles * num_chips / batch_size,
@@ -154,11 +167,16 @@ def changed(config: ConfigDict, changes: dict[str, int | str]) -> ConfigDict:
 
 def advice(config: ConfigDict, topology: str, phases: list[Phase], tokenizer) -> dict | None:
     """Fields with which the step was compiled and does fit; None if nothing that was tried does."""
+    tried = [config.to_dict()]
     for changes in _remedies(config, topology, phases):
+        setting = changed(config, changes)
+        if setting.to_dict() in tried:
+            continue
+        tried.append(setting.to_dict())
         try:
-            if report(changed(config, changes), topology, phases, tokenizer)["fits"]:
+            if report(setting, topology, phases, tokenizer)["fits"]:
                 return changes
-        except ValueError:  # A batch that does not divide is no remedy.
+        except ValueError:  # A mesh that cannot be, or a batch that does not divide, is no remedy.
             continue
     return None
 
@@ -199,8 +217,9 @@ def sweep(
     """For each mesh ("data x fsdp x tensor") and remat policy the report, and the largest batch.
 
     `largest_batch` is the most rows of every phase's length that one device can take at once: a
-    power of two times what the recipe gives it. None where not even that fits. ValueError, before
-    anything is compiled, for a mesh that the devices, a batch or an array does not divide over.
+    power of two times what the recipe gives it. None where not even that fits. A setting that
+    cannot be, whose mesh does not divide the devices, a batch or an array, has no report but
+    `refused`, the reason. ValueError, before anything is compiled, where none can be.
     """
     _, devices = tpu.describe(topology)
     settings = []
@@ -209,14 +228,23 @@ def sweep(
             raise ValueError(f"mesh {sizes!r}: expected data x fsdp x tensor, as in -1x4x1")
         names = ("mesh.data", "mesh.fsdp", "mesh.tensor")
         changes = dict(zip(names, map(int, sizes.split("x")), strict=True))
-        settings.append((sizes, changed(config, changes | {"model.remat": policy})))
-        assemble(settings[-1][1], phases, tokenizer, devices)  # Raises before anything is compiled.
-    for sizes, setting in settings:
-        figures = report(setting, topology, phases, tokenizer)
-        largest = None
-        if figures["fits"]:
-            largest = _largest_batch(setting, topology, phases, tokenizer, figures)
-        yield figures | {"sizes": sizes, "largest_batch": largest}
+        setting, reason = changed(config, changes | {"model.remat": policy}), None
+        try:
+            assemble(setting, phases, tokenizer, devices)
+        except ValueError as error:
+            reason = error
+        settings.append((sizes, setting, reason))
+    if settings and all(reason for _, _, reason in settings):
+        raise settings[0][-1]
+    for sizes, setting, reason in settings:
+        row = {"sizes": sizes, "remat": setting.model.remat, "fits": False, "largest_batch": None}
+        if reason:
+            yield row | {"refused": str(reason)}
+            continue
+        row |= report(setting, topology, phases, tokenizer)
+        if row["fits"]:
+            row["largest_batch"] = _largest_batch(setting, topology, phases, tokenizer, row)
+        yield row
 
 
 def _largest_batch(config, topology, phases, tokenizer, figures) -> int:

@@ -40,6 +40,7 @@ class Chip:
     Fields:
       clock_hz: peak bf16 FLOP/s over FLOPs a cycle, two for each cell of the matrix units.
       hbm_bytes: memory.
+      granted_bytes: what the compiler says there is when a program does not fit (on v5p, more).
       link_bytes_per_second: that one device can send to its neighbours, over all links together.
       dimensions: of the torus that a topology name describes.
       devices: JAX devices on a chip.
@@ -48,6 +49,7 @@ class Chip:
 
     clock_hz: float
     hbm_bytes: int
+    granted_bytes: float
     link_bytes_per_second: float
     dimensions: int
     devices: int = 1
@@ -60,23 +62,27 @@ class Chip:
 # product of 8192^3 to use 70 % of these (90 % of v5p's), so it is at most 2490 MHz.
 MEGACORE = (("chip_config_name", "megacore"),)
 CHIPS = {
-    "v3": Chip(940e6, 16 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices=2),
-    "v4": Chip(1050e6, 32 * GIB, 6 * 50e9, dimensions=3, options=MEGACORE),
-    "v5e": Chip(1500e6, 16 * GIB, 400e9 / 2, dimensions=2),
-    "v5p": Chip(1750e6, 95 * GIB, 1200e9 / 2, dimensions=3, options=MEGACORE),
-    "v6e": Chip(1750e6, 32 * GIB, 800e9 / 2, dimensions=2),
+    "v3": Chip(940e6, 16 * GIB, 15.48 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices=2),
+    "v4": Chip(1050e6, 32 * GIB, 30.75 * GIB, 6 * 50e9, dimensions=3, options=MEGACORE),
+    "v5e": Chip(1500e6, 16 * GIB, 15.75 * GIB, 400e9 / 2, dimensions=2),
+    "v5p": Chip(1750e6, 95 * GIB, 95.74 * GIB, 1200e9 / 2, dimensions=3, options=MEGACORE),
+    "v6e": Chip(1750e6, 32 * GIB, 31.25 * GIB, 800e9 / 2, dimensions=2),
 }
 
 
 class DoesNotFit(RuntimeError):
     """The compiler found no way to stay within `limit` bytes; the step needs `num_bytes`.
 
-    Both are None where the compiler does not tell. It took `seconds` to find out.
+    Both are None where the compiler does not tell; `argument_bytes` are known anyhow: parameters,
+    optimizer and rows. It took `seconds` to find out.
     """
 
-    def __init__(self, num_bytes: int | None, limit: int | None, seconds: float):
+    def __init__(
+        self, num_bytes: int | None, limit: int | None, argument_bytes: int, seconds: float
+    ):
         super().__init__("the compiler ran out of device memory")
-        self.num_bytes, self.limit, self.seconds = num_bytes, limit, seconds
+        self.num_bytes, self.limit = num_bytes, limit
+        self.argument_bytes, self.seconds = argument_bytes, seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +173,9 @@ def compile_step(assembly: Assembly, phase: Phase) -> CompiledStep:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        needed, limit = memory_told(str(error), device_bytes((state, rows)))
-        raise DoesNotFit(needed, limit, time.monotonic() - started) from error
+        arguments = device_bytes((state, rows))
+        told = memory_told(str(error), arguments)
+        raise DoesNotFit(*told, arguments, time.monotonic() - started) from error
     memory = compiled.memory_analysis()
     text = compiled.as_text()
     hbm = {

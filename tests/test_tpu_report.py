@@ -11,8 +11,8 @@ import types
 import jax
 import pytest
 
-from bert_jax import partitioning, pod_report, tpu
-from bert_jax.compiled_cost import step_cost
+from bert_jax import compiled_cost, metrics, partitioning, pod_report, tpu
+from bert_jax.compiled_cost import Cost, step_cost
 from bert_jax.data.batches import train_batches
 from bert_jax.data.rows import Rows
 from bert_jax.settings import Phase
@@ -90,6 +90,28 @@ def test_compiled_flops_agree_with_the_count_by_hand(tiny):
 
 
 @needs_compiler
+def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
+    _, _, text = tiny
+    computations, entry = compiled_cost.parse(text)
+    by_name = {name: {each.name: each for each in body} for name, body in computations.items()}
+
+    def exchanged(start):
+        return [
+            record.num_bytes
+            for _, home, each in compiled_cost.executed(computations, start, [])
+            for _, _, record in compiled_cost.collectives_in(each, computations, by_name, home)
+        ]
+
+    bodies = [
+        each.called("body")
+        for _, _, each in compiled_cost.executed(computations, entry, [])
+        if each.opcode == "while"
+    ]
+    assert bodies and max(exchanged(entry)) > 1e6  # The search does find them.
+    assert max([size for body in bodies for size in exchanged(body)], default=0) < 512
+
+
+@needs_compiler
 def test_parameters_and_optimizer_bytes_are_what_the_compiled_step_takes(tiny):
     _, report, text = tiny
     parts = report["hbm_parts"]
@@ -115,13 +137,29 @@ def test_the_table_says_that_cycles_are_an_estimate(tiny):
 
 
 @needs_compiler
-def test_a_step_too_big_is_refused_by_how_much_with_settings_that_fit():
-    batch = "--config.batch_size=16384"
-    result = run_tool(TINY, "--topology=v5e:2x2", "--phases=first", batch)
+def test_a_step_too_big_is_refused_by_how_much_with_settings_that_fit(tmp_path):
+    flags = "--config.batch_size=16384", f"--json={tmp_path / 'report.json'}"
+    result = run_tool(TINY, "--topology=v5e:2x2", "--phases=first", *flags)
+    report = json.loads((tmp_path / "report.json").read_text())
+    granted = report["hbm_bytes_per_device"] - report["hbm_bytes_over"]
+    assert granted == tpu.CHIPS["v5e"].granted_bytes < report["hbm_capacity_bytes"]
     assert result.returncode == 1, result.stdout + result.stderr
     assert "DOES NOT FIT by" in result.stdout and "GiB" in result.stdout
     fits = result.stdout.rsplit("This fits: ", 1)[1].split()
     assert fits == ["--config.per_device_batch_size=2048"] and result.stderr == ""
+
+
+@needs_compiler
+def test_the_settings_that_fit_parameters_too_large_do_fit():
+    # A table of 12 M positions is large, and little to compile.
+    large = "--config.model.max_position_embeddings=12_000_000", "--config.model.remat=full"
+    flags = TINY, "--topology=v4:2x2x1", "--phases=first", "--config.batch_size=4", *large
+    result = run_tool(*flags)
+    assert result.returncode == 1 and "DOES NOT FIT by" in result.stdout, result.stderr
+    fits = result.stdout.rsplit("This fits: ", 1)[1].split()
+    assert "--config.shard_weight_update=True" in fits
+    again = run_tool(*flags, *fits)
+    assert again.returncode == 0 and "GiB: fits" in again.stdout
 
 
 @needs_compiler
@@ -148,12 +186,13 @@ def test_several_slices_are_one_mesh_with_data_between_them():
         (["--topology=v4:2x2x1", "--max_seq_length=1024"], "position table ends at 512"),
         (["--topology=v4:2x2x1:0"], "unknown topology 'v4:2x2x1:0'"),
         (["--config.lerning_rate=1"], "'lerning_rate': Did you mean"),
+        (
+            [f"--config={ROOT}/configs/pretrain/pod_base.py:v7"],
+            "pod_base.py:v7: unknown argument 'v7' after the colon: expected one of v3, v4",
+        ),
         ([], "names no topology: give one, as --topology=v4:4x4x4"),
         (["--topology=v4:2x2x1", "--sweep", "--sweep_meshes=2x2"], "expected data x fsdp x tensor"),
-        (
-            ["--topology=v4:2x2x1", "--sweep", "--sweep_meshes=-1x1x1,3x1x1"],
-            "does not divide the 4",
-        ),
+        (["--topology=v4:2x2x1", "--sweep", "--sweep_meshes=3x1x1"], "does not divide the 4"),
         (["--topology=v4:2x2x1", "--json=/nowhere/a.json"], "--json=/nowhere/a.json cannot be"),
         (["--topology=v4:2x2x1", "--dump_hlo=/"], "--dump_hlo=/ cannot be written to"),
         (["--topology=v4:2x2x1", "--sweep", "--json=a"], "--json does nothing with --sweep"),
@@ -184,8 +223,6 @@ def test_what_the_compiler_says_of_memory_is_understood():
 
 
 def test_peak_is_flops_a_cycle_times_the_clock():
-    from bert_jax import metrics
-
     # Cells of a device's matrix units; each multiplies and adds in a cycle.
     cells = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
     chips = dict(zip(cells, tpu.CHIPS, strict=True))
@@ -217,6 +254,8 @@ def test_remedies_begin_with_what_costs_least(monkeypatch):
     def fake_report(config, topology, phases, tokenizer):
         sharded = config.mesh.fsdp, config.mesh.tensor, config.shard_weight_update
         tried.append((config.per_device_batch_size, config.model.remat, *sharded))
+        if config.mesh.fsdp == 4 and config.mesh.tensor == 1:
+            raise ValueError("a mesh that cannot be")
         return {"fits": len(tried) == 8}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
@@ -230,6 +269,76 @@ def test_remedies_begin_with_what_costs_least(monkeypatch):
     fields = {"per_device_batch_size": 1, "model.remat": "full", "shard_weight_update": True}
     assert found == fields | {"mesh.data": -1, "mesh.fsdp": 4, "mesh.tensor": 2}
     assert config.per_device_batch_size == 8  # What was given stays as it is.
+
+
+def test_what_was_tried_is_not_compiled_again(monkeypatch):
+    monkeypatch.setattr(tpu, "describe", lambda topology: (tpu.CHIPS["v4"], jax.devices()))
+    tried = []
+
+    def fake_report(config, *_):
+        tried.append((config.model.remat, config.shard_weight_update, config.mesh.fsdp))
+        return {"fits": False}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    config = bert_tiny.get_config()
+    config.model.remat = "full"
+    assert pod_report.advice(config, "v4:2x2x2", [phase_of(8)], None) is None
+    assert tried == [("full", True, 1), ("full", True, 4), ("full", True, 4)]
+
+
+def test_a_sweep_names_the_mesh_that_cannot_be_and_goes_on(monkeypatch):
+    monkeypatch.setattr(tpu, "describe", lambda topology: (tpu.CHIPS["v4"], jax.devices()))
+    monkeypatch.setattr(pod_report, "report", lambda *_: {"fits": False, "phases": []})
+    pods = bert_tiny.get_config(), "v4:2x2x2", [phase_of(64)], tpu.UNCASED_ENGLISH
+    refused, other = pod_report.sweep(*pods, ["3x1x1", "-1x4x1"], ["none"])
+    assert "does not divide the 8 devices" in refused["refused"] and not refused["fits"]
+    assert other["sizes"] == "-1x4x1" and "refused" not in other
+    with pytest.raises(ValueError, match="does not divide the 8 devices"):
+        list(pod_report.sweep(*pods, ["3x1x1", "5x1x1"], ["none"]))
+
+
+@pytest.fixture
+def report_of(monkeypatch):
+    """For each phase the bytes its step takes, or what `DoesNotFit` is raised with -> a report."""
+    monkeypatch.setattr(tpu, "describe", lambda topology: (tpu.CHIPS["v4"], jax.devices()))
+    monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+
+    def run(*outcomes):
+        left = iter(outcomes)
+
+        def fake_step(assembly, phase):
+            outcome = next(left)
+            if isinstance(outcome, tuple):
+                raise tpu.DoesNotFit(*outcome, 5, 2.0)
+            cost = Cost({("other", "update"): 1}, 1.0, {}, [], {}, [])
+            return tpu.CompiledStep({"activations": outcome}, "", cost, 1.5)
+
+        monkeypatch.setattr(tpu, "compile_step", fake_step)
+        phases = [phase_of(8 * 2**index) for index in range(len(outcomes))]
+        config, tokenizer = bert_tiny.get_config(), tpu.UNCASED_ENGLISH
+        return pod_report.report(config, "v4:2x2x2", phases, tokenizer)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "needed", "over", "seconds"),
+    [
+        ((100, 300, 200), 300, 0, 4.5),
+        ((300, (50, 40)), 50, 10, 3.5),  # What does not fit is more than what does.
+        (((70, 40), (50, 40)), 70, 30, 4.0),
+        (((70, 40), (None, None), 300), None, None, 5.5),
+        ((31 * 2**30, 300), 31 * 2**30, 2**28, 3.0),  # The compiler grants 30.75 of 32 GiB.
+    ],
+)
+def test_memory_at_the_top_is_of_the_phase_that_needs_most(
+    report_of, outcomes, needed, over, seconds
+):
+    report = report_of(*outcomes)
+    assert (report["hbm_bytes_per_device"], report["hbm_bytes_over"]) == (needed, over)
+    assert report["hbm_parts"] == ({"activations": needed} if needed in outcomes else None)
+    assert report["fits"] == (over == 0) and report["compile_seconds"] == seconds
+    assert report["batch_size"] == 8  # The first phase's.
 
 
 def test_the_largest_batch_is_found_by_compiling(monkeypatch):
@@ -277,6 +386,53 @@ def test_the_tokenizer_that_is_not_there_suits_the_masking():
     words = types.SimpleNamespace(**vars(tpu.UNCASED_ENGLISH))
     assert len(words.word_start) == words.vocab_size > max(words.special_ids)
     assert words.mask_id in words.special_ids
+
+
+ALL = """
+import sys
+from bert_jax import pod_report
+from tools import tpu_report
+
+phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)
+phase |= dict(per_device_batch_size=8, mesh={"data": 32}, hbm_bytes_per_device=2**30)
+phase |= dict(cycles_per_sequence=5, sequences_per_second_per_chip=1, mfu=1, link_seconds=0)
+phase |= dict(step_seconds=1, hours=1, compile_seconds=1, model_flops_per_sequence=100)
+reports = {
+    "v3": ("none", 97.4, {"sort": 3}, []),
+    "v4": ("full", 133, {"tpu_custom_call": 1}, []),
+    "v5e": ("none", 96.5, {}, ["while"]),
+}
+
+def fake(config, topology, *_):
+    remat, flops, estimates, loops = reports[topology.partition(":")[0]]
+    found = dict(compiled_flops_per_sequence=flops, not_estimated=estimates)
+    phases = [phase | found | dict(loops_counted_once=loops)]
+    return dict(topology=topology, remat=remat, fits=True, phases=phases)
+
+pod_report.report = fake
+tpu_report.PODS = [f"pod_base.py:{chip}" for chip in reports]
+sys.argv = ["tpu_report", "--all", "--markdown=PAGE"]
+tpu_report.app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
+"""
+
+
+def test_the_table_of_all_pods_shows_flops_that_are_off_and_cycles_that_are_too_few(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- made by tools/tpu_report.py --all -->\n<!-- end of the table -->\nafter\n"
+    )
+    command = [sys.executable, "-c", ALL.replace("PAGE", str(page))]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    *table, said = result.stdout.splitlines()
+    head, _, *rows, blank, footnote = table
+    column = head.split(" | ").index("compiled FLOPs")
+    cells = [row.split(" | ")[column : column + 2] for row in rows]
+    assert cells == [["97.4%", "5"], ["", "5 *"], ["96.5%", "5 *"]]
+    assert blank == "" and footnote.startswith("\\* Too few: custom kernels")
+    assert "\n".join(table) in page.read_text()
+    assert page.read_text().endswith("table -->\nafter\n")
+    assert said == "compiled FLOPs are over 3% off those by hand: pod_base.py:v5e, rows of 128"
+    assert result.returncode == 1
 
 
 @needs_compiler
