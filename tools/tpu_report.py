@@ -159,7 +159,11 @@ def _of_step(phase: dict) -> list[str]:
         "mesh": " ".join(f"{axis}={size}" for axis, size in phase["mesh"].items()),
         "rows a device": f"{phase['per_device_batch_size']} at once",
         "HBM a device": f"{used:.2f} of {capacity:.0f} GiB: "
-        + (f"DOES NOT FIT by {over:.2f} GiB" if over > 0 else "fits"),
+        + (
+            f"DOES NOT FIT by {over:.2f} GiB, the compiler has {used - over:.2f}"
+            if over > 0
+            else "fits"
+        ),
         " of which": ", ".join(f"{part} {size:.3f}" for part, size in gib.items()),
         "FLOPs a sequence": f"{phase['model_flops_per_sequence'] / 1e9:.2f} G by hand, "
         f"{phase['compiled_flops_per_sequence'] / 1e9:.2f} G compiled",
