@@ -4,8 +4,8 @@ Source: Devlin et al. (2018), section 5.3 and table 7: 96.4 dev and 92.4 test F1
 (cased, with document context), 96.6 and 92.8 for BERT_LARGE; batch 16 or 32, learning rate 5e-5,
 3e-5 or 2e-5 and 2 to 4 epochs are the ranges of appendix A.3.
 
-Expected time and result: not run with those weights. See the README's table of fine-tuning for a
-small model's.
+Expected time and result: not run as a whole. The README compares short runs of a small model with
+transformers; that one wants a rate of about 2e-4.
 
     python tools/fetch_data.py conll2003 runs/data/conll2003
     python -m bert_jax.finetune --config=configs/finetune/conll2003.py --workdir=runs/conll2003 \

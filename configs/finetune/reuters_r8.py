@@ -3,7 +3,8 @@
 Source: the data set of the text classification literature (Cardoso-Cachopo, 2007), with the 6-layer
 MiniLM weights to start from; not of the BERT paper.
 
-Expected time and result: see the README's table of fine-tuning.
+Expected time: not run as a whole.
+Expected result: not run as a whole. The README compares short runs with transformers.
 
     python tools/fetch_data.py reuters-r8 runs/data/reuters-r8
     python tools/fetch_data.py minilm runs/data/minilm
