@@ -314,7 +314,8 @@ def _read_arrays(directory: pathlib.Path, item: str, shapes):
     read = {}
     for path, leaf in sorted(leaves, key=lambda each: -math.prod(each[1].shape)):
         name = ".".join(str(key.key if hasattr(key, "key") else key.idx) for key in path)
-        kvstore = {"driver": "ocdbt", "base": f"file://{directory / item}/", "path": f"{name}/"}
+        base = {"driver": "file", "path": f"{directory / item}/"}  # An URL would want escapes.
+        kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
         stored = tensorstore.open(
             {"driver": "zarr", "kvstore": kvstore}, context=context, open=True, read=True
         ).result()

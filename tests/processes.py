@@ -38,6 +38,7 @@ def start(
         "--config.long_phase.num_steps=0",
         "--config.max_predictions=10",
         "--config.model.max_position_embeddings=64",
+        "--config.stall_seconds=100",  # Stacks are shown before `finish` loses patience.
         *[f"--config.{field}" for field in fields],
         *[f"--{name}={value}" for name, value in flags.items()],
     ]
@@ -63,7 +64,7 @@ def launch(
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each} "
         "--xla_backend_optimization_level=0",
     }
-    command = [sys.executable, "-X", "faulthandler", "-m", *command, f"--workdir={workdir}"]
+    command = [sys.executable, "-m", *command, f"--workdir={workdir}"]
     together = []
     if num_processes > 1:
         together = [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]
@@ -86,13 +87,10 @@ def log_of(workdir, process: int = 0) -> pathlib.Path:
 
 
 def finish(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
-    """Waits for all; their exit statuses. Where one stands still, the stacks of all are shown."""
+    """Waits for all; their exit statuses. Where one stands still, what all said is shown."""
     try:
         return [process.wait(seconds) for process in processes]
     except subprocess.TimeoutExpired as error:
-        for process in processes:
-            process.send_signal(signal.SIGABRT)  # See `-X faulthandler` in `launch`.
-            process.wait()
         logs = [pathlib.Path(process.log).read_text()[-8000:] for process in processes]
         raise AssertionError("\n\n".join([str(error), *logs])) from error
 
