@@ -108,6 +108,7 @@ def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) 
             )
         if not several:
             raise
+        # To end in order, Python would wait minutes for the other processes.
         leave("".join(traceback.format_exception(error)), 1)
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
