@@ -19,10 +19,11 @@ test: .venv/installed
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
+	.venv-parity/bin/python tools/fetch_data.py conll2003 runs/data/conll2003
 	.venv-parity/bin/python tools/fetch_data.py conlleval runs/data/conlleval
 	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm \
 		BERT_JAX_SQUAD_METRICS=runs/data/squad/squad_metrics.py \
-		BERT_JAX_CONLLEVAL=runs/data/conlleval/conlleval \
+		BERT_JAX_CONLL=runs/data/conll2003 BERT_JAX_CONLLEVAL=runs/data/conlleval/conlleval \
 		BERT_JAX_XQUAD=$(wildcard ../shared/data/xquad.en.36.json) \
 		.venv-parity/bin/python -m pytest --override-ini addopts= -v tests/parity
 

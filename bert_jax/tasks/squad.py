@@ -23,8 +23,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     Raises FileNotFoundError and ValueError as `read_questions` does.
     """
     data = config.data
-    if not data.train:
-        raise ValueError("give the questions to train on: --config.data.train=FILE.json")
+    if not (data.train or data.dev or data.test):
+        raise ValueError(
+            "give the questions to train on: --config.data.train=FILE.json; or, for a head that is "
+            "trained already, those to answer: --config.data.test=FILE.json"
+        )
     fields = [field.name for field in dataclasses.fields(SpanSettings)]
     given = {name: data[name] for name in fields if data.get(name) is not None}
     settings = SpanSettings(max_seq_length=config.max_seq_length, **given)
@@ -33,7 +36,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     notes: dict[str, int] = {}
     splits, train = [], []
     for name in ("train", "dev", "test"):
-        if name != "train" and not data[name]:
+        if not data[name]:
             continue
         questions = read_questions(data[name], name, settings.null_answers)
         passages = spans.make_passages(

@@ -18,7 +18,8 @@ BERT_BASE 80.8 and 88.5, BERT_LARGE 84.1 and 90.9; 2.0 BERT_LARGE 78.7 and 81.9.
 A path may be `tfds:squad` or `tfds:squad/v2.0`, prepared beforehand. `predictions/dev` in the
 workdir holds predictions.json, nbest_predictions.json and for 2.0 null_odds.json, for the official
 scripts. For 2.0 an answer is none where its null odds exceed the threshold that is best on dev,
-which is kept in the checkpoint. `:runlocal` and `:v2,runlocal` are cut down.
+which is kept in the checkpoint. Without `data.train` the head of `init_from` answers the rest.
+`:runlocal` and `:v2,runlocal` are cut down.
 """
 
 from ml_collections import ConfigDict

@@ -65,12 +65,12 @@ def test_strict_scores_equal_seqeval_in_1000_cases(scheme):
             assert_equal(entity_scores(predicted, expected, find), predicted, expected, **mode)
 
 
-def test_scores_equal_conlleval_in_200_cases_of_iob():
+def test_scores_equal_conlleval_in_1000_cases_of_iob():
     if not (script := os.environ.get("BERT_JAX_CONLLEVAL")):
         pytest.skip("BERT_JAX_CONLLEVAL does not name conlleval: `make parity` fetches it")
     if not shutil.which("perl"):
         pytest.skip("no perl here to run conlleval")
-    for number in range(200):
+    for number in range(1000):
         predicted, expected = random_case(number, "BI")
         sentences = (
             "".join(f"word {tag} {found}\n" for found, tag in zip(*pair, strict=True))

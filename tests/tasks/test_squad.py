@@ -152,12 +152,13 @@ def test_searched_threshold_goes_on_with_the_head_unless_another_is_given(
     given = {"train": path, "test": blind}
     for name, start, data, expected in [
         ("blind", run, {}, searched),
-        ("again", tmp_path / "blind", {}, searched),
+        ("again", tmp_path / "blind", {"train": ""}, searched),
         ("dev", tmp_path / "again", {"dev": path}, searched),
         ("fixed", run, {"dev": path, "null_threshold": 7.5}, 7.5),
     ]:
-        config = make_config("v2", **given, **data)
-        config.init_from, config.num_epochs = str(start), 0.0
+        config = make_config("v2", **given | data)
+        config.init_from = str(start)
+        config.num_epochs = float(not config.data.train)  # Epochs of nothing are none.
         result = train_and_evaluate(config, str(tmp_path / name))
         model = bert_jax.load(tmp_path / name)
         threshold = model.head["null_threshold"]
@@ -280,6 +281,11 @@ def test_bad_questions_get_a_clear_error(finished, pretrained):
             model.answer(*arguments)
     with pytest.raises(ValueError, match="no head of a task, so it cannot answer questions"):
         bert_jax.load(pretrained).answer("q", CONTEXT)
+
+
+def test_run_without_questions_says_what_to_give(tokenizer):
+    with pytest.raises(ValueError, match="give the questions to train on"):
+        get_task(make_config("v1"), tokenizer)
 
 
 @pytest.mark.parametrize("argument", ["v3", "v1,fast", "fast"])

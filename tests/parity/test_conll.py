@@ -1,0 +1,41 @@
+"""Every word of CoNLL-2003 is predicted once, whatever the window (`make parity`).
+
+BERT_JAX_CONLL names the directory of its files, BERT_JAX_MINILM that of the vocabulary;
+tools/fetch_data.py fetches both.
+"""
+
+import itertools
+import os
+import pathlib
+
+import pytest
+
+from bert_jax.data.features import NO_LABEL
+from bert_jax.tasks.conll import read_conll
+from bert_jax.tasks.tagging import find_labels, tagging_features
+from bert_jax.tokenization import load_tokenizer
+
+WORDS = {"train": 203_621, "valid": 51_362, "test": 46_435}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_every_word_of_conll_2003_is_predicted_once_at_any_length(name):
+    files = os.environ.get("BERT_JAX_CONLL"), os.environ.get("BERT_JAX_MINILM")
+    if not all(files):
+        pytest.skip("BERT_JAX_CONLL or BERT_JAX_MINILM is not set: `make parity` fetches both")
+    sentences = read_conll(pathlib.Path(files[0]) / f"{name}.txt", word_column=0, tag_column=-1)
+    tokenizer, labels = (
+        load_tokenizer(pathlib.Path(files[1]) / "vocab.txt"),
+        find_labels(sentences, "none"),
+    )
+    expected = list(itertools.chain(*(sentence.tags for sentence in sentences)))
+    assert len(expected) == WORDS[name]
+    for length, document_context in itertools.product((16, 24, 64, 128, 512), (False, True)):
+        features, positions, counts = tagging_features(
+            sentences, labels, tokenizer, length, document_context
+        )
+        pairs = list(zip(features, positions, strict=True))
+        assert max(map(len, features)) <= length and counts["windows"] == len(features)
+        predicted = [labels[number] for each, places in pairs for number in each.label[places]]
+        assert predicted == expected
+        assert sum((each.label != NO_LABEL).sum() for each in features) == len(expected)
