@@ -52,6 +52,10 @@ elif verb == "queued-resources describe":
 elif verb == "tpu-vm describe":
     print(slice_.get("node", "READY"))
 elif verb == "queued-resources delete":
+    if plan.get("undeletable"):
+        plan["undeletable"] -= 1
+        (cloud / "plan.json").write_text(json.dumps(plan))
+        fail("network is unreachable")
     slice_ = {"created": slice_["created"], "states": []}
 elif slice_["states"][0] != "ACTIVE":
     fail("the TPU is not READY")
@@ -77,6 +81,11 @@ else:
             pass
         elif command.endswith(" follow") and job == "vanish":
             slice_["states"] = ["SUSPENDED"]
+        elif command.endswith(" follow") and job == "silence":
+            (cloud / "plan.json").write_text(json.dumps(plan | {"silent": 20}))
+            fail("network is unreachable")
+        elif command.endswith(" status") and plan.get("silent"):
+            fail("network is unreachable")
         else:
             does = job[index] if isinstance(job, list) else job
             environment = os.environ | {"HOME": str(home), "HOST": home.name, "JOB": str(does)}
@@ -84,13 +93,18 @@ else:
             code = subprocess.run(["bash", "-c", command], env=environment, cwd=home).returncode
             if code: sys.exit(code)
 save()
+for verb in plan.get("unheard", []):
+    if any(verb in word for word in words):
+        plan["unheard"].remove(verb)
+        (cloud / "plan.json").write_text(json.dumps(plan))
+        fail("connection lost")
 """
 FAKE_JOB = """
 import json, os, pathlib, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 pathlib.Path.home().joinpath("arguments.json").write_text(json.dumps(sys.argv[1:]))
 print("the job of", os.environ["HOST"], "began", flush=True)
-if os.environ["JOB"] in ("wait", "vanish"): signal.pause()
+if os.environ["JOB"] in ("wait", "vanish", "silence"): signal.pause()
 if os.environ["JOB"].startswith("abort"):
     print(os.environ["JOB"], flush=True)
     os.abort()
@@ -307,8 +321,7 @@ def test_a_silent_network_is_asked_again_and_a_dead_one_is_reported(cloud):
 def test_who_is_not_logged_in_is_told_so_at_once(cloud):
     cloud.plan(logged_out=True)
     result = cloud.run("launch")
-    # `launch` asks for the slice at three places, and does not repeat itself.
-    assert result.returncode == 1 and len(cloud.calls()) == 3
+    assert result.returncode == 1 and len(cloud.calls()) == 1
     assert "not logged in: no active account" in result.stderr.splitlines()[-1]
 
 
@@ -320,6 +333,31 @@ def test_a_dropped_connection_is_tried_again_and_a_dead_one_ends_the_launch(clou
     cloud.plan(dropped=99, states=[["ACTIVE"]] * 2)
     result = cloud.run("launch")
     assert result.returncode == 1 and "scp" in result.stderr.splitlines()[-1]
+
+
+def test_what_was_done_though_its_answer_was_lost_is_not_done_twice(cloud):
+    cloud.plan(unheard=["sh start", "delete"])
+    result = cloud.run("launch")
+    assert result.returncode == 0 and result.stderr.count("connection lost") == 2, result.stderr
+    assert cloud.steps() == [*SET_UP[:-1], "start", "follow", "delete"]
+
+
+def test_a_slice_that_cannot_be_asked_about_is_left_alone(cloud):
+    """Twenty times in a row: who watches is off the network, and the job perhaps well."""
+    cloud.plan(jobs=["silence"])
+    result = cloud.run("launch")
+    assert result.returncode == 1 and "`launch` takes it over" in result.stderr.splitlines()[-1]
+    assert "delete" not in cloud.steps()
+    assert cloud.run("status", job=None).stdout.count("running") == 2
+
+
+def test_a_slice_that_is_not_deleted_is_said_to_cost_money(cloud):
+    cloud.plan(undeletable=2)
+    assert cloud.run("launch").returncode == 0
+    assert cloud.steps() == [*SET_UP, *["delete"] * 3]
+    cloud.plan(undeletable=3, states=[UP] * 2, jobs=[0] * 2)
+    result = cloud.run("launch")
+    assert result.returncode == 1 and "and may cost money" in result.stderr.splitlines()[-1]
 
 
 def test_a_lost_node_under_an_active_request_counts_as_lost(cloud):
@@ -350,8 +388,8 @@ def test_ctrl_c_leaves_the_job_stop_ends_it_and_launch_takes_it_over(cloud):
 
     status = cloud.run("status", job=None)
     assert status.stdout == "tiny: ACTIVE\nslice1-worker0: running\nslice1-worker1: running\n"
-    again = cloud.run("run")
-    assert again.returncode == 1 and "a job is running already" in again.stderr
+    again = cloud.run("run", job=[*JOB, "--config.seed=1"])
+    assert again.returncode == 1 and "another job is running already" in again.stderr
     assert cloud.run("stop", job=None).returncode == 0
     followed = cloud.run("follow", job=None)
     assert followed.returncode == 0 and "the job was stopped" in followed.stderr

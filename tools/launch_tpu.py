@@ -78,6 +78,10 @@ RESULTS = {
 LOST = ("GONE", "FAILED", "SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
 
 
+class NoAnswer(RuntimeError):
+    """The cloud cannot be asked: what is there is left as it is."""
+
+
 def say(text: str) -> None:
     if not DRY_RUN.value:
         print(f"launch_tpu: {text}", file=sys.stderr, flush=True)
@@ -145,11 +149,14 @@ def slice_state(target: Target) -> str:
         if "NOT_FOUND" in answer.stderr:
             return "GONE"
         if "gcloud auth login" in answer.stderr:
-            raise LaunchError(f"gcloud is not logged in: {' '.join(answer.stderr.split())}")
+            raise NoAnswer(f"gcloud is not logged in: {' '.join(answer.stderr.split())}")
         say(f"no answer about {target.name}, asking again: {answer.stderr.strip()}")
         time.sleep(POLL_SECONDS.value)
     else:
-        raise LaunchError(f"no answer about {target.name}, which may exist and cost money")
+        raise NoAnswer(
+            f"no answer about {target.name}, which may exist, go on with its job and cost money: "
+            "once the network is back, `status` tells, `launch` takes it over, `delete` ends it"
+        )
     state = answer.stdout.strip()
     if state == "ACTIVE":  # It stays so for a while after its node is lost.
         node = ask(commands.describe_node(target), pretended="READY").stdout.strip()
@@ -214,7 +221,7 @@ def install(target: Target) -> None:
 
 
 def run(target: Target) -> str:
-    execute(commands.on_workers(target, "start", *commands.job_arguments(target)))
+    execute(commands.on_workers(target, "start", *commands.job_arguments(target)), tries=3)
     return follow(target)
 
 
@@ -240,7 +247,7 @@ def attempt(target: Target, archive: str, again: bool) -> str:
     """Brings the job up, on a fresh slice if `again`, and follows it."""
     state = "GONE" if DRY_RUN.value else slice_state(target)
     if state != "GONE" and (again or state in LOST):
-        execute(commands.delete(target))
+        delete(target)
         state = "GONE"
     if state == "ACTIVE" and "running" in job_states(target).values():
         say(f"a job is running on {target.name} already: following it")
@@ -300,8 +307,11 @@ def stop(target: Target) -> None:
 def delete(target: Target) -> None:
     if BACKEND.value == "xpk":
         execute(commands.xpk(target, "delete", f"--workload={target.name}", "--force"))
-    else:
-        execute(commands.delete(target))
+        return
+    for _ in range(3):  # What is left costs money.
+        if not execute(commands.delete(target), check=False) or slice_state(target) == "GONE":
+            return
+    raise LaunchError(f"{target.name} is not deleted, and may cost money: see above, and `delete`")
 
 
 def follow_workload(target: Target) -> str:
@@ -415,7 +425,7 @@ def main(argv: list[str], arguments: list[str]) -> None:
         result = actions[argv[1]](target)
         if DRY_RUN.value:
             print(DRY_RUN_ASSUMES, file=sys.stderr)
-    except LaunchError as error:
+    except (LaunchError, NoAnswer) as error:
         sys.exit(f"launch_tpu: {error}")
     except KeyboardInterrupt:
         sys.exit(

@@ -3,8 +3,8 @@
 #
 # tpu_worker.sh install | mount BUCKET | start ARGUMENT... | follow | status | stop | last_lines
 #
-# ~/launch/job holds the job's log, the process id of the shell that waits for it, the exit status
-# once it has ended, and `stopped` if it was told to.
+# ~/launch/job holds the job's arguments, its log, the process id of the shell that waits for it,
+# the exit status once it has ended, and `stopped` if it was told to.
 
 cd ~/launch || exit
 running() { kill -0 "$(cat job/pid 2>/dev/null)" 2>/dev/null; }
@@ -46,11 +46,14 @@ mount() {
 
 start() {
   if running; then
-    echo "a job is running already: follow it, or stop it" >&2
+    # Of a try whose connection was lost.
+    if test "$*" = "$(cat job/arguments)"; then return; fi
+    echo "another job is running already: follow it, or stop it" >&2
     exit 1
   fi
   rm -rf job
   mkdir job
+  echo "$*" >job/arguments
   # A session of its own, which the end of the connection leaves alone.
   nohup setsid bash -c '(cd code && exec ../venv/bin/python -m bert_jax.pretrain "$@")
     status=$?
