@@ -286,7 +286,10 @@ def _stored_shapes(directory: pathlib.Path, item: str) -> dict:
     with ocp.PyTreeCheckpointer() as checkpointer:
         metadata = checkpointer.metadata(directory / item).item_metadata
     if metadata is None:
-        raise ValueError(f"{item}/ is not complete: its _METADATA is missing or damaged")
+        raise ValueError(
+            f"{item}/ is not complete: its _METADATA, _sharding or manifest.ocdbt is missing or "
+            "damaged"
+        )
     for path in directory.glob(f"{item}/array_metadatas/*"):  # Which it reads too.
         json.loads(path.read_text())
     return _shapes(metadata.tree)

@@ -8,7 +8,7 @@ import secrets
 import jax
 
 from bert_jax import distributed
-from bert_jax.checkpoint import load_settings, saved_steps
+from bert_jax.checkpoint import CheckpointError, load_settings, saved_steps
 
 # Settings that a run may be continued with differently: they change nothing, or (the layout over
 # devices) only rounding. Where a corpus lies is one of them, since what it holds is compared by
@@ -93,11 +93,16 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
 
 
 def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
-    """ValueError that tells all differences, if `checkpoint` is of other settings."""
+    """ValueError that tells all differences, if `checkpoint` is of other settings.
+
+    CheckpointError if they cannot be read.
+    """
     # What JSON makes of them: lists of tuples.
-    found, wanted = (
-        flatten(each) for each in (load_settings(checkpoint), json.loads(json.dumps(settings)))
-    )
+    try:
+        saved = load_settings(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. Remove it to go on from what was saved before") from error
+    found, wanted = (flatten(each) for each in (saved, json.loads(json.dumps(settings))))
     differences = [
         f"  {name}: {found.get(name)!r} in {checkpoint}, {wanted.get(name)!r} now"
         for name in sorted(found.keys() | wanted.keys())

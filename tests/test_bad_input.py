@@ -254,7 +254,7 @@ BAD_INPUT = {
         r"learning_rate: 0\.0001 in .*checkpoints/2, 0\.5 now.*another --workdir",
     ),
     workdir_of_another_configuration_without_its_config: (ValueError, "learning_rate: .*0.5 now"),
-    checkpoint_without_its_config: (CheckpointError, "checkpoints/2 could not be read"),
+    checkpoint_without_its_config: (CheckpointError, "2 could not be read.*Remove it to go on"),
     checkpoint_without_its_last_file: (CheckpointError, "2 could not be restored.*remove it"),
     workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a directory"),
     disk_full_at_the_config: (
