@@ -37,10 +37,10 @@ TOPOLOGY = flags.DEFINE_string("topology", None, "v4:4x4x4, say; if not given, c
 PHASES = flags.DEFINE_enum("phases", "all", ["all", "first", "last"], "Which to compile.")
 LENGTH = flags.DEFINE_integer("max_seq_length", 128, "Of the first phase, without a corpus.")
 LONG_LENGTH = flags.DEFINE_integer("long_max_seq_length", 512, "Of the long phase, likewise.")
-PRICE = flags.DEFINE_float("price_per_chip_hour", None, "In whatever currency.")
+PRICE = flags.DEFINE_float("price_per_chip_hour", None, "In whatever currency.", 0)
 JSON = flags.DEFINE_string("json", None, "File to write all figures to.")
 DUMP_HLO = flags.DEFINE_string("dump_hlo", None, "File for the compiled text of the first phase.")
-COSTLIEST = flags.DEFINE_integer("costliest", 0, "Show so many of the costliest instructions.")
+COSTLIEST = flags.DEFINE_integer("costliest", 0, "Show so many of the costliest instructions.", 0)
 ADVISE = flags.DEFINE_bool("advise", True, "If it does not fit, compile what may, until it does.")
 SWEEP = flags.DEFINE_bool("sweep", False, "Compare meshes and remat; find the largest batches.")
 MESHES = flags.DEFINE_list("sweep_meshes", ["-1x1x1", "-1x4x1"], "Each data x fsdp x tensor.")
@@ -132,7 +132,7 @@ def format_report(report: dict) -> str:
         hours, with_links = report["total_hours"], report["total_hours_with_links"]
         lines += ["", f"{'in all':<18}{hours:.1f} hours, with links {with_links:.1f}"]
         if "price" in report:
-            lines.append(f"{'price':<18}{report['price']:,.0f}, with links")
+            lines.append(f"{'price':<18}{report['price']:,.2f}, with links")
     return "\n".join([*lines, "", CAVEAT])
 
 
