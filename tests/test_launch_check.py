@@ -52,3 +52,5 @@ def test_flags_of_the_job_are_tried_on_the_devices_of_its_slice():
     assert run.returncode == 1 and "does not divide the 32 devices" in run.stderr
     run = subprocess.run([*command, *given, "--config.mesh.fdsp=4"], capture_output=True, text=True)
     assert run.returncode == 1 and "fdsp" in run.stderr and "Traceback" not in run.stderr
+    run = subprocess.run([*command, *given, "--process_id=0"], capture_output=True, text=True)
+    assert run.returncode == 1 and "--process_id is the same on all hosts" in run.stderr

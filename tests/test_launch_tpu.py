@@ -482,6 +482,7 @@ def test_number_of_hosts_of_each_kind_of_slice():
             {"job": ["--config=new.py:v4", "--workdir=/gcs/a"]},
             "new.py is not in",
         ),
+        ("run", {"job": ["--config=../a.py", "--workdir=/gcs/a"]}, "without that in front"),
         ("fly", {}, "expected one of launch, create, copy"),
         ("stop", {"backend": "xpk", "cluster": "pod"}, "expected one of launch, run, follow"),
         ("launch", {"backend": "xpk"}, "--backend=xpk needs --cluster"),

@@ -65,6 +65,9 @@ def main(accelerator_type: str, num_slices: int, arguments: list[str]) -> None:
     rest = parse_flags(["pretrain", *arguments])[1:]
     if rest:
         sys.exit(f"unexpected arguments: {rest}")
+    for name in ("coordinator", "process_id"):
+        if flags.FLAGS[name].present:
+            sys.exit(f"--{name} is the same on all hosts here, and they know it: leave it away")
     try:
         check(flags.FLAGS.config, accelerator_type, num_slices)
     except ValueError as error:

@@ -395,6 +395,8 @@ def check_job(action: str, target: Target) -> None:
             "--bucket is"
         )
     config = words["config"].partition(":")[0]
+    if config.startswith(("/", "..")):  # Even one that is in a commit lies elsewhere on the hosts.
+        raise LaunchError(f"--config={config}: expected a path below {ROOT}, without that in front")
     if not git("ls-files", config):
         raise LaunchError(f"--config={config} is not in a commit, and only commits are copied")
     check = [sys.executable, str(ROOT / "tools" / "launch_check.py")]
