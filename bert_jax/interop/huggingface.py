@@ -253,7 +253,7 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     """The task's head in a `config.json`: its "task" and "labels"; None without one.
 
     Tasks are "classification" (of one label: "regression"), "tagging", "span" and
-    "multiple_choice".
+    "multiple_choice". Raises ValueError for one of several labels, or several values, a text.
     """
     for task, (architecture, _, labels) in _TASKS.items():
         if architecture in (values.get("architectures") or ()):
@@ -262,6 +262,13 @@ def head_from_huggingface(values: Mapping) -> dict | None:
             labels = labels or [names.get(str(index), f"LABEL_{index}") for index in range(count)]
             if task == "classification" and count == 1:
                 task = "regression"
+            problem = values.get("problem_type")
+            if task == "classification" and problem not in (None, "single_label_classification"):
+                raise ValueError(
+                    f"config.json: problem_type is {problem!r} with {count} labels, and only one "
+                    "label or one value a text is supported: remove `architectures` to read the "
+                    "encoder alone"
+                )
             return {"task": task, "labels": list(labels)}
     return None
 
@@ -303,11 +310,12 @@ def _read_tensor(file: safetensors.safe_open, name: str) -> np.ndarray:
 
 
 def _read_tokenizer(directory: pathlib.Path) -> Tokenizer:
-    path, lower_case = directory / "tokenizer.json", None
+    path = directory / "tokenizer.json"
+    names = said = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
     if (directory / WORDPIECE_FILENAME).exists():
         tokenizer = load_tokenizer(directory / WORDPIECE_FILENAME)
-        if (directory / "tokenizer_config.json").exists():
-            lower_case = read_json(directory / "tokenizer_config.json").get("do_lower_case")
+        path = directory / "tokenizer_config.json"
+        settings = read_json(path) if path.exists() else {}
     elif path.exists():
         values = read_json(path)
         model = values.get("model", {})
@@ -323,14 +331,22 @@ def _read_tokenizer(directory: pathlib.Path) -> Tokenizer:
             raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} once")
         content = "".join(f"{piece}\n" for piece in pieces).encode()
         tokenizer = tokenizer_from_bytes(WORDPIECE_FILENAME, content)
-        lower_case = (values.get("normalizer") or {}).get("lowercase")
+        settings = values.get("normalizer") or {}
+        said = ("lowercase", "strip_accents", "handle_chinese_chars")
     else:
         raise FileNotFoundError(f"{directory} has neither {WORDPIECE_FILENAME} nor {path.name}")
-    if lower_case not in (None, tokenizer.lower_case):
+    lower_case = tokenizer.lower_case
+    others = [
+        f"{name}={settings[each]}"
+        for name, each, ours in zip(names, said, (lower_case, lower_case, True), strict=True)
+        if settings.get(each) not in (None, ours)
+    ]
+    if others:
         warnings.warn(
-            f"{directory}: its settings say do_lower_case={lower_case}, but text will be "
-            f"{'lower-cased' if tokenizer.lower_case else 'left as it is'}, since the vocabulary "
-            f"has {'no' if tokenizer.lower_case else 'some'} piece with an upper-case letter",
+            f"{directory}: its settings say {', '.join(others)}, but text will be "
+            f"{'lower-cased, without accents' if lower_case else 'left as it is'}, since the "
+            f"vocabulary has {'no' if lower_case else 'some'} piece with an upper-case letter, and "
+            "a Chinese character is a word",
             stacklevel=2,
         )
     return tokenizer

@@ -321,6 +321,9 @@ def test_vocabulary_comes_from_tokenizer_json_too(tmp_path):
     path.write_text(json.dumps(values | {"normalizer": {"lowercase": False}}))
     with pytest.warns(UserWarning, match="do_lower_case=False, but text will be lower-cased"):
         read_model(tmp_path)
+    path.write_text(json.dumps(values | {"normalizer": {"strip_accents": False}}))
+    with pytest.warns(UserWarning, match="say strip_accents=False, but .* without accents"):
+        read_model(tmp_path)
     values["added_tokens"][0]["id"] = 131
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match="each id from 0 to 130 once"):
@@ -351,6 +354,16 @@ def test_vocabulary_comes_from_tokenizer_json_too(tmp_path):
             ),
             ValueError,
             r"classifier.weight: expected shape \(2, 12\), found \(3, 12\)",
+        ),
+        (
+            lambda path: write_directory(
+                path,
+                of_task("classifier", 2, True),
+                architectures=["BertForSequenceClassification"],
+                problem_type="multi_label_classification",
+            ),
+            ValueError,
+            "problem_type is 'multi_label_classification' with 2 labels.*remove `architectures`",
         ),
         (
             lambda path: (path / "model.safetensors").write_bytes(b"no"),
