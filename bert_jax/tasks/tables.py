@@ -28,16 +28,24 @@ def read_table(
     Raises:
       FileNotFoundError: no such file.
       ValueError: unknown suffix, not UTF-8, a line with too few or many fields, or a column that
-        is not there or there twice.
+        is not there, there twice, or in JSONL neither text nor number.
     """
     path = pathlib.Path(path)
     text = read_text(path, "a .csv, .tsv or .jsonl file")
     if path.suffix not in (".csv", ".tsv", ".tab", ".jsonl"):
         raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
     if path.suffix == ".jsonl":
+        objects = _parse_json_lines(path, text)
+        for found, at in objects:
+            for column in columns:
+                if isinstance(found.get(column), list | dict):
+                    raise ValueError(
+                        f"{at}: {column!r} is a {type(found[column]).__name__}, expected a text or "
+                        "a number"
+                    )
         records = [
             Record({name: "" if value is None else str(value) for name, value in found.items()}, at)
-            for found, at in _parse_json_lines(path, text)
+            for found, at in objects
         ]
     else:
         records = _read_delimited(path, text, header_lines)
@@ -116,7 +124,10 @@ def _read_delimited(path, text, header_lines) -> list[Record]:
                     )
                 records.append(Record(dict(zip(names, fields, strict=True)), place))
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+        raise ValueError(
+            f"{path}, line {reader.line_num}: {error}; quote a field that has a quotation mark, a "
+            "comma or a line end, and double the quotation marks in it"
+        ) from None
     return records
 
 

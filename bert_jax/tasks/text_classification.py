@@ -1,5 +1,6 @@
 """Your own texts or pairs of texts, to classes or to a number, out of CSV, TSV or JSONL."""
 
+import collections
 import json
 import math
 import pathlib
@@ -43,6 +44,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     example_ids(train, data.id)
     labels = ("value",) if data.regression else find_labels(train, data.label, data.labels)
     notes: dict[str, int] = {}
+    if not data.regression:
+        counts = collections.Counter(record.columns[data.label] for record in train)
+        rarest = min(labels, key=counts.__getitem__)
+        notes |= {"labels": len(labels), f"train {rarest!r}, the rarest of them": counts[rarest]}
 
     def features(name, records):
         pairs = [[record.columns[column] for column in texts] for record in records]
@@ -180,8 +185,14 @@ def check_texts(records: list[Record], columns: Sequence[str]) -> None:
 
 def find_labels(records: list[Record], column: str, given: Sequence[str] = ()) -> tuple[str, ...]:
     """`given`, or the labels that occur, sorted: not in an order that depends on the file's."""
-    found = {record.columns[column] for record in records}
-    labels = tuple(given) or tuple(sorted(found - {""}))
+    if len(set(given)) < len(given):
+        raise ValueError(f"--config.data.labels={','.join(given)}: one of them is there twice")
+    for record in () if given else records:
+        if (label := record.columns[column]) != label.strip():
+            raise ValueError(
+                f"{record.place}: label {label!r} begins or ends with white space: take that away"
+            )
+    labels = tuple(given) or tuple(sorted({record.columns[column] for record in records}))
     if len(labels) < 2:
         raise ValueError(
             f"{records[0].place.rpartition(', line')[0]}: column {column!r} has the one class "

@@ -46,6 +46,7 @@ def test_labels_are_sorted_whatever_the_order_of_the_file(read):
     named = read(labels=("b", "a", "c"))
     assert named.labels == ("b", "a", "c")
     assert [feature.label for feature in named.train] == [0, 1, 0]
+    assert named.notes["labels"] == 3 and named.notes["train 'c', the rarest of them"] == 0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_the_longer_text_is_cut_token_by_token(lengths, room, expected):
 
 def test_truncated_texts_are_counted(read):
     task = read(train="text,label\n" + "the " * 200 + ",a\nthe,b\n")
-    assert task.notes == {"train truncated": 1, "dev truncated": 0}
+    assert task.notes["train truncated"] == 1 and task.notes["dev truncated"] == 0
     assert len(task.train[0]) == 128
 
 
@@ -172,7 +173,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             "label is 'inf', expected a finite number",
         ),
         ({"train": TRAIN + "war\n"}, r"train\.csv, line 5: 1 fields, but the header names 2"),
-        ({"train": TRAIN + '"war,a\n'}, r"train\.csv, line 5: unexpected end of data"),
+        ({"train": TRAIN + '"war,a\n'}, r"train\.csv, line 5: unexpected end of data; quote"),
         ({"train": "text,label\n"}, r"train\.csv holds no examples"),
         ({"train": ""}, r"train\.csv holds no examples"),
         ({"suffix": "jsonl"}, r"train\.jsonl, line 1: not JSON"),
@@ -180,6 +181,15 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ({"suffix": "jsonl", "train": '{"text": null, "label": 1}\n'}, "line 1: 'text' is empty"),
         ({"metric": "f1"}, r"data\.metric=f1: expected one of accuracy, macro_f1"),
         ({"metric": "accuracy", "regression": True}, "expected one of pearson, spearman"),
+        (
+            {"train": TRAIN + "war, b\n"},
+            r"train\.csv, line 5: label ' b' begins or ends with white",
+        ),
+        ({"labels": ("a", "b", "a")}, r"data\.labels=a,b,a: one of them is there twice"),
+        (
+            {"suffix": "jsonl", "train": '{"text": ["the"], "label": 1}\n'},
+            "line 1: 'text' is a list, expected a text or a number",
+        ),
         ({"labels": ("a", "c")}, r"train\.csv, line 2: label 'b' .* a, c"),
     ],
 )
