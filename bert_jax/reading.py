@@ -28,6 +28,15 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     try:
         params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     except FileNotFoundError as error:
+        if seeds := sorted(directory.glob("seed_*")):
+            raise FileNotFoundError(
+                f"{directory} holds the runs of several seeds: give one of them, as {seeds[0]}"
+            ) from error
+        if shards := list(directory.glob("*.index.json")):
+            raise FileNotFoundError(
+                f"{shards[0]}: weights in several files are not read: put them into one, by "
+                "transformers' save_pretrained(DIR, max_shard_size='100GB')"
+            ) from error
         raise FileNotFoundError(
             f"{error}; or, of other libraries, bert_config.json or {' or '.join(WEIGHTS_FILENAMES)}"
         ) from error

@@ -129,6 +129,12 @@ def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
         bert_jax.load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
         bert_jax.load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"weights in several files .* max_shard_size"):
+        bert_jax.load(tmp_path)
+    (tmp_path / "seed_3").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"the runs of several seeds: give one .*seed_3"):
+        bert_jax.load(tmp_path)
 
 
 def test_damaged_checkpoint_is_a_clear_error(workdir, tmp_path):

@@ -91,7 +91,10 @@ def training_features(
         else:
             features += spans.label_windows(passage, tokens)
     if not features:
-        raise ValueError("no question can be trained on: no answer is in its context")
+        raise ValueError(
+            f"none of {len(questions)} questions can be trained on, for no answer stands at its "
+            f"answer_start, a count of characters, in its context; the first is {skipped[0]}"
+        )
     return features, skipped
 
 

@@ -34,7 +34,8 @@ def read_questions(source: str, split: str, null_answers: bool) -> list[Question
     Raises:
       FileNotFoundError: no such file.
       ValueError: not SQuAD's JSON, an id twice, an empty question or context, answers to some
-        questions only, no answer to one that needs it, or TFDS is not installed.
+        questions only, no answer to one that needs it, answers to one that is impossible, or TFDS
+        is not installed.
     """
     if source.startswith("tfds:"):
         questions = list(_read_tfds(source, TFDS_SPLITS.get(split, split)))
@@ -81,7 +82,12 @@ def _read_json(path: pathlib.Path) -> Iterator[Question]:
                 id_ = _get(entry, "id", str, place)
                 place += f" (id {id_})"
                 answers = None
-                if entry.get("is_impossible"):
+                given = entry.get("is_impossible") is not None
+                if given and _get(entry, "is_impossible", bool, place):
+                    if entry.get("answers"):
+                        raise ValueError(
+                            f"{place}: is_impossible, but it has answers: take one of them away"
+                        )
                     answers = ()
                 elif "answers" in entry:
                     answers = tuple(

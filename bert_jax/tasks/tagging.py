@@ -87,8 +87,16 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def find_labels(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
-    """All tags that `scheme` has for the types that occur, "O" first; with none, those found."""
+    """All tags that `scheme` has for the types that occur, "O" first; with none, those found.
+
+    Raises ValueError for one tag only.
+    """
     found = {tag for sentence in sentences for tag in sentence.tags}
+    if len(found) < 2:
+        raise ValueError(
+            f"the training file has the one tag {', '.join(found)!r}: expected at least two; is it "
+            "the right --config.data.tag_column?"
+        )
     if scheme == "none":
         return tuple(sorted(found))
     types = sorted({split_tag(tag)[1] for tag in found - {"O"}})

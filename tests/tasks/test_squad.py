@@ -257,7 +257,9 @@ def test_tfds_is_read_as_the_official_file(monkeypatch, tmp_path):
         ([entry(1, "")], ValueError, "no answer; SQuAD 2.0 allows that: .*squad.py:v2"),
         ([entry(1, answers=[{"text": "king"}])], ValueError, "expected 'answer_start', a int"),
         ([entry(1)], ValueError, "no answers, and training needs them"),
-        ([entry(1, "castle")], ValueError, "no question can be trained on"),
+        ([entry(1, "castle")], ValueError, r"none of 1 questions .* first is .*data.*\(id q1\)"),
+        ([entry(1, "king", is_impossible="no")], ValueError, "expected 'is_impossible', a bool"),
+        ([entry(1, "king", is_impossible=True)], ValueError, "is_impossible, but it has answers"),
     ],
 )
 def test_bad_files_get_a_clear_error(tokenizer, tmp_path, content, error, message):

@@ -181,6 +181,7 @@ def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_c
         ({"dev": "the O\nking B-ORG\n"}, {}, "dev.txt, line 2: tag 'B-ORG' does not occur in"),
         ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', does not oc"),
         ({"train": "the\nking\n"}, {}, "words only, and training needs a tag for each"),
+        ({"train": "the O\nking O\n"}, {}, "has the one tag 'O': expected at least two"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
         ({}, {"scheme": "iob"}, "data.scheme is 'iob': expected iob1, iob2, bioes, or none"),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' does not occur"),
