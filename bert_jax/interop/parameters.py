@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import BertConfig
+from bert_jax.heads import POOLED
 from bert_jax.model import BertForPreTraining
 from bert_jax.tokenization import Tokenizer
 
@@ -140,7 +141,10 @@ def loaded_model(
     tokenizer: Tokenizer,
     report: LoadReport,
 ) -> LoadedModel:
-    """Puts together what was read; ValueError if pieces and token embedding are not as many."""
+    """Puts together what was read.
+
+    Raises ValueError if pieces and token embedding are not as many, or a head lacks its pooler.
+    """
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
             f"{directory}: the vocabulary has {tokenizer.vocab_size:,} pieces, expected "
@@ -151,6 +155,11 @@ def loaded_model(
     absent = [part for part in PARTS if part not in {*parts, "head"}]
     settings = {"bert": dataclasses.asdict(config), "absent": absent}
     if "head" in parts:
+        if "bert/pooler" not in parts and head["task"] in POOLED:
+            raise ValueError(
+                f"{directory}: a head for {head['task']}, but no pooler, which it reads: remove "
+                "`architectures` from config.json to read the encoder alone"
+            )
         settings["head"] = dict(head)
     return LoadedModel(params, settings, tokenizer, report)
 

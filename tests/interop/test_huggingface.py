@@ -366,6 +366,15 @@ def test_vocabulary_comes_from_tokenizer_json_too(tmp_path):
             "problem_type is 'multi_label_classification' with 2 labels.*remove `architectures`",
         ),
         (
+            lambda path: write_directory(
+                path,
+                of_task("classifier", 2, False),
+                architectures=["BertForSequenceClassification"],
+            ),
+            ValueError,
+            "a head for classification, but no pooler, which it reads",
+        ),
+        (
             lambda path: (path / "model.safetensors").write_bytes(b"no"),
             ValueError,
             "model.safetensors is not intact",
