@@ -116,7 +116,10 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         )
     # Both libraries' defaults are BERT_BASE, so what is not given is the same in both.
     given = {ours: values[theirs] for ours, theirs in _CONFIG.items() if theirs in values}
-    return BertConfig(**given, dropout_rate=rates.pop())
+    try:
+        return BertConfig(**given, dropout_rate=rates.pop())
+    except TypeError as error:  # Text for a number, say.
+        raise ValueError(f"config.json: a value of another type than BERT's: {error}") from error
 
 
 def params_from_huggingface(

@@ -6,6 +6,7 @@ released code has to find the words again after tokenization.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -116,14 +117,15 @@ def make_passages(
     tokenizer: Tokenizer,
     settings: SpanSettings,
 ) -> list[Passage]:
-    """A passage for each question and its context."""
+    """A passage for each question and its context; warns of questions that are cut, as released."""
     distinct = list(dict.fromkeys(contexts))  # Several questions share one.
     encoded = dict(zip(distinct, tokenizer.encode_with_offsets(distinct), strict=True))
+    asked, most = tokenizer.encode_batch(questions), settings.max_query_length
+    if long := sum(len(ids) > most for ids in asked):
+        warnings.warn(f"{long} of {len(asked)} questions are cut to {most} tokens", stacklevel=2)
     return [
-        _make_passage(
-            ids[: settings.max_query_length], context, *encoded[context], tokenizer, settings
-        )
-        for ids, context in zip(tokenizer.encode_batch(questions), contexts, strict=True)
+        _make_passage(ids[:most], context, *encoded[context], tokenizer, settings)
+        for ids, context in zip(asked, contexts, strict=True)
     ]
 
 

@@ -57,6 +57,11 @@ def read_table(
                 raise ValueError(
                     f"{record.place}: no column {column!r}; it has "
                     f"{', '.join(map(repr, record.columns))}: name the right one in --config.data"
+                    + (
+                        "; a .csv has commas, a .tsv tabs between"
+                        if len(record.columns) < 2
+                        else ""
+                    )
                 )
     return records
 

@@ -194,6 +194,7 @@ def test_config_is_read_and_its_defaults_are_bert_base():
         ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', and only 'gelu'"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ({"is_decoder": True}, "is_decoder is True"),
+        ({"hidden_size": "32"}, "a value of another type than BERT's"),
         ({"attention_probs_dropout_prob": 0.2}, r"differ \(\[0.1, 0.2\]\)"),
     ],
 )

@@ -151,6 +151,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             {"dev": "text,lable\nthe,a\n"},
             r"dev\.csv, line 2: no column 'label'; it has 'text', 'la",
         ),
+        ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* commas, a \.tsv tabs between"),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
         ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c' does not occur in .* has a, b"),
         ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label', but others of the file have"),
