@@ -33,6 +33,7 @@ SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each side.")
 EPOCHS = flags.DEFINE_float("epochs", 3.0, "Over the training examples.")
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-4, "At the end of the warm-up.")
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Examples of an update.")
+DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Of both sides.")
 LENGTH = flags.DEFINE_integer("length", 0, "max_seq_length; 0: the configuration's.")
 DATA = flags.DEFINE_string("data", "runs/data", "Where tools/fetch_data.py has put everything.")
 XQUAD = flags.DEFINE_string("xquad", None, "XQuAD's English file.")
@@ -75,6 +76,7 @@ def configuration(directory: pathlib.Path):
     config.num_epochs, config.seed = EPOCHS.value, SEED.value
     config.learning_rate, config.batch_size = LEARNING_RATE.value, BATCH_SIZE.value
     config.max_seq_length = LENGTH.value or config.max_seq_length
+    config.model.dropout_rate = DROPOUT.value
     config.init_from = f"{DATA.value}/minilm"
     config.save_training_state = False
     return config
@@ -176,7 +178,8 @@ def main(argv: list[str]) -> None:
     )
     print(
         f"{TASK.value}: {sizes}{EPOCHS.value:g} epochs, batch {BATCH_SIZE.value}, learning rate "
-        f"{LEARNING_RATE.value:g}, max_seq_length {LENGTH.value or 'as configured'}, "
+        f"{LEARNING_RATE.value:g}, dropout {DROPOUT.value:g}, "
+        f"max_seq_length {LENGTH.value or 'as configured'}, "
         f"load average {os.getloadavg()[0]:.1f}",
         flush=True,
     )

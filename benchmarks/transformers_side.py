@@ -18,6 +18,13 @@ def prepare(seed: int) -> None:
     transformers.set_seed(seed)
 
 
+def load(architecture, config, **settings):
+    rates = dict.fromkeys(
+        ("hidden_dropout_prob", "attention_probs_dropout_prob"), config.model.dropout_rate
+    )
+    return architecture.from_pretrained(config.init_from, **rates, **settings)
+
+
 def train(model, collate: Callable, features: list, config) -> None:
     """`config` has the fields of configs/finetune/; `collate(features)` gives a padded batch."""
     per_epoch = -(-len(features) // config.batch_size)
@@ -81,9 +88,7 @@ def classification(config, train_set, test_set, seed: int) -> dict:
         ]
 
     collate = transformers.DataCollatorWithPadding(tokenizer)
-    model = transformers.BertForSequenceClassification.from_pretrained(
-        config.init_from, num_labels=len(labels)
-    )
+    model = load(transformers.BertForSequenceClassification, config, num_labels=len(labels))
     train(model, collate, features(*train_set), config)
     trained = time.perf_counter()
     outputs = predict(model, collate, features(*test_set))
@@ -117,9 +122,7 @@ def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
 
     collate = transformers.DataCollatorForTokenClassification(tokenizer)
     padded = transformers.DataCollatorWithPadding(tokenizer)
-    model = transformers.BertForTokenClassification.from_pretrained(
-        config.init_from, num_labels=len(labels)
-    )
+    model = load(transformers.BertForTokenClassification, config, num_labels=len(labels))
     train(model, collate, features(train_set), config)
     trained = time.perf_counter()
     made = features(test_set)
@@ -172,7 +175,7 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
         return made, places
 
     collate = transformers.DataCollatorWithPadding(tokenizer)
-    model = transformers.BertForQuestionAnswering.from_pretrained(config.init_from)
+    model = load(transformers.BertForQuestionAnswering, config)
     train(model, collate, features(train_set)[0], config)
     trained = time.perf_counter()
     made, places = features(test_set)
