@@ -97,7 +97,7 @@ def prepare(config: ConfigDict) -> Experiment:
         )
     source = read_model(config.init_from)
     logging.info("Read from %s:\n%s", config.init_from, table_of_tensors(source.report))
-    task = task_module(config.task).get_task(config, source.tokenizer)
+    task = task_module(config.task).get_task(with_labels(config, source), source.tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(source.settings["bert"] | {"dtype": "float32"} | fields))
     head = {"task": task.kind, "labels": list(task.labels), **task.settings}
@@ -182,6 +182,25 @@ def task_module(name: str) -> ModuleType:
         raise ValueError(
             f"--config.task={name}: expected the name of a file in bert_jax/tasks"
         ) from error
+
+
+def with_labels(config: ConfigDict, source: LoadedModel) -> ConfigDict:
+    """With nothing to train on the labels are those of the head, unless they are given.
+
+    Raises ValueError if there is no head either.
+    """
+    data = config.data
+    if data.get("train", True) or data.get("labels", True):
+        return config
+    if "head" not in source.params:
+        raise ValueError(
+            f"there is nothing to train on, and {config.init_from} has no head: give "
+            "--config.data.train=FILE, or as --config.init_from the workdir of a run that "
+            "trained one"
+        )
+    config = config.copy_and_resolve_references()
+    config.data.labels = tuple(source.settings["head"]["labels"])
+    return config
 
 
 def check_numbers(config: ConfigDict) -> None:

@@ -258,6 +258,17 @@ def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):
     assert settings["scores"] == result["dev"] and 0 <= settings["score"] <= 1
 
 
+def test_with_nothing_to_train_on_the_labels_are_those_of_the_head(finished, given, tmp_path):
+    start = {"init_from": str(finished[0]), "data__train": "", "data__test": str(given / "dev.csv")}
+    result = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "run")
+    assert result["steps"] == 0 and result["dev"] == result["test"] == finished[1]["dev"]
+    with pytest.raises(ValueError, match=r"nothing to train on, and .*weights has no head: give"):
+        finetune.prepare(small_config(given, data__train=""))
+    nowhere = {"init_from": str(finished[0]), "data__train": "", "data__dev": ""}
+    with pytest.raises(ValueError, match=r"give the examples to train on: .* those to predict: "):
+        finetune.prepare(small_config(given, **nowhere))
+
+
 def test_random_head_is_never_scored(finished, given, tmp_path):
     for changes in ({}, {"init_from": str(finished[0]), "new_head": True}):
         with pytest.raises(ValueError, match=r"num_epochs is 0, and .* has no head for this task"):

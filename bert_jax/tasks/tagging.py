@@ -34,6 +34,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
     """
     data = config.data
+    if not (data.train or data.dev or data.test):
+        raise ValueError(
+            "give the sentences to train on: --config.data.train=FILE; or, for a head that is "
+            "trained already, those to tag: --config.data.test=FILE"
+        )
     if data.scheme not in (*SCHEMES, "none"):
         raise ValueError(
             f"data.scheme is {data.scheme!r}: expected {', '.join(SCHEMES)}, or none for tags that "
@@ -71,14 +76,14 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes.update({f"{name} {what}": count for what, count in counts.items()})
         return TaggedFile(sentences, features, positions)
 
-    train = read("train")
+    train = read("train").features if data.train else []  # None: predictions only.
     splits = tuple(
         make_split(name, read(name), labels, data.scheme) for name in ("dev", "test") if data[name]
     )
     return Task(
         kind="tagging",
         labels=labels,
-        train=train.features,
+        train=train,
         splits=splits,
         metric="dev/accuracy" if data.scheme == "none" else "dev/f1",
         notes=notes,
@@ -116,8 +121,8 @@ def check_tags(
             if trained not in labels:
                 trained = "" if trained == tag else f", trained as {trained!r},"
                 raise ValueError(
-                    f"{path}, line {line}: tag {tag!r}{trained} does not occur in the training "
-                    f"file, which has {', '.join(labels)}: mend it, or name all tags in "
+                    f"{path}, line {line}: tag {tag!r}{trained} is none of those trained, "
+                    f"which are {', '.join(labels)}: mend it, or name all tags in "
                     "--config.data.labels"
                 )
 

@@ -25,8 +25,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
     """
     data = config.data
-    if not data.train:
-        raise ValueError("give the examples to train on: --config.data.train=FILE")
+    can_predict = (data.dev or data.test) and (data.labels or data.regression)
+    if not (data.train or can_predict):
+        raise ValueError(
+            "give the examples to train on: --config.data.train=FILE; or, for a head that is "
+            "trained already, those to predict: --config.data.test=FILE"
+        )
     metric = choose_metric(REGRESSION_METRICS if data.regression else METRICS, data.metric)
     columns = (data.text, *filter(None, (data.text_pair, data.id)))
     texts = [data.text, data.text_pair] if data.text_pair else [data.text]
@@ -37,14 +41,14 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         check_texts(records, texts)
         return records
 
-    train = read(data.train, labeled=True)
+    train = read(data.train, labeled=True) if data.train else []  # None: predictions only.
     for record in train:
         if not record.columns[data.label]:
             raise ValueError(f"{record.place}: {data.label!r} is empty, and training needs it")
     example_ids(train, data.id)
     labels = ("value",) if data.regression else find_labels(train, data.label, data.labels)
     notes: dict[str, int] = {}
-    if not data.regression:
+    if train and not data.regression:
         counts = collections.Counter(record.columns[data.label] for record in train)
         rarest = min(labels, key=counts.__getitem__)
         notes |= {"labels": len(labels), f"train {rarest!r}, the rarest of them": counts[rarest]}
@@ -60,7 +64,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
         return made
 
-    train_features, splits = features("train", train), []
+    train_features, splits = features("train", train) if train else [], []
     for name in ("dev", "test"):
         if data[name]:
             # A test file may lack the column; in dev that is a mistake, such as a name mistyped.
@@ -194,10 +198,11 @@ def find_labels(records: list[Record], column: str, given: Sequence[str] = ()) -
             )
     labels = tuple(given) or tuple(sorted({record.columns[column] for record in records}))
     if len(labels) < 2:
-        raise ValueError(
-            f"{records[0].place.rpartition(', line')[0]}: column {column!r} has the one class "
-            f"{', '.join(labels)!r}: expected at least two; is it the right column?"
-        )
+        found = f"--config.data.labels={','.join(labels)}"
+        if not given:
+            file = records[0].place.rpartition(", line")[0]
+            found = f"{file}: column {column!r} has the one class {', '.join(labels)!r}"
+        raise ValueError(f"{found}: expected at least two; is it the right column?")
     return labels
 
 
@@ -210,7 +215,7 @@ def record_label(record: Record, column: str, labels: tuple[str, ...] | None) ->
         return finite_number(record, column)
     if text not in labels:
         raise ValueError(
-            f"{record.place}: label {text!r} does not occur in the training file, which has "
+            f"{record.place}: label {text!r} is none of those trained, which are "
             f"{', '.join(labels)}: mend it, or name all labels in --config.data.labels"
         )
     return labels.index(text)

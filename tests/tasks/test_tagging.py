@@ -158,6 +158,14 @@ def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
     assert (tmp_path / "test.txt").read_text() == "the B-LOC\nking I-LOC\n\nold B-PER\n\n"
 
 
+def test_with_nothing_to_train_on_the_labels_are_given(tmp_path, tokenizer):
+    config = make_config(tmp_path, dev=TRAIN, test="the\nking\n")
+    config.data.train, config.data.labels = "", ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    task = tagging.get_task(config, tokenizer)
+    assert not task.train and task.labels == config.data.labels
+    assert [bool(split.score) for split in task.splits] == [True, False]
+
+
 @pytest.mark.parametrize("tag_column", [-1, 2])
 def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_column):
     config = make_config(tmp_path, test="the DT\nking NN\n\nold JJ\n")
@@ -178,13 +186,18 @@ def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_c
         ({"train": "the B-A\nking O\nthe I-A\n"}, {}, "line 1: 'B-A' is in IOB2, but 'I-A' on"),
         ({"train": "the S-A\nking B-A\nthe O\n"}, {}, "line 3: 'O' is in IOB, but 'S-A' on line 1"),
         ({"train": "the B-A\n\nking E-A\n"}, {}, "'E-A' on line 3 is in BIOES"),
-        ({"dev": "the O\nking B-ORG\n"}, {}, "dev.txt, line 2: tag 'B-ORG' does not occur in"),
-        ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', does not oc"),
+        (
+            {"dev": "the O\nking B-ORG\n"},
+            {},
+            "dev.txt, line 2: tag 'B-ORG' is none of those trained",
+        ),
+        ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', is none of"),
         ({"train": "the\nking\n"}, {}, "words only, and training needs a tag for each"),
         ({"train": "the O\nking O\n"}, {}, "has the one tag 'O': expected at least two"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
         ({}, {"scheme": "iob"}, "data.scheme is 'iob': expected iob1, iob2, bioes, or none"),
-        ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' does not occur"),
+        ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is none of those trained"),
+        ({"train": ""}, {"train": ""}, "give the sentences to train on: --config.data.train=FILE"),
     ],
 )
 def test_bad_input_is_named_with_its_place(tmp_path, tokenizer, texts, settings, message):

@@ -144,7 +144,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"train": None}, r"--config\.data\.train=FILE"),
+        ({"train": None}, r"give the examples to train on: --config\.data\.train=FILE; or"),
         ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no column 'label'; it has 'text'"),
         ({"dev": "words,label\nthe,a\n"}, r"dev\.csv, line 2: no column 'text'.*--config\.data"),
         (
@@ -153,7 +153,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ),
         ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* commas, a \.tsv tabs between"),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
-        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c' does not occur in .* has a, b"),
+        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c' is none of .* are a, b"),
         ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label', but others of the file have"),
         ({"dev": DEV + " ,a\n"}, r"dev\.csv, line 3: 'text' is empty"),
         ({"train": TRAIN + "war,\n"}, r"train\.csv, line 5: 'label' is empty, and training needs"),
@@ -191,6 +191,8 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             {"suffix": "jsonl", "train": '{"text": ["the"], "label": 1}\n'},
             "line 1: 'text' is a list, expected a text or a number",
         ),
+        ({"labels": ("a",)}, r"data\.labels=a: expected at least two"),
+        ({"labels": ("a", "b"), "train": None, "dev": None}, r"--config\.data\.train=FILE; or"),
         ({"labels": ("a", "c")}, r"train\.csv, line 2: label 'b' .* a, c"),
     ],
 )
