@@ -14,8 +14,8 @@ test: .venv/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder
 
-# Compares with transformers in torch; downloads both, and the MiniLM weights. The answers of XQuAD
-# are checked where that file is.
+# Compares with transformers in torch; downloads both, and the MiniLM weights. With XQUAD=FILE, the
+# English part of XQuAD, its answers are looked for in their features, too.
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
@@ -24,7 +24,7 @@ parity: .venv-parity/installed
 	JAX_PLATFORMS=cpu BERT_JAX_MINILM=runs/data/minilm \
 		BERT_JAX_SQUAD_METRICS=runs/data/squad/squad_metrics.py \
 		BERT_JAX_CONLL=runs/data/conll2003 BERT_JAX_CONLLEVAL=runs/data/conlleval/conlleval \
-		BERT_JAX_XQUAD=$(wildcard ../shared/data/xquad.en.36.json) \
+		BERT_JAX_XQUAD=$(XQUAD) \
 		.venv-parity/bin/python -m pytest --override-ini addopts= -v tests/parity
 
 # Imports a checkpoint that TensorFlow writes; downloads TensorFlow.

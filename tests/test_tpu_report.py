@@ -198,6 +198,7 @@ def test_several_slices_are_one_mesh_with_data_between_them():
         (["--topology=v4:2x2x1", "--sweep", "--json=a"], "--json does nothing with --sweep"),
         (["--sweep_remat=full"], "--sweep_remat does nothing with a single report"),
         (["--all"], "--config does nothing with --all"),
+        (["--price_per_chip_hour=-1"], "flag --price_per_chip_hour=-1"),
         (["--config.corpus=a", "--max_seq_length=64"], "--max_seq_length does nothing with a corp"),
     ],
 )
