@@ -123,14 +123,12 @@ def transformers_run(directory: pathlib.Path) -> dict:
     from bert_jax.tasks.squad_files import read_questions
     from bert_jax.tasks.squad_scores import evaluate_v1
 
+    questions = [read_questions(path, "train", False) for path in files]
     sets = [
-        [
-            (each.id, each.question, each.context, each.answers[0][1], each.answers[0][0])
-            for each in read_questions(path, split, False)
-        ]
-        for path, split in zip(files, ("train", "dev"), strict=True)
+        [(q.id, q.question, q.context, q.answers[0][1], q.answers[0][0]) for q in each]
+        for each in questions
     ]
-    gold = {id_: [text] for id_, _, _, _, text in sets[1]}
+    gold = {q.id: [text for text, _ in q.answers] for q in questions[1]}
     return transformers_side.answers(
         config, *sets, lambda texts: evaluate_v1(gold, texts)["f1"], SEED.value
     )

@@ -136,42 +136,47 @@ def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
 
 
 def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
-    """`score({id: text})` on `test_set`; both are lists of (id, question, context, start, text)."""
+    """`score({id: text})` on `test_set`; both are lists of (id, question, context, start, text).
+
+    The windows are ours, token for token: `stride` is what two of them share.
+    """
     prepare(seed)
     started = time.perf_counter()
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
-    # `stride` is what windows share, ours how far they are apart; a question may be so long.
-    shared = config.max_seq_length - config.data.max_query_length - 3 - config.data.doc_stride
 
-    def features(examples):
-        encoded = tokenizer(
-            [question for _, question, *_ in examples],
-            [context for _, _, context, *_ in examples],
+    def windows(question, context):
+        asked = len(tokenizer(question, add_special_tokens=False)["input_ids"])
+        room = config.max_seq_length - asked - 3
+        return tokenizer(
+            [question],
+            [context],
             truncation="only_second",
             max_length=config.max_seq_length,
-            stride=max(shared, 0),
+            stride=max(room - config.data.doc_stride, 0),
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
+
+    def features(examples):
         made, places = [], []
-        for window, example in enumerate(encoded["overflow_to_sample_mapping"]):
-            begin, end = examples[example][3], examples[example][3] + len(examples[example][4])
-            in_context = [part == 1 for part in encoded.sequence_ids(window)]
-            offsets = encoded["offset_mapping"][window]
-            inside = [position for position, used in enumerate(in_context) if used]
-            first = last = 0
-            if offsets[inside[0]][0] <= begin and end <= offsets[inside[-1]][1]:
-                first = max(p for p in inside if offsets[p][0] <= begin)
-                last = min(p for p in inside if offsets[p][1] >= end)
-            made.append(
-                {
-                    "input_ids": encoded["input_ids"][window],
-                    "token_type_ids": encoded["token_type_ids"][window],
-                    "start_positions": first,
-                    "end_positions": last,
-                }
-            )
-            places.append((example, offsets, inside))
+        for number, (_, question, context, begin, text) in enumerate(examples):
+            encoded, end = windows(question, context), begin + len(text)
+            for window, offsets in enumerate(encoded["offset_mapping"]):
+                parts = encoded.sequence_ids(window)
+                inside = [position for position, part in enumerate(parts) if part == 1]
+                first = last = 0
+                if offsets[inside[0]][0] <= begin and end <= offsets[inside[-1]][1]:
+                    first = max(p for p in inside if offsets[p][0] <= begin)
+                    last = min(p for p in inside if offsets[p][1] >= end)
+                made.append(
+                    {
+                        "input_ids": encoded["input_ids"][window],
+                        "token_type_ids": encoded["token_type_ids"][window],
+                        "start_positions": first,
+                        "end_positions": last,
+                    }
+                )
+                places.append((number, offsets, inside))
         return made, places
 
     collate = transformers.DataCollatorWithPadding(tokenizer)
