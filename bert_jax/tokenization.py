@@ -13,7 +13,7 @@ WORDPIECE_FILENAME = "vocab.txt"
 SENTENCEPIECE_FILENAME = "spiece.model"
 WORDPIECE_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100  # A longer word is [UNK] in WordPiece.
-UNUSED_PIECE = re.compile(r"\[unused\d+\]")
+MARKER = re.compile(r"\[[^\]]+\]")  # "[unused7]", or one added such as "[ENT]".
 
 
 class Tokenizer:
@@ -31,7 +31,8 @@ class Tokenizer:
       mask_token: the mask token's text.
       word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
       lower_case: whether text is lower-cased (and by WordPiece, not by SentencePiece, its accents
-        stripped), which is read off the vocabulary: no piece has an upper-case letter.
+        stripped), which is read off the vocabulary: no piece but markers in brackets has an
+        upper-case letter.
     """
 
     def __init__(self, filename: str, content: bytes, pieces: list[str], special: dict[str, int]):
@@ -51,7 +52,7 @@ class Tokenizer:
         self.word_start = np.array([self._begins_word(piece) for piece in pieces])
         self.word_start[list(self.special_ids)] = True
         ordinary = (p for i, p in enumerate(pieces) if i not in self.special_ids)
-        self.lower_case = all(p == p.lower() or UNUSED_PIECE.fullmatch(p) for p in ordinary)
+        self.lower_case = all(p == p.lower() or MARKER.fullmatch(p) for p in ordinary)
 
     def __reduce__(self):  # worker processes get the vocabulary, not the library's object
         return tokenizer_from_bytes, (self.filename, self.content)

@@ -56,7 +56,7 @@ def test_special_tokens_in_text_stay_text():
 
 
 def test_case_is_read_off_the_vocabulary():
-    assert wordpiece("a", "[unused0]", "é").lower_case
+    assert wordpiece("a", "[unused0]", "[ENT]", "é").lower_case
     assert not wordpiece("a", "[unused0]", "Paris").lower_case
     assert wordpiece("cafe").encode("CAFÉ") == [5]
     assert wordpiece("Cafe", "CAFÉ").encode("CAFÉ") == [6]
