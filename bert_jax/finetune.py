@@ -12,7 +12,7 @@ import math
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 import jax
@@ -187,19 +187,31 @@ def task_module(name: str) -> ModuleType:
 def with_labels(config: ConfigDict, source: LoadedModel) -> ConfigDict:
     """With nothing to train on the labels are those of the head, unless they are given.
 
-    Raises ValueError if there is no head either.
+    Raises ValueError if there is no head for the task either, and as `check_alike`.
     """
     data = config.data
     if data.get("train", True) or data.get("labels", True):
         return config
-    if "head" not in source.params:
+    found = source.settings["head"] if "head" in source.params else None
+    wanted = {
+        "text_classification": "regression" if data.get("regression") else "classification",
+        "tagging": "tagging",
+        "feature_based": "feature_based",
+    }.get(config.task)  # None: of a task of one's own.
+    if not found or wanted not in (None, found["task"]):
+        has, mend = "no head", ""
+        if found:
+            has = f"a head for {found['task']}, not for {wanted}"
+            if {wanted, found["task"]} == {"classification", "regression"}:
+                mend = f", or set --config.data.regression={found['task'] == 'regression'}"
         raise ValueError(
-            f"there is nothing to train on, and {config.init_from} has no head: give "
-            "--config.data.train=FILE, or as --config.init_from the workdir of a run that "
-            "trained one"
+            f"there is nothing to train on, and {config.init_from} has {has}: give "
+            "--config.data.train=FILE, or as --config.init_from the workdir of a run that trained "
+            f"one{mend}"
         )
+    check_alike(found, data)
     config = config.copy_and_resolve_references()
-    config.data.labels = tuple(source.settings["head"]["labels"])
+    config.data.labels = tuple(found["labels"])
     return config
 
 
@@ -218,8 +230,8 @@ def check_numbers(config: ConfigDict) -> None:
 def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
     """Of the weights read, those that the task's model has: the encoder, and a head that fits.
 
-    Raises ValueError if `source` has a head for the same kind of task with other labels, or one
-    that reads other features or is of another size.
+    Raises ValueError if `source` has a head for the same kind of task with other labels, and as
+    `check_alike`.
     """
     bert = dict(source.params["bert"])
     if head["task"] not in POOLED:
@@ -235,21 +247,34 @@ def wanted_params(source: LoadedModel, head: dict, new_head: bool) -> dict:
         why = "new_head is set" if new_head else f"this task's is for {head['task']}"
         logging.info("The head that the weights have, for %s, is left out: %s", found["task"], why)
         return {"bert": bert}
+    check_alike(found, head)
     if found["labels"] != head["labels"] and head["task"] != "regression":  # A value has no labels.
         raise ValueError(
             f"the weights have a head for the labels {', '.join(found['labels'])}, and the task "
             f"has {', '.join(head['labels'])}: set --config.new_head=True to put a new one on, or "
             "name the labels in the head's order in --config.data.labels"
         )
-    for name in ("features", "lstm_size"):  # Of a feature-based head.
-        if found.get(name) != head.get(name):
-            raise ValueError(
-                f"the weights have a head with {name}={found.get(name)}, and the task says "
-                f"{head.get(name)}: set --config.new_head=True to put a new one on, or "
-                f"--config.{name}={found.get(name)}"
-            )
+    if "scheme" in head and "scheme" not in found:
+        logging.warning(
+            "The head does not say which scheme its tags are of: they are taken for "
+            "--config.data.scheme=%s",
+            head["scheme"],
+        )
     logging.info("Starting from the head that the weights have for these labels")
     return {"bert": bert, "head": source.params["head"]}
+
+
+def check_alike(found: Mapping, given: Mapping) -> None:
+    """ValueError if the head `found` reads other features, or was trained on other tags, than are
+    `given`; what either does not say is not compared."""
+    for flag in ("features", "lstm_size", "data.scheme", "data.document_context"):
+        name = flag.removeprefix("data.")
+        if name in found and name in given and found[name] != given[name]:
+            raise ValueError(
+                f"the weights have a head with {name}={found[name]}, and the task says "
+                f"{given[name]}: set --config.new_head=True to put a new one on, or "
+                f"--config.{flag}={found[name]}"
+            )
 
 
 def row_shape(config: ConfigDict, task: Task, pad_id: int) -> RowShape:

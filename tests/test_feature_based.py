@@ -146,6 +146,29 @@ def test_a_head_of_other_features_or_size_is_refused(tagger):
         assert set(finetune.wanted_params(source, model.head | change, new_head=True)) == {"bert"}
 
 
+@pytest.mark.parametrize("tagger", [conll2003], indirect=True)
+def test_a_head_for_tags_of_another_scheme_is_refused(tagger, weights, tmp_path, caplog):
+    _, _, model = tagger
+    source = LoadedModel(model.params, model.settings, model.tokenizer, LoadReport((), (), ()))
+    (tmp_path / "dev.txt").write_text(TEXT)
+    config = conll2003.get_config()
+    config.data.train, config.data.test, config.data.dev = "", "", str(tmp_path / "dev.txt")
+    finetune.with_labels(config, source)
+    for name, value in (("scheme", "iob1"), ("document_context", True)):
+        says = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
+        with pytest.raises(ValueError, match=says):
+            finetune.wanted_params(source, model.head | {name: value}, new_head=False)
+        other = config.copy_and_resolve_references()
+        other.data[name] = value
+        with pytest.raises(ValueError, match=says):
+            finetune.with_labels(other, source)
+    # Of a head that does not say it, the scheme is what the configuration says.
+    silent = {name: model.head[name] for name in ("task", "labels")}
+    source = source._replace(settings=model.settings | {"head": silent})
+    assert "head" in finetune.wanted_params(source, model.head, new_head=False)
+    assert "taken for --config.data.scheme=iob2" in caplog.text
+
+
 def test_a_model_without_a_tagging_head_is_refused(weights):
     with pytest.raises(ValueError, match="cannot tag words"):
         bert_jax.load(weights).tag("the king")

@@ -17,6 +17,7 @@ from bert_jax.checkpoint import find_checkpoint, load_settings, saved_steps, wri
 from bert_jax.config import BertConfig
 from bert_jax.data.features import Feature
 from bert_jax.heads import BertForTask
+from bert_jax.interop.parameters import LoadedModel
 from bert_jax.reading import read_model
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import text_classification
@@ -267,6 +268,21 @@ def test_with_nothing_to_train_on_the_labels_are_those_of_the_head(finished, giv
     nowhere = {"init_from": str(finished[0]), "data__train": "", "data__dev": ""}
     with pytest.raises(ValueError, match=r"give the examples to train on: .* those to predict: "):
         finetune.prepare(small_config(given, **nowhere))
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "says"),
+    [
+        ("span", ["start", "end"], "a head for span, not for classification: give .* trained one$"),
+        ("regression", ["value"], "not for classification: .*, or set .*data.regression=True$"),
+    ],
+)
+def test_with_nothing_to_train_on_a_head_of_another_task_is_named(task, labels, says, given):
+    params, settings, tokenizer, report = read_model(given / "weights")
+    settings["head"] = {"task": task, "labels": labels}
+    source = LoadedModel({**params, "head": {}}, settings, tokenizer, report)
+    with pytest.raises(ValueError, match=says):
+        finetune.with_labels(small_config(given, data__train=""), source)
 
 
 def test_random_head_is_never_scored(finished, given, tmp_path):

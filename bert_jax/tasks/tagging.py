@@ -46,6 +46,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
     notes: dict[str, int] = {}
     labels, columns = tuple(data.labels), 2
+    if data.scheme.startswith("iob") and any(split_tag(each)[0] in tuple("ES") for each in labels):
+        raise ValueError(
+            f"the labels {', '.join(labels)} are of BIOES, and the scheme is {data.scheme}: set "
+            "--config.data.scheme=bioes"
+        )
 
     def read(name):
         """Uses the labels and columns of the training file, which is the first to be read."""
@@ -87,7 +92,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=splits,
         metric="dev/accuracy" if data.scheme == "none" else "dev/f1",
         notes=notes,
-        settings={"max_seq_length": config.max_seq_length},
+        settings={
+            "max_seq_length": config.max_seq_length,
+            "scheme": data.scheme,
+            "document_context": data.document_context,
+        },
     )
 
 

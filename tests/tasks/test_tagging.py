@@ -197,6 +197,7 @@ def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_c
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
         ({}, {"scheme": "iob"}, "data.scheme is 'iob': expected iob1, iob2, bioes, or none"),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is none of those trained"),
+        ({}, {"labels": ("O", "B-A", "S-A")}, "O, B-A, S-A are of BIOES, and the scheme is iob2"),
         ({"train": ""}, {"train": ""}, "give the sentences to train on: --config.data.train=FILE"),
     ],
 )
