@@ -141,14 +141,21 @@ class PretrainedModel:
         logits = _mlm_logits(self.config, self.params, row, lengths, slots)
         return logits[0, : len(positions)]
 
-    def answer(self, question: str, context: str, top_k: int = 1) -> list[Answer]:
+    def answer(
+        self, question: str, context: str, top_k: int = 1, null_threshold: float | None = None
+    ) -> list[Answer]:
         """The `top_k` best answers to `question` out of `context`, of any length, best first.
 
         A model of SQuAD 2.0 answers the empty text where none is likelier, by more than the
         threshold that was best on its development set. Probabilities are among the 20 best answers.
 
+        Args:
+          null_threshold: by how much the logits for no answer must exceed an answer's; with it any
+            model may answer the empty text. None: as the head was trained, which those of other
+            libraries do not tell: they always answer.
+
         Raises:
-          TypeError: `question` or `context` is not one string.
+          TypeError: `question` or `context` is not one string, `null_threshold` no number.
           ValueError: one of them is empty, `top_k` is not in 1 to 20, or the model has no head that
             finds spans.
         """
@@ -161,6 +168,12 @@ class PretrainedModel:
             raise ValueError(f"top_k must be a whole number in [1, {spans.N_BEST}], got {top_k!r}")
         head = self._need_head("answer questions", "span")
         settings = spans.settings_of(head, self.config.max_position_embeddings)
+        if null_threshold is not None:
+            if not isinstance(null_threshold, int | float | np.number):
+                raise TypeError(f"null_threshold must be a number, got {null_threshold!r}")
+            settings = dataclasses.replace(
+                settings, null_answers=True, null_threshold=null_threshold
+            )
         (passage,) = spans.make_passages([question], [context], self.tokenizer, settings)
         outputs = self._head_outputs(passage.features)
         ranked = spans.best_spans(passage, outputs, settings.max_answer_length, spans.N_BEST)

@@ -31,6 +31,10 @@ from bert_jax.tokenization import (
 
 WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
 
+HEAD_KEY = "bert_jax_head"
+"""Where `config.json` has what transformers knows nothing of: all that settings say of the head.
+transformers keeps it, as it does every key that it does not know."""
+
 # Paths in this project's parameter tree, and what transformers calls the same. A name with
 # `{layer}` is one tensor a layer there, and one slice of axis 0 here.
 _LAYER = "bert.encoder.layer.{layer}"
@@ -217,8 +221,8 @@ def save_huggingface(
             f"the vocabulary is a SentencePiece model ({tokenizer.filename}), and transformers' "
             "BERT takes WordPiece only: a model of this vocabulary stays in the native format"
         )
-    config, head = BertConfig(**settings["bert"]), settings.get("head")
-    head = head if head and head["labels"] else None  # A bi-encoder is a plain encoder.
+    config, described = BertConfig(**settings["bert"]), settings.get("head")
+    head = described if described and described["labels"] else None  # A bi-encoder has no tensors.
     if head and head["task"] not in _TASKS:
         raise ValueError(
             f"transformers has no model with a head for {head['task']}: expected one for "
@@ -240,6 +244,8 @@ def save_huggingface(
     if head and not _TASKS[head["task"]][2]:
         values["id2label"] = dict(enumerate(head["labels"]))
         values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
+    if described:
+        values[HEAD_KEY] = dict(described)
     of_tokenizer = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": tokenizer.lower_case,
@@ -256,8 +262,26 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     """The task's head in a `config.json`: its "task" and "labels"; None without one.
 
     Tasks are "classification" (of one label: "regression"), "tagging", "span" and
-    "multiple_choice". Raises ValueError for one of several labels, or several values, a text.
+    "multiple_choice". Of a head that `save_huggingface` wrote, a bi-encoder's too, it is all that
+    the settings said, unless the file has become another task's since, of which it warns.
+    Raises ValueError for one of several labels, or several values, a text.
     """
+    head, ours = _their_head(values), values.get(HEAD_KEY)
+    if ours is None:
+        return head
+    # A bi-encoder is a plain encoder to transformers.
+    expected = head or {"task": "embedding", "labels": []}
+    if isinstance(ours, Mapping) and expected.items() <= ours.items():
+        return dict(ours)
+    there = f"the head for {head['task']} that is there" if head else "an encoder without a head"
+    warnings.warn(
+        f"config.json: {HEAD_KEY} is left out, for it is not of {there}: remove it", stacklevel=2
+    )
+    return head
+
+
+def _their_head(values: Mapping) -> dict | None:
+    """By transformers' own keys."""
     for task, (architecture, _, labels) in _TASKS.items():
         if architecture in (values.get("architectures") or ()):
             names = values.get("id2label", {})

@@ -161,6 +161,8 @@ def loaded_model(
                 "`architectures` from config.json to read the encoder alone"
             )
         settings["head"] = dict(head)
+    elif head and not num_outputs(head):  # A bi-encoder's has no parameters.
+        settings["head"] = dict(head)
     return LoadedModel(params, settings, tokenizer, report)
 
 

@@ -12,7 +12,9 @@ from bert_jax.checkpoint import CheckpointError, write_checkpoint
 from bert_jax.config import BertConfig
 from bert_jax.inference import load
 from bert_jax.interop.huggingface import (
+    HEAD_KEY,
     config_from_huggingface,
+    head_from_huggingface,
     huggingface_name,
     params_from_huggingface,
     save_huggingface,
@@ -42,6 +44,7 @@ VALUES = {
     "layer_norm_eps": 1e-12,
 }
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(126))]
+CLASSIFIER = "BertForSequenceClassification"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
@@ -273,6 +276,20 @@ def test_a_directory_there_and_back_is_the_same(architecture, tensors, labels, h
     again = read_model(tmp_path / "back")
     assert again.settings == model.settings
     assert again.tokenizer.sha256 == model.tokenizer.sha256
+
+
+def test_head_that_the_file_has_no_more_is_left_out_with_a_warning():
+    plain, of_texts = ({"architectures": [name]} for name in ("BertModel", CLASSIFIER))
+    classifier = {"task": "classification", "labels": ["LABEL_0", "LABEL_1"]}
+    encoder = {"task": "embedding", "labels": [], "pooling": "cls"}
+    ours = classifier | {"max_seq_length": 8}
+    assert head_from_huggingface(of_texts | {HEAD_KEY: ours}) == ours
+    assert head_from_huggingface(plain | {HEAD_KEY: encoder}) == encoder
+    with pytest.warns(UserWarning, match=f"{HEAD_KEY} is left out, .* encoder without a head"):
+        assert head_from_huggingface(plain | {HEAD_KEY: ours}) is None
+    for other in (encoder, ours | {"labels": ["no", "yes"]}, "text"):
+        with pytest.warns(UserWarning, match=f"{HEAD_KEY} is left out, .* for classification"):
+            assert head_from_huggingface(of_texts | {HEAD_KEY: other}) == classifier
 
 
 def test_bfloat16_is_read_and_a_dtype_that_cannot_be_is_named_with_its_tensor(tmp_path):

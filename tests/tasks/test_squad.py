@@ -15,7 +15,7 @@ from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
 from bert_jax.heads import BertForTask
-from bert_jax.interop.huggingface import save_huggingface
+from bert_jax.interop.huggingface import HEAD_KEY, save_huggingface
 from bert_jax.reading import read_model
 from bert_jax.tasks.squad import get_task
 from bert_jax.tasks.squad_files import read_questions
@@ -140,6 +140,12 @@ def test_threshold_decides_between_an_answer_and_none(finished):
     for threshold, answers in ((1e9, True), (-1e9, False)):
         model.head["null_threshold"] = threshold
         assert bool(model.answer("the king", CONTEXT)[0].text) == answers
+    # Given, it makes any head say "no answer".
+    del model.head["null_answers"]
+    assert model.answer("the king", CONTEXT)[0].text
+    assert not model.answer("the king", CONTEXT, null_threshold=-1e9)[0].text
+    with pytest.raises(TypeError, match="null_threshold must be a number, got '0'"):
+        model.answer("the king", CONTEXT, null_threshold="0")
 
 
 def test_searched_threshold_goes_on_with_the_head_unless_another_is_given(
@@ -187,8 +193,20 @@ def test_answers_that_are_not_in_their_contexts_are_named(tokenizer, tmp_path, c
     ]
 
 
+def test_exported_head_keeps_its_settings(finished, tmp_path):
+    expected = read_model(finished[0] / "best")
+    save_huggingface(tmp_path / "huggingface", *expected[:3])
+    found = read_model(tmp_path / "huggingface").settings["head"]
+    assert found == expected.settings["head"]
+    assert found["null_answers"] and "null_threshold" in found and "max_query_length" in found
+
+
 def test_head_without_settings_reads_windows_as_far_as_its_positions_go(finished, tmp_path):
     save_huggingface(tmp_path / "huggingface", *read_model(finished[0] / "best")[:3])
+    config = tmp_path / "huggingface" / "config.json"
+    values = json.loads(config.read_text())
+    del values[HEAD_KEY]
+    config.write_text(json.dumps(values))
     model = bert_jax.load(tmp_path / "huggingface")
     (answer,) = model.answer("who built the old road", " ".join([CONTEXT] * 5))
     assert answer.text
