@@ -5,6 +5,7 @@ Both are trained on queries with a passage that answers each, and perhaps some t
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature, make_sequence
+from bert_jax.settings import check_bounds
 from bert_jax.tasks.tables import read_json_lines
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tokenization import Tokenizer
@@ -64,6 +66,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
     if not data.train and not data.dev and not data.test:
         raise ValueError("give files of queries: --config.data.train=FILE, and dev or test")
+    check_bounds(config, ("data.num_negatives", 0, math.inf))
+    is_bi_encoder = data.role == "bi_encoder"
+    if data.train and not is_bi_encoder and not data.num_negatives:
+        raise ValueError(
+            "--config.data.num_negatives=0: expected at least 1, since the cross-encoder learns to "
+            "choose a query's passage among its negatives"
+        )
     train = read_queries(data.train) if data.train else []  # None: predictions only.
     for query in train:
         if not query.positive:
@@ -78,7 +87,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     collection = read_passages(data.passages) if data.passages else []
     everything = [*train, *(query for queries in splits.values() for query in queries)]
     cut = _Cut(tokenizer, everything, collection, data.max_query_length, config.max_seq_length)
-    is_bi_encoder = data.role == "bi_encoder"
     make_split = bi_encoder_split if is_bi_encoder else cross_encoder_split
     return Task(
         kind="embedding" if is_bi_encoder else "multiple_choice",

@@ -203,6 +203,10 @@ def test_wrong_settings_are_named(tmp_path, tokenizer):
         make_task(tmp_path, tokenizer, data__role="reader")
     with pytest.raises(ValueError, match="at most half of max_seq_length"):
         make_task(tmp_path, tokenizer, data__max_query_length=20)
+    with pytest.raises(ValueError, match=r"num_negatives=-1: expected at least 0"):
+        make_task(tmp_path, tokenizer, data__num_negatives=-1)
+    with pytest.raises(ValueError, match=r"num_negatives=0: expected at least 1, since the cross"):
+        make_task(tmp_path, tokenizer, "cross_encoder", data__num_negatives=0)
     with pytest.raises(ValueError, match="after the colon"):
         config_file.get_config("bi_encoder,runlocl")
 
