@@ -17,6 +17,7 @@ from bert_jax.config import BertConfig
 from bert_jax.data.features import Feature, RowShape, make_sequence
 from bert_jax.feature_based import FeatureBasedTagger
 from bert_jax.heads import BertForTask, make_model
+from bert_jax.interop.parameters import surprising_tensors
 from bert_jax.model import Bert, BertForPreTraining, gather_positions
 from bert_jax.reading import read_model
 from bert_jax.tasks import spans
@@ -461,9 +462,16 @@ def _head_step(model: BertForTask | FeatureBasedTagger):
 def load(directory: str | pathlib.Path) -> PretrainedModel:
     """The model of a workdir or of one checkpoint, whatever devices wrote it.
 
-    Directories of transformers and of Google's release are read as they are; see `read_model`.
+    Directories of transformers and of Google's release are read as they are; see `read_model`. It
+    warns of tensors that no part of the model is for, and of a task's head without tensors.
     """
-    params, settings, tokenizer, _ = read_model(directory)
+    params, settings, tokenizer, report = read_model(directory)
+    if found := surprising_tensors(report):
+        warnings.warn(
+            f"{directory}: {found}; the head of a task is read if `architectures` in config.json "
+            "names its class, such as BertForTokenClassification",
+            stacklevel=2,
+        )
     # The parameters are float32; bfloat16 arithmetic is for the accelerators that trained them.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
     return PretrainedModel(config, tokenizer, jax.device_put(params), settings)

@@ -1,5 +1,7 @@
 """`bert_jax.load(directory)` and what the model answers."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -41,7 +43,8 @@ def workdir(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(workdir):
-    return bert_jax.load(workdir)
+    with warnings.catch_warnings(action="error"):  # Its training state is no surprise.
+        return bert_jax.load(workdir)
 
 
 def test_latest_checkpoint_of_a_workdir_is_found(workdir):

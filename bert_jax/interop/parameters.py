@@ -53,6 +53,21 @@ def table_of_tensors(report: LoadReport) -> str:
     return "\n".join(lines)
 
 
+def surprising_tensors(report: LoadReport) -> str:
+    """What a user of the model should know: "" if nothing is lost but what training has left, and
+    nothing missing but the parts of pre-training, without which a model does well."""
+    ordinary = r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
+    surprising = {
+        "unused": [name for name in report.unused if not re.fullmatch(ordinary, name)],
+        "missing": [name for name in report.missing if not re.match(r"(bert|cls)[./]", name)],
+    }
+    return "; ".join(
+        f"{len(names)} tensors are {status}, such as {min(names)}"
+        for status, names in surprising.items()
+        if names
+    )
+
+
 def read_parameters(
     config: BertConfig,
     head: Mapping | None,

@@ -1,6 +1,7 @@
 """A state dict in transformers' names becomes the parameter tree it stands for."""
 
 import json
+import warnings
 
 import flax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from bert_jax.interop.huggingface import (
     params_from_huggingface,
     save_huggingface,
 )
-from bert_jax.interop.parameters import parameter_shapes
+from bert_jax.interop.parameters import LoadReport, parameter_shapes, surprising_tensors
 from bert_jax.model import BertForPreTraining
 from bert_jax.reading import read_model
 from bert_jax.tokenization import tokenizer_from_bytes
@@ -320,6 +321,21 @@ def test_a_bare_model_is_written_without_prefix_and_takes_no_masks(tmp_path):
 def test_a_head_that_no_architecture_names_is_unused(tmp_path):
     model = read_model(write_directory(tmp_path, of_task("classifier", 3, True)))
     assert model.report.unused == ("classifier.bias", "classifier.weight")
+    with pytest.warns(UserWarning, match="2 tensors are unused, such as classifier.bias"):
+        load(tmp_path)
+
+
+def test_load_tells_of_a_head_without_tensors_and_not_of_what_a_model_does_without(tmp_path):
+    encoder = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
+    encoder["bert.embeddings.position_ids"] = np.arange(9)[None]
+    write_directory(tmp_path, encoder)
+    with warnings.catch_warnings(action="error"):
+        load(tmp_path)
+    write_directory(tmp_path, encoder, architectures=[CLASSIFIER])
+    with pytest.warns(UserWarning, match="2 tensors are missing, such as classifier.bias"):
+        assert load(tmp_path).head is None
+    slots = ("global_step", "bert/pooler/dense/kernel/adam_m", "cls/predictions/output_bias/adam_v")
+    assert surprising_tensors(LoadReport((), ("cls/predictions/output_bias",), slots)) == ""
 
 
 def test_vocabulary_comes_from_tokenizer_json_too(tmp_path):
