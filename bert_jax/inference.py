@@ -189,31 +189,43 @@ class PretrainedModel:
         ]
 
     def encode(
-        self, texts: Sequence[str], pooling: str | None = None, batch_size: int = 32
+        self,
+        texts: Sequence[str],
+        pooling: str | None = None,
+        batch_size: int = 32,
+        max_length: int | None = None,
     ) -> np.ndarray:
         """One vector a text: float32 `[num_texts, hidden_size]`.
 
         Args:
-          texts: any number; one longer than the position table is cut, with a warning.
+          texts: any number; one of more than `max_length` tokens is cut, with a warning.
           pooling: "mean" over the last layer at all tokens, [CLS] and [SEP] among them; "cls", the
             last layer at [CLS]; "pooler", tanh(dense(cls)), what next-sentence prediction sees.
             None: a bi-encoder's own, and its length 1 if it was trained so; of others "mean".
           batch_size: texts at a time, which are of like length.
+          max_length: in tokens, [CLS] and [SEP] among them. None: a bi-encoder's passages in
+            training, `head["max_seq_length"]` (its queries had `head["max_query_length"]`); of
+            others the position table.
 
         Raises:
           TypeError: `texts` is one string, or holds something else.
-          ValueError: an unknown pooling or impossible batch size, or the model has no pooler.
+          ValueError: an unknown pooling, an impossible batch size or length, or the model has no
+            pooler.
         """
-        normalize = False
+        normalize, most = False, self.config.max_position_embeddings
+        own = self.head if self.head and self.head["task"] == "embedding" else {}
+        if max_length is None:
+            max_length = min(own.get("max_seq_length", most), most)
+        if not 2 <= max_length <= most:
+            raise ValueError(f"max_length must be in [2, {most}], got {max_length!r}")
         if pooling is None:
-            own = self.head if self.head and self.head["task"] == "embedding" else {}
             pooling, normalize = own.get("pooling", "mean"), own.get("normalize", False)
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         if pooling == "pooler" and "pooler" not in self.params["bert"]:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
         vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
-        for indices, tokens, lengths in self._batches(texts, batch_size):
+        for indices, tokens, lengths in self._batches(texts, batch_size, max_length):
             found = _pooled(self.config, pooling, self.params["bert"], tokens, lengths)
             vectors[indices] = found[: len(indices)]
         if normalize:
@@ -246,7 +258,8 @@ class PretrainedModel:
                 f"{-count}, got {layers!r}"
             )
         found = [np.zeros(0)] * len(texts)
-        for indices, tokens, lengths in self._batches(texts, batch_size):
+        limit = self.config.max_position_embeddings
+        for indices, tokens, lengths in self._batches(texts, batch_size, limit):
             states = _features(self.config, layers, self.params["bert"], tokens, lengths)
             states = np.asarray(states)
             for index, length, state in zip(indices, lengths, states, strict=False):
@@ -377,22 +390,22 @@ class PretrainedModel:
         return task_step.predict(step, self.params, features, shape, chunk_rows, sharding)
 
     def _batches(
-        self, texts: Sequence[str], batch_size: int
+        self, texts: Sequence[str], batch_size: int, limit: int
     ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
         """Indices of texts of like length, their int32 `[rows, length]` tokens, and lengths.
 
-        Rows after the texts are of length 0.
+        What is longer than `limit` is cut, with a warning. Rows after the texts are of length 0.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("texts must be a list of strings; put a single one into a list")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        tokenizer, limit = self.tokenizer, self.config.max_position_embeddings
+        tokenizer = self.tokenizer
         rows = tokenizer.encode_batch(texts)
         if cut := sum(len(row) > limit - 2 for row in rows):
             warnings.warn(
-                f"{cut} of {len(texts)} texts have more tokens than the {limit} of this model's "
-                "position table, [CLS] and [SEP] among them: the rest of them is left out",
+                f"{cut} of {len(texts)} texts have more tokens than {limit}, [CLS] and [SEP] among "
+                "them: the rest of them is left out",
                 stacklevel=3,
             )
         rows = [[tokenizer.cls_id, *row[: limit - 2], tokenizer.sep_id] for row in rows]

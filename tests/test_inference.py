@@ -217,7 +217,7 @@ def test_no_texts_give_no_vectors(model):
 
 def test_long_texts_are_cut_and_counted(model):
     longest = "the " * 38
-    with pytest.warns(UserWarning, match="2 of 3 texts have more tokens than the 40 of this"):
+    with pytest.warns(UserWarning, match="2 of 3 texts have more tokens than 40,"):
         found = model.encode(["river", longest + "river", longest + "town road"])
     np.testing.assert_allclose(found[1:], model.encode([longest] * 2), atol=1e-6)
     with pytest.warns(UserWarning, match="1 of 1 texts"):
@@ -238,6 +238,7 @@ def test_few_shapes_are_compiled(model):
         (lambda m: m.features("the river", layers=[0]), TypeError, "must be a list of strings"),
         (lambda m: m.encode(["the"], pooling="max"), ValueError, "one of mean, cls, pooler, got"),
         (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),
+        (lambda m: m.encode(["the"], max_length=41), ValueError, r"in \[2, 40\], got 41"),
         (lambda m: m.features(["the"]), ValueError, r"to 2, or of -1 \(the last\) to -3, got"),
         (lambda m: m.features(["the"], layers=[3]), ValueError, "layers must be some of 0"),
         (lambda m: m.features(["the"], layers=[]), ValueError, "layers must be some of 0"),
@@ -344,6 +345,17 @@ def test_a_bi_encoders_vectors_are_pooled_as_it_was_trained(model, pooling, norm
     length = np.linalg.norm(plain, axis=1, keepdims=True) if normalize else 1
     np.testing.assert_allclose(encoder.encode(TEXTS), plain / length, atol=1e-6)
     np.testing.assert_array_equal(encoder.encode(TEXTS, pooling=pooling), plain)
+
+
+def test_a_bi_encoder_cuts_texts_as_in_fine_tuning(model):
+    described = {"task": "embedding", "labels": [], "max_seq_length": 8, "max_query_length": 5}
+    encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": described})
+    with pytest.warns(UserWarning, match=r"1 of 2 texts have more tokens than 8, \[CLS\] and"):
+        found = encoder.encode(["the " * 6 + "river", "the " * 6])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    with pytest.warns(UserWarning, match="1 of 1 texts have more tokens than 5,"):
+        found = encoder.encode(["the " * 4], max_length=encoder.head["max_query_length"])
+    np.testing.assert_allclose(found, model.encode(["the " * 3]), atol=1e-6)
 
 
 def test_classify_cuts_texts_as_in_fine_tuning(model):

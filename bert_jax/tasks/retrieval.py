@@ -97,11 +97,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         ),
         metric="dev/mrr_at_10",
         notes=cut.notes,
-        settings=config.similarity.to_dict()
-        if is_bi_encoder
-        else {
+        settings={
             "max_seq_length": config.max_seq_length,
             "max_query_length": data.max_query_length,
+            **(config.similarity.to_dict() if is_bi_encoder else {}),
         },
     )
 

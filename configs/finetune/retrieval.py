@@ -22,7 +22,8 @@ A line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the 
 first, with an `id` if you like. Without `positive` in `dev` or `test` the passages are ranked and
 nothing is scored. What is written to `predictions` has the same form, so that what the bi-encoder
 finds is what the cross-encoder learns from, or reranks. Afterwards `bert_jax.load(DIR).encode(...)`
-gives the bi-encoder's vectors, and `.rank(query, passages)` the cross-encoder's order.
+gives the bi-encoder's vectors, of queries with `max_length=64` (data.max_query_length), and
+`.rank(query, passages)` the cross-encoder's order.
 """
 
 from ml_collections import ConfigDict
