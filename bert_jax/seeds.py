@@ -31,12 +31,16 @@ def _judged(feature: Feature):
 
 
 def summary(results: list[dict], metric: str) -> dict:
-    """What several seeds come to: of each metric the median, the least and the most."""
+    """What several seeds come to: of each metric the median, the least and the most.
+
+    A seed lacks the scores of a type of entities that it does not predict, if no example has that
+    type: they count as 0, as 0 / 0 does in `entity_scores`.
+    """
     splits = [name for name, value in results[0].items() if isinstance(value, dict)]
     combined = {}
     for split in splits:
-        for name in results[0][split]:
-            values = [result[split][name] for result in results]
+        for name in dict.fromkeys(name for result in results for name in result[split]):
+            values = [result[split].get(name, 0.0) for result in results]
             combined[f"{split}/{name}"] = {
                 "median": statistics.median(values),
                 "least": min(values),

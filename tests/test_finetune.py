@@ -200,6 +200,17 @@ def test_several_seeds_give_median_and_spread(finished, given, tmp_path):
     assert without_seconds(again) == without_seconds(result)
 
 
+def test_type_of_entities_that_only_some_seeds_predict_counts_as_0_in_the_others():
+    common = {"best_step": 1, "seconds": 1.0}
+    without = common | {"seed": 0, "dev": {"f1": 0.5, "f1/PER": 0.5}}
+    with_event = common | {"seed": 1, "dev": {"f1": 0.5, "f1/EVENT": 0.0, "f1/PER": 0.7}}
+    for results in ([without, with_event], [with_event, without]):
+        scores = seeds.summary(results, "dev/f1")["scores"]
+        assert scores["dev/f1/EVENT"] == {"median": 0.0, "least": 0.0, "most": 0.0}
+        assert scores["dev/f1/PER"] == pytest.approx({"median": 0.6, "least": 0.5, "most": 0.7})
+        assert "dev/f1/EVENT 0.0000 (0.0000 to 0.0000)" in seeds.table_of_seeds(results)
+
+
 def test_collapsed_run_is_named(given, tmp_path):
     write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
