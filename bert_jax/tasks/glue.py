@@ -16,6 +16,7 @@ from bert_jax.tasks.text_classification import (
     choose_metric,
     example_ids,
     finite_number,
+    given_labels,
     make_split,
     text_features,
 )
@@ -142,7 +143,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(SETS)}")
     chosen = SETS[data.name]
     metric = choose_metric(chosen.metrics, data.metric)
-    labels = tuple(data.labels) or chosen.labels or ("value",)
+    labels = given_labels(config) or chosen.labels or ("value",)
     if set(labels) != set(chosen.labels or ("value",)):
         raise ValueError(
             f"--config.data.labels={','.join(labels)}: expected {', '.join(chosen.labels)}, in any "

@@ -13,6 +13,7 @@ from bert_jax.tasks import scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_conll
 from bert_jax.tasks.tagging_scores import entity_scores, find_strict_entities, split_tag
 from bert_jax.tasks.task import Outputs, Split, Task
+from bert_jax.tasks.text_classification import given_labels
 from bert_jax.tasks.windows import split_into_windows, window_tokens, word_pieces
 from bert_jax.tokenization import Tokenizer
 
@@ -45,7 +46,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             "mark no entities"
         )
     notes: dict[str, int] = {}
-    labels, columns = tuple(data.labels), 2
+    labels, columns = given_labels(config), 2
     if data.scheme.startswith("iob") and any(split_tag(each)[0] in tuple("ES") for each in labels):
         raise ValueError(
             f"the labels {', '.join(labels)} are of BIOES, and the scheme is {data.scheme}: set "

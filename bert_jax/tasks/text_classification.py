@@ -24,8 +24,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
     Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
     """
-    data = config.data
-    can_predict = (data.dev or data.test) and (data.labels or data.regression)
+    data, given = config.data, given_labels(config)
+    can_predict = (data.dev or data.test) and (given or data.regression)
     if not (data.train or can_predict):
         raise ValueError(
             "give the examples to train on: --config.data.train=FILE; or, for a head that is "
@@ -46,7 +46,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         if not record.columns[data.label]:
             raise ValueError(f"{record.place}: {data.label!r} is empty, and training needs it")
     example_ids(train, data.id)
-    labels = ("value",) if data.regression else find_labels(train, data.label, data.labels)
+    labels = ("value",) if data.regression else find_labels(train, data.label, given)
     notes: dict[str, int] = {}
     if train and not data.regression:
         counts = collections.Counter(record.columns[data.label] for record in train)
@@ -185,6 +185,17 @@ def check_texts(records: list[Record], columns: Sequence[str]) -> None:
                 raise ValueError(
                     f"{record.place}: {column!r} is empty; remove the line, or mend it"
                 )
+
+
+def given_labels(config: ConfigDict) -> tuple[str, ...]:
+    """`config.data.labels` as text; () if none are given.
+
+    The parser of flags takes `neg,pos` for one label and `0,1` for two numbers.
+    """
+    labels = tuple(map(str, config.data.labels))
+    if len(labels) == 1:
+        labels = tuple(label.strip() for label in labels[0].split(",") if label.strip())
+    return labels
 
 
 def find_labels(records: list[Record], column: str, given: Sequence[str] = ()) -> tuple[str, ...]:

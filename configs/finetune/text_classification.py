@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.label = "label"
     config.data.id = ""
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
-    config.data.labels = ()  # As found in train, sorted, if not given.
+    config.data.labels = ()  # As found in train, sorted, if not given; a,b as a flag.
     config.data.regression = False  # The label is a number.
     config.data.metric = ""  # Decides; accuracy, or for numbers pearson, if not given.
 

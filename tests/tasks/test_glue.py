@@ -200,7 +200,7 @@ def test_submissions_are_in_the_benchmarks_format(name, files, tokenizer, tmp_pa
 def test_labels_in_the_order_of_a_head_give_the_same_scores_and_submissions(tokenizer, tmp_path):
     write_download(tmp_path, "mrpc")
     plain = read(tokenizer, "mrpc", tmp_path)
-    turned = read(tokenizer, "mrpc", tmp_path, labels=("equivalent", "not_equivalent"))
+    turned = read(tokenizer, "mrpc", tmp_path, labels=("equivalent,not_equivalent",))
     assert [feature.label for feature in turned.train] == [1, 0, 1, 0]
     outputs = np.eye(2)[[0, 1, 0, 0]]
     assert turned.splits[0].score(outputs[:, ::-1]) == plain.splits[0].score(outputs)

@@ -160,9 +160,9 @@ def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
 
 def test_with_nothing_to_train_on_the_labels_are_given(tmp_path, tokenizer):
     config = make_config(tmp_path, dev=TRAIN, test="the\nking\n")
-    config.data.train, config.data.labels = "", ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    config.data.train, config.data.labels = "", ("O,B-LOC,I-LOC,B-PER,I-PER",)
     task = tagging.get_task(config, tokenizer)
-    assert not task.train and task.labels == config.data.labels
+    assert not task.train and task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert [bool(split.score) for split in task.splits] == [True, False]
 
 

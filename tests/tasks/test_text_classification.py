@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from absl import flags
 from conftest import WORDS, write_random_encoder, write_vocabulary
+from ml_collections import config_flags
 
 import bert_jax
 from bert_jax import finetune
@@ -111,6 +113,38 @@ def test_the_longer_text_is_cut_token_by_token(lengths, room, expected):
     while sum(map(len, one_by_one)) > room:
         (one_by_one[0] if len(one_by_one[0]) > len(one_by_one[-1]) else one_by_one[-1]).pop()
     assert cut == one_by_one
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        (["neg,pos"], ("neg", "pos")),
+        (["neg, pos"], ("neg", "pos")),
+        (["neg", "pos"], ("neg", "pos")),
+        (["('neg','pos')"], ("neg", "pos")),
+        (["0,1"], ("0", "1")),
+        (["1", "0"], ("1", "0")),
+        (["yes,no", "perhaps"], ("yes,no", "perhaps")),
+        ([""], ()),
+        ([], ()),
+    ],
+)
+@pytest.mark.parametrize("name", ["text_classification", "glue", "conll2003"])
+def test_labels_can_be_given_as_flags(name, given, labels):
+    arguments = [f"--config=configs/finetune/{name}.py"]
+    arguments += [f"--config.data.labels={each}" for each in given]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    values(["finetune", *arguments])
+    assert text_classification.given_labels(values.config) == labels
+
+
+def test_labels_given_as_numbers_are_those_of_the_file(read):
+    table = "text,label\nthe king,0\nwar,1\n"
+    task = read(table, table, labels=(1, 0))
+    assert task.labels == ("1", "0") and [feature.label for feature in task.train] == [1, 0]
+    with pytest.raises(ValueError, match=r"label 'b' is none of those trained, which are 0, 1: "):
+        read(labels=(0, 1))
 
 
 def test_truncated_texts_are_counted(read):
