@@ -50,7 +50,7 @@ def make_update_step(
     `rows` lie as `train_batches` gives them. The first `num_chunks` chunks of them are computed,
     one after the other, and their gradients added; the state is donated. The loss is the mean over
     all labels of the batch, whatever chunk or device they are on. Dropout is a function of (key,
-    step, row's place).
+    step, row's place in the batch), however many rows a chunk has.
 
     "embedding" compares each query with the passages of the whole batch. Its chunks go through the
     model twice: first for the vectors alone, and, once the loss of all of them is known, for the
@@ -129,7 +129,8 @@ def make_update_step(
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, everywhere))
     def update_step(state, rows, num_chunks, key):
         count = jnp.maximum(jnp.sum(loss_weights(kind, rows)), 1)
-        rows["places"] = jnp.arange(rows["tokens"].shape[0])
+        # Row r of chunk c, which lies at r * chunks + c, is number c * chunk_rows + r of the batch.
+        rows["places"] = jnp.arange(rows["tokens"].shape[0]).reshape(-1, chunk_rows).T.reshape(-1)
         key = jax.random.fold_in(key, state.step)
         loss, gradients = partitioning.sum_over_data(add, mesh, everywhere)(
             state.params, rows, num_chunks, count, key

@@ -99,8 +99,12 @@ def test_packing_chunks_and_devices_change_no_update(kind):
 
 
 @pytest.mark.parametrize("kind", ["tagging", "embedding"])
-def test_one_device_equals_four_with_dropout(kind):
-    one, four = (update(kind, chunk_rows=8, devices=n, dropout_rate=0.1) for n in (1, 4))
+def test_chunks_and_devices_change_no_update_with_dropout(kind):
+    one, four = (
+        update(kind, packed=False, chunk_rows=chunk_rows, devices=devices, dropout_rate=0.1)
+        for chunk_rows, devices in ((5, 1), (8, 4))
+    )
+    assert (one[2], four[2]) == (3, 2)
     assert_same(one, four)
 
 
