@@ -172,10 +172,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             raise ValueError(f"{data.directory}: {split} of {name} holds no examples")
         return records
 
-    train = features("train", read(data.name, "train")) if chosen.dev else []
+    trains = chosen.dev and config.num_epochs  # Else there need be no train and dev.
+    train = features("train", read(data.name, "train")) if trains else []
     splits = []
     for split in chosen.dev:
-        splits.append(_split(split, read(data.name, split), features, chosen, labels))
+        if trains or _exists(data.directory, data.name, split):
+            splits.append(_split(split, read(data.name, split), features, chosen, labels))
     for split, file in chosen.submissions.items():
         if not _exists(data.directory, data.name, split):
             logging.warning("%s has no %s: %s.tsv is not predicted", data.directory, split, file)
@@ -183,6 +185,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits.append(_split(split, read(data.name, split), features, chosen, labels, file))
     if data.name == "mnli" and _exists(data.directory, "ax", "test"):
         splits.append(_split("ax", read("ax", "test"), features, chosen, labels, "AX"))
+    if not splits:
+        read(data.name, (*chosen.dev, *chosen.submissions)[0])  # Says what is missing.
     return Task(
         kind="classification" if chosen.labels else "regression",
         labels=labels,

@@ -55,13 +55,19 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
         return made
 
-    splits = [_split("dev", read("dev"))]
-    if directory.startswith("tfds:") or (pathlib.Path(directory) / FILES["test"]).exists():
+    def exists(split):
+        # TFDS has all splits of a set.
+        return directory.startswith("tfds:") or (pathlib.Path(directory) / FILES[split]).exists()
+
+    splits = []
+    if config.num_epochs or exists("dev") or not exists("test"):
+        splits.append(_split("dev", read("dev")))
+    if exists("test"):
         splits.append(_split("test", read("test")))
     return Task(
         kind="multiple_choice",
         labels=("score",),
-        train=read("train"),
+        train=read("train") if config.num_epochs else [],
         splits=tuple(splits),
         metric="dev/accuracy",
         notes=notes,

@@ -16,9 +16,10 @@ Expected time: not measured.
 ArrayRecord. What the benchmark's server takes lies in `predictions` of the workdir, as MRPC.tsv and
 so on; `python tools/glue_submission.py runs/* --output=submission.zip` collects it.
 
-A run of mnli predicts the diagnostic set too, if the download has it; `:ax` predicts it and trains
-nothing, from the workdir of such a run as `init_from`. The paper leaves WNLI out and submits its
-majority class.
+With `--config.num_epochs=0` and the workdir of such a run as `init_from` nothing is trained:
+train.tsv is not read, and dev.tsv scored if it is there. A run of mnli predicts the diagnostic set
+too, if the download has it; `:ax` predicts it and trains nothing. The paper leaves WNLI out and
+submits its majority class.
 """
 
 from ml_collections import ConfigDict

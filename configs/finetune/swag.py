@@ -11,7 +11,9 @@ Expected time: not measured.
 
 `directory` holds train.csv, val.csv and perhaps test.csv, of which predictions are written, or is
 the name of a TFDS set with their columns, as tfds:NAME, prepared as ArrayRecord. Afterwards
-`bert_jax.load(DIR).rank(story, endings)` gives the order of any number of endings.
+`bert_jax.load(DIR).rank(story, endings)` gives the order of any number of endings. With
+`--config.num_epochs=0` and the workdir of such a run as `init_from` nothing is trained: train.csv
+is not read, and val.csv scored if it is there.
 """
 
 from ml_collections import ConfigDict

@@ -290,6 +290,19 @@ def test_an_index_that_comes_twice_is_an_error_and_a_missing_test_set_is_not(tok
     assert [split.name for split in read(tokenizer, "rte", tmp_path).splits] == ["dev"]
 
 
+def test_with_no_epochs_a_set_is_predicted_without_the_files_of_training(tokenizer, tmp_path):
+    write_download(tmp_path, "rte")
+    config = get_config("rte")
+    config.data.directory, config.num_epochs = str(tmp_path), 0.0
+    for gone, left in (("train", ["dev", "test"]), ("dev", ["test"])):
+        (tmp_path / "RTE" / f"{gone}.tsv").unlink()
+        task = glue.get_task(config, tokenizer)
+        assert not task.train and [split.name for split in task.splits] == left
+    (tmp_path / "RTE" / "test.tsv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no file .*RTE/dev\.tsv: expected the GLUE downl"):
+        glue.get_task(config, tokenizer)
+
+
 def test_configurations_take_a_set_and_runlocal():
     assert get_config("mnli").data.name == "mnli" and get_config("mnli").num_epochs == 3
     assert get_config("mnli,runlocal").max_seq_length == 32

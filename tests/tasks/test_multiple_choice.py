@@ -119,6 +119,16 @@ def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
         read(tokenizer, tmp_path)
 
 
+def test_with_no_epochs_stories_are_predicted_without_the_files_of_training(tokenizer, directory):
+    for gone, left in (("train", ["dev", "test"]), ("val", ["test"])):
+        (directory / f"{gone}.csv").unlink()
+        task = read(tokenizer, directory, num_epochs=0.0)
+        assert not task.train and [split.name for split in task.splits] == left
+    (directory / "test.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no file .*val\.csv"):
+        read(tokenizer, directory, num_epochs=0.0)
+
+
 def test_a_run_learns_which_ending_is_right(tokenizer, tmp_path):
     rng, lines = np.random.default_rng(0), [HEADER + ",label"]
     others = [word for word in WORDS if word != "river"]
