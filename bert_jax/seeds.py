@@ -12,9 +12,14 @@ from bert_jax.tasks.task import Outputs
 def collapsed(kind: str, features: Sequence[Feature], outputs: Outputs) -> bool:
     """Whether all predictions are one class: a run that has learned nothing but the majority.
 
-    Of tags those of words count, or where no feature says which these are, all between [CLS] and
-    [SEP].
+    Of values, whether they spread less than a thousandth of what the labels do, or without labels
+    of the largest value. Of tags those of words count, or where no feature says which these are,
+    all between [CLS] and [SEP].
     """
+    if kind == "regression":
+        labels = [feature.label for feature in features if feature.label is not None]
+        scale = (np.ptp(labels) if labels else 0) or np.abs(outputs).max()
+        return bool(np.ptp(outputs) <= 1e-3 * scale)
     if kind == "embedding" or outputs[0].size == 1:  # Vectors, or numbers: all alike.
         return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
     if kind == "tagging":

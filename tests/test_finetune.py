@@ -242,6 +242,15 @@ def test_collapse_of_each_kind_of_head(kind, alike, different):
         assert seeds.collapsed(kind, features, outputs) == expected
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_collapse_of_values_is_judged_by_the_scale_of_the_labels(scale):
+    labels = np.array([1990.0, 1991.0, 1993.0]) * scale
+    features = [Feature((), (), label) for label in labels]
+    constant = labels.mean() + np.array([[0], [2e-3], [1e-3]]) * scale
+    assert seeds.collapsed("regression", features, list(constant))
+    assert not seeds.collapsed("regression", features, list(labels[:, None]))
+
+
 def test_collapse_of_tags_is_judged_at_the_words_only():
     """[CLS], a word, an inner piece, another word, [SEP]."""
     tags = [np.eye(3)[numbers] for numbers in ([1, 0, 2, 0, 1], [1, 0, 2, 1, 1])]

@@ -16,6 +16,7 @@ from bert_jax.tokenization import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 COLUMNS = ("sent1", "sent2", *ENDINGS)
+IDS = ("video-id", "fold-ind")  # Of the examples; one may come several times.
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
@@ -33,7 +34,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
     notes: dict[str, int] = {}
 
-    def read(split):
+    def read(split) -> tuple[list[Record], list[Feature]]:
         if directory.startswith("tfds:"):
             records = read_tfds(directory.removeprefix("tfds:"), TFDS_SPLITS[split])
             for record in records:
@@ -53,7 +54,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             not all(record.columns[name].strip() for name in ("sent1", *ENDINGS))
             for record in records
         )
-        return made
+        return records, made
 
     def exists(split):
         # TFDS has all splits of a set.
@@ -61,13 +62,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
     splits = []
     if config.num_epochs or exists("dev") or not exists("test"):
-        splits.append(_split("dev", read("dev")))
+        splits.append(_split("dev", *read("dev")))
     if exists("test"):
-        splits.append(_split("test", read("test")))
+        splits.append(_split("test", *read("test")))
     return Task(
         kind="multiple_choice",
         labels=("score",),
-        train=read("train") if config.num_epochs else [],
+        train=read("train")[1] if config.num_epochs else [],
         splits=tuple(splits),
         metric="dev/accuracy",
         notes=notes,
@@ -103,7 +104,7 @@ def choice_features(
     return features, truncated
 
 
-def _split(name: str, features: list[Feature]) -> Split:
+def _split(name: str, records: list[Record], features: list[Feature]) -> Split:
     expected = np.array([feature.label for feature in features])
 
     def score(outputs: Outputs) -> dict[str, float]:
@@ -111,11 +112,13 @@ def _split(name: str, features: list[Feature]) -> Split:
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
         with open(directory / f"{name}.jsonl", "w") as stream:
-            for number, output in enumerate(outputs):
+            for number, (record, output) in enumerate(zip(records, outputs, strict=True)):
+                ids = {"id": str(number)}
+                ids |= {each: record.columns[each] for each in IDS if each in record.columns}
                 best = int(np.argmax(output))
                 probability = float(np.exp(output[best] - np.logaddexp.reduce(output)))
                 prediction = {"choice": best, "probability": probability}
-                stream.write(json.dumps({"id": str(number)} | prediction) + "\n")
+                stream.write(json.dumps(ids | prediction) + "\n")
 
     return Split(name, features, score if features[0].label is not None else None, write)
 

@@ -5,7 +5,7 @@ learning rate 5e-5, 3e-5 or 2e-5, 2 to 4 epochs; Adam with bias correction, with
 are unstable (Mosbach et al., 2021). Every other configuration in this directory starts from this
 one.
 
-Expected time: a minute for 2,000 sentences and BERT_BASE on one accelerator (not measured).
+Expected time: depends on your data; it has not been measured.
 Expected result: depends on your data.
 
     python -m bert_jax.finetune --config=configs/finetune/text_classification.py \

@@ -78,7 +78,8 @@ def test_dev_is_scored_and_test_is_predicted(tokenizer, directory):
     assert dev.score(outputs) == {"accuracy": 0.5} and test.score is None
     test.write(outputs, directory)
     lines = (directory / "test.jsonl").read_text().splitlines()
-    assert lines[0].startswith('{"id": "0", "choice": 1, "probability": 0.61')
+    ids = '{"id": "0", "video-id": "v", "fold-ind": "7", '
+    assert lines[0].startswith(ids + '"choice": 1, "probability": 0.61')
 
 
 def test_tfds_gives_the_same_as_the_files(tokenizer, directory, monkeypatch):
