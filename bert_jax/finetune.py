@@ -36,7 +36,7 @@ from bert_jax.huge_pages import restart_with_huge_pages
 from bert_jax.interop.parameters import LoadedModel, table_of_tensors
 from bert_jax.optimizer import frozen, linear_schedule, make_optimizer
 from bert_jax.reading import abstract_params, read_model
-from bert_jax.seeds import collapsed, shown, summary, table_of_seeds
+from bert_jax.seeds import collapsed, directories_of_seeds, shown, summary, table_of_seeds
 from bert_jax.settings import check_bounds
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
@@ -75,11 +75,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> dict:
     command.keep_compiled(workdir)
     with distributed.errors_shared():
         experiment = prepare(config)
+        directories = directories_of_seeds(workdir, config.seed, config.num_seeds)
     if config.num_seeds == 1:
         return run_seed(experiment, config.seed, workdir)
     results = []
-    for seed in range(config.seed, config.seed + config.num_seeds):
-        results.append(run_seed(experiment, seed, workdir / f"seed_{seed}"))
+    for seed, directory in directories.items():
+        results.append(run_seed(experiment, seed, directory))
         logging.info("Seeds so far:\n%s", table_of_seeds(results))
     result = summary(results, experiment.task.metric)
     if jax.process_index() == 0:

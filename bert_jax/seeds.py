@@ -1,12 +1,41 @@
 """What several runs of one fine-tuning come to: median, spread, and runs that learned nothing."""
 
+import pathlib
 import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.checkpoint import saved_steps
 from bert_jax.data.features import NO_LABEL, Feature
 from bert_jax.tasks.task import Outputs
+
+
+def directories_of_seeds(workdir: pathlib.Path, first: int, count: int) -> dict[int, pathlib.Path]:
+    """For each seed that of its run: `workdir`, or if there are several `seed_N` in it.
+
+    Raises ValueError if `workdir` holds runs of others, which `result.json` would leave out.
+    """
+    if count > 1 and _holds_run(workdir):
+        raise ValueError(f"{workdir} holds a run of one seed: give several another --workdir")
+    wanted = range(first, first + count)
+    found = [
+        int(path.name.removeprefix("seed_"))
+        for path in workdir.glob("seed_*")
+        if path.name.removeprefix("seed_").isdecimal() and _holds_run(path)
+    ]
+    if found and (count == 1 or not set(found) <= set(wanted)):
+        low, high = min(*found, *wanted), max(*found, *wanted)
+        raise ValueError(
+            f"{workdir} holds runs of the seeds {', '.join(map(str, sorted(found)))}: give another "
+            f"--workdir, or go on with these by --config.seed={low} "
+            f"--config.num_seeds={max(high - low + 1, 2)}"
+        )
+    return {seed: workdir / f"seed_{seed}" if count > 1 else workdir for seed in wanted}
+
+
+def _holds_run(directory: pathlib.Path) -> bool:
+    return bool(saved_steps(directory / "best") or saved_steps(directory / "checkpoints"))
 
 
 def collapsed(kind: str, features: Sequence[Feature], outputs: Outputs) -> bool:

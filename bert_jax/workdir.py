@@ -21,6 +21,7 @@ FREE_TO_CHANGE = (
     "per_device_batch_size",
     "log_every",
     "eval_",
+    "num_seeds",
     "checkpoint_every",
     "keep_",
     "stall_seconds",

@@ -184,9 +184,11 @@ def test_workdir_of_other_settings_is_refused(finished, given):
         finetune.train_and_evaluate(small_config(given, learning_rate=1e-3), finished[0])
 
 
-def test_several_seeds_give_median_and_spread(finished, given, tmp_path):
+def test_several_seeds_give_median_and_spread_and_more_can_be_added(finished, given, tmp_path):
+    two = finetune.train_and_evaluate(small_config(given, num_seeds=2), tmp_path)
     config = small_config(given, num_seeds=3)
     result = finetune.train_and_evaluate(config, tmp_path)
+    assert result["seeds"][:2] == two["seeds"]  # Their seconds included: not run again.
     scores = sorted(seed["dev"]["accuracy"] for seed in result["seeds"])
     assert result["scores"]["dev/accuracy"] == {
         "least": scores[0],
@@ -198,6 +200,25 @@ def test_several_seeds_give_median_and_spread(finished, given, tmp_path):
     # The second time nothing is computed.
     again = finetune.train_and_evaluate(config, tmp_path)
     assert without_seconds(again) == without_seconds(result)
+
+
+def test_seeds_that_a_workdir_holds_are_not_left_out_of_its_result(tmp_path):
+    for seed in range(3):
+        (tmp_path / f"several/seed_{seed}/best/4").mkdir(parents=True)
+    (tmp_path / "several/seed_7/best").mkdir(parents=True)  # Nothing was saved.
+    (tmp_path / "one/checkpoints/4").mkdir(parents=True)
+    several = tmp_path / "several"
+    assert list(seeds.directories_of_seeds(several, 0, 5)) == [0, 1, 2, 3, 4]
+    assert seeds.directories_of_seeds(tmp_path / "one", 7, 1) == {7: tmp_path / "one"}
+    for first, count, all_of_them in ((3, 2, 5), (0, 2, 3), (0, 1, 3), (5, 1, 6)):
+        message = f"holds runs of the seeds 0, 1, 2: .* --config.seed=0 .*seeds={all_of_them}$"
+        with pytest.raises(ValueError, match=message):
+            seeds.directories_of_seeds(several, first, count)
+    (tmp_path / "begun/seed_0/best/4").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"of the seeds 0: .* --config\.num_seeds=2$"):
+        seeds.directories_of_seeds(tmp_path / "begun", 0, 1)
+    with pytest.raises(ValueError, match=r"one holds a run of one seed: give several another"):
+        seeds.directories_of_seeds(tmp_path / "one", 0, 2)
 
 
 def test_type_of_entities_that_only_some_seeds_predict_counts_as_0_in_the_others():
