@@ -191,7 +191,8 @@ def with_labels(config: ConfigDict, source: LoadedModel) -> ConfigDict:
     Raises ValueError if there is no head for the task either, and as `check_alike`.
     """
     data = config.data
-    if data.get("train", True) or data.get("labels", True):
+    # An empty flag is one empty label.
+    if data.get("train", True) or "labels" not in data or any(map(str, data.labels)):
         return config
     found = source.settings["head"] if "head" in source.params else None
     wanted = {

@@ -302,6 +302,7 @@ def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):
 
 def test_with_nothing_to_train_on_the_labels_are_those_of_the_head(finished, given, tmp_path):
     start = {"init_from": str(finished[0]), "data__train": "", "data__test": str(given / "dev.csv")}
+    start["data__labels"] = ("",)  # What the parser makes of an empty flag.
     result = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "run")
     assert result["steps"] == 0 and result["dev"] == result["test"] == finished[1]["dev"]
     with pytest.raises(ValueError, match=r"nothing to train on, and .*weights has no head: give"):
