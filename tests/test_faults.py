@@ -131,6 +131,8 @@ def test_full_disk_in_a_save_ends_both_and_the_same_command_goes_on(corpus, tmp_
     started = processes.start(workdir, corpus, *fields, num_processes=2, **PATIENCE)
     with processes.ended(started):
         processes.wait_for(workdir / "metrics.jsonl", '"step": 5,', started)
+        # On a busy machine the save of step 4 takes longer than step 5.
+        processes.wait_for(workdir / "checkpoints/4/_CHECKPOINT_METADATA", "", started)
         for number in full:
             resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
         statuses = processes.finish(started)
