@@ -69,7 +69,10 @@ def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) 
     )
     values = flags.FLAGS
     several = values.multihost or values.coordinator is not None
-    if not several:  # Until the loop traps it; several processes are told by JAX.
+    # Until the loop traps them. A KeyboardInterrupt is lost where a destructor runs.
+    interrupted = f"interrupted; {values.workdir} is as it was"
+    signal.signal(signal.SIGINT, lambda *_: leave(interrupted, INTERRUPTED))
+    if not several:  # Several processes are told by JAX.
         signal.signal(signal.SIGTERM, lambda *_: leave("stopped before the first step", PREEMPTED))
     try:
         if not several and (values.num_processes or values.process_id) is not None:
@@ -89,8 +92,6 @@ def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) 
     except Preempted as error:
         print(f"\n{program()}: {error}", file=sys.stderr)
         sys.exit(error.status)
-    except KeyboardInterrupt:  # Before the first step.
-        leave(f"interrupted; {values.workdir} is as it was", INTERRUPTED)
     except BaseException as error:
         runtime = isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess))
         if runtime and ("RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)):
