@@ -22,8 +22,8 @@ import time
 import numpy as np
 from absl import app, flags, logging
 
-from bert_jax.config import BertConfig
-from bert_jax.huge_pages import TUNABLE
+from bert_jax.model.config import BertConfig
+from bert_jax.runtime.huge_pages import TUNABLE
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "mini"], "Published sizes: 2/128 and 4/256.")
 REPEATS = flags.DEFINE_integer("repeats", 2, "Processes of each side, taking turns.")
@@ -42,9 +42,9 @@ def bert_jax_step(config: BertConfig):
     import jax
 
     from bert_jax import partitioning
-    from bert_jax.model import BertForPreTraining
-    from bert_jax.optimizer import linear_schedule, make_optimizer
-    from bert_jax.train import init_state, make_update_step
+    from bert_jax.model.bert import BertForPreTraining
+    from bert_jax.training.optimizer import linear_schedule, make_optimizer
+    from bert_jax.training.pretrain_step import init_state, make_update_step
 
     model = BertForPreTraining(config)
     optimizer = make_optimizer("adamw", linear_schedule(1e-4, 1000, 10))

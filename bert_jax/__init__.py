@@ -11,8 +11,8 @@ if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 if TYPE_CHECKING:
-    from bert_jax.config import BertConfig
     from bert_jax.inference import load
+    from bert_jax.model.config import BertConfig
 
 __all__ = ["BertConfig", "load"]
 
@@ -20,7 +20,7 @@ __all__ = ["BertConfig", "load"]
 def __getattr__(name: str):
     # Imported on first use: the corpus tools run many processes that have no need of JAX.
     if name == "BertConfig":
-        from bert_jax.config import BertConfig
+        from bert_jax.model.config import BertConfig
 
         return BertConfig
     if name == "load":

@@ -21,28 +21,32 @@ import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax import command, distributed, metrics, partitioning, task_step
-from bert_jax.checkpoint import (
+from bert_jax import partitioning
+from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
+from bert_jax.interop.parameters import LoadedModel, table_of_tensors
+from bert_jax.interop.read import abstract_params, read_model
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import POOLED, make_model
+from bert_jax.runtime import distributed
+from bert_jax.runtime import main as command
+from bert_jax.runtime.huge_pages import restart_with_huge_pages
+from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.tasks.seeds import collapsed, directories_of_seeds, shown, summary, table_of_seeds
+from bert_jax.tasks.task import Task
+from bert_jax.tokenization import Tokenizer
+from bert_jax.training import finetune_step as task_step
+from bert_jax.training import metrics
+from bert_jax.training.checkpoint import (
     Checkpointer,
     load_checkpoint,
     load_settings,
     saved_steps,
     write_checkpoint,
 )
-from bert_jax.config import BertConfig
-from bert_jax.data.features import RowShape, batch_features, steps_per_epoch, train_batches
-from bert_jax.heads import POOLED, make_model
-from bert_jax.huge_pages import restart_with_huge_pages
-from bert_jax.interop.parameters import LoadedModel, table_of_tensors
-from bert_jax.optimizer import frozen, linear_schedule, make_optimizer
-from bert_jax.reading import abstract_params, read_model
-from bert_jax.seeds import collapsed, directories_of_seeds, shown, summary, table_of_seeds
-from bert_jax.settings import check_bounds
-from bert_jax.tasks.task import Task
-from bert_jax.tokenization import Tokenizer
-from bert_jax.train import TrainState
-from bert_jax.watchdog import Watchdog
-from bert_jax.workdir import claim_together, write_json
+from bert_jax.training.optimizer import frozen, linear_schedule, make_optimizer
+from bert_jax.training.pretrain_step import TrainState
+from bert_jax.training.settings import check_bounds
+from bert_jax.training.workdir import claim_together, write_json
 
 
 @dataclasses.dataclass(frozen=True)

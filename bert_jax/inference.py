@@ -12,20 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax import partitioning, task_step
-from bert_jax.config import BertConfig
+from bert_jax import partitioning
 from bert_jax.data.features import Feature, RowShape, make_sequence
-from bert_jax.feature_based import FeatureBasedTagger
-from bert_jax.heads import BertForTask, make_model
 from bert_jax.interop.parameters import surprising_tensors
-from bert_jax.model import Bert, BertForPreTraining, gather_positions
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
+from bert_jax.model.bert import Bert, BertForPreTraining, gather_positions
+from bert_jax.model.config import BertConfig
+from bert_jax.model.feature_based import FeatureBasedTagger
+from bert_jax.model.heads import BertForTask, make_model
 from bert_jax.tasks import spans
 from bert_jax.tasks.conll import Sentence
 from bert_jax.tasks.tagged_text import Tagging, split_words, tagged_text
 from bert_jax.tasks.tagging import best_numbers, tagging_features
 from bert_jax.tasks.text_classification import text_features, truncate
 from bert_jax.tokenization import Tokenizer
+from bert_jax.training import finetune_step as task_step
 
 POOLINGS = ("mean", "cls", "pooler")
 

@@ -17,13 +17,17 @@ import tqdm
 from absl import logging
 from ml_collections import config_dict
 
-from bert_jax import command, distributed, metrics, partitioning, settings, train
-from bert_jax.assembly import assemble
-from bert_jax.checkpoint import Checkpointer
+from bert_jax import partitioning
 from bert_jax.data.batches import eval_batches, local_rows, train_batches
-from bert_jax.huge_pages import restart_with_huge_pages
-from bert_jax.watchdog import Watchdog
-from bert_jax.workdir import claim_together, write_json
+from bert_jax.runtime import distributed
+from bert_jax.runtime import main as command
+from bert_jax.runtime.huge_pages import restart_with_huge_pages
+from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.training import metrics, settings
+from bert_jax.training import pretrain_step as train
+from bert_jax.training.assembly import assemble
+from bert_jax.training.checkpoint import Checkpointer
+from bert_jax.training.workdir import claim_together, write_json
 
 # What the progress bar shows: label, metric, digits.
 PROGRESS = (

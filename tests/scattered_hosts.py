@@ -1,6 +1,6 @@
 """One of two processes whose devices take turns in the mesh: checks what each device is given.
 
-`python -m tests.scattered_hosts CORPUS` with the flags that `processes.launch` adds.
+`python -m tests.scattered_hosts CORPUS` with the flags that `helpers.launch` adds.
 """
 
 import argparse
@@ -9,9 +9,10 @@ import pathlib
 import jax
 import numpy as np
 
-from bert_jax import distributed, partitioning
+from bert_jax import partitioning
 from bert_jax.data.batches import eval_batches, train_batches
 from bert_jax.data.rows import Rows
+from bert_jax.runtime import distributed
 
 BATCH = 16
 

@@ -17,16 +17,16 @@ import signal
 import jax
 import numpy as np
 import pytest
-from conftest import WORDS, random_text, write_vocabulary
-from test_pretrain import saved_params, small_config
 
-from bert_jax import command, pretrain
-from bert_jax.checkpoint import CheckpointError, find_checkpoint
+from bert_jax import pretrain
 from bert_jax.corpus.build import CorpusSettings, build_corpus
 from bert_jax.data.rows import CorpusError
-from bert_jax.metrics import MetricsWriter
+from bert_jax.runtime import main as command
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.workdir import claim_together
+from bert_jax.training.checkpoint import CheckpointError, find_checkpoint
+from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.workdir import claim_together
+from tests.helpers import WORDS, random_text, saved_params, small_config, write_vocabulary
 
 
 @dataclasses.dataclass

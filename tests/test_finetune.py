@@ -1,53 +1,29 @@
 """The loop of fine-tuning: it resumes bit for bit, keeps the best, and names what is wrong."""
 
-import dataclasses
 import json
 import random
 import shutil
 
 import jax
 import numpy as np
-import processes
 import pytest
-from conftest import WORDS, write_vocabulary
 
 import bert_jax
-from bert_jax import finetune, seeds
-from bert_jax.checkpoint import find_checkpoint, load_settings, saved_steps, write_checkpoint
-from bert_jax.config import BertConfig
+from bert_jax import finetune
 from bert_jax.data.features import Feature
-from bert_jax.heads import BertForTask
 from bert_jax.interop.parameters import LoadedModel
-from bert_jax.reading import read_model
-from bert_jax.tokenization import load_tokenizer
+from bert_jax.interop.read import read_model
+from bert_jax.tasks import seeds
+from bert_jax.training.checkpoint import (
+    find_checkpoint,
+    load_settings,
+    saved_steps,
+)
 from configs.finetune import text_classification
+from tests import helpers
+from tests.helpers import WORDS, write_vocabulary, write_weights
 
 CLASSES = ("north", "south")
-
-
-def write_weights(directory, vocabulary, head=None, bias=0.0):
-    """A checkpoint of a small encoder that was never trained; with `head`, of its labels."""
-    tokenizer = load_tokenizer(vocabulary)
-    config = BertConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        initializer_range=0.2,  # Else it takes many steps until [CLS] tells of other words.
-    )
-    row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
-    model = BertForTask(config, "classification", len(head or CLASSES))
-    params = jax.jit(model.init)(jax.random.key(0), row)["params"]
-    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
-    if head:
-        settings["head"] = {"task": "classification", "labels": list(head)}
-        params["head"]["bias"] += bias * np.arange(len(head))
-    else:
-        del params["head"]
-    write_checkpoint(directory, params, settings, tokenizer)
-    return directory
 
 
 def write_examples(path, count, seed, labels=CLASSES):
@@ -410,11 +386,11 @@ def test_two_processes_train_and_score_as_one(given, tmp_path):
     command += [f"--config.init_from={config.init_from}"]
     command += [f"--config.data.{name}={config.data[name]}" for name in ("train", "dev")]
     for name, count, devices in (("one", 1, 4), ("two", 2, 2)):
-        with processes.ended(
-            processes.launch(command, tmp_path / name, num_processes=count, devices_each=devices)
+        with helpers.ended(
+            helpers.launch(command, tmp_path / name, num_processes=count, devices_each=devices)
         ) as started:
-            statuses = processes.finish(started)
-        assert not any(statuses), processes.log_of(tmp_path / name).read_text()[-3000:]
+            statuses = helpers.finish(started)
+        assert not any(statuses), helpers.log_of(tmp_path / name).read_text()[-3000:]
     one, two = (saved_params(tmp_path / name) for name in ("one", "two"))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import train
-from bert_jax.checkpoint import Checkpointer, CheckpointError, find_checkpoint
-from bert_jax.config import BertConfig
 from bert_jax.inference import PretrainedModel, _padded_length
-from bert_jax.model import Bert, BertForPreTraining
-from bert_jax.optimizer import linear_schedule, make_optimizer
+from bert_jax.model.bert import Bert, BertForPreTraining
+from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.training import pretrain_step as train
+from bert_jax.training.checkpoint import Checkpointer, CheckpointError, find_checkpoint
+from bert_jax.training.optimizer import linear_schedule, make_optimizer
 from tools.train_vocab import train_sentencepiece
 
 

@@ -11,8 +11,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning, tpu
+from bert_jax import partitioning
 from bert_jax.data.batches import local_rows
+from bert_jax.tpu import compile as tpu
 from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 
 

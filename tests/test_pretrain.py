@@ -10,36 +10,17 @@ import sys
 
 import jax
 import numpy as np
-import processes
 import pytest
-from conftest import build_small_corpus, random_text
 
 import bert_jax
-from bert_jax import pretrain, settings
-from bert_jax.assembly import Assembly
-from bert_jax.checkpoint import find_checkpoint, saved_steps
-from bert_jax.exit_status import PREEMPTED
-from configs.pretrain import bert_tiny
+from bert_jax import pretrain
+from bert_jax.runtime.exit_status import PREEMPTED
+from bert_jax.training import settings
+from bert_jax.training.assembly import Assembly
+from bert_jax.training.checkpoint import find_checkpoint, saved_steps
+from tests import helpers
+from tests.helpers import build_small_corpus, random_text, saved_params, small_config
 from tools.train_vocab import train_sentencepiece
-
-
-def small_config(corpus, long_corpus=None, **changes):
-    config = bert_tiny.get_config("runlocal")
-    config.corpus = str(corpus)
-    config.long_phase.num_steps = 3 if long_corpus else 0
-    config.long_phase.corpus = str(long_corpus or "")
-    config.num_steps = 6
-    config.log_every = 2
-    config.eval_every = 3
-    config.checkpoint_every = 2
-    config.batch_size = config.eval_batch_size = 8
-    config.max_predictions = config.long_phase.max_predictions = 10
-    config.update(changes)
-    return config.lock()
-
-
-def saved_params(workdir) -> dict:
-    return jax.device_get(bert_jax.load(workdir).params)
 
 
 def assert_equal_trees(one, two):
@@ -175,16 +156,16 @@ def test_wrong_flag_on_the_command_line_says_what_is_meant(tmp_path, argument):
 def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
-    with processes.ended(processes.start(workdir, corpus, *fields)) as started:
-        processes.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
+    with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
+        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[0].send_signal(signal.SIGINT)
-        assert processes.finish(started) == [130]
-    said = processes.log_of(workdir).read_text()
+        assert helpers.finish(started) == [130]
+    said = helpers.log_of(workdir).read_text()
     (step,) = saved_steps(workdir / "checkpoints")
     assert f"pretrain: stopped; step {step} is saved" in said and "Traceback" not in said
-    with processes.ended(processes.start(workdir, corpus, *fields)) as started:
-        processes.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
-    said = processes.log_of(workdir).read_text()
+    with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
+        helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
+    said = helpers.log_of(workdir).read_text()
     assert f"Going on from the checkpoint of step {step}" in said
     first = re.search(r"First step done ([\d.]+) s after the process began; .* (\d+) found", said)
     assert float(first[1]) > 0 and int(first[2]) > 0
@@ -193,30 +174,30 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
 def test_sigterm_saves_that_step_and_ends_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
-    with processes.ended(processes.start(workdir, corpus, *fields)) as started:
-        processes.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
+    with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
+        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[0].send_signal(signal.SIGTERM)
-        assert processes.finish(started) == [PREEMPTED]
+        assert helpers.finish(started) == [PREEMPTED]
     (step,) = saved_steps(workdir / "checkpoints")
-    assert f"stopped; step {step} is saved" in processes.log_of(workdir).read_text()
+    assert f"stopped; step {step} is saved" in helpers.log_of(workdir).read_text()
     assert records(workdir)[-1]["step"] == step  # Nothing was trained that is not saved.
 
 
 def test_sigterm_before_the_first_step_ends_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
-    with processes.ended(processes.start(workdir, corpus)) as started:
-        processes.wait_for(processes.log_of(workdir), "Layout over", started)
+    with helpers.ended(helpers.start(workdir, corpus)) as started:
+        helpers.wait_for(helpers.log_of(workdir), "Layout over", started)
         started[0].send_signal(signal.SIGTERM)
-        assert processes.finish(started) == [PREEMPTED]
+        assert helpers.finish(started) == [PREEMPTED]
 
 
 def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
     workdir = tmp_path / "run"
-    with processes.ended(processes.start(workdir, corpus)) as started:
-        processes.wait_for(processes.log_of(workdir), "Layout over", started)
+    with helpers.ended(helpers.start(workdir, corpus)) as started:
+        helpers.wait_for(helpers.log_of(workdir), "Layout over", started)
         started[0].send_signal(signal.SIGINT)
-        assert processes.finish(started) == [130]
-    said = processes.log_of(workdir).read_text()
+        assert helpers.finish(started) == [130]
+    said = helpers.log_of(workdir).read_text()
     assert "Traceback" not in said and "Fatal" not in said
 
 
@@ -262,9 +243,9 @@ def test_what_is_being_saved_when_the_run_ends_is_saved(corpus, tmp_path):
     """In a process of its own: an error right after a save, and the interpreter shuts down."""
     script = f"""
 import sys
-sys.path[:0] = ["tests", "."]
-import conftest
-from test_pretrain import small_config
+sys.path.insert(0, ".")
+from tests import conftest
+from tests.helpers import small_config
 from bert_jax import pretrain
 class Failing(pretrain.Checkpointer):
     def save(self, state):

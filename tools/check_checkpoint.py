@@ -19,8 +19,8 @@ from absl import app, flags
 # A check is no work for an accelerator, which may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from bert_jax.checkpoint import CheckpointError, find_checkpoint, verify_checkpoint
-from bert_jax.reading import abstract_params
+from bert_jax.interop.read import abstract_params
+from bert_jax.training.checkpoint import CheckpointError, find_checkpoint, verify_checkpoint
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory of the copy; must not exist.")
 

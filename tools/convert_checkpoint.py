@@ -18,10 +18,10 @@ from absl import app, flags, logging
 # A conversion is no work for an accelerator, which may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from bert_jax.checkpoint import CheckpointError, write_checkpoint
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.parameters import table_of_tensors
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
+from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 

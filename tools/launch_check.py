@@ -26,8 +26,8 @@ def check(config: ConfigDict, accelerator_type: str, num_slices: int) -> None:
     JAX must have as many devices.
     """
     from bert_jax import partitioning, settings, tpu
-    from bert_jax.assembly import assemble
     from bert_jax.data.batches import local_rows
+    from bert_jax.training.assembly import assemble
 
     kind, num_chips = chips_of_slice(accelerator_type)
     if topology := config.get("topology"):
@@ -60,7 +60,7 @@ def main(accelerator_type: str, num_slices: int, arguments: list[str]) -> None:
     from absl import flags
 
     from bert_jax import command  # noqa: F401  The flags of a run.
-    from bert_jax.flag_errors import parse_flags
+    from bert_jax.runtime.flag_errors import parse_flags
 
     rest = parse_flags(["pretrain", *arguments])[1:]
     if rest:

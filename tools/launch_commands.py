@@ -7,7 +7,7 @@ import dataclasses
 import re
 import shlex
 
-from bert_jax.exit_status import PREEMPTED
+from bert_jax.runtime.exit_status import PREEMPTED
 
 RUNTIME_VERSIONS = {  # cloud.google.com/tpu/docs/runtimes, 2025.
     "v2": "tpu-ubuntu2204-base",

@@ -38,7 +38,7 @@ import launch_commands as commands
 from absl import app, flags
 from launch_commands import LaunchError, Target, hosts_of_slice
 
-from bert_jax.exit_status import PREEMPTED
+from bert_jax.runtime.exit_status import PREEMPTED
 
 BACKEND = flags.DEFINE_enum("backend", "gcloud", ["gcloud", "xpk"], "Cloud TPU; GKE through xpk.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the commands, run none.")

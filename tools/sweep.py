@@ -21,8 +21,8 @@ import sys
 
 from absl import app, flags
 
-from bert_jax.exit_status import INTERRUPTED, PREEMPTED
-from bert_jax.workdir import write_json
+from bert_jax.runtime.exit_status import INTERRUPTED, PREEMPTED
+from bert_jax.training.workdir import write_json
 
 PAPER = ("batch_size=16,32", "learning_rate=5e-5,4e-5,3e-5,2e-5", "num_epochs=2,3,4")
 

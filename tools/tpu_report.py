@@ -28,9 +28,11 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax import pod_report, settings, tpu
-from bert_jax.config import REMAT_POLICIES
-from bert_jax.flag_errors import parse_flags
+from bert_jax.model.config import REMAT_POLICIES
+from bert_jax.runtime.flag_errors import parse_flags
+from bert_jax.tpu import compile as tpu
+from bert_jax.tpu import report as pod_report
+from bert_jax.training import settings
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "As for pre-training.", lock_config=True)
 TOPOLOGY = flags.DEFINE_string("topology", None, "v4:4x4x4, say; if not given, config.topology.")

@@ -13,7 +13,6 @@ import flax
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.config import BertConfig
 from bert_jax.interop.parameters import (
     PADDED,
     LoadedModel,
@@ -22,6 +21,7 @@ from bert_jax.interop.parameters import (
     read_json,
     read_parameters,
 )
+from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import (
     WORDPIECE_FILENAME,
     Tokenizer,

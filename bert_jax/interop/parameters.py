@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import BertConfig
-from bert_jax.heads import POOLED
-from bert_jax.model import BertForPreTraining
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import POOLED
 from bert_jax.tokenization import Tokenizer
 
 PADDED = ("bert/embeddings/token_embedding", "mlm/bias")

@@ -4,7 +4,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from bert_jax.feature_based import FEATURES
+from bert_jax.model.feature_based import FEATURES
 from bert_jax.tasks import tagging
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer

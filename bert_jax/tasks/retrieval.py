@@ -14,10 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature, make_sequence
-from bert_jax.settings import check_bounds
 from bert_jax.tasks.tables import read_json_lines
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tokenization import Tokenizer
+from bert_jax.training.settings import check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
 TOP = 10

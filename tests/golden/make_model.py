@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import BertConfig
 from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.interop.parameters import parameter_shapes
-from bert_jax.model import BertForPreTraining
-from bert_jax.train import MODEL_INPUTS, pretraining_sums
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
+from bert_jax.training.pretrain_step import MODEL_INPUTS, pretraining_sums
 
 PATH = pathlib.Path(__file__).with_name("model.npz")
 CONFIG = BertConfig(

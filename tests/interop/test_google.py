@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_huggingface import CONFIG, PIECES, VALUES, assert_same, state_dict
 
 from bert_jax.interop.google import google_name
 from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.interop.parameters import parameter_shapes
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
+from tests.helpers import CONFIG, PIECES, VALUES, assert_same, state_dict
 
 # As in the released uncased_L-12_H-768_A-12, with {layer} for its number.
 RELEASED = """

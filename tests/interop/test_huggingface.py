@@ -3,14 +3,11 @@
 import json
 import warnings
 
-import flax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.checkpoint import CheckpointError, write_checkpoint
-from bert_jax.config import BertConfig
 from bert_jax.inference import load
 from bert_jax.interop.huggingface import (
     HEAD_KEY,
@@ -21,79 +18,15 @@ from bert_jax.interop.huggingface import (
     save_huggingface,
 )
 from bert_jax.interop.parameters import LoadReport, parameter_shapes, surprising_tensors
-from bert_jax.model import BertForPreTraining
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import tokenizer_from_bytes
+from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
+from tests.helpers import CONFIG, PIECES, VALUES, assert_same, flat, linear, state_dict
 
-CONFIG = BertConfig(
-    vocab_size=131,
-    hidden_size=12,
-    num_layers=2,
-    num_heads=3,
-    intermediate_size=20,
-    max_position_embeddings=9,
-)
-VALUES = {
-    "model_type": "bert",
-    "vocab_size": 131,
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "max_position_embeddings": 9,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-}
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(126))]
 CLASSIFIER = "BertForSequenceClassification"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
-
-
-def linear(rng, name: str, inputs: int, outputs: int) -> dict[str, np.ndarray]:
-    return {
-        f"{name}.weight": rng.standard_normal((outputs, inputs)),
-        f"{name}.bias": rng.standard_normal(outputs),
-    }
-
-
-def norm(rng, name: str, size: int = 12) -> dict[str, np.ndarray]:
-    return {f"{name}.weight": rng.standard_normal(size), f"{name}.bias": rng.standard_normal(size)}
-
-
-def state_dict(num_layers: int = 2) -> dict[str, np.ndarray]:
-    """BertForPreTraining's, written out by hand, in float64: any float dtype may come."""
-    rng = np.random.default_rng(0)
-    tensors = {
-        "bert.embeddings.word_embeddings.weight": rng.standard_normal((131, 12)),
-        "bert.embeddings.position_embeddings.weight": rng.standard_normal((9, 12)),
-        "bert.embeddings.token_type_embeddings.weight": rng.standard_normal((2, 12)),
-        **norm(rng, "bert.embeddings.LayerNorm"),
-        **linear(rng, "bert.pooler.dense", 12, 12),
-        "cls.predictions.bias": rng.standard_normal(131),
-        **linear(rng, "cls.predictions.transform.dense", 12, 12),
-        **norm(rng, "cls.predictions.transform.LayerNorm"),
-        **linear(rng, "cls.seq_relationship", 12, 2),
-    }
-    for layer in range(num_layers):
-        prefix = f"bert.encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            tensors |= linear(rng, f"{prefix}.attention.self.{part}", 12, 12)
-        tensors |= linear(rng, f"{prefix}.attention.output.dense", 12, 12)
-        tensors |= norm(rng, f"{prefix}.attention.output.LayerNorm")
-        tensors |= linear(rng, f"{prefix}.intermediate.dense", 12, 20)
-        tensors |= linear(rng, f"{prefix}.output.dense", 20, 12)
-        tensors |= norm(rng, f"{prefix}.output.LayerNorm")
-    return tensors
-
-
-def flat(params: dict) -> dict[str, np.ndarray]:
-    return flax.traverse_util.flatten_dict(params, sep="/")
-
-
-def assert_same(one: dict, two: dict) -> None:
-    assert flat(one).keys() == flat(two).keys()
-    for path, value in flat(one).items():
-        np.testing.assert_array_equal(value, flat(two)[path], err_msg=path)
 
 
 def test_each_parameter_holds_the_tensor_of_its_name_and_nothing_is_left_over():

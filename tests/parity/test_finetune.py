@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
-from test_interop import make_random
 
-from bert_jax import partitioning, task_step
-from bert_jax.config import BertConfig
+from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, Feature, RowShape, steps_per_epoch, train_batches
-from bert_jax.heads import make_model
 from bert_jax.interop.huggingface import save_huggingface
-from bert_jax.optimizer import linear_schedule, make_optimizer
-from bert_jax.reading import read_model
-from bert_jax.train import TrainState
+from bert_jax.interop.read import read_model
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import make_model
+from bert_jax.training import finetune_step as task_step
+from bert_jax.training.optimizer import linear_schedule, make_optimizer
+from bert_jax.training.pretrain_step import TrainState
+from tests.helpers import make_random
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 

@@ -10,21 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import bert_jax
-from bert_jax.checkpoint import write_checkpoint
-from bert_jax.config import BertConfig
-from bert_jax.heads import POOLED, make_model
 from bert_jax.interop.huggingface import save_huggingface
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import POOLED, make_model
+from bert_jax.training.checkpoint import write_checkpoint
+from tests.helpers import TORCH_PIECES, TORCH_SIZES, make_random
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
 SENTENCES = [
     "The river rises in the mountains and flows north to the sea.",
     "",
@@ -32,21 +24,6 @@ SENTENCES = [
     "No.",
     "It is long. " * 40,
 ]
-
-
-def make_random(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
-    """A random model of transformers in `directory`, no tensor of which is all 0 or all 1."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**SIZES, **settings)
-    model = getattr(transformers, architecture)(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=std)
-    model.save_pretrained(directory)
-    (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    return model
 
 
 def there_and_back(directory: pathlib.Path) -> pathlib.Path:
@@ -228,8 +205,8 @@ def test_a_checkpoint_of_tensorflow_in_the_released_names_is_imported_exactly(tm
             tf.compat.v1.get_variable(name, initializer=value, use_resource=False)
         session.run(tf.compat.v1.global_variables_initializer())
         tf.compat.v1.train.Saver().save(session, str(tmp_path / "bert_model.ckpt"))
-    (tmp_path / "bert_config.json").write_text(json.dumps(SIZES | {"type_vocab_size": 2}))
-    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (tmp_path / "bert_config.json").write_text(json.dumps(TORCH_SIZES | {"type_vocab_size": 2}))
+    (tmp_path / "vocab.txt").write_text("\n".join(TORCH_PIECES) + "\n")
 
     params, _, _, report = read_model(tmp_path)
     assert set(report.loaded) == set(values) and not report.missing

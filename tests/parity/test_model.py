@@ -4,18 +4,15 @@ import functools
 import json
 import os
 import pathlib
-import sys
 
 import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import BertConfig
 from bert_jax.interop.huggingface import config_from_huggingface, params_from_huggingface
-from bert_jax.model import Bert
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
-import make_model as golden
+from bert_jax.model.bert import Bert
+from bert_jax.model.config import BertConfig
+from tests.golden import make_model as golden
 
 # Absolute for outputs and loss, relative for gradients; all in float32.
 TOLERANCE = 1e-5

@@ -1,8 +1,5 @@
 """AdamW against torch's (`make parity`); tests/test_optimizer.py has the formulas in float64."""
 
-import pathlib
-import sys
-
 import jax
 import numpy as np
 import optax
@@ -10,10 +7,8 @@ import pytest
 import torch
 
 from bert_jax.interop.huggingface import params_from_huggingface
-from bert_jax.optimizer import linear_schedule, make_optimizer
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
-import make_model as golden
+from bert_jax.training.optimizer import linear_schedule, make_optimizer
+from tests.golden import make_model as golden
 
 NUM_STEPS, WARMUP_STEPS, PEAK = 100, 10, 1e-3
 

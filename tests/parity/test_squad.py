@@ -21,9 +21,7 @@ from bert_jax.tasks.squad import find_answer
 from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
 from bert_jax.tokenization import load_tokenizer
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
-import make_squad_scores as golden
+from tests.golden import make_squad_scores as golden
 
 
 def given(variable: str, what: str) -> str:

@@ -1,15 +1,11 @@
 """WordPiece against transformers' BertTokenizer on 10,000 strings (`make parity`)."""
 
-import pathlib
 import random
-import sys
 
 import pytest
 
 from bert_jax.tokenization import tokenizer_from_bytes
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
-import make_tokenization as golden
+from tests.golden import make_tokenization as golden
 
 NUM_TEXTS = 10_000
 

@@ -7,13 +7,13 @@ import types
 
 import numpy as np
 import pytest
-from conftest import write_random_encoder, write_vocabulary
 
 import bert_jax
 from bert_jax import finetune
 from bert_jax.tasks import glue
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune.glue import get_config
+from tests.helpers import write_random_encoder, write_vocabulary
 
 PAIRS = [("the river", "a town"), ('a "stone', "the king"), ("old road", "new city"), ("war", "")]
 # How the download writes each set: header of train and dev, header of test, and a line of both.

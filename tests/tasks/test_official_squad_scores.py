@@ -1,16 +1,12 @@
 """SQuAD's scores are those that the official scripts gave on random cases."""
 
 import math
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
 from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "golden"))
-import make_squad_scores as golden
+from tests.golden import make_squad_scores as golden
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from conftest import WORDS, write_vocabulary
-from test_finetune import write_weights
 
 import bert_jax
 from bert_jax import finetune
 from bert_jax.interop.huggingface import save_huggingface
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
 from bert_jax.tasks import retrieval
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import retrieval as config_file
+from tests.helpers import WORDS, write_vocabulary, write_weights
 from tools.squad_to_retrieval import convert
 
 

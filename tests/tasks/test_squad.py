@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.checkpoint import write_checkpoint
-from bert_jax.config import BertConfig
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
-from bert_jax.heads import BertForTask
 from bert_jax.interop.huggingface import HEAD_KEY, save_huggingface
-from bert_jax.reading import read_model
+from bert_jax.interop.read import read_model
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import BertForTask
 from bert_jax.tasks.squad import get_task
 from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.checkpoint import write_checkpoint
 from configs.finetune import squad as squad_config
-from tests.conftest import WORDS, write_vocabulary
+from tests.helpers import WORDS, write_vocabulary
 
 CONTEXT = "the old king built a road . the small village grew north of the river ."
 

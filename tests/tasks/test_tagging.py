@@ -5,7 +5,6 @@ import random
 
 import numpy as np
 import pytest
-from conftest import WORDS, write_vocabulary
 
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
@@ -14,6 +13,7 @@ from bert_jax.tasks.tagged_text import split_words
 from bert_jax.tasks.windows import split_into_windows
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import conll2003
+from tests.helpers import WORDS, write_vocabulary
 
 TRAIN = """-DOCSTART- -X- O
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from absl import flags
-from conftest import WORDS, write_random_encoder, write_vocabulary
 from ml_collections import config_flags
 
 import bert_jax
@@ -15,6 +14,7 @@ from bert_jax.tasks.tables import read_table
 from bert_jax.tasks.text_classification import truncate
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune.text_classification import get_config
+from tests.helpers import WORDS, write_random_encoder, write_vocabulary
 
 TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"
 DEV = "text,label\nthe king,a\n"

@@ -1,0 +1,1 @@
+"""BERT as pure Flax modules: embeddings -> encoder -> heads, and their losses."""

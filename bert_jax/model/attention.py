@@ -1,0 +1,71 @@
+"""Scaled dot-product attention within each sequence of a row."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.dropout import dropout
+
+
+@jax.named_scope("attention")
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequence_ids: jax.Array,
+    *,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+    dropout_rows: jax.Array | None = None,
+) -> jax.Array:
+    """Plain attention (Vaswani et al., 2017, section 3.2.1); a position sees its own sequence.
+
+    Args:
+      query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
+      sequence_ids: int32 `[batch, length]`; positions attend to each other where their ids agree.
+        Padding shares the id 0, so it sees padding alone and no softmax is over nothing.
+      dropout_rate: of the attention probabilities, as in the released code.
+      dropout_key, dropout_rows: see `dropout`; None switches it off.
+
+    Returns:
+      `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
+    """
+    # Heads before length: both products are then plain batched matrix products.
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    same_sequence = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
+    scores = jnp.where(same_sequence, scores, jnp.finfo(jnp.float32).min)
+    probabilities = _softmax(scores, value.dtype)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def weigh(probabilities, value):
+        """A loop keeps only `probabilities`: which of them are dropped is computed again."""
+        if dropout_rows is not None:
+            probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
+        return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
+
+    return jnp.swapaxes(weigh(probabilities, value), 1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _softmax(scores: jax.Array, dtype) -> jax.Array:
+    """Of the last axis, in float32, given back as `dtype`, and kept so for the backward pass."""
+    return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def _softmax_forward(scores, dtype):
+    probabilities = _softmax(scores, dtype)
+    return probabilities, probabilities
+
+
+def _softmax_backward(dtype, probabilities, gradient):
+    del dtype
+    probabilities, gradient = (x.astype(jnp.float32) for x in (probabilities, gradient))
+    weighted = probabilities * gradient
+    return (weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True),)
+
+
+_softmax.defvjp(_softmax_forward, _softmax_backward)

@@ -1,0 +1,314 @@
+"""BERT (Devlin et al., 2018) as Flax linen modules: embeddings, encoder, pooler, two heads.
+
+Names of parameters are the layout that checkpoints, partitioning rules and converters rely on.
+The encoder's parameters are always stacked over layers (leading axis `num_layers`), whether the
+layers run as a loop or unrolled.
+"""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.attention import attention
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import dropout
+from bert_jax.partitioning import ROWS, constrain
+
+
+@jax.custom_vjp
+def gelu(x: jax.Array) -> jax.Array:
+    """x * Phi(x) through erf, as released; keeps nothing but `x` for the backward pass."""
+    return x * (0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2))))
+
+
+def _gelu_backward(x, gradient):
+    cdf = 0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2)))
+    density = jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    return (gradient * (cdf + x * density),)
+
+
+gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
+    """LayerNorm over the last axis in float32, given back as `dtype`.
+
+    The backward pass is given `x` as it is and two numbers a row, not float32 copies of `x`.
+    """
+    return _layer_norm_forward(x, scale, bias, epsilon, dtype)[0]
+
+
+def _layer_norm_forward(x, scale, bias, epsilon, dtype):
+    centered = x.astype(jnp.float32)
+    mean = jnp.mean(centered, axis=-1, keepdims=True)
+    centered -= mean  # E[x^2] - E[x]^2 would lose digits where the mean is large.
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
+    return (centered * (inverse * scale) + bias).astype(dtype), (x, scale, mean, inverse)
+
+
+def _layer_norm_backward(epsilon, dtype, kept, gradient):
+    del epsilon, dtype
+    x, scale, mean, inverse = kept
+    normalized = (x.astype(jnp.float32) - mean) * inverse
+    gradient = gradient.astype(jnp.float32)
+    of_normalized = gradient * scale
+    of_x = of_normalized - jnp.mean(of_normalized, axis=-1, keepdims=True)
+    of_x -= normalized * jnp.mean(of_normalized * normalized, axis=-1, keepdims=True)
+    rows = tuple(range(x.ndim - 1))
+    of_scale, of_bias = jnp.sum(gradient * normalized, rows), jnp.sum(gradient, rows)
+    return (of_x * inverse).astype(x.dtype), of_scale, of_bias
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+def _initializer(config: BertConfig):
+    return nn.initializers.truncated_normal(config.initializer_range)
+
+
+def _dense(config: BertConfig, features: int, name: str) -> nn.Dense:
+    return nn.Dense(features, dtype=config.dtype, kernel_init=_initializer(config), name=name)
+
+
+@jax.named_scope("feed_forward")
+@functools.partial(nn.remat, prevent_cse=False)
+def _after_gelu(dense: nn.Dense, x: jax.Array) -> jax.Array:
+    """A loop keeps only `x` for its backward pass, not its GELU, which is as large."""
+    return dense(gelu(x))
+
+
+def _drop(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
+    if rows is None:
+        return x
+    return dropout(module.make_rng("dropout"), x, module.config.dropout_rate, rows)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis in float32, given back in the model's dtype."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        return layer_norm(x, scale, bias, self.config.layer_norm_epsilon, self.config.dtype)
+
+
+class Embeddings(nn.Module):
+    """Token + position + segment embeddings, LayerNorm, dropout (section 3, figure 2)."""
+
+    config: BertConfig
+
+    def setup(self):
+        config, init = self.config, _initializer(self.config)
+        hidden = config.hidden_size
+        self.token_embedding = self.param(
+            "token_embedding", init, (config.padded_vocab_size, hidden), jnp.float32
+        )
+        self.position_embedding = self.param(
+            "position_embedding", init, (config.max_position_embeddings, hidden), jnp.float32
+        )
+        self.segment_embedding = self.param(
+            "segment_embedding", init, (config.type_vocab_size, hidden), jnp.float32
+        )
+        self.layer_norm = LayerNorm(config)
+
+    def __call__(self, tokens, position_ids, segment_ids, dropout_rows=None) -> jax.Array:
+        """int32 `[batch, length]` three times -> `[batch, length, hidden]`."""
+        x = jnp.take(self.token_embedding, tokens, axis=0)
+        x += jnp.take(self.position_embedding, position_ids, axis=0)
+        # Two rows: a product with one-hot segments has a far cheaper gradient than a gather.
+        segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
+        x += segments @ self.segment_embedding
+        return _drop(self, self.layer_norm(x), dropout_rows)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each with dropout, residual, then LayerNorm."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout_rows=None) -> jax.Array:
+        config = self.config
+        batch, length, hidden = x.shape
+
+        def heads(name):
+            projected = _dense(config, hidden, name)(x)
+            return projected.reshape(batch, length, config.num_heads, -1)
+
+        # [batch, length, hidden] -> [batch, length, heads, head_dim] and back.
+        context = attention(
+            heads("query"),
+            heads("key"),
+            heads("value"),
+            sequence_ids,
+            dropout_rate=config.dropout_rate,
+            dropout_key=None if dropout_rows is None else self.make_rng("dropout"),
+            dropout_rows=dropout_rows,
+        )
+        attended = _dense(config, hidden, "attention_output")(context.reshape(x.shape))
+        attended = _drop(self, attended, dropout_rows)
+        x = LayerNorm(config, name="attention_layer_norm")(x + attended)
+        y = _dense(config, config.intermediate_size, "intermediate")(x)
+        y = _after_gelu(_dense(config, hidden, "output"), y)
+        y = _drop(self, y, dropout_rows)
+        return constrain(LayerNorm(config, name="output_layer_norm")(x + y), ROWS)
+
+
+class Encoder(nn.Module):
+    """`num_layers` encoder layers over parameters stacked on axis 0."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x, sequence_ids, dropout_rows=None, all_layers: bool = False):
+        """`[batch, length, hidden]` -> the same; with `all_layers`, `[1 + layers, ...]` of them."""
+        config = self.config
+
+        def step(layer, carry, *inputs):
+            carry = layer(carry, *inputs)
+            return carry, carry if all_layers else None
+
+        if config.remat != "none":
+            policy = jax.checkpoint_policies.checkpoint_dots if config.remat == "dots" else None
+            # Inside the loop the compiler cannot merge the recomputation with the original.
+            step = nn.remat(step, policy=policy, prevent_cse=not config.scan_layers)
+        layers = nn.scan(
+            step,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=nn.broadcast,
+            length=config.num_layers,
+            unroll=1 if config.scan_layers else config.num_layers,
+        )
+        layer = EncoderLayer(config, name="layers")
+        last, each = layers(layer, x, sequence_ids, dropout_rows)
+        return jnp.concatenate([x[None], each]) if all_layers else last
+
+
+class Bert(nn.Module):
+    """Embeddings, encoder and pooler: what every task starts from.
+
+    Args of the call, B rows of length L with up to P sequences each:
+      tokens: int32 `[B, L]`.
+      segment_ids: int32 `[B, L]`, 0 for the first segment of a pair and 1 for the second.
+      position_ids: int32 `[B, L]`, restarting in each sequence.
+      sequence_ids: int32 `[B, L]`, 1, 2, ... for the sequences of a row, 0 for padding.
+      dropout_rows: int32 `[B]`, each row's place in the global batch, which its dropout is drawn
+        for (with the "dropout" rng); None: no dropout.
+    """
+
+    config: BertConfig
+
+    def setup(self):
+        config = self.config
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.pooler = _dense(config, config.hidden_size, None)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        segment_ids: jax.Array,
+        position_ids: jax.Array,
+        sequence_ids: jax.Array,
+        *,
+        dropout_rows: jax.Array | None = None,
+        all_layers: bool = False,
+    ) -> jax.Array:
+        """Hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
+        x = self.embeddings(tokens, position_ids, segment_ids, dropout_rows)
+        return self.encoder(constrain(x, ROWS), sequence_ids, dropout_rows, all_layers)
+
+    def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
+        """tanh(dense([CLS])) of each sequence: `[B, L, H]`, int32 `[B, P]` -> `[B, P, H]`."""
+        return jnp.tanh(self.pooler(gather_positions(hidden, cls_positions)))
+
+
+class MlmHead(nn.Module):
+    """Dense, GELU, LayerNorm, then the transposed token embedding plus its own bias."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, token_embedding: jax.Array) -> jax.Array:
+        """`[..., H]`, `[padded_vocab, H]` -> float32 logits `[..., padded_vocab]`.
+
+        The rows that only fill the vocabulary up to a whole tile get the lowest float, so that
+        they take no probability and are never predicted.
+        """
+        config = self.config
+        x = gelu(_dense(config, config.hidden_size, "transform")(hidden))
+        x = LayerNorm(config, name="layer_norm")(x)
+        bias = self.param("bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)
+        logits = jax.lax.dot_general(
+            x,
+            token_embedding.astype(x.dtype),
+            (((x.ndim - 1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        real = jnp.arange(config.padded_vocab_size) < config.vocab_size
+        return jnp.where(real, logits + bias, jnp.finfo(jnp.float32).min)
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with the masked-LM and next-sentence heads (section 3.1)."""
+
+    config: BertConfig
+
+    def setup(self):
+        config = self.config
+        self.bert = Bert(config)
+        self.mlm = MlmHead(config)
+        self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=_initializer(config))
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        segment_ids: jax.Array,
+        position_ids: jax.Array,
+        sequence_ids: jax.Array,
+        mlm_positions: jax.Array,
+        cls_positions: jax.Array,
+        *,
+        dropout_rows: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Logits of both tasks, computed where they are needed only.
+
+        Args, besides those of `Bert`:
+          mlm_positions: int32 `[B, K]`, the masked positions.
+          cls_positions: int32 `[B, P]`, where each sequence starts.
+
+        Returns:
+          float32 `[B, K, padded_vocab]` and float32 `[B, P, 2]` (0 is IsNext, 1 is NotNext).
+        """
+        hidden = self.bert(
+            tokens, segment_ids, position_ids, sequence_ids, dropout_rows=dropout_rows
+        )
+        masked = gather_positions(hidden, mlm_positions)
+        mlm_logits = self.mlm(masked, self.bert.embeddings.token_embedding)
+        nsp_logits = self.nsp(self.bert.pool(hidden, cls_positions))
+        return mlm_logits, nsp_logits
+
+
+def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """`[B, L, H]` at int32 `[B, K]` -> `[B, K, H]`."""
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+
+
+@functools.lru_cache(maxsize=8)
+def num_params(config: BertConfig) -> int:
+    """Trainable parameters with pooler and both heads; rows that pad the vocabulary not counted."""
+    ids = jnp.zeros((1, 2), jnp.int32)
+    shapes = jax.eval_shape(
+        BertForPreTraining(config).init, jax.random.key(0), ids, ids, ids, ids, ids, ids
+    )
+    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
+    padding_rows = config.padded_vocab_size - config.vocab_size
+    return total - padding_rows * (config.hidden_size + 1)

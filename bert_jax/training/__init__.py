@@ -1,0 +1,1 @@
+"""Loss -> gradients -> optimizer -> new state, and what a run keeps on disk."""

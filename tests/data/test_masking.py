@@ -1,0 +1,197 @@
+"""Which tokens are chosen, how they are corrupted, and that it depends on key and row alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.data.masking import UNITS, mask_tokens, row_keys
+
+SPECIAL = (0, 1, 2, 3, 4)
+MASK = 4
+VOCAB = 1000
+LENGTH = 128
+
+
+def rows(batch: int, seed: int = 0, fill: int = LENGTH):
+    """Rows of two sequences, [CLS] ... [SEP] ... [SEP] each, then padding."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(10, VOCAB, (batch, LENGTH)).astype(np.int32)
+    half = fill // 2
+    sequence_ids = np.zeros((batch, LENGTH), np.int32)
+    for number, start in ((1, 0), (2, half)):
+        sequence_ids[:, start : start + half] = number
+        tokens[:, start] = 2
+        tokens[:, start + half // 2] = tokens[:, start + half - 1] = 3
+    tokens[:, fill:] = 0
+    return jnp.array(tokens), jnp.array(sequence_ids)
+
+
+def mask(tokens, sequence_ids, unit="token", seed=0, **changes):
+    # Every third piece of the vocabulary continues a word.
+    settings = {
+        "special_ids": SPECIAL,
+        "mask_id": MASK,
+        "vocab_size": VOCAB,
+        "max_predictions": 20,
+        "unit": unit,
+        "word_start": jnp.arange(VOCAB) % 3 != 0,
+    }
+    keys = row_keys(
+        jax.random.key(seed), jnp.arange(tokens.shape[0]), jnp.zeros(tokens.shape[0], jnp.int32)
+    )
+    return jax.jit(lambda *args: mask_tokens(*args, **(settings | changes)))(
+        keys, tokens, sequence_ids
+    )
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_rates_are_15_80_10_10_within_3_sigma(unit):
+    tokens, sequence_ids = rows(4000)
+    out = mask(tokens, sequence_ids, unit)
+    weights = np.asarray(out["mlm_weights"]) > 0
+    targets = np.asarray(out["mlm_targets"])[weights]
+    replaced = np.take_along_axis(
+        np.asarray(out["tokens"]), np.asarray(out["mlm_positions"]), axis=1
+    )[weights]
+
+    # round(0.15 * 128) = 19 predictions in every row; whole words may leave a budget of one piece
+    # less than the smallest word, so a little below.
+    chosen = weights.sum(axis=1)
+    if unit == "whole_word":
+        assert chosen.max() == 19 and chosen.mean() > 18.8
+    else:
+        assert (chosen == 19).all()
+
+    total = len(targets)
+    masked = replaced == MASK
+    kept = replaced == targets
+    # A random word is the same one by chance, or [MASK] itself, once in a vocabulary each.
+    expected = {
+        "mask": (masked, 0.8 + 0.1 / VOCAB),
+        "keep": (kept, 0.1 + 0.1 / VOCAB),
+        "random": (~masked & ~kept, 0.1 - 0.2 / VOCAB),
+    }
+    # Spans are corrupted together: their number, not their tokens', is the sample size.
+    sample = total if unit != "span" else total / 4.5
+    for name, (found, rate) in expected.items():
+        sigma = np.sqrt(rate * (1 - rate) / sample)
+        assert abs(found.mean() - rate) < 3 * sigma, name
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("fill", [LENGTH, 20])
+def test_no_special_or_padding_token_is_ever_chosen(unit, fill):
+    tokens, sequence_ids = rows(500, fill=fill)
+    out = mask(tokens, sequence_ids, unit)
+    weights = np.asarray(out["mlm_weights"]) > 0
+    assert weights.any(axis=1).all()
+    assert not np.isin(np.asarray(out["mlm_targets"])[weights], SPECIAL).any()
+    untouchable = np.isin(np.asarray(tokens), SPECIAL)
+    np.testing.assert_array_equal(
+        np.asarray(out["tokens"])[untouchable], np.asarray(tokens)[untouchable]
+    )
+    # 15 % of the real tokens of the row, at least one.
+    assert weights.sum(axis=1).max() <= max(1, round(0.15 * fill))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_positions_are_distinct_and_targets_are_the_original_tokens(unit):
+    tokens, sequence_ids = rows(200)
+    out = jax.device_get(mask(tokens, sequence_ids, unit))
+    for row in range(200):
+        positions = out["mlm_positions"][row][out["mlm_weights"][row] > 0]
+        assert len(set(positions.tolist())) == len(positions)
+        np.testing.assert_array_equal(
+            out["mlm_targets"][row][: len(positions)], np.asarray(tokens)[row, positions]
+        )
+        untouched = np.setdiff1d(np.arange(LENGTH), positions)
+        np.testing.assert_array_equal(
+            out["tokens"][row, untouched], np.asarray(tokens)[row, untouched]
+        )
+
+
+def test_every_position_is_chosen_equally_often():
+    tokens, sequence_ids = rows(4000)
+    out = jax.device_get(mask(tokens, sequence_ids))
+    counts = np.bincount(out["mlm_positions"][out["mlm_weights"] > 0], minlength=LENGTH)
+    maskable = ~np.isin(np.asarray(tokens)[0], SPECIAL)
+    rate = 19 / maskable.sum()
+    sigma = np.sqrt(4000 * rate * (1 - rate))
+    assert (counts[~maskable] == 0).all()
+    assert abs(counts[maskable] - 4000 * rate).max() < 4.5 * sigma  # The worst of 122 positions.
+
+
+def test_whole_words_are_chosen_whole():
+    tokens, sequence_ids = rows(500)
+    out = jax.device_get(mask(tokens, sequence_ids, "whole_word"))
+    tokens = np.asarray(tokens)
+    maskable = ~np.isin(tokens, SPECIAL)
+    continues = (tokens % 3 == 0) & maskable
+    continues[:, 1:] &= maskable[:, :-1]  # A word does not reach across [CLS] or [SEP].
+    for row in range(500):
+        chosen = np.zeros(LENGTH, bool)
+        chosen[out["mlm_positions"][row][out["mlm_weights"][row] > 0]] = True
+        follows = continues[row, 1:]
+        np.testing.assert_array_equal(chosen[1:][follows], chosen[:-1][follows])
+
+
+def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
+    # One word a token; spans stay in their sequence, so take rows of one long sequence.
+    tokens = jnp.full((3000, LENGTH), 50, jnp.int32)
+    out = jax.device_get(
+        mask(
+            tokens,
+            jnp.ones_like(tokens),
+            "span",
+            word_start=jnp.ones(VOCAB, bool),
+            rate=0.08,  # A budget of 10: the first span is never cut short by it.
+        )
+    )
+    chosen = np.zeros((3000, LENGTH + 2), int)
+    for row in range(3000):
+        chosen[row, 1 + out["mlm_positions"][row][out["mlm_weights"][row] > 0]] = 1
+    assert (chosen.sum(axis=1) == 10).all()
+    edges = np.diff(chosen, axis=1)
+    lengths = np.concatenate(
+        [np.flatnonzero(row == -1) - np.flatnonzero(row == 1) for row in edges]
+    )
+    # Single tokens, drawn without runs, would nearly all stand alone.
+    assert lengths.mean() > 2.2 and (lengths > 1).mean() > 0.5
+
+
+def test_a_rows_masks_do_not_depend_on_its_place_in_the_batch():
+    tokens, sequence_ids = rows(8)
+    ids = jnp.arange(8)
+    order = jnp.array([3, 1, 7, 0, 2, 6, 5, 4])
+    key, zeros = jax.random.key(1), jnp.zeros(8, jnp.int32)
+    settings = {
+        "special_ids": SPECIAL,
+        "mask_id": MASK,
+        "vocab_size": VOCAB,
+        "max_predictions": 20,
+    }
+    one = mask_tokens(row_keys(key, ids, zeros), tokens, sequence_ids, **settings)
+    two = mask_tokens(row_keys(key, order, zeros), tokens[order], sequence_ids[order], **settings)
+    np.testing.assert_array_equal(one["tokens"][order], two["tokens"])
+
+
+def test_masks_change_with_the_epoch_and_repeat_after_the_dupe_factor():
+    ids = jnp.arange(4)
+    key = jax.random.key(0)
+
+    def data(epoch, repeat_after):
+        return np.asarray(jax.random.key_data(row_keys(key, ids, jnp.full(4, epoch), repeat_after)))
+
+    assert (data(0, 0) != data(10, 0)).any(axis=1).all()
+    np.testing.assert_array_equal(data(0, 10), data(10, 10))
+    np.testing.assert_array_equal(data(3, 10), data(23, 10))
+    assert (data(0, 10) != data(3, 10)).any(axis=1).all()
+
+
+def test_unknown_unit_and_missing_word_starts_are_refused():
+    tokens, sequence_ids = rows(2)
+    with pytest.raises(ValueError, match="'words' is unknown: expected one of token"):
+        mask(tokens, sequence_ids, "words")
+    with pytest.raises(ValueError, match="needs `word_start`"):
+        mask(tokens, sequence_ids, "span", word_start=None)

@@ -1,0 +1,340 @@
+"""What several test modules share: small corpora, models and configs, and real processes."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import flax
+import jax
+import numpy as np
+
+import bert_jax
+from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.interop.parameters import parameter_shapes
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import BertForTask
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.checkpoint import write_checkpoint
+from configs.pretrain import bert_tiny
+
+ROOT = pathlib.Path(__file__).parents[1]
+VOCABULARY = (
+    "the a of and river mountain village people water stone old new small large north south built "
+    "found made grew year city king war road field"
+)
+WORDS = VOCABULARY.split()
+
+
+def random_text(num_documents: int, seed: int = 0) -> str:
+    """Documents of sentences of words; blank lines between documents, a sentence a line."""
+    rng = random.Random(seed)
+    documents = []
+    for _ in range(num_documents):
+        sentences = [
+            " ".join(rng.choices(WORDS, k=rng.randint(4, 12))) + " ."
+            for _ in range(rng.randint(6, 14))
+        ]
+        documents.append("\n".join(sentences))
+    return "\n\n".join(documents) + "\n"
+
+
+def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
+    path.write_text("".join(f"{piece}\n" for piece in pieces))
+    return path
+
+
+def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
+    """A checkpoint of a very small encoder with random weights, to fine-tune."""
+
+    config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
+    rng = np.random.default_rng(0)
+    params = {
+        path: rng.normal(0, 0.1, shape).astype(np.float32) + path.endswith("scale")
+        for path, shape in parameter_shapes(config).items()
+        if path.startswith("bert")
+    }
+    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    write_checkpoint(directory, params, settings, tokenizer)
+    return directory
+
+
+def build_small_corpus(directory: pathlib.Path, vocabulary=None, **settings) -> pathlib.Path:
+    """A corpus of 60 random documents in `directory`/corpus; WordPiece unless one is given."""
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "text.txt").write_text(random_text(60))
+    defaults = {
+        "max_seq_length": 64,
+        "max_pairs_per_row": 4,
+        "heldout_fraction": 0.2,
+        "sentences": "lines",
+        "block_rows": 16,
+    }
+    build_corpus(
+        str(directory / "text.txt"),
+        load_tokenizer(vocabulary or write_vocabulary(directory / "vocab.txt")),
+        directory / "corpus",
+        CorpusSettings(**(defaults | settings)),
+        num_processes=1,
+    )
+    return directory / "corpus"
+
+
+def small_config(corpus, long_corpus=None, **changes):
+    config = bert_tiny.get_config("runlocal")
+    config.corpus = str(corpus)
+    config.long_phase.num_steps = 3 if long_corpus else 0
+    config.long_phase.corpus = str(long_corpus or "")
+    config.num_steps = 6
+    config.log_every = 2
+    config.eval_every = 3
+    config.checkpoint_every = 2
+    config.batch_size = config.eval_batch_size = 8
+    config.max_predictions = config.long_phase.max_predictions = 10
+    config.update(changes)
+    return config.lock()
+
+
+def saved_params(workdir) -> dict:
+    return jax.device_get(bert_jax.load(workdir).params)
+
+
+def write_weights(directory, vocabulary, head=None, bias=0.0, labels=("north", "south")):
+    """A checkpoint of a small encoder that was never trained; with `head`, of its labels."""
+    tokenizer = load_tokenizer(vocabulary)
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        initializer_range=0.2,  # Else it takes many steps until [CLS] tells of other words.
+    )
+    row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
+    model = BertForTask(config, "classification", len(head or labels))
+    params = jax.jit(model.init)(jax.random.key(0), row)["params"]
+    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
+    if head:
+        settings["head"] = {"task": "classification", "labels": list(head)}
+        params["head"]["bias"] += bias * np.arange(len(head))
+    else:
+        del params["head"]
+    write_checkpoint(directory, params, settings, tokenizer)
+    return directory
+
+
+CONFIG = BertConfig(
+    vocab_size=131,
+    hidden_size=12,
+    num_layers=2,
+    num_heads=3,
+    intermediate_size=20,
+    max_position_embeddings=9,
+)
+VALUES = {
+    "model_type": "bert",
+    "vocab_size": 131,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 9,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(126))]
+
+
+def linear(rng, name: str, inputs: int, outputs: int) -> dict[str, np.ndarray]:
+    return {
+        f"{name}.weight": rng.standard_normal((outputs, inputs)),
+        f"{name}.bias": rng.standard_normal(outputs),
+    }
+
+
+def norm(rng, name: str, size: int = 12) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": rng.standard_normal(size), f"{name}.bias": rng.standard_normal(size)}
+
+
+def state_dict(num_layers: int = 2) -> dict[str, np.ndarray]:
+    """BertForPreTraining's, written out by hand, in float64: any float dtype may come."""
+    rng = np.random.default_rng(0)
+    tensors = {
+        "bert.embeddings.word_embeddings.weight": rng.standard_normal((131, 12)),
+        "bert.embeddings.position_embeddings.weight": rng.standard_normal((9, 12)),
+        "bert.embeddings.token_type_embeddings.weight": rng.standard_normal((2, 12)),
+        **norm(rng, "bert.embeddings.LayerNorm"),
+        **linear(rng, "bert.pooler.dense", 12, 12),
+        "cls.predictions.bias": rng.standard_normal(131),
+        **linear(rng, "cls.predictions.transform.dense", 12, 12),
+        **norm(rng, "cls.predictions.transform.LayerNorm"),
+        **linear(rng, "cls.seq_relationship", 12, 2),
+    }
+    for layer in range(num_layers):
+        prefix = f"bert.encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            tensors |= linear(rng, f"{prefix}.attention.self.{part}", 12, 12)
+        tensors |= linear(rng, f"{prefix}.attention.output.dense", 12, 12)
+        tensors |= norm(rng, f"{prefix}.attention.output.LayerNorm")
+        tensors |= linear(rng, f"{prefix}.intermediate.dense", 12, 20)
+        tensors |= linear(rng, f"{prefix}.output.dense", 20, 12)
+        tensors |= norm(rng, f"{prefix}.output.LayerNorm")
+    return tensors
+
+
+def flat(params: dict) -> dict[str, np.ndarray]:
+    return flax.traverse_util.flatten_dict(params, sep="/")
+
+
+def assert_same(one: dict, two: dict) -> None:
+    assert flat(one).keys() == flat(two).keys()
+    for path, value in flat(one).items():
+        np.testing.assert_array_equal(value, flat(two)[path], err_msg=path)
+
+
+TORCH_SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+}
+TORCH_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
+
+
+def make_random(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
+    """A random model of transformers in `directory`, no tensor of which is all 0 or all 1."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**TORCH_SIZES, **settings)
+    model = getattr(transformers, architecture)(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(TORCH_PIECES) + "\n")
+    return model
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def start(
+    workdir,
+    corpus,
+    *fields: str,
+    num_processes: int = 1,
+    devices_each: int = 1,
+    last: tuple[str, ...] = (),
+    **flags,
+) -> list[subprocess.Popen]:
+    """The processes of one pre-training of a tiny model, as `launch` starts them.
+
+    `fields` are of the configuration, `flags` of the command; the last process alone gets `last`.
+    """
+    command = [
+        "bert_jax.pretrain",
+        "--config=configs/pretrain/bert_tiny.py:runlocal",
+        f"--config.corpus={corpus}",
+        "--config.long_phase.num_steps=0",
+        "--config.max_predictions=10",
+        "--config.model.max_position_embeddings=64",
+        "--config.stall_seconds=100",  # Stacks are shown before `finish` loses patience.
+        *[f"--config.{field}" for field in fields],
+        *[f"--{name}={value}" for name, value in flags.items()],
+    ]
+    return launch(
+        command, workdir, num_processes=num_processes, devices_each=devices_each, last=last
+    )
+
+
+def launch(
+    command: list[str],
+    workdir,
+    *,
+    num_processes: int = 1,
+    devices_each: int = 1,
+    last: tuple[str, ...] = (),
+) -> list[subprocess.Popen]:
+    """`python -m COMMAND --workdir=WORKDIR` in processes that are one run.
+
+    What they print goes to `workdir`.<process>.log; the last process alone gets `last`.
+    """
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each} "
+        "--xla_backend_optimization_level=0",
+    }
+    command = [sys.executable, "-m", *command, f"--workdir={workdir}"]
+    together = []
+    if num_processes > 1:
+        together = [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]
+    processes = []
+    for process in range(num_processes):
+        own = [*together, f"--process_id={process}"] if together else []
+        own += last if process == num_processes - 1 else ()
+        with log_of(workdir, process).open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [*command, *own], stdout=log, stderr=log, env=environment, cwd=ROOT
+                )
+            )
+            processes[-1].log = log.name
+    return processes
+
+
+def log_of(workdir, process: int = 0) -> pathlib.Path:
+    return pathlib.Path(f"{workdir}.{process}.log")
+
+
+def finish(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
+    """Waits for all; their exit statuses. Where one stands still, what all said is shown."""
+    try:
+        return [process.wait(seconds) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        logs = [pathlib.Path(process.log).read_text()[-8000:] for process in processes]
+        raise AssertionError("\n\n".join([str(error), *logs])) from error
+
+
+def run(workdir, corpus, *fields: str, **options) -> None:
+    """Starts the processes and waits until they have succeeded."""
+    statuses = finish(start(workdir, corpus, *fields, **options))
+    assert not any(statuses), log_of(workdir).read_text()[-3000:]
+
+
+@contextlib.contextmanager
+def ended(processes: list[subprocess.Popen]):
+    """Leaves no process behind."""
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+def wait_for(path: pathlib.Path, text: str, started, seconds: float = 200) -> None:
+    """Returns once the file at `path` holds `text`; all processes must be alive until then."""
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and text in path.read_text()):
+        for number, process in enumerate(started):
+            assert process.poll() is None, f"process {number} ended early: {process.args}"
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{text!r} is not in {path} after {seconds} s")
+        time.sleep(0.05)

@@ -1,0 +1,223 @@
+"""The model against golden values of transformers, and what must hold whatever the weights."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.interop.huggingface import params_from_huggingface
+from bert_jax.model import attention
+from bert_jax.model import bert as model
+from bert_jax.model.bert import Bert, BertForPreTraining, num_params
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import dropout
+from bert_jax.training.pretrain_step import MODEL_INPUTS, pretraining_sums
+from tests.golden import make_model as golden
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The golden configuration, its parameters, batch, and the outputs of transformers."""
+    config, tensors, batch, expected = golden.load()
+    params, _ = params_from_huggingface(tensors, config)
+    return config, params, batch, expected
+
+
+def numbered(batch):
+    """With each row's place, which its dropout is drawn for."""
+    return batch | {"dropout_rows": jnp.arange(len(batch["tokens"]))}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss_and_gradients(config, params, batch, dropout_key):
+    def loss_fn(params):
+        sums = pretraining_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
+        return sums["mlm_loss"] + sums["nsp_loss"]
+
+    return jax.value_and_grad(loss_fn)(params)
+
+
+def assert_close(one, two, tolerance):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance), one, two
+    )
+
+
+def test_outputs_loss_and_gradients_equal_the_golden_values(example):
+    config, params, batch, expected = example
+    found = golden.outputs(config, params, batch)
+    errors = golden.largest_errors(config, found, expected, batch)
+    assert max(errors.values()) < 1e-5, errors
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("base", 110_106_428), ("large", 336_226_108)], ids=["base", "large"]
+)
+def test_published_sizes_have_their_number_of_parameters(size, expected):
+    assert num_params(BertConfig.named(size)) == expected
+
+
+def test_scanned_layers_equal_unrolled_ones(example):
+    config, params, batch, _ = example
+    config = dataclasses.replace(config, num_layers=3)
+    unrolled = dataclasses.replace(config, scan_layers=False)
+    inputs = [batch[name] for name in MODEL_INPUTS]
+    params, same = (
+        jax.jit(BertForPreTraining(c).init)(jax.random.key(0), *inputs)["params"]
+        for c in (config, unrolled)
+    )
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+    one = loss_and_gradients(config, params, batch, jax.random.key(1))
+    assert_close(one, loss_and_gradients(unrolled, params, batch, jax.random.key(1)), 1e-5)
+    other = loss_and_gradients(config, params, batch, jax.random.key(2))
+    assert float(one[0]) != float(other[0])  # Dropout was on.
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_recomputed_activations_give_the_same_loss_and_gradients(example, remat, scan_layers):
+    config, params, batch, _ = example
+    again = dataclasses.replace(config, remat=remat, scan_layers=scan_layers)
+    key = jax.random.key(1)
+    one = loss_and_gradients(config, params, batch, key)
+    assert_close(one, loss_and_gradients(again, params, batch, key), 1e-5)
+
+
+def test_bfloat16_is_close_and_keeps_logits_and_gradients_in_float32(example):
+    config, params, batch, expected = example
+    config = dataclasses.replace(config, dtype="bfloat16")
+    found = golden.outputs(config, params, batch)
+    assert found["hidden"].dtype == jnp.bfloat16
+    assert found["mlm_logits"].dtype == found["nsp_logits"].dtype == np.float32
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found["gradients"]))
+    errors = golden.largest_errors(config, found, expected, batch)
+    # bfloat16 keeps 8 bits: 2^-8 of values up to 4, after two layers of some sums each.
+    assert errors["loss"] < 0.02, errors
+    assert max(errors[name] for name in ("hidden", "pooled", "mlm_logits")) < 0.1, errors
+    assert errors["gradients"] < 0.1, errors
+
+
+def test_rows_that_pad_the_vocabulary_never_win_whatever_they_hold(example):
+    config, params, batch, _ = example
+    expected = golden.outputs(config, params, batch)
+    params = jax.tree.map(np.array, params)
+    params["bert"]["embeddings"]["token_embedding"][config.vocab_size :] = 1e3
+    params["mlm"]["bias"][config.vocab_size :] = 1e6
+    found = golden.outputs(config, params, batch)
+    assert found["mlm_logits"].argmax(-1).max() < config.vocab_size
+    assert np.all(jax.nn.softmax(found["mlm_logits"])[..., config.vocab_size :] == 0)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert not found["gradients"]["mlm"]["bias"][config.vocab_size :].any()
+    embedding = found["gradients"]["bert"]["embeddings"]["token_embedding"]
+    assert not embedding[config.vocab_size :].any()
+
+
+def test_all_layers_end_with_the_output(example):
+    config, params, batch, _ = example
+    inputs = [batch[name] for name in MODEL_INPUTS[:4]]
+    bert, variables = Bert(config), {"params": params["bert"]}
+    each = jax.jit(lambda: bert.apply(variables, *inputs, all_layers=True))()
+    assert each.shape == (1 + config.num_layers, *inputs[0].shape, config.hidden_size)
+    assert_close(each[-1], jax.jit(lambda: bert.apply(variables, *inputs))(), 1e-6)
+
+
+def assert_gradients_equal_autodiff(function, plain, *inputs):
+    """Values and gradients of `function`, in float32, against those of `plain` in float64."""
+    weights = np.random.default_rng(1).normal(size=jax.eval_shape(function, *inputs).shape)
+    arguments = tuple(range(len(inputs)))
+
+    def weighted(function):
+        return jax.value_and_grad(lambda *inputs: jnp.sum(weights * function(*inputs)), arguments)
+
+    found = weighted(function)(*[jnp.asarray(x, jnp.float32) for x in inputs])
+    with jax.enable_x64(True):
+        expected = weighted(plain)(*[jnp.asarray(x, jnp.float64) for x in inputs])
+        assert expected[0].dtype == np.float64
+        expected = jax.tree.map(np.asarray, expected)
+    assert_close(found, expected, 2e-5)
+
+
+def test_gelu_and_its_gradient_equal_float64():
+    plain = functools.partial(jax.nn.gelu, approximate=False)
+    assert_gradients_equal_autodiff(model.gelu, plain, np.linspace(-6, 6, 101))
+
+
+@pytest.mark.parametrize("offset", [0, 30])
+def test_layer_norm_and_its_gradients_equal_float64(offset):
+    def plain(x, scale, bias):
+        centered = x - jnp.mean(x, -1, keepdims=True)
+        variance = jnp.mean(centered**2, -1, keepdims=True)
+        return centered / jnp.sqrt(variance + 1e-12) * scale + bias
+
+    rng = np.random.default_rng(0)
+    x = (offset + 3 * rng.normal(size=(4, 5, 16))).astype(np.float32)  # Exact in both.
+    scale, bias = rng.normal(size=(2, 16)).astype(np.float32)
+    function = functools.partial(model.layer_norm, epsilon=1e-12, dtype="float32")
+    assert_gradients_equal_autodiff(function, plain, x, scale, bias)
+
+
+@pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
+def test_attention_and_its_gradients_equal_float64(dropout_rate):
+    sequence_ids, rows = jnp.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7]), jnp.arange(2)
+    key = jax.random.key(3)
+    kept = dropout(key, jnp.ones((2, 3, 7, 7)), dropout_rate, rows)
+
+    def plain(query, keys, value):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / 2.0  # sqrt(head_dim)
+        same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
+        weights = jax.nn.softmax(jnp.where(same, scores, -jnp.inf))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value)
+
+    def function(query, keys, value):
+        settings = {"dropout_rate": dropout_rate, "dropout_key": key, "dropout_rows": rows}
+        return attention.attention(query, keys, value, sequence_ids, **settings)
+
+    inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 3, 4)).astype(np.float32)
+    assert_gradients_equal_autodiff(function, plain, *inputs)
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2, 3], ids=["padding", "first", "second", "third"])
+def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed):
+    config, params, _, _ = example
+    sequence_ids = np.repeat([1, 2, 3, 0], [7, 5, 4, 4])[None]
+    position_ids = np.concatenate([np.arange(n) for n in (7, 5, 4, 4)])[None]
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, config.vocab_size, sequence_ids.shape)
+    segment_ids = rng.integers(0, 2, sequence_ids.shape)
+    other = np.where(sequence_ids == changed, (tokens + 1) % config.vocab_size, tokens)
+
+    @jax.jit
+    def run(tokens):
+        return Bert(config).apply(
+            {"params": params["bert"]}, tokens, segment_ids, position_ids, sequence_ids
+        )
+
+    before, after = np.asarray(run(tokens)), np.asarray(run(other))
+    same = sequence_ids != changed
+    np.testing.assert_array_equal(before[same], after[same])
+    assert np.all(np.any(before[~same] != after[~same], axis=-1))
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeypatch, scan_layers):
+    config, params, batch, _ = example
+    config = dataclasses.replace(config, scan_layers=scan_layers)
+    used = []
+
+    def recorded(key, x, rate, rows):
+        jax.debug.callback(lambda words: used.append(words.tobytes()), jax.random.key_data(key))
+        return dropout(key, x, rate, rows)
+
+    monkeypatch.setattr(model, "dropout", recorded)
+    monkeypatch.setattr(attention, "dropout", recorded)
+    pretraining_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
+    jax.effects_barrier()
+    # Embeddings; then attention probabilities and two sublayers in each layer.
+    assert len(used) == len(set(used)) == 1 + 3 * config.num_layers
+    used.clear()
+    pretraining_sums(BertForPreTraining(config), params, batch)
+    jax.effects_barrier()
+    assert not used

@@ -1,0 +1,121 @@
+"""Dropout's hashed mask behaves as independent draws, and its gradient as its value."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.dropout import dropout, hashed_bits
+
+SHAPE = (32, 128, 256)
+SIZE = 32 * 128 * 256
+ROWS = jnp.arange(32)
+
+
+def mask(seed: int, rate: float = 0.1, shape=SHAPE) -> np.ndarray:
+    """True where an element is kept."""
+    return (
+        np.asarray(dropout(jax.random.key(seed), jnp.ones(shape), rate, jnp.arange(shape[0]))) > 0
+    )
+
+
+def correlation(one: np.ndarray, two: np.ndarray) -> float:
+    return float(np.corrcoef(one.ravel(), two.ravel())[0, 1])
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_the_rate_is_kept_and_so_is_the_expectation(rate):
+    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), rate, ROWS))
+    sigma = np.sqrt(rate * (1 - rate) / SIZE)
+    assert abs(np.mean(dropped == 0) - rate) < 4 * sigma
+    assert abs(np.mean(dropped, dtype=np.float64) - 1) < 4 * sigma / (1 - rate)
+    assert set(np.unique(dropped)) == {0, np.float32(1 / (1 - rate))}
+
+
+def test_rate_zero_changes_nothing():
+    x = jnp.arange(6.0)
+    np.testing.assert_array_equal(dropout(jax.random.key(0), x, 0.0, jnp.arange(6)), x)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_each_slice_along_an_axis_keeps_the_rate(axis):
+    shares = np.mean(mask(3), axis=tuple({0, 1, 2} - {axis}))
+    sigma = np.sqrt(0.1 * 0.9 * SHAPE[axis] / SIZE)
+    assert np.max(np.abs(shares - 0.9)) < 5 * sigma
+    assert 0.6 * sigma < np.std(shares) < 1.4 * sigma
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("distance", [1, 2, 3, 4, 8, 16])
+def test_neighbours_are_independent(axis, distance):
+    kept = mask(1)
+    away = np.roll(kept, distance, axis)
+    assert abs(correlation(kept, away)) < 5 / np.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("other", [1, 2, 3, 256, 2**31])
+def test_keys_are_independent_of_each_other_at_every_shift(other):
+    one, two = mask(0), mask(other)
+    for shift in (0, 1, -1, 2, 256, -256):
+        assert abs(correlation(one, np.roll(two.ravel(), shift))) < 5 / np.sqrt(SIZE)
+
+
+def test_keys_whose_first_words_nearly_agree_give_no_shifted_copies():
+    # The first word only shifts the index, and large arrays' stretches of it overlap now and then.
+    rng = np.random.default_rng(0)
+    for shift in (0, 1, 100):
+        for _ in range(10):
+            first, second = rng.integers(0, 2**32, 2, np.uint32)
+            one = hashed_bits(
+                jnp.array([17 + shift, first], jnp.uint32), jnp.zeros(1, int), (1, SIZE)
+            )
+            two = hashed_bits(jnp.array([17, second], jnp.uint32), jnp.zeros(1, int), (1, SIZE))
+            one, two = (np.asarray(bits[0]) >= 0.1 * 2**32 for bits in (one, two))
+            # Not quite as independent as two random keys, but far from a copy, which gives 1.
+            assert abs(correlation(one[: SIZE - shift], two[shift:])) < 0.05
+
+
+def test_every_bit_is_set_half_of_the_time():
+    bits = np.asarray(hashed_bits(jnp.array([7, 11], jnp.uint32), jnp.zeros(1, int), (1, SIZE)))
+    shares = [np.mean((bits >> bit) & 1) for bit in range(32)]
+    assert np.max(np.abs(np.array(shares) - 0.5)) < 5 * 0.5 / np.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_gradient_is_dropped_where_the_value_was(dtype):
+    key = jax.random.key(5)
+    x = jax.random.normal(jax.random.key(6), (64, 48)).astype(dtype)
+    value, pull_back = jax.vjp(lambda x: dropout(key, x, 0.3, jnp.arange(64)), x)
+    assert value.dtype == dtype
+    # The function is linear, with a diagonal matrix: its gradient is itself.
+    np.testing.assert_array_equal(pull_back(x)[0], value)
+
+
+def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jnp.ones((16, 8))
+
+    def drop(key, x):
+        return dropout(key, x, 0.5, jnp.arange(16))
+
+    plain = np.stack([drop(key, x) for key in keys])
+    mapped = jax.jit(jax.vmap(lambda key: drop(key, x)))(keys)
+    _, scanned = jax.lax.scan(lambda _, key: (None, drop(key, x)), None, keys)
+    np.testing.assert_array_equal(mapped, plain)
+    np.testing.assert_array_equal(scanned, plain)
+
+
+def test_a_row_keeps_its_mask_wherever_it_is_computed():
+    x = jnp.ones((16, 8, 4))
+    whole = dropout(jax.random.key(0), x, 0.5, jnp.arange(16))
+    places = jnp.array([11, 3, 4])
+    part = dropout(jax.random.key(0), x[:3], 0.5, places)
+    np.testing.assert_array_equal(part, whole[places])
+
+
+def test_rows_that_lie_far_apart_are_independent():
+    rows = jnp.array([0, 1, 1024, 2**16, 2**16 + 1, 2**20, 2**24, 2**30])
+    bits = hashed_bits(jnp.array([7, 11], jnp.uint32), rows, (8, SIZE // 8))
+    kept = np.asarray(bits) >= 0.1 * 2**32
+    correlations = np.corrcoef(kept) - np.eye(8)
+    assert np.max(np.abs(correlations)) < 5 / np.sqrt(SIZE // 8)

@@ -1,0 +1,174 @@
+"""The BiLSTM on a frozen encoder, and taggers of both kinds from training to `tag`."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import finetune
+from bert_jax.data.features import Feature, RowShape
+from bert_jax.interop.parameters import LoadedModel, LoadReport
+from bert_jax.model.bert import Bert
+from bert_jax.model.config import BertConfig
+from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.checkpoint import write_checkpoint
+from configs.finetune import conll2003, feature_based
+from tests.helpers import write_vocabulary
+
+SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}
+TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"
+TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))
+
+
+def test_packed_sequences_do_not_touch_each_other():
+    config = BertConfig(vocab_size=50, max_position_embeddings=16, **SMALL)
+    model = FeatureBasedTagger(config, 3, "weighted_sum", lstm_size=8)
+    rng = np.random.default_rng(0)
+    sequences = [
+        Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
+    ]
+    shape = RowShape(16, 3, "tagging", 0)
+    packed, single = shape.empty(1), shape.empty(3)
+    shape.fill(packed, 0, sequences)
+    for row, feature in enumerate(sequences):
+        shape.fill(single, row, [feature])
+    params = jax.jit(model.init)(jax.random.key(0), packed)
+    together, alone = (jax.jit(model.apply)(params, rows) for rows in (packed, single))
+    alone = np.concatenate([alone[row, : len(each)] for row, each in enumerate(sequences)])
+    np.testing.assert_allclose(together[0, : len(alone)], alone, atol=1e-5)
+
+
+def test_each_choice_of_features_reads_its_layers():
+    states = np.random.default_rng(0).normal(size=(7, 1, 2, 3))
+    expected = {
+        "embeddings": states[0],
+        "last": states[6],
+        "second_to_last": states[5],
+        "sum_last_four": states[3:].sum(axis=0),
+        "concat_last_four": np.concatenate(states[3:], axis=-1),
+    }
+    assert {*expected, "weighted_sum"} == set(FEATURES)
+    for features, value in expected.items():
+        np.testing.assert_allclose(choose_features(jnp.array(states), features), value, rtol=1e-6)
+
+
+def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
+    config = BertConfig(vocab_size=50, **SMALL)
+    states = np.random.default_rng(0).normal(size=(4, 1, 5, 16)).astype(np.float32)
+    ids = jnp.ones((1, 5), jnp.int32)
+    head = BiLstmHead(config, 3, "weighted_sum", lstm_size=4)
+    params = head.init(jax.random.key(0), states, ids)["params"]
+    params["scale"] = jnp.array([0.0, np.log(2), 0.0])
+    found = head.apply({"params": params}, states, ids)
+    del params["scale"]
+    expected = np.tensordot([0.25, 0.5, 0.25], states[1:], axes=1)[None].astype(np.float32)
+    last = BiLstmHead(config, 3, "last", lstm_size=4)
+    np.testing.assert_allclose(last.apply({"params": params}, expected, ids), found, atol=1e-6)
+
+
+def test_unknown_features_are_refused():
+    model = FeatureBasedTagger(BertConfig(vocab_size=50, **SMALL), 3, "first")
+    with pytest.raises(ValueError, match="unknown features 'first'"):
+        jax.eval_shape(model.init, jax.random.key(0), RowShape(8, 1, "tagging", 0).empty(1))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("weights")
+    tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+    config = BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=40, **SMALL)
+    ids = jnp.zeros((1, 2), jnp.int32)
+    params = jax.jit(Bert(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"]
+    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp", "bert/pooler"]}
+    write_checkpoint(directory / "0", {"bert": params}, settings, tokenizer)
+    return directory
+
+
+@functools.cache
+def trained(module, weights, workdir):
+    """A tagger that has learned `TEXT` by heart."""
+    for name in ("train", "dev"):
+        (workdir / f"{name}.txt").write_text(TEXT)
+    config = module.get_config()
+    config.data.train, config.data.dev = str(workdir / "train.txt"), str(workdir / "dev.txt")
+    config.data.test = ""
+    config.init_from = str(weights)
+    config.max_seq_length, config.batch_size, config.learning_rate = 16, 16, 1e-2
+    config.num_epochs = 8.0
+    if module is feature_based:
+        config.lstm_size = 32
+    result = finetune.train_and_evaluate(config, workdir / "run")
+    return result, bert_jax.load(workdir / "run")
+
+
+@pytest.fixture(scope="module", params=[conll2003, feature_based])
+def tagger(request, weights, tmp_path_factory):
+    return request.param, *trained(request.param, weights, tmp_path_factory.mktemp("tagger"))
+
+
+def test_a_tagger_learns_and_tags_text_of_any_length(tagger):
+    _, result, model = tagger
+    assert result["dev"]["f1"] == result["dev"]["f1/LOC"] == 1
+    text = "The river built\tking found " * 30
+    found = model.tag(text)
+    assert [each.word for each in found.words] == text.split()
+    assert [each.tag for each in found.words] == ["B-LOC", "I-LOC", "O", "B-PER", "O"] * 30
+    assert len(found.entities) == 60
+    for entity in found.entities:
+        assert entity.text == text[entity.start : entity.end]
+        assert entity.text in {"The river": "LOC", "king": "PER"}
+    assert model.tag(text.split()).words == found.words
+    assert model.tag("") == ([], [])
+
+
+def test_a_frozen_encoder_stays_as_it_was(tagger, weights):
+    module, _, model = tagger
+    before, after = bert_jax.load(weights).params["bert"], model.params["bert"]
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
+    assert all(jax.tree.leaves(same)) == (module is feature_based)
+
+
+@pytest.mark.parametrize("tagger", [feature_based], indirect=True)
+def test_a_head_of_other_features_or_size_is_refused(tagger):
+    _, _, model = tagger
+    report = LoadReport((), (), ())
+    source = LoadedModel(model.params, model.settings, model.tokenizer, report)
+    assert "head" in finetune.wanted_params(source, model.head, new_head=False)
+    for change in ({"features": "last"}, {"lstm_size": 16}):
+        ((name, value),) = change.items()
+        with pytest.raises(ValueError, match=f"a head with {name}={model.head[name]}.* {value}:"):
+            finetune.wanted_params(source, model.head | change, new_head=False)
+        assert set(finetune.wanted_params(source, model.head | change, new_head=True)) == {"bert"}
+
+
+@pytest.mark.parametrize("tagger", [conll2003], indirect=True)
+def test_a_head_for_tags_of_another_scheme_is_refused(tagger, weights, tmp_path, caplog):
+    _, _, model = tagger
+    source = LoadedModel(model.params, model.settings, model.tokenizer, LoadReport((), (), ()))
+    (tmp_path / "dev.txt").write_text(TEXT)
+    config = conll2003.get_config()
+    config.data.train, config.data.test, config.data.dev = "", "", str(tmp_path / "dev.txt")
+    finetune.with_labels(config, source)
+    for name, value in (("scheme", "iob1"), ("document_context", True)):
+        says = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
+        with pytest.raises(ValueError, match=says):
+            finetune.wanted_params(source, model.head | {name: value}, new_head=False)
+        other = config.copy_and_resolve_references()
+        other.data[name] = value
+        with pytest.raises(ValueError, match=says):
+            finetune.with_labels(other, source)
+    # Of a head that does not say it, the scheme is what the configuration says.
+    silent = {name: model.head[name] for name in ("task", "labels")}
+    source = source._replace(settings=model.settings | {"head": silent})
+    assert "head" in finetune.wanted_params(source, model.head, new_head=False)
+    assert "taken for --config.data.scheme=iob2" in caplog.text
+
+
+def test_a_model_without_a_tagging_head_is_refused(weights):
+    with pytest.raises(ValueError, match="cannot tag words"):
+        bert_jax.load(weights).tag("the king")

@@ -1,0 +1,73 @@
+"""Imports run one way: a folder imports only what is below it in the flow, and nothing runs back."""
+
+import ast
+
+import pytest
+
+from tests.helpers import ROOT
+
+# From the bottom up: each may import what is on the lines above its own, and its own folder.
+LEVELS = (
+    ("tokenization", "partitioning", "runtime"),
+    ("corpus",),
+    ("data",),
+    ("model",),
+    ("training",),
+    ("tasks", "interop", "tpu", "pretrain"),
+    ("finetune", "inference"),
+)
+LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
+PACKAGE = ROOT / "bert_jax"
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py"
+}
+
+
+def imported_modules(name: str) -> set[str]:
+    """Returns the modules of the package that module `name` imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+        else:
+            continue
+        found |= {each.removeprefix("bert_jax.") for each in names if each.startswith("bert_jax.")}
+    return found & MODULES.keys()
+
+
+def test_every_module_has_a_level():
+    assert {name.partition(".")[0] for name in MODULES} == LEVEL.keys()
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_no_import_runs_back_between_folders(name):
+    own = name.partition(".")[0]
+    for other in imported_modules(name):
+        unit = other.partition(".")[0]
+        assert unit == own or LEVEL[unit] < LEVEL[own], f"{name} imports {other}"
+
+
+def test_no_cycle_within_a_folder():
+    remaining = {name: imported_modules(name) for name in MODULES}
+    while remaining:
+        free = {name for name, imports in remaining.items() if not imports & remaining.keys()}
+        assert free, f"these import each other: {sorted(remaining)}"
+        remaining = {name: imports for name, imports in remaining.items() if name not in free}
+
+
+def test_no_file_is_over_400_lines_and_the_package_under_9500():
+    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {path.name: count for path, count in lines.items() if count > 400} == {}
+    assert sum(lines.values()) < 9_500
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_test_modules_do_not_import_each_other():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = getattr(node, "module", None) or ""
+            assert "test_" not in module, f"{path} imports {module}"

@@ -1,0 +1,43 @@
+"""Ctrl-C during the demo."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from tests import helpers
+
+ROOT = helpers.ROOT
+CHILD = """
+import signal, sys
+try:
+    print("running", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    sys.exit("saved" if sys.argv[1:] == ["saves"] else 7)
+"""
+
+
+def interrupted_demo(*arguments: str) -> tuple[int, str]:
+    """The status and output of a demo whose only command is interrupted, as by Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from tools import demo; demo.run('-c', *{(CHILD, *arguments)})"],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    while "running\n" not in lines:
+        lines.append(process.stdout.readline())
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to all processes of a terminal.
+    output, _ = process.communicate()
+    return process.returncode, "".join(lines) + output
+
+
+def test_interrupted_demo_leaves_the_last_word_and_the_status_to_its_command():
+    status, output = interrupted_demo("saves")
+    assert status == 1 and output.endswith("running\nsaved\n") and "Traceback" not in output
+    status, output = interrupted_demo()
+    assert status == 7 and output.endswith("running\n")

@@ -1,0 +1,98 @@
+"""The two corpus tools as a user runs them."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import helpers
+
+ROOT = helpers.ROOT
+SENTENCE = "The river runs past the old town. Boats pass under its stone bridge. "
+
+
+def run_tool(name, *arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / "tools" / f"{name}.py", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_text_to_vocabulary_to_corpus(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Tale {index}. " + SENTENCE * 6 for index in range(30)))
+    vocab, output = tmp_path / "vocab.txt", tmp_path / "corpus"
+    trained = run_tool("train_vocab", f"--input={text}", f"--output={vocab}", "--size=5000")
+    assert trained.returncode == 0, trained.stderr
+    assert "uncased wordpiece" in trained.stdout and "--size=5,000 was asked" in trained.stderr
+    flags = [f"--input={text}", f"--vocab={vocab}", f"--output={output}", "--max_seq_length=64"]
+    built = run_tool("prepare_corpus", *flags, "--heldout_fraction=0.2", "--processes=1")
+    assert built.returncode == 0, built.stderr
+    assert "train: " in built.stdout and "complete after" in built.stdout
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["settings"]["max_seq_length"] == 64
+    assert manifest["settings"]["heldout_fraction"] == 0.2
+    again = run_tool("prepare_corpus", *flags)
+    assert again.returncode == 1 and "--overwrite" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"processes": "-2"}, "flag --processes=-2: -2 is not a non-negative integer"),
+        ({"input": "absent*.txt"}, "matches no file"),
+        ({"vocab": "absent.txt"}, "no vocabulary at absent.txt"),
+        ({"max_seq_length": "3"}, "max_seq_length=3; expected 5 to"),
+    ],
+)
+def test_bad_arguments_end_in_one_line_not_a_traceback(tmp_path, changes, message):
+    (tmp_path / "text.txt").write_text(SENTENCE)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
+    flags = {
+        name: tmp_path / f"{file}"
+        for name, file in (("input", "text.txt"), ("vocab", "vocab.txt"), ("output", "out"))
+    }
+    result = run_tool("prepare_corpus", *(f"--{n}={v}" for n, v in (flags | changes).items()))
+    assert result.returncode == 1
+    assert message in result.stderr and len(result.stderr.splitlines()) <= 3
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and no other"),
+        (["--output={0}"], "(it is a directory); expected a file"),
+        (["--output={0}/text.txt/v.txt"], "expected a file in a directory"),
+        (["--output={0}/x.txt", "{0}/more.txt"], "more.txt']; quote a glob"),
+        (["--output={0}/x.txt", "--input={0}/absent"], "absent matches no file"),
+    ],
+)
+def test_bad_arguments_of_a_training_end_in_one_line_before_it(tmp_path, arguments, message):
+    (tmp_path / "text.txt").write_text(SENTENCE)
+    arguments = [argument.format(tmp_path) for argument in arguments]
+    result = run_tool("train_vocab", f"--input={tmp_path}/text.txt", *arguments)
+    assert result.returncode == 1
+    assert result.stderr.startswith("train_vocab: ") and message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A river.\n\n" * 200, "100% of the train pairs are NotNext, .* no true next; take out"),
+        ("A river. " * 400, "0% of the train pairs are NotNext, .* needs other documents; put"),
+    ],
+)
+def test_warning_of_uneven_labels_names_the_cause(tmp_path, text, message):
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
+    files = (f"--{name}={tmp_path}/{name}.txt" for name in ("vocab", "output"))
+    flags = ("--heldout_fraction=0", "--max_seq_length=9", "--processes=1")
+    result = run_tool("prepare_corpus", f"--input={tmp_path}/text.txt", *files, *flags)
+    assert result.returncode == 0 and re.search(message, result.stderr)

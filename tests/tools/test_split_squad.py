@@ -1,0 +1,48 @@
+"""Articles of a SQuAD file are held out whole."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests import helpers
+from tools.split_squad import split
+
+TOOL = helpers.ROOT / "tools" / "split_squad.py"
+CONTENT = {"version": "1.1", "data": [{"title": str(number)} for number in range(10)]}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_article_is_in_one_part_in_the_order_of_the_file(seed):
+    train, dev = split(CONTENT, dev_articles=3, seed=seed)
+    titles = [[int(article["title"]) for article in part["data"]] for part in (train, dev)]
+    assert [len(part) for part in titles] == [7, 3]
+    assert titles == [sorted(part) for part in titles]
+    assert sorted(titles[0] + titles[1]) == list(range(10))
+    assert train["version"] == dev["version"] == "1.1"
+
+
+def test_seed_decides_which_articles():
+    assert len({str(split(CONTENT, 3, seed)) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("count", [0, 10])
+def test_holding_out_none_or_all_gets_a_clear_error(count):
+    with pytest.raises(ValueError, match=f"--dev_articles={count}, but there are 10 articles"):
+        split(CONTENT, count, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "squad.json: expected 'data', a list, as in SQuAD's JSON; found none"),
+        ({"data": [{"paragraphs": [{"context": "x"}]}]}, "article 1, paragraph 1: expected 'qas'"),
+    ],
+)
+def test_what_is_not_squads_format_is_named_in_one_line(content, message, tmp_path):
+    (tmp_path / "squad.json").write_text(json.dumps(content))
+    command = [sys.executable, TOOL, tmp_path / "squad.json", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,196 @@
+"""Cycles, FLOPs and collectives out of HLO text: by hand, and of programs compiled here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.tpu import hlo_cost as compiled_cost
+
+# Three trips of a loop with one product, an all-reduce and a copy; then an update.
+MODULE = """
+HloModule step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[]{:T(128)} parameter(0)
+  %b = f32[]{:T(128)} parameter(1)
+  ROOT %sum = f32[]{:T(128)} add(%a, %b)
+}
+
+%fused (p: bf16[8,16], q: bf16[16,32]) -> bf16[8,32] {
+  %p = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %q = bf16[16,32]{1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %product = bf16[8,32]{1,0:T(8,128)(2,1)} convolution(%p, %q), dim_labels=bf_io->bf
+}
+
+%body (state: (s32[], bf16[8,32])) -> (s32[], bf16[8,32]) {
+  %state = (s32[]{:T(128)}, bf16[8,32]{1,0:T(8,128)(2,1)}) parameter(0)
+  %left = bf16[8,16]{1,0} constant({...})
+  %right = bf16[16,32]{1,0} constant({...})
+  %dense = bf16[8,32]{1,0:T(8,128)(2,1)} fusion(%left, %right), kind=kOutput, calls=%fused, \
+metadata={op_name="jit(update_step)/jvp(BertForPreTraining)/bert/encoder/while/body/layers/query/\
+dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
+  %reduced = bf16[8,32]{1,0} all-reduce(%dense), replica_groups=REPLICAS, to_apply=%add
+  %order = s32[8]{0} sort(%keys), dimensions={0}, to_apply=%add
+  %index = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %next = (s32[], bf16[8,32]{1,0}) tuple(%index, %reduced)
+}
+
+%condition (state: (s32[], bf16[8,32])) -> pred[] {
+  %state.1 = (s32[]{:T(128)}, bf16[8,32]{1,0:T(8,128)(2,1)}) parameter(0)
+  %bound = s32[]{:T(128)} constant(3)
+  %index.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%index.1, %bound), direction=LT
+}
+
+ENTRY %main (start: (s32[], bf16[8,32])) -> bf16[8,32] {
+  %start = (s32[], bf16[8,32]{1,0}) parameter(0)
+  %loop = (s32[], /*index=1*/bf16[8,32]{1,0}) while(%start), condition=%condition, body=%body
+  %result = bf16[8,32]{1,0} get-tuple-element(%loop), index=1
+  ROOT %update = bf16[8,32]{1,0} fusion(%result), kind=kLoop, calls=%add, \
+metadata={op_name="jit(update_step)/mul"}, backend_config={"estimated_cycles":"7"}
+}
+"""
+
+
+def cost_of(replicas: str = "{{0,1,2,3},{4,5,6,7}}", **changes: str) -> compiled_cost.Cost:
+    text = MODULE.replace("REPLICAS", replicas)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return compiled_cost.step_cost(text)
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    cost = cost_of()
+    assert cost.cycles == {("attention", "forward"): 300, ("optimizer", "update"): 7}
+    assert cost.total_cycles == 307
+    assert cost.flops == 3 * 2 * 8 * 16 * 32
+    assert [(cycles, runs) for cycles, runs, _ in cost.costliest] == [(300, 3), (7, 1)]
+    assert cost.loops_counted_once == []
+
+
+def test_the_trips_that_the_compiler_notes_win_over_the_condition():
+    noted = 'body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+    assert cost_of(**{"body=%body": noted}).cycles[("attention", "forward")] == 500
+
+
+def test_a_loop_of_unknown_trips_is_named_not_guessed():
+    cost = cost_of(**{"constant(3)": "parameter(1)"})
+    assert cost.loops_counted_once == ["loop"] and cost.total_cycles == 107
+
+
+def test_what_has_no_estimate_is_named():
+    assert cost_of().not_estimated == {"sort": 3}
+
+
+def test_a_custom_kernel_is_named_by_its_target():
+    kernel = 'custom-call(%keys), custom_call_target="tpu_custom_call"'
+    cost = cost_of(**{"sort(%keys), dimensions={0}, to_apply=%add": kernel})
+    assert cost.not_estimated == {"tpu_custom_call": 3}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "size"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 4),
+        ("[2,8]<=[16]", 8),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0','axis_1'}", 8),
+        ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", 2),
+    ],
+)
+def test_link_bytes_follow_from_the_size_of_the_group(replicas, size):
+    record = cost_of(replicas).collectives["all-reduce"]
+    payload = 8 * 32 * 2
+    assert (record.count, record.num_bytes) == (3, 3 * payload)
+    assert record.link_bytes == pytest.approx(3 * 2 * payload * (size - 1) / size)
+
+
+def test_a_reduction_that_widens_counts_what_it_gives():
+    wide = cost_of(**{"%reduced = bf16[8,32]{1,0}": "%reduced = f32[8,32]{1,0}"})
+    assert wide.collectives["all-reduce"].num_bytes == 3 * 8 * 32 * 4
+
+
+def test_steps_of_one_channel_are_one_exchange():
+    reduce = "all-reduce(%dense), channel_id=5, replica_groups={{0,1}}"
+    steps = cost_of(
+        **{
+            "all-reduce(%dense)": f"{reduce}\n  %again = bf16[8,32]{{1,0}} {reduce}",
+            "kind=kLoop, calls=%add": "kind=kLoop, calls=%step",
+            "%fused (p": f"%step (p: bf16[8,32]) -> bf16[8,32] {{\n  %dense = bf16[8,32]{{1,0}} "
+            f"parameter(0)\n  ROOT %part = bf16[8,32]{{1,0}} {reduce}\n}}\n\n%fused (p",
+        }
+    )
+    assert steps.collectives == cost_of("{{0,1}}").collectives  # Three trips, not seven.
+
+
+def test_gathering_counts_the_gathered_array_and_scattering_moves_half_of_a_reduction():
+    gather = cost_of(**{"all-reduce(%dense)": "all-gather(%dense)"}).collectives["all-gather"]
+    assert gather.num_bytes == 3 * 4 * 8 * 32 * 2
+    scatter = cost_of(
+        **{
+            "%add (a": "%all-reduce-scatter.1 (a",
+            "ROOT %sum = f32[]{:T(128)} add(%a, %b)": "ROOT %sum = f32[] all-reduce(%a), "
+            "replica_groups={{0,1}}",
+            "fusion(%result), kind=kLoop, calls=%add": "fusion(%result), kind=kCustom, "
+            "calls=%all-reduce-scatter.1",
+        }
+    ).collectives["reduce-scatter"]
+    assert (scatter.count, scatter.num_bytes, scatter.link_bytes) == (1, 4, 2)
+
+
+def test_a_batched_product_written_as_a_dilated_convolution_counts_once_for_each_batch():
+    cost = cost_of(
+        **{
+            "bf16[8,32]{1,0:T(8,128)(2,1)} convolution(%p, %q), dim_labels=bf_io->bf": (
+                "f32[16,12,128,64] convolution(%p, %q), window={size=16x12 stride=15x11 "
+                "lhs_dilate=16x12}, dim_labels=01bf_01oi->01bf"
+            ),
+            "%p = bf16[8,16]{1,0:T(8,128)(2,1)}": "%p = bf16[16,12,128,32]",
+            "%q = bf16[16,32]{1,0:T(8,128)(2,1)}": "%q = bf16[16,12,64,32]",
+        }
+    )
+    assert cost.flops == 3 * 2 * (16 * 12) * 128 * 64 * 32
+
+
+def test_text_that_is_no_module_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        compiled_cost.step_cost("HloModule nothing")
+
+
+@pytest.mark.parametrize(
+    ("op_name", "part"),
+    [
+        ("jit(f)/jvp(BertForPreTraining)/bert/embeddings/add", ("embeddings", "forward")),
+        ("jit(f)/jvp(BertForPreTraining)/mlm/dot_general", ("heads", "forward")),
+        (
+            "jit(f)/transpose(jvp(BertForPreTraining))/bert/encoder/while/body/layers/"
+            "bhqd,bhkd->bhqk/dot_general",
+            ("attention", "backward"),
+        ),
+        (
+            "jit(f)/transpose(jvp(BertForPreTraining))/bert/encoder/while/body/layers/"
+            "output_layer_norm/mul",
+            ("LayerNorm", "backward"),
+        ),
+        ("jit(f)/vmap()/top_k", ("masking", "forward")),
+        ("jit(f)/sqrt", ("optimizer", "update")),
+        ("", ("other", "update")),
+    ],
+)
+def test_instructions_belong_to_the_part_that_their_path_names(op_name, part):
+    assert compiled_cost.part_of(op_name) == part
+
+
+def test_bytes_of_a_shape_sum_over_its_arrays():
+    assert compiled_cost.array_bytes("(f32[8,128]{1,0:T(8,128)}, s32[], bf16[3], pred[5])") == 4111
+
+
+def test_flops_of_a_compiled_loop_of_products():
+    @jax.jit
+    def repeated(x, weights):
+        return jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, weights)[0]
+
+    shapes = jnp.zeros((64, 256)), jnp.zeros((5, 256, 256))
+    cost = compiled_cost.step_cost(repeated.lower(*shapes).compile().as_text())
+    assert cost.flops == 5 * 2 * 64 * 256 * 256
+    assert cost.cycles == {} and cost.loops_counted_once == []

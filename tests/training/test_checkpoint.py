@@ -1,0 +1,172 @@
+"""A checkpoint is whole or refused, kept as told, and read on whatever is at hand."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import pretrain
+from bert_jax.interop.read import abstract_params, read_model
+from bert_jax.model.config import BertConfig
+from bert_jax.training import settings
+from bert_jax.training.assembly import assemble
+from bert_jax.training.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    find_checkpoint,
+    saved_steps,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from tests.helpers import small_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def config(corpus):
+    """Nine steps on eight devices, the optimizer's state divided over them."""
+    config = small_config(corpus, num_steps=9, checkpoint_every=1, shard_weight_update=True)
+    config.unlock()
+    config.update(keep_checkpoints=2, keep_every=4)
+    return config
+
+
+@pytest.fixture(scope="module")
+def workdir(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("checkpoints")
+    pretrain.train_and_evaluate(config, workdir)
+    return workdir
+
+
+def read(directory) -> dict:
+    return jax.device_get(bert_jax.load(directory).params)
+
+
+def test_the_last_and_every_so_many_are_kept(workdir):
+    assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
+
+
+def test_damage_is_noticed_or_harmless(config, workdir, tmp_path):
+    """Each file in turn is missing, or cut in half: what passes can be loaded and gone on with."""
+    copied = tmp_path / "checkpoints" / "9"
+    shutil.copytree(find_checkpoint(workdir), copied)
+    phases = settings.open_phases(config)
+    tokenizer = phases[0].rows.load_tokenizer()
+    abstract = assemble(config, phases, tokenizer, jax.devices()[:1]).state
+    checkpointer = Checkpointer(tmp_path, {}, tokenizer, keep_last=1)
+    expected, noticed = read(copied), 0
+    for path in sorted(path for path in copied.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        for keep in (None, len(content) // 2):
+            path.unlink() if keep is None else path.write_bytes(content[:keep])
+            try:
+                assert verify_checkpoint(copied, abstract_params)["step"] == 9
+            except CheckpointError as error:
+                assert str(copied) in str(error)
+                noticed += 1
+            else:
+                restored = jax.device_get(checkpointer.restore(9, abstract).params)
+                for params in (read(copied), restored):
+                    jax.tree.map(np.testing.assert_array_equal, params, expected)
+            path.write_bytes(content)
+    checkpointer.close()
+    assert noticed > 10
+
+
+def test_one_value_that_is_not_finite_is_noticed(workdir, tmp_path):
+    model = read_model(workdir)
+    params = jax.tree.map(np.array, model.params)
+    params["mlm"]["bias"][3] = np.nan
+    write_checkpoint(tmp_path / "written", params, model.settings, model.tokenizer)
+    with pytest.raises(CheckpointError, match=r"'bias'.* holds values that are not finite"):
+        verify_checkpoint(tmp_path / "written", abstract_params)
+
+
+def check(*arguments):
+    command = [sys.executable, ROOT / "tools" / "check_checkpoint.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_tool_checks_and_copies(workdir, tmp_path):
+    copied = check(workdir, f"--copy_to={tmp_path / 'copy'}")
+    assert copied.returncode == 0 and "complete, step 9" in copied.stdout
+    jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "copy"), read(workdir))
+    again = check(workdir, f"--copy_to={tmp_path / 'copy'}")
+    assert again.returncode == 1 and "exists already" in again.stderr
+    inside = check(tmp_path / "copy", f"--copy_to={tmp_path / 'copy' / 'params' / 'again'}")
+    assert inside.returncode == 1 and "is within the checkpoint" in inside.stderr
+    shutil.rmtree(next((tmp_path / "copy" / "params").glob("ocdbt.process_0")))
+    damaged = check(tmp_path / "copy")
+    assert damaged.returncode == 1 and "could not be read as a checkpoint" in damaged.stderr
+    absent = check(tmp_path / "nowhere")
+    assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
+
+
+def test_parameters_of_another_model_are_noticed(workdir, tmp_path):
+    copied = tmp_path / "9"
+    shutil.copytree(find_checkpoint(workdir), copied)
+    settings = json.loads((copied / "config" / "metadata").read_text())
+    settings["bert"]["intermediate_size"] *= 2
+    (copied / "config" / "metadata").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"holds bert\.encoder.* of float32 .*, expected"):
+        bert_jax.load(copied)
+
+
+def test_training_state_of_other_parameters_is_noticed(workdir, tmp_path):
+    copied = tmp_path / "9"
+    shutil.copytree(find_checkpoint(workdir), copied)
+    shutil.rmtree(copied / "training")
+    shutil.copytree(copied / "params", copied / "training")
+    with pytest.raises(CheckpointError, match="training/ is not complete, or not of a run"):
+        verify_checkpoint(copied, abstract_params)
+
+
+def test_a_checkpoint_without_training_state_is_whole(workdir, tmp_path):
+    model = read_model(workdir)
+    assert model.report.unused == ("training",)
+    write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)
+    found = verify_checkpoint(tmp_path / "written", abstract_params)
+    assert found["step"] == 0 and found["params"] > 0
+    jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "written"), read(workdir))
+    assert read_model(tmp_path / "written").report.unused == ()
+    with pytest.raises(CheckpointError, match=r"writing a checkpoint to .*written failed"):
+        write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)
+
+
+MEASURE = """
+import sys, jax, bert_jax
+def kilobytes(name):
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith(name)).split()[1])
+bert_jax.load(sys.argv[1])
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # The peak begins anew; see proc(5).
+before = kilobytes("VmRSS")
+params = bert_jax.load(sys.argv[2]).params
+grown = kilobytes("VmHWM") - before
+print(grown * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
+"""
+
+
+def test_loading_takes_little_more_memory_than_the_parameters(workdir, tmp_path):
+    """60 MB, in a process of its own, after a small one: what is imported does not count."""
+    tokenizer = read_model(workdir).tokenizer
+    bert = dataclasses.asdict(BertConfig(30_592, 384, 2, 6, 1536))
+    shapes = abstract_params({"bert": bert})
+    rng = np.random.default_rng(0)  # Ones would be compressed to nothing.
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
+    write_checkpoint(tmp_path / "large", params, {"bert": bert}, tokenizer)
+    command = [sys.executable, "-c", MEASURE, workdir, tmp_path / "large"]
+    environment = os.environ | {"XLA_FLAGS": ""}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert 0.8 < float(run.stdout) < 1.35

@@ -1,0 +1,181 @@
+"""The optimizers against float64 transcriptions of their formulas, and what they leave alone."""
+
+import re
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.interop.parameters import parameter_shapes
+from bert_jax.model.config import BertConfig
+from bert_jax.training.optimizer import is_decayed, linear_schedule, make_optimizer
+
+CONFIG = BertConfig(
+    vocab_size=128,
+    hidden_size=12,
+    num_layers=3,
+    num_heads=2,
+    intermediate_size=20,
+    max_position_embeddings=10,
+)
+PEAK, NUM_STEPS, WARMUP_STEPS = 1e-3, 100, 10  # ten times the paper's rate
+UNDECAYED = re.compile("LayerNorm|layer_norm|bias")
+
+
+def random_tensors(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """One float64 array for each tensor of transformers' state dict: layers are not stacked."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for path, shape in parameter_shapes(CONFIG).items():
+        name = huggingface_name(path)
+        shape = shape[1:] if "{layer}" in name else shape
+        for layer in range(CONFIG.num_layers if "{layer}" in name else 1):
+            # Layers of different size, so that their norms differ.
+            value = rng.standard_normal(shape) * scale * (1 + layer)
+            tensors[name.format(layer=layer)] = value.T if path.endswith("kernel") else value
+    return tensors
+
+
+def random_gradients(step: int) -> dict[str, np.ndarray]:
+    """From far below the clipping norm to far above it; some tensors have none for a while."""
+    gradients = random_tensors(1000 + step, scale=10.0 ** (step % 7 - 4))
+    gradients["bert.pooler.dense.weight"] *= step >= 5
+    return {name: value.astype(np.float32).astype(np.float64) for name, value in gradients.items()}
+
+
+def released_rate(step: int) -> float:
+    """`polynomial_decay` to 0 with power 1, and in its place the ramp while step < warm-up."""
+    if step < WARMUP_STEPS:
+        return PEAK * step / WARMUP_STEPS
+    return PEAK * (1 - min(step, NUM_STEPS) / NUM_STEPS)
+
+
+def reference_step(name: str, tensors: dict, slots: dict, gradients: dict, step: int) -> None:
+    """One update in place, float64: clip, then what the named optimizer does to each tensor.
+
+    bert_adam: google-research/bert, optimization.py. adamw: Loshchilov & Hutter (2019),
+    algorithm 2. lamb: You et al. (2020), algorithm 2, on tensors that are decayed.
+    """
+    norm = np.sqrt(sum(np.sum(np.square(gradient)) for gradient in gradients.values()))
+    for key, gradient in gradients.items():
+        gradient = gradient / max(norm, 1.0)
+        slot = slots.setdefault(key, {"m": 0.0, "v": 0.0})
+        slot["m"] = 0.9 * slot["m"] + 0.1 * gradient
+        slot["v"] = 0.999 * slot["v"] + 0.001 * gradient**2
+        if name == "bert_adam":
+            update = slot["m"] / (np.sqrt(slot["v"]) + 1e-6)
+        else:
+            corrected_m = slot["m"] / (1 - 0.9 ** (step + 1))
+            corrected_v = slot["v"] / (1 - 0.999 ** (step + 1))
+            update = corrected_m / (np.sqrt(corrected_v) + 1e-6)
+        if not UNDECAYED.search(key):
+            update = update + 0.01 * tensors[key]
+            if name == "lamb":
+                update = update * np.linalg.norm(tensors[key]) / np.linalg.norm(update)
+        tensors[key] = tensors[key] - released_rate(step) * update
+
+
+def as_tree(tensors: dict) -> dict:
+    return params_from_huggingface(tensors, CONFIG)[0]
+
+
+def largest_difference(one: dict, two: dict) -> float:
+    differences = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), one, two)
+    return float(max(jax.tree.leaves(differences)))
+
+
+@pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
+def test_100_steps_equal_the_formula_in_float64(name):
+    optimizer = make_optimizer(name, linear_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+    update = jax.jit(optimizer.update)
+    tensors, slots = random_tensors(0, scale=0.1), {}
+    params = as_tree(tensors)
+    state = optimizer.init(params)
+    worst_update, worst_params = 0.0, 0.0
+    for step in range(NUM_STEPS):
+        gradients, before = random_gradients(step), tensors.copy()
+        reference_step(name, tensors, slots, gradients, step)
+        updates, state = update(as_tree(gradients), state, params)
+        params = optax.apply_updates(params, updates)
+        if step:  # The ramp starts at 0.
+            expected = as_tree({key: tensors[key] - before[key] for key in tensors})
+            largest = largest_difference(expected, jax.tree.map(np.zeros_like, expected))
+            worst_update = max(worst_update, largest_difference(updates, expected) / largest)
+        worst_params = max(worst_params, largest_difference(params, as_tree(tensors)))
+    print(f"{name}: updates differ by {worst_update:.1e} relative, parameters {worst_params:.1e}")
+    assert largest_difference(params, as_tree(random_tensors(0, scale=0.1))) > 0.01  # They moved.
+    assert worst_update < 1e-6
+    assert worst_params < 1e-6
+
+
+def test_schedule_has_the_released_values():
+    schedule = jax.jit(linear_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+    for step in (0, 1, 9, 10, 11, 50, 99, 100, 150):
+        assert float(schedule(step)) == pytest.approx(released_rate(step), rel=1e-6, abs=1e-9)
+    assert float(schedule(0)) == 0.0
+    # The decay counts from step 0: the rate never quite reaches its peak.
+    assert float(schedule(WARMUP_STEPS)) == pytest.approx(0.9 * PEAK)
+    assert float(linear_schedule(PEAK, NUM_STEPS, 0)(0)) == pytest.approx(PEAK)
+
+
+def test_weight_decay_leaves_out_what_the_released_optimizer_leaves_out():
+    params = as_tree(random_tensors(0))
+    decayed = flax.traverse_util.flatten_dict(is_decayed(params), sep="/")
+    assert decayed.keys() == parameter_shapes(CONFIG).keys()
+    for path, value in decayed.items():
+        assert value == (not UNDECAYED.search(huggingface_name(path))), path
+
+
+@pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
+def test_gradients_above_the_clipping_norm_count_by_direction_only(name):
+    params = as_tree(random_tensors(0))
+    optimizer = make_optimizer(name, lambda step: 0.1, clip_norm=1.0)
+    gradients = as_tree(random_tensors(1))
+    updates = [
+        optimizer.update(jax.tree.map(lambda g, s=scale: g * s, gradients), state, params)[0]
+        for scale, state in ((1.0, optimizer.init(params)), (64.0, optimizer.init(params)))
+    ]
+    assert max(np.linalg.norm(leaf) for leaf in jax.tree.leaves(gradients)) > 1.0
+    assert largest_difference(*updates) < 1e-6
+
+
+def test_lamb_of_stacked_layers_equals_lamb_of_separate_ones():
+    rng = np.random.default_rng(0)
+    sizes = np.array([0.1, 1.0, 0.0, 10.0])[:, None, None]  # A layer of zeros is not rescaled.
+    kernel = (rng.standard_normal((4, 6, 5)) * sizes).astype(np.float32)
+    gradient = rng.standard_normal((4, 6, 5)).astype(np.float32)
+    optimizer = make_optimizer("lamb", lambda step: 0.1, clip_norm=1e9)
+
+    def update(params, gradients):
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+    stacked = update(
+        {"layers": {"query": {"kernel": kernel}}}, {"layers": {"query": {"kernel": gradient}}}
+    )["layers"]["query"]["kernel"]
+    separate = update(
+        {f"layer_{n}": {"query": {"kernel": kernel[n]}} for n in range(4)},
+        {f"layer_{n}": {"query": {"kernel": gradient[n]}} for n in range(4)},
+    )
+    for n in range(4):
+        np.testing.assert_allclose(stacked[n], separate[f"layer_{n}"]["query"]["kernel"], rtol=1e-6)
+    norms = np.linalg.norm(stacked.reshape(4, -1), axis=1)
+    expected = 0.1 * np.linalg.norm(kernel.reshape(4, -1), axis=1)
+    np.testing.assert_allclose(norms[[0, 1, 3]], expected[[0, 1, 3]], rtol=1e-5)
+    assert norms[2] > 0
+
+
+@pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
+def test_no_gradient_and_no_weight_give_no_update(name):
+    params = {"pooler": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}}
+    optimizer = make_optimizer(name, lambda step: 0.1)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert largest_difference(updates, params) == 0.0
+
+
+def test_an_unknown_optimizer_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match="unknown optimizer 'adm': expected one of bert_adam"):
+        make_optimizer("adm", lambda step: 0.1)

@@ -1,0 +1,318 @@
+"""The loss and the update step: packing, accumulation, devices, layers, and that it learns."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax import partitioning
+from bert_jax.corpus.packing import row_dtype
+from bert_jax.data.unpacking import unpack_rows
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
+from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse
+from bert_jax.training import pretrain_step as train
+from bert_jax.training.optimizer import linear_schedule, make_optimizer
+
+LENGTH, PAIRS, VOCAB = 64, 4, 300
+MASKING = {
+    "special_ids": (0, 1, 2, 3, 4),
+    "mask_id": 4,
+    "vocab_size": VOCAB,
+    "max_predictions": 10,
+}
+
+
+def small_model(**changes):
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": LENGTH,
+        "dropout_rate": 0.0,
+        "initializer_range": 0.2,
+    }
+    return BertForPreTraining(BertConfig(**(settings | changes)))
+
+
+def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str, np.ndarray]:
+    """Rows of pairs of the given lengths, then padding."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(num_rows, row_dtype(LENGTH, PAIRS))
+    for row in rows:
+        start = 0
+        for number, length in enumerate(pair_lengths):
+            end, second = start + length, start + length // 2
+            row["tokens"][start:end] = rng.integers(5, VOCAB, length)
+            row["tokens"][start] = 2
+            row["tokens"][[second - 1, end - 1]] = 3
+            row["pairs"][number] = (start, second, end)
+            row["nsp_labels"][number] = rng.integers(2)
+            start = end
+    return {name: rows[name] for name in rows.dtype.names} | {
+        "row_ids": np.arange(num_rows, dtype=np.uint32),
+        "epochs": np.zeros(num_rows, np.uint32),
+    }
+
+
+def one_pair_a_row(batch: dict, rows: dict) -> dict:
+    """The masked batch of packed rows, with each pair moved to a row of its own."""
+    positions, weights = np.asarray(batch["mlm_positions"]), np.asarray(batch["mlm_weights"])
+    unpacked = {name: [] for name in batch}
+    for row, pairs in enumerate(rows["pairs"].astype(int)):
+        for number, (start, second, end) in enumerate(pairs):
+            if end == 0:
+                continue
+            place = np.arange(LENGTH)
+            inside = place < end - start
+            unpacked["tokens"].append(
+                np.where(inside, np.roll(np.asarray(batch["tokens"][row]), -start), 0)
+            )
+            unpacked["sequence_ids"].append(inside.astype(int))
+            unpacked["position_ids"].append(np.where(inside, place, 0))
+            unpacked["segment_ids"].append((inside & (place >= second - start)).astype(int))
+            own = (positions[row] >= start) & (positions[row] < end) & (weights[row] > 0)
+            unpacked["mlm_positions"].append(np.where(own, positions[row] - start, 0))
+            unpacked["mlm_targets"].append(np.where(own, batch["mlm_targets"][row], 0))
+            unpacked["mlm_weights"].append(own.astype(np.float32))
+            unpacked["cls_positions"].append([0])
+            unpacked["nsp_labels"].append([int(batch["nsp_labels"][row, number])])
+            unpacked["nsp_weights"].append([1.0])
+    return {name: jnp.array(values) for name, values in unpacked.items()}
+
+
+def mean_loss(model, params, batch):
+    sums = train.pretraining_sums(model, params, batch)
+    return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
+
+
+def largest_difference(one, two) -> float:
+    return max(
+        float(jnp.max(jnp.abs(a - b)))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    )
+
+
+def fresh(model, optimizer=None, **mesh):
+    """A state on a mesh (of one device, if no axes are given), and its layout."""
+    optimizer = optimizer or make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
+    mesh = mesh or {"devices": jax.devices()[:1]}
+    state = train.init_state(jax.random.key(0), model, optimizer)
+    layout = partitioning.shardings(state, partitioning.make_mesh(**mesh))
+    return jax.device_put(state, layout), layout
+
+
+def test_packed_loss_and_gradients_equal_unpacked():
+    model = small_model()
+    state, _ = fresh(model)
+    rows = random_rows(6, pair_lengths=(30, 20, 9))
+    packed = train.corrupt(rows, jax.random.key(0), **MASKING)
+    unpacked = one_pair_a_row(packed, rows)
+    assert unpacked["tokens"].shape[0] == 18
+    loss_fn = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(model, params, batch)))
+    packed_loss, packed_gradients = loss_fn(state.params, packed)
+    unpacked_loss, unpacked_gradients = loss_fn(state.params, unpacked)
+    assert abs(float(packed_loss) - float(unpacked_loss)) < 1e-5
+    assert largest_difference(packed_gradients, unpacked_gradients) < 1e-5
+
+
+def test_unpacked_rows_restart_positions_and_number_sequences():
+    out = unpack_rows(random_rows(1, pair_lengths=(10, 6)))
+    expected_positions = [*range(10), *range(6)] + [0] * (LENGTH - 16)
+    assert out["position_ids"][0].tolist() == expected_positions
+    assert out["sequence_ids"][0].tolist() == [1] * 10 + [2] * 6 + [0] * (LENGTH - 16)
+    assert out["segment_ids"][0].tolist() == [0] * 5 + [1] * 5 + [0] * 3 + [1] * 3 + [0] * 48
+    assert out["cls_positions"][0].tolist() == [0, 10, 0, 0]
+    assert out["nsp_weights"][0].tolist() == [1, 1, 0, 0]
+
+
+def test_cross_entropy_equals_float64():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(7, 50)).astype(np.float32) * 20
+    targets = rng.integers(0, 50, 7)
+    loss, right = train.cross_entropy(jnp.array(logits), jnp.array(targets))
+    exact = logits.astype(np.float64)
+    log_sum = np.log(np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)) + exact.max(-1)
+    np.testing.assert_allclose(loss, log_sum - exact[np.arange(7), targets], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(right, exact.argmax(-1) == targets)
+
+
+def one_step(model, optimizer, rows, accumulate=1, num_steps=1, **mesh):
+    """State and metrics after `num_steps` updates with `rows`, on the host."""
+    state, layout = fresh(model, optimizer, **mesh)
+    update = train.make_update_step(model, optimizer, layout, 0, accumulate=accumulate, **MASKING)
+    rows = jax.device_put(rows, partitioning.batch_sharding(layout.step.mesh))
+    for _ in range(num_steps):
+        state, metrics = update(state, rows)
+    return jax.device_get((state.params, metrics))
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "mesh"), [(2, {}), (4, {}), (2, {"data": 4}), (2, {"data": 2, "fsdp": 2})]
+)
+def test_accumulated_gradients_equal_one_big_batch(accumulate, mesh):
+    # Rows of different length: a mean of the slices' means would differ. With dropout too, which
+    # belongs to a row's place in the batch.
+    rows = random_rows(8)
+    short = random_rows(8, pair_lengths=(12,), seed=1)
+    for name in ("tokens", "pairs", "nsp_labels"):
+        rows[name][1::3] = short[name][1::3]
+    model = small_model(dropout_rate=0.1)
+    devices = {"devices": jax.devices()[: max(math.prod(mesh.values()), 1)]}
+    # Plain gradients: Adam's ratio would hide a wrong scale.
+    one = one_step(model, optax.sgd(1.0), rows)
+    many = one_step(model, optax.sgd(1.0), rows, accumulate, **mesh, **devices)
+    assert largest_difference(one, many) < 1e-5
+
+
+MESHES = [
+    {"data": 8},
+    {"data": 2, "fsdp": 4},
+    {"data": 1, "fsdp": 8},
+    {"data": 2, "tensor": 4},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+]
+
+
+def trained(name: str, **mesh):
+    """What three steps lead to; for "sgd" it is one step, whose update is the gradients."""
+    model, rows = small_model(num_heads=4, dropout_rate=0.1), random_rows(16)
+    if name == "sgd":
+        return one_step(model, optax.sgd(1.0), rows, **mesh)
+    optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
+    return one_step(model, optimizer, rows, num_steps=3, **mesh)
+
+
+trained_on_one_device = functools.cache(trained)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_training_on_every_mesh_equals_training_on_one_device(mesh, name):
+    assert largest_difference(trained_on_one_device(name), trained(name, **mesh)) < 1e-5
+
+
+def divided(state, layout):
+    """Both, with the state divided over `data`."""
+    layout = partitioning.divide_over_data(layout, state)
+    return jax.device_put(state, layout), layout
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "accumulate"),
+    [
+        *(("adamw", mesh, 1) for mesh in MESHES),
+        # Accumulated as in `lamb_64k.py`.
+        *(("lamb", mesh, 2 if mesh["data"] == 8 or len(mesh) == 3 else 1) for mesh in MESHES),
+    ],
+    ids=str,
+)
+def test_dividing_the_weight_update_changes_no_result(name, mesh, accumulate):
+    model = small_model(num_heads=4, dropout_rate=0.1)
+    rows = random_rows(16)
+    optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
+    state, layout = divided(*fresh(model, optimizer, **mesh))
+    update = train.make_update_step(model, optimizer, layout, 0, accumulate=accumulate, **MASKING)
+    rows = jax.device_put(rows, partitioning.batch_sharding(layout.step.mesh))
+    for _ in range(3):
+        state, metrics = update(state, rows)
+    found = jax.device_get((state.params, metrics))
+    assert largest_difference(trained_on_one_device(name), found) < 1e-5
+
+
+def exchanges(
+    divides: bool, accumulate: int, name: str = "adamw"
+) -> tuple[list[tuple[str, str, int]], int]:
+    """(computation, kind, bytes) of what 8 data shards exchange in a step, but for scalars.
+
+    Together with the bytes of all parameters.
+    """
+    optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
+    state, layout = fresh(small_model(dropout_rate=0.1), optimizer, data=8)
+    state, layout = divided(state, layout) if divides else (state, layout)
+    update = train.make_update_step(
+        small_model(dropout_rate=0.1), optimizer, layout, 0, accumulate=accumulate, **MASKING
+    )
+    rows = jax.device_put(random_rows(16), partitioning.batch_sharding(layout.step.mesh))
+    computations, entry = parse(update.lower(state, rows).compile().as_text())
+    found = [
+        ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
+        for name, body in computations.items()
+        for instruction in body
+        if instruction.opcode.removesuffix("-start") in COLLECTIVES
+        and array_bytes(instruction.shape) >= 512
+    ]
+    return found, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_data_shards_exchange_gradients_once_and_nothing_inside_a_loop(accumulate):
+    ((where, kind, num_bytes),), size = exchanges(divides=False, accumulate=accumulate)
+    assert (where, kind) == ("entry", "all-reduce")
+    assert size <= num_bytes < size + 256  # The sums of the metrics go with them.
+
+
+@pytest.mark.parametrize(("name", "accumulate"), [("adamw", 1), ("lamb", 2)])
+def test_divided_weight_update_gathers_parameters_and_never_a_moment(name, accumulate):
+    found, size = exchanges(divides=True, accumulate=accumulate, name=name)
+    assert {(where, kind) for where, kind, _ in found} == {
+        ("entry", "reduce-scatter"),
+        ("entry", "all-gather"),
+    }
+    scattered, gathered = (
+        sum(each for _, kind, each in found if kind == name)
+        for name in ("reduce-scatter", "all-gather")
+    )
+    assert 0.9 * size < 8 * scattered <= size  # Each is left with an eighth of the gradients.
+    assert 0.9 * size < gathered <= size
+
+
+def test_overfits_64_rows_to_95_percent_masked_accuracy():
+    model = small_model(hidden_size=64, intermediate_size=256, initializer_range=0.02)
+    optimizer = make_optimizer("adamw", linear_schedule(4e-3, 300, 30))
+    state, layout = fresh(model, optimizer)
+    # The same masks in every epoch.
+    update = train.make_update_step(model, optimizer, layout, 0, repeat_after=1, **MASKING)
+    rows = random_rows(64)
+    for _ in range(300):
+        state, step_metrics = update(state, rows)
+    assert float(step_metrics["mlm_accuracy"]) > 0.95
+    assert float(step_metrics["nsp_accuracy"]) > 0.95
+
+
+def test_masks_differ_between_epochs():
+    rows = random_rows(8)
+    later = rows | {"epochs": rows["epochs"] + 1}
+    first, again, second = (
+        train.corrupt(each, jax.random.key(0), **MASKING)["tokens"] for each in (rows, rows, later)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != second).any(axis=1).all()
+
+
+def test_dropout_differs_between_steps():
+    model = small_model(dropout_rate=0.5)
+    state, layout = fresh(model, optax.sgd(0.0))
+    update = train.make_update_step(model, optax.sgd(0.0), layout, 0, **MASKING)
+    rows = random_rows(8)
+    state, first = update(state, rows)
+    state, second = update(state, rows)  # Parameters have not moved; only dropout has.
+    assert float(first["loss"]) != float(second["loss"])
+
+
+def test_filled_up_rows_do_not_count():
+    model = small_model()
+    state, layout = fresh(model)
+    eval_step = train.make_eval_step(model, layout.step.mesh, 0, **MASKING)
+    rows = random_rows(8)
+    whole = eval_step(state.params, {n: v[:5] for n, v in rows.items()})
+    rows["row_weights"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)
+    filled = eval_step(state.params, rows)
+    for name in whole:
+        assert float(whole[name]) == pytest.approx(float(filled[name]), rel=1e-6), name
