@@ -1,10 +1,10 @@
-"""Rows a second of corpus building, and that its memory does not grow with the corpus.
+"""Measures the speed of corpus building, and that its memory does not grow with the corpus.
 
 python benchmarks/corpus.py [--input=GLOB --vocab=vocab.txt]
 
-Builds a corpus from the input and from ten copies of it, each in a fresh process, and prints both
-and their ratios; the aim is a peak memory ratio of about 1. The input must be large enough for all
-processes to work at once (each on a megabyte of text), as the text made up by default is.
+Builds a corpus from the input and one from ten copies of it, each in a fresh process, and prints
+both and their ratios; the target is a peak memory ratio of about 1. The input must be large enough
+to occupy all processes (each with a megabyte of text), as the default synthetic text is.
 """
 
 import concurrent.futures
@@ -19,21 +19,21 @@ import time
 import numpy as np
 from absl import app, flags
 
-from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.corpus.parallel import usable_cores
 from bert_jax.corpus.readers import find_inputs
-from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, load_tokenizer
+from bert_jax.tokenization import SPECIAL_TOKENS, load_tokenizer
 
-INPUT = flags.DEFINE_string("input", None, "Glob of text files or dumps; default: made-up text.")
+INPUT = flags.DEFINE_string("input", None, "Glob of text files or dumps; default: synthetic text.")
 VOCAB = flags.DEFINE_string("vocab", None, "Vocabulary for --input.")
 COPIES = flags.DEFINE_integer("copies", 10, "Copies of the input in the large corpus.")
-MEGABYTES = flags.DEFINE_integer("megabytes", 12, "Of text to make up.")
+MEGABYTES = flags.DEFINE_integer("megabytes", 12, "Size of the synthetic text.")
 
 
 def write_synthetic_text(path: pathlib.Path, vocabulary: pathlib.Path, megabytes: int) -> None:
     """Writes documents of 20 sentences with Zipf-distributed words, and their vocabulary."""
     words = np.array([f"word{index}" for index in range(20_000)])
-    vocabulary.write_text("\n".join([*WORDPIECE_SPECIAL_TOKENS, ".", *words]) + "\n")
+    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, ".", *words]) + "\n")
     generator = np.random.default_rng(0)
     with open(path, "w") as stream:
         while stream.tell() < megabytes * 1_000_000:
@@ -46,18 +46,16 @@ def write_synthetic_text(path: pathlib.Path, vocabulary: pathlib.Path, megabytes
 def build_and_measure(inputs: list[str], vocabulary: str, output: str) -> dict:
     """Builds a corpus in this process and its workers; returns speed and peak memory."""
     started = time.perf_counter()
-    manifest = build_corpus(inputs, load_tokenizer(vocabulary), output, CorpusSettings())
+    manifest = build_corpus(inputs, load_tokenizer(vocabulary), output, CorpusConfig())
     seconds = time.perf_counter() - started
     rows = sum(split["rows"] for split in manifest["splits"].values())
-    kibibytes = 1024 if sys.platform == "darwin" else 1  # ru_maxrss is in bytes there
+    unit = 1 << (20 if sys.platform == "darwin" else 10)  # ru_maxrss is in bytes or in KiB
     return {
         "rows": rows,
         "seconds": round(seconds, 1),
         "rows_per_second": round(rows / seconds),
-        "parent_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // kibibytes // 1024,
-        "worker_peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        // kibibytes
-        // 1024,
+        "parent_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit,
+        "worker_peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // unit,
     }
 
 
@@ -72,7 +70,7 @@ def main(argv: list[str]) -> None:
             write_synthetic_text(pathlib.Path(inputs[0]), pathlib.Path(vocabulary), MEGABYTES.value)
         measured = []
         for copies in (1, COPIES.value):
-            # Peak memory is that of a process's whole life, so each build gets a new one.
+            # Peak memory is measured over a process's lifetime, so each build gets a new one.
             with concurrent.futures.ProcessPoolExecutor(
                 1, mp_context=multiprocessing.get_context("spawn")
             ) as fresh:

@@ -1,16 +1,16 @@
-"""Fine-tuning and inference on the CPU, beside transformers in torch: quality and time in one run.
+"""Compares fine-tuning and inference on the CPU with transformers in torch: scores and time.
 
 make .venv-parity/installed
 for name in reuters-r8 conll2003 minilm; do
     .venv-parity/bin/python tools/fetch_data.py $name runs/data/$name; done
 .venv-parity/bin/python benchmarks/finetune.py --task=r8
 
-Both sides start from the MiniLM weights and take the same examples, hyperparameters and number of
-seeds. Each seed of each side is a process of its own on the same cores, and the sides take turns.
-Seconds are of the whole: reading, tokenizing, compiling and scoring included; those to predict are
-ours from the checkpoint on disk, theirs with the model still in memory. Ours asks glibc for huge
-pages, as its entry points do; `--huge_pages=both` gives them to torch too. `--task=xquad` wants the
-English part of XQuAD as `--xquad=FILE`, of which it holds eight articles out.
+Both sides start from the MiniLM weights and use the same examples, hyperparameters and number of
+seeds. Each seed of each side runs in its own process on the same cores; the sides alternate. Times
+include reading, tokenization, compilation and scoring. bert_jax predicts from the checkpoint on
+disk, transformers with the model still in memory. bert_jax uses huge pages, as its entry points do;
+`--huge_pages=both` enables them for torch too. `--task=xquad` needs the English part of XQuAD as
+`--xquad=FILE`, and holds out eight articles.
 """
 
 import json
@@ -26,26 +26,34 @@ from absl import app, flags, logging
 
 from bert_jax.runtime.huge_pages import TUNABLE
 
-TASK = flags.DEFINE_enum("task", "r8", ["r8", "conll2003", "xquad"], "What to compare on.")
-EXAMPLES = flags.DEFINE_integer("examples", 1000, "Of the training set, the first so many.")
-TEST_EXAMPLES = flags.DEFINE_integer("test_examples", 1000, "Of the test set, the first so many.")
-SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each side.")
-EPOCHS = flags.DEFINE_float("epochs", 3.0, "Over the training examples.")
-LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-4, "At the end of the warm-up.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Examples of an update.")
-DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Of both sides.")
+TASK = flags.DEFINE_enum("task", "r8", ["r8", "conll2003", "xquad"], "Task to compare on.")
+EXAMPLES = flags.DEFINE_integer(
+    "examples", 1000, "Number of training examples, from the start of the file."
+)
+TEST_EXAMPLES = flags.DEFINE_integer(
+    "test_examples", 1000, "Number of test examples, from the start of the file."
+)
+SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each side.")
+EPOCHS = flags.DEFINE_float("epochs", 3.0, "Number of epochs.")
+LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-4, "Peak learning rate.")
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Examples per update.")
+DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout rate of both sides.")
 LENGTH = flags.DEFINE_integer("length", 0, "max_seq_length; 0: the configuration's.")
-DATA = flags.DEFINE_string("data", "runs/data", "Where tools/fetch_data.py has put everything.")
+DATA = flags.DEFINE_string(
+    "data", "runs/data", "Directory of the data fetched by tools/fetch_data.py."
+)
 XQUAD = flags.DEFINE_string("xquad", None, "XQuAD's English file.")
-HUGE_PAGES = flags.DEFINE_enum("huge_pages", "ours", ["ours", "both"], "Who asks for them.")
-SIDE = flags.DEFINE_enum("side", None, ["bert_jax", "transformers"], "Only run this, here.")
-SEED = flags.DEFINE_integer("seed", 0, "With --side.")
+HUGE_PAGES = flags.DEFINE_enum("huge_pages", "ours", ["ours", "both"], "Sides that use huge pages.")
+SIDE = flags.DEFINE_enum(
+    "side", None, ["bert_jax", "transformers"], "Run only this side, in this process."
+)
+SEED = flags.DEFINE_integer("seed", 0, "Seed of the run with --side.")
 
 METRIC = {"r8": "accuracy", "conll2003": "f1", "xquad": "f1"}
 
 
 def configuration(directory: pathlib.Path):
-    """The task's configuration, on files cut down to what the flags say."""
+    """Returns the task's config, with files of as many examples as the flags say."""
     if TASK.value == "r8":
         from configs.finetune import reuters_r8 as chosen
 
@@ -134,8 +142,8 @@ def transformers_run(directory: pathlib.Path) -> dict:
     )
 
 
-def run_apart(side: str, seed: int) -> dict:
-    """One seed of one side, in a process of its own."""
+def run_in_subprocess(side: str, seed: int) -> dict:
+    """Runs one seed of one side in its own process."""
     huge = side == "bert_jax" or HUGE_PAGES.value == "both"
     environment = os.environ | {
         "GLIBC_TUNABLES": TUNABLE if huge else "",
@@ -149,8 +157,8 @@ def run_apart(side: str, seed: int) -> dict:
 
 
 def table_of_sides(runs: dict[str, list[dict]]) -> str:
-    """Of each number median, mean, least and most over the seeds; of times theirs by ours, too."""
-    lines = [f"{'over the seeds':16} {'':13} median    mean   least    most"]
+    """Formats median, mean, min and max of each number over the seeds, and the ratios of times."""
+    lines = [f"{'over the seeds':16} {'':13} median    mean     min     max"]
     for name in runs["bert_jax"][0]:
         medians = []
         for side, found in runs.items():
@@ -184,7 +192,7 @@ def main(argv: list[str]) -> None:
     runs = {"bert_jax": [], "transformers": []}
     for seed in range(SEEDS.value):
         for side, found in runs.items():
-            found.append(run_apart(side, seed))
+            found.append(run_in_subprocess(side, seed))
             shown = ", ".join(f"{name} {value:.4g}" for name, value in found[-1].items())
             print(f"  seed {seed}, {side:12} {shown}", flush=True)
     print(table_of_sides(runs))

@@ -1,13 +1,14 @@
-"""How many shuffled rows a second one core delivers: `python benchmarks/loader.py [--corpus=DIR]`.
+"""Measures how many shuffled rows per second one core reads.
 
-Read from disk alone, and as the training loop gets them: read ahead by Grain, placed on the device.
-The target is 20,000 rows of length 128. Without --corpus, a synthetic one is written first, with
-Zipf-distributed ids, which compress about as text does.
+python benchmarks/loader.py [--corpus=DIR]
+
+Measures reading from disk alone, and as in training, prefetched by Grain and copied to the device.
+The target is 20,000 rows of length 128. Without --corpus, uses a synthetic one with
+Zipf-distributed ids, which compress about as well as text.
 """
 
 import json
 import os
-import pathlib
 import tempfile
 import time
 
@@ -18,46 +19,45 @@ from absl import app, flags
 from bert_jax import partitioning
 from bert_jax.corpus import writing
 from bert_jax.corpus.packing import row_dtype
-from bert_jax.data.batches import train_batches
+from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
-from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, tokenizer_from_bytes
+from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
 
 CORPUS = flags.DEFINE_string("corpus", None, "Directory of a corpus.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Rows read at once.")
-NUM_ROWS = flags.DEFINE_integer("num_rows", 1_000_000, "Rows read in all.")
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Rows per batch.")
+NUM_ROWS = flags.DEFINE_integer("num_rows", 1_000_000, "Total number of rows to read.")
 TARGET_ROWS_PER_SECOND = 20_000
 
 
 def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
-    vocabulary = [*WORDPIECE_SPECIAL_TOKENS, *(f"w{index}" for index in range(30_517))]
+    vocabulary = [*SPECIAL_TOKENS, *(f"w{index}" for index in range(30_517))]
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(vocabulary).encode())
-    scratch = writing.prepare_directory(directory, overwrite=False)
     rows = np.zeros(num_rows, row_dtype(128, 8))
     zipf = np.random.default_rng(0).zipf(1.3, (num_rows, 128))
     rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
     rows["pairs"][:, 0] = (0, 64, 128)
-    spill = scratch / writing.shard_name("train", 0, 1).removesuffix(".array_record")
-    rows.tofile(spill)
-    written, size = writing.write_shard(spill, rows.dtype, 256, (0,))
-    (scratch / tokenizer.filename).write_bytes(tokenizer.content)
-    shard = {"file": writing.shard_name("train", 0, 1), "rows": written, "bytes": size}
-    manifest = {
-        "format_version": writing.FORMAT_VERSION,
-        "splits": {"train": {"rows": written, "shards": [shard]}},
-        "settings": {"max_seq_length": 128, "max_pairs_per_row": 8, "block_rows": 256},
-        "vocabulary": {
-            "filename": tokenizer.filename,
-            "sha256": tokenizer.sha256,
-            "size": tokenizer.vocab_size,
-        },
-    }
-    writing.publish(pathlib.Path(directory), scratch, manifest)
-    writing.remove_scratch(scratch)
+    with writing.scratch_directory(directory, overwrite=False) as scratch:
+        path = scratch / writing.shard_name("train", 0, 1)
+        rows.tofile(writing.spill_path(path))
+        _, size = writing.write_shard(path, rows.dtype, 256, (0,))
+        (scratch / tokenizer.filename).write_bytes(tokenizer.content)
+        shard = {"file": path.name, "rows": num_rows, "bytes": size}
+        manifest = {
+            "format_version": writing.FORMAT_VERSION,
+            "splits": {"train": {"rows": num_rows, "shards": [shard]}},
+            "config": {"max_seq_length": 128, "max_pairs_per_row": 8, "block_rows": 256},
+            "vocabulary": {
+                "filename": tokenizer.filename,
+                "sha256": tokenizer.sha256,
+                "size": tokenizer.vocab_size,
+            },
+        }
+        writing.publish(scratch, manifest)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    if hasattr(os, "sched_setaffinity"):  # one core, whatever threads the reader starts
+    if hasattr(os, "sched_setaffinity"):  # The reader's threads share one core.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as scratch:
         if CORPUS.value is None:
@@ -66,20 +66,20 @@ def main(argv: list[str]) -> None:
         started = time.perf_counter()
         for start in range(0, NUM_ROWS.value, BATCH_SIZE.value):
             rows.stream(start, start + BATCH_SIZE.value)
-        read = NUM_ROWS.value / (time.perf_counter() - started)
+        rows_read = NUM_ROWS.value / (time.perf_counter() - started)
 
         mesh = partitioning.make_mesh(devices=jax.devices("cpu")[:1])
         sharding = partitioning.batch_sharding(mesh)
         num_batches = NUM_ROWS.value // BATCH_SIZE.value
-        batches = train_batches(rows, sharding, BATCH_SIZE.value, 0, num_batches)
+        batches = pretrain_batches(rows, sharding, BATCH_SIZE.value, 0, num_batches)
         started = time.perf_counter()
         for batch in batches:
             jax.block_until_ready(batch)
-        placed = num_batches * BATCH_SIZE.value / (time.perf_counter() - started)
+        on_device = num_batches * BATCH_SIZE.value / (time.perf_counter() - started)
     result = {
-        "rows_read_per_second": round(read),
-        "rows_on_device_per_second": round(placed),
-        "ratio_to_target": round(placed / TARGET_ROWS_PER_SECOND, 1),
+        "rows_read_per_second": round(rows_read),
+        "rows_on_device_per_second": round(on_device),
+        "ratio_to_target": round(on_device / TARGET_ROWS_PER_SECOND, 1),
         "max_seq_length": rows.max_seq_length,
         "rows_in_corpus": rows.num_rows,
     }

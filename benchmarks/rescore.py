@@ -1,12 +1,12 @@
-"""A finished run's predictions, scored again by the originals of our scorers.
+"""Scores the predictions of finished runs with the reference implementations of the metrics.
 
 .venv-parity/bin/python tools/fetch_data.py conlleval runs/data/conlleval
 .venv-parity/bin/python benchmarks/rescore.py RUN... --conlleval=runs/data/conlleval/conlleval \
     --squad_script=evaluate-v1.1.py
 
-A RUN is the workdir of a run of classes (scikit-learn), of tags in IOB2 (seqeval, and conlleval,
-which needs Perl) or of answers (SQuAD's official script). Ends with status 1 where what its
-result.json says differs in a digit that the original prints.
+A RUN is the workdir of a classification (scikit-learn), of tagging in IOB2 (seqeval, and conlleval,
+which needs Perl) or of question answering (SQuAD's official script). The exit code is 1 if a score
+in its result.json differs in any digit that the reference prints.
 """
 
 import json
@@ -20,11 +20,13 @@ from absl import app, flags
 
 from bert_jax.tasks.tables import read_table
 
-CONLLEVAL = flags.DEFINE_string("conlleval", None, "The script of the shared tasks.")
-SQUAD_SCRIPT = flags.DEFINE_string("squad_script", None, "The official one of the set's version.")
+CONLLEVAL = flags.DEFINE_string("conlleval", None, "The script of the CoNLL shared tasks.")
+SQUAD_SCRIPT = flags.DEFINE_string(
+    "squad_script", None, "The official script for the version of the data."
+)
 
 Scores = Iterator[tuple[str, str, float, float]]
-"""The original's name, ours of the metric, its value, and how far it may be off by its digits."""
+"""Name of the reference, name of our metric, the reference's score, and the tolerance."""
 
 
 def rescore_classes(data: dict, predictions: pathlib.Path, split: str) -> Scores:
@@ -62,7 +64,7 @@ def rescore_tags(data: dict, predictions: pathlib.Path, split: str) -> Scores:
 
 def rescore_answers(data: dict, predictions: pathlib.Path, split: str) -> Scores:
     if not SQUAD_SCRIPT.value:
-        sys.exit("rescore: answers want --squad_script=FILE")
+        sys.exit("rescore: question answering needs --squad_script=FILE")
     command = [sys.executable, SQUAD_SCRIPT.value, data[split]]
     command.append(str(predictions / split / "predictions.json"))
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -75,7 +77,7 @@ RESCORE = {"classification": rescore_classes, "tagging": rescore_tags, "span": r
 
 
 def main(argv: list[str]) -> None:
-    warnings.simplefilter("ignore")  # seqeval's, of types that are never predicted.
+    warnings.simplefilter("ignore")  # seqeval warns of types that are never predicted.
     differs = False
     for run in map(pathlib.Path, argv[1:]):
         settings = json.loads((run / "config.json").read_text())
@@ -84,11 +86,13 @@ def main(argv: list[str]) -> None:
         for split in ("dev", "test"):
             if split not in result:
                 continue
-            for scorer, name, theirs, off in rescore(settings["data"], run / "predictions", split):
+            for reference, name, theirs, tolerance in rescore(
+                settings["data"], run / "predictions", split
+            ):
                 ours = result[split][name]
-                differs |= (wrong := abs(ours - theirs) > off)
-                said = "  differs" if wrong else ""
-                print(f"{run.name} {split} {name}: {ours:.6f}, {scorer} {theirs:.6f}{said}")
+                differs |= (wrong := abs(ours - theirs) > tolerance)
+                remark = "  differs" if wrong else ""
+                print(f"{run.name} {split} {name}: {ours:.6f}, {reference} {theirs:.6f}{remark}")
     sys.exit(int(differs))
 
 

@@ -38,30 +38,29 @@ def random_tokens() -> np.ndarray:
 
 
 def bert_jax_step(config: BertConfig):
-    """A function that does one step and waits for it."""
+    """Returns a function that runs one step and waits for it."""
     import jax
 
     from bert_jax import partitioning
+    from bert_jax.data.masking import Masking
     from bert_jax.model.bert import BertForPreTraining
     from bert_jax.training.optimizer import linear_schedule, make_optimizer
-    from bert_jax.training.pretrain_step import init_state, make_update_step
+    from bert_jax.training.pretrain_step import init_state, make_pretrain_step
 
     model = BertForPreTraining(config)
     optimizer = make_optimizer("adamw", linear_schedule(1e-4, 1000, 10))
     init = functools.partial(init_state, model=model, optimizer=optimizer)
     abstract = jax.eval_shape(init, jax.random.key(0))
-    layout = partitioning.shardings(abstract, partitioning.make_mesh())
-    state = jax.jit(init, out_shardings=layout)(jax.random.key(0))
-    update = make_update_step(
-        model,
-        optimizer,
-        layout,
-        seed=0,
+    shardings = partitioning.infer_shardings(abstract, partitioning.make_mesh())
+    state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
+    masking = Masking(
         special_ids=(0, 100, 101, 102, MASK_ID),
         mask_id=MASK_ID,
         vocab_size=config.vocab_size,
+        word_start=np.ones(config.vocab_size, bool),
         max_predictions=PREDICTIONS,
     )
+    update = make_pretrain_step(model, optimizer, shardings, masking, seed=0)
     pairs = np.zeros((BATCH, 8, 3), np.uint16)
     pairs[:, 0] = (0, LENGTH // 2, LENGTH)
     rows = jax.device_put(

@@ -1,8 +1,8 @@
-"""Fine-tuning and inference by transformers and torch, for benchmarks/finetune.py to compare with.
+"""Fine-tuning and inference with transformers and torch, for benchmarks/finetune.py.
 
 Plain loops with dynamic padding, the library's default: each batch is as long as its longest
-example. The same optimizer, schedule, clipping, batch size and epochs as ours; the order of the
-examples and the head's first values come from torch's generator.
+example. Optimizer, schedule, clipping, batch size and epochs are the same as in bert_jax; the order
+of the examples and the initial values of the head come from torch's generator.
 """
 
 import os
@@ -26,7 +26,7 @@ def load(architecture, config, **settings):
 
 
 def train(model, collate: Callable, features: list, config) -> None:
-    """`config` has the fields of configs/finetune/; `collate(features)` gives a padded batch."""
+    """Trains with a config of configs/finetune/; `collate(features)` returns a padded batch."""
     per_epoch = -(-len(features) // config.batch_size)
     num_steps = round(config.num_epochs * per_epoch)
     warmup = round(config.warmup_fraction * num_steps)
@@ -57,7 +57,7 @@ def train(model, collate: Callable, features: list, config) -> None:
 
 
 def predict(model, collate: Callable, features: list, batch_size: int = 32) -> list:
-    """The outputs of each batch, in the order of the features."""
+    """Returns the outputs of each batch, in the order of the features."""
     model.eval()
     unlabeled = [{k: v for k, v in each.items() if "label" not in k} for each in features]
     starts = range(0, len(features), batch_size)
@@ -74,7 +74,7 @@ def finish(score: float, started: float, trained: float) -> dict:
 
 
 def classification(config, train_set, test_set, seed: int) -> dict:
-    """Accuracy on `test_set`, and seconds; both sets are (texts, labels)."""
+    """Returns the accuracy on `test_set`, and times; both sets are (texts, labels)."""
     prepare(seed)
     started = time.perf_counter()
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
@@ -93,12 +93,12 @@ def classification(config, train_set, test_set, seed: int) -> dict:
     trained = time.perf_counter()
     outputs = predict(model, collate, features(*test_set))
     predicted = torch.cat([output.logits.argmax(-1) for output in outputs]).tolist()
-    right = [labels[index] == name for index, name in zip(predicted, test_set[1], strict=True)]
-    return finish(sum(right) / len(right), started, trained)
+    correct = [labels[index] == name for index, name in zip(predicted, test_set[1], strict=True)]
+    return finish(sum(correct) / len(correct), started, trained)
 
 
 def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
-    """`score(predicted tags, tags)` on `test_set`; both sets are lists of (words, tags)."""
+    """Returns `score(predicted, tags)` on `test_set`, and times; sets are of (words, tags)."""
     prepare(seed)
     started = time.perf_counter()
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
@@ -131,14 +131,15 @@ def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
     for feature, (_, tags), scores in zip(made, test_set, logits, strict=True):
         best = scores.argmax(-1).tolist()
         own = [labels[b] for b, n in zip(best, feature["labels"], strict=False) if n != -100]
-        predicted.append(own + ["O"] * (len(tags) - len(own)))  # Words that were cut off.
+        predicted.append(own + ["O"] * (len(tags) - len(own)))  # Truncated words.
     return finish(score(predicted, [tags for _, tags in test_set]), started, trained)
 
 
 def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
-    """`score({id: text})` on `test_set`; both are lists of (id, question, context, start, text).
+    """Returns `score({id: text})` on `test_set`, and times.
 
-    The windows are ours, token for token: `stride` is what two of them share.
+    Both sets are lists of (id, question, context, start, text). The windows equal those of bert_jax
+    token for token: `stride` is their overlap.
     """
     prepare(seed)
     started = time.perf_counter()

@@ -1,10 +1,10 @@
-"""BERT in JAX: raw text to a pre-trained model, on one CPU or a TPU pod."""
+"""BERT in JAX: from raw text to a pre-trained model, on one CPU or a TPU pod."""
 
 import glob
 import os
 from typing import TYPE_CHECKING
 
-# Where libtpu finds no TPU it complains at length, unless told these.
+# Without a TPU, libtpu logs long warnings unless these are set.
 if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")
@@ -18,7 +18,7 @@ __all__ = ["BertConfig", "load"]
 
 
 def __getattr__(name: str):
-    # Imported on first use: the corpus tools run many processes that have no need of JAX.
+    # Imported on first use: the corpus tools start many processes that do not need JAX.
     if name == "BertConfig":
         from bert_jax.model.config import BertConfig
 

@@ -1,7 +1,7 @@
 """Pre-trains a BERT: `python -m bert_jax.pretrain --config=FILE --workdir=DIR`.
 
-Top to bottom: what to train, on which devices and rows, from which state; then the loop
-evaluate -> save -> next batch -> step, so that a run started again repeats and skips nothing.
+Top to bottom: corpus, model and devices, state, then the loop: batch -> step -> report -> evaluate
+-> save. A run is resumed after the last saved step, so it repeats and skips nothing.
 """
 
 import contextlib
@@ -15,200 +15,180 @@ import jax
 import jax.numpy as jnp
 import tqdm
 from absl import logging
-from ml_collections import config_dict
+from ml_collections import ConfigDict
 
 from bert_jax import partitioning
-from bert_jax.data.batches import eval_batches, local_rows, train_batches
-from bert_jax.runtime import distributed
-from bert_jax.runtime import main as command
+from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_batches
+from bert_jax.runtime import distributed, main
+from bert_jax.runtime.command_line import Preempted
 from bert_jax.runtime.huge_pages import restart_with_huge_pages
 from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.training import metrics, settings
-from bert_jax.training import pretrain_step as train
-from bert_jax.training.assembly import assemble
+from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer
-from bert_jax.training.workdir import claim_together, write_json
-
-# What the progress bar shows: label, metric, digits.
-PROGRESS = (
-    ("loss", "train/loss", 3),
-    ("mlm_accuracy", "train/mlm_accuracy", 3),
-    ("sequences/s", "sequences_per_second", 1),
-    ("mfu", "mfu", 3),
-)
+from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, means
+from bert_jax.training.setup import check_numbers, open_phases, setup_pretraining
+from bert_jax.training.throughput import Throughput, flops_per_row, format_progress
+from bert_jax.training.workdir import claim_workdir, write_json
 
 
-def train_and_evaluate(config: config_dict.ConfigDict, workdir: str) -> dict[str, float]:
-    """Runs, or goes on with, the pre-training in `workdir`; returns what `result.json` holds.
+def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
+    """Runs or resumes the pre-training in `workdir` and returns the content of `result.json`.
 
-    Every process of a run of several calls it, after `distributed.join`.
+    In a run of several processes all of them call it, after `distributed.initialize`.
     """
-    with contextlib.ExitStack() as cleanup:  # Whatever ends the run, what is being saved is saved.
-        return _train_and_evaluate(config, workdir, cleanup)
+    with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
+        return _train_and_evaluate(config, pathlib.Path(workdir), stack)
 
 
 def _train_and_evaluate(
-    config: config_dict.ConfigDict, workdir: str, cleanup: contextlib.ExitStack
+    config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack
 ) -> dict[str, float]:
     started = time.monotonic()
-    workdir = pathlib.Path(workdir)
+    is_first = jax.process_index() == 0  # Writes what all processes share.
 
-    # Rows, and what the settings come to on these devices.
-    with distributed.errors_shared():
-        settings.check_numbers(config)
-        watchdog = cleanup.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+    # Corpus, model and optimizer on the devices.
+    with distributed.raise_on_all_processes():
+        check_numbers(config)
+        watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
         watchdog.beat("opening the corpus on all processes")
-        phases = settings.open_phases(config)
+        phases = open_phases(config)
         num_steps = phases[-1].stop
         tokenizer = phases[0].rows.load_tokenizer()
-        assembly = assemble(config, phases, tokenizer)
-        batch_sharding = partitioning.batch_sharding(assembly.mesh)
-        local_rows(batch_sharding, config.eval_batch_size)  # Raises now, not at an evaluation.
+        setup = setup_pretraining(config, phases, tokenizer)
+        sharding = partitioning.batch_sharding(setup.mesh)
+        local_row_ranges(sharding, config.eval_batch_size)  # Raise now, not in an evaluation.
 
-    # All that can be wrong with the settings has been found by now: take the workdir.
-    watchdog.beat("taking the workdir, with all processes")
-    resolved = config.to_dict() | {"bert": dataclasses.asdict(assembly.bert)}
-    resolved["rows"] = [
+    # The configuration is valid: claim the workdir.
+    watchdog.beat("claiming the workdir with all processes")
+    settings = config.to_dict() | {"bert": dataclasses.asdict(setup.bert)}
+    settings["rows"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
-    claim_together(workdir, resolved)
-    is_first = jax.process_index() == 0  # The one that writes and shows what all share.
-    command.keep_compiled(workdir)
-    programs = cleanup.enter_context(command.compilations())
-    checkpointer = cleanup.enter_context(
+    claim_workdir(workdir, settings)
+    main.enable_compilation_cache(workdir)
+    compilations = stack.enter_context(main.count_compilations())
+    checkpointer = stack.enter_context(
         contextlib.closing(
             Checkpointer(
                 workdir,
-                resolved,
+                settings,
                 tokenizer,
                 keep_last=config.keep_checkpoints,
                 keep_every=config.keep_every,
             )
         )
     )
+
+    # Initial or restored state.
     first_step = checkpointer.latest_step() or 0
     result_path = workdir / "result.json"
     if first_step == num_steps and result_path.exists():
-        logging.info("%s is finished; there is nothing left to do", workdir)
+        logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
     if first_step:
-        logging.info("Going on from the checkpoint of step %d in %s", first_step, workdir)
+        logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
-        state = checkpointer.restore(first_step, assembly.state)
+        state = checkpointer.restore(first_step, setup.abstract_state)
     else:
-        watchdog.beat("making the first parameters")
-        init = jax.jit(assembly.init, out_shardings=assembly.layout)
+        watchdog.beat("initializing the parameters")
+        init = jax.jit(setup.init, out_shardings=setup.shardings)
         state = init(jax.random.key(config.seed))
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
     progress = tqdm.tqdm(
         total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
     )
-    preemption = cleanup.enter_context(contextlib.closing(distributed.Preemption()))
-    began = started - writer.seconds  # As if all processes of this run had run without a gap.
+    preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
+    began = started - writer.seconds  # As if the run had never been interrupted.
 
     for phase in phases:
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
-        update_step, eval_step = assembly.update_step(phase), assembly.eval_step(phase)
-        row_flops = metrics.flops_per_row(
-            assembly.bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+        masking = setup.masking(phase)
+        update_step = make_pretrain_step(
+            setup.model,
+            setup.optimizer,
+            setup.shardings,
+            masking,
+            seed=config.seed,
+            num_microbatches=setup.num_microbatches(phase),
         )
+        eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
+        row_flops = flops_per_row(
+            setup.bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+        )
+        throughput = Throughput(row_flops, phase.batch_size)
         start = max(first_step, phase.start)
-        batches = train_batches(
-            phase.rows,
-            batch_sharding,
-            phase.batch_size,
-            start - phase.start,
-            phase.stop - phase.start,
+        batches = pretrain_batches(
+            phase.rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
-        unreported, last_report, timed_from = [], time.monotonic(), start
+        unreported = []
         for step, rows in enumerate(batches, start + 1):
             watchdog.beat(f"{'compiling and ' if step == start + 1 else ''}running step {step}")
             state, step_metrics = update_step(state, rows)
             unreported.append(step_metrics)
-            command.wait_for_step(unreported)
+            main.limit_dispatch(unreported)
             progress.update()
             if step == start + 1:
                 jax.block_until_ready(state)
-                now = time.monotonic()
-                logging.info(
-                    "First step done %.1f s after the process began; %d programs compiled, "
-                    "%d found compiled before",
-                    command.process_seconds(),
-                    programs["compile_requests_use_cache"] - programs["cache_hits"],
-                    programs["cache_hits"],
-                )
-                last_report, timed_from = now, step
+                main.log_first_step(compilations)
+                throughput.restart(step)
 
             reports = step % config.log_every == 0 or step == phase.stop
             evaluates = step % config.eval_every == 0 and step != num_steps
-            stops = preemption.stops_after(step)
+            stops = preemption.should_stop_after(step)
             saves = step % config.checkpoint_every == 0 or step == phase.stop or stops
-            if reports or saves:  # Whatever is saved has been looked at.
-                values = command.check_finite(jax.device_get(unreported), step)
+            if reports or saves:  # Never save a state with a non-finite loss.
+                values = main.check_finite(jax.device_get(unreported), step)
             if reports:
-                now = time.monotonic()
                 values = {f"train/{name}": float(value) for name, value in values.items()}
-                values["learning_rate"] = float(assembly.schedule(step - 1))
-                values["seconds"] = now - began
-                if step > timed_from:
-                    rate = (step - timed_from) * phase.batch_size / (now - last_report)
-                    values["sequences_per_second"] = rate
-                    utilization = metrics.model_flops_utilization(row_flops * rate)
-                    if utilization is not None:
-                        values["mfu"] = utilization
+                values["learning_rate"] = float(setup.schedule(step - 1))
+                values["seconds"] = time.monotonic() - began
+                values |= throughput.measure(step)
                 writer.write(step, values)
-                progress.set_postfix_str(
-                    " ".join(
-                        f"{label}={values[name]:.{digits}f}"
-                        for label, name, digits in PROGRESS
-                        if name in values
-                    )
-                )
+                progress.set_postfix_str(format_progress(values))
                 unreported = []
                 checkpointer.check()
             if evaluates and not stops:
                 watchdog.beat(f"evaluating after step {step}")
-                scores = evaluate(eval_step, state.params, phase, batch_sharding, config)
+                scores = evaluate(eval_step, state.params, phase, sharding, config)
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
             if saves:
                 watchdog.beat(f"saving step {step}")
                 checkpointer.save(state)
             if stops:
                 checkpointer.wait()
-                raise command.Preempted(step, preemption.interrupted)
+                raise Preempted(step, preemption.interrupted)
             if reports or evaluates:
-                last_report, timed_from = time.monotonic(), step
+                throughput.restart(step)
 
-    # The last phase's evaluation is the run's result.
+    # The evaluation on the last phase's rows is the result of the run.
     watchdog.beat("waiting for the last save")
     checkpointer.wait()
     progress.close()
     watchdog.beat("evaluating at the end")
-    scores = evaluate(eval_step, state.params, phase, batch_sharding, config)
+    scores = evaluate(eval_step, state.params, phase, sharding, config)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     writer.close()
-    result = scores | metrics.unigram_baseline(
-        phase.heldout.count_tokens(), tuple(tokenizer.special_ids)
-    )
+    counts = phase.heldout.count_tokens()
+    result = scores | metrics.unigram_baseline(counts, tuple(tokenizer.special_ids))
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
     if is_first:
         write_json(result_path, result)
     return result
 
 
-def evaluate(eval_step, params, phase, batch_sharding, config) -> dict[str, float]:
-    """Losses (nats), perplexity and accuracies over every held-out row of the phase, once."""
-    batches = eval_batches(phase.heldout, batch_sharding, config.eval_batch_size)
+def evaluate(eval_step, params, phase, sharding, config) -> dict[str, float]:
+    """Returns losses (nats), perplexity and accuracies over all held-out rows of the phase."""
+    batches = heldout_batches(phase.heldout, sharding, config.eval_batch_size)
     total = functools.reduce(
         lambda total, sums: jax.tree.map(jnp.add, total, sums),
         (eval_step(params, rows) for rows in batches),
     )
-    scores = {name: float(value) for name, value in train.means(total).items()}
+    scores = {name: float(value) for name, value in means(total).items()}
     return scores | {"perplexity": metrics.perplexity(scores["mlm_loss"])}
 
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    command.start(train_and_evaluate)
+    main.start(train_and_evaluate)

@@ -1,11 +1,11 @@
-"""Eight simulated devices for every test, and one small corpus."""
+"""Eight simulated devices for every test, and small corpora."""
 
 import os
 
 # Before JAX is first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling takes longer than running what tests run: leave the CPU code unoptimised, but where
-# `make parity` measures what users run.
+# Compilation takes longer than the computations of the tests: compile without optimization, except
+# for `make parity`, which measures what users run.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -22,26 +22,26 @@ import pytest
 
 from tests import helpers
 
-# Tests and the processes that they start compile the same small programs again and again: all that
-# one call of pytest compiles is kept for it, whichever worker compiled it.
+# Tests and the processes that they start compile the same small programs: all workers of one pytest
+# run share a compilation cache.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    compiled = tempfile.TemporaryDirectory()
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled.name
+    cache = tempfile.TemporaryDirectory()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
-# What a shell starts in the background ignores Ctrl-C, and hands that on to what tests start.
+# A background job of a shell ignores Ctrl-C, and so would the processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    *("test_train.py", "test_faults.py", "test_pretrain.py", "test_finetune.py"),
-    *("test_bad_input.py", "test_task_step.py", "test_distributed.py", "test_checkpoint.py"),
+    *("test_pretrain_step.py", "test_faults.py", "test_pretrain.py", "test_finetune.py"),
+    *("test_bad_input.py", "test_finetune_step.py", "test_distributed.py", "test_checkpoint.py"),
 )
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first, so that none runs alone at the end."""
-    names = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: names.get(item.path.name, len(names)))
+    """Runs the longest files first, so that none of them runs alone at the end."""
+    order = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 import bert_jax
-from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import BertForTask
+from bert_jax.model.heads import CLASSIFICATION, BertForTask
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
 from configs.pretrain import bert_tiny
@@ -83,7 +83,7 @@ def build_small_corpus(directory: pathlib.Path, vocabulary=None, **settings) -> 
         str(directory / "text.txt"),
         load_tokenizer(vocabulary or write_vocabulary(directory / "vocab.txt")),
         directory / "corpus",
-        CorpusSettings(**(defaults | settings)),
+        CorpusConfig(**(defaults | settings)),
         num_processes=1,
     )
     return directory / "corpus"
@@ -121,7 +121,7 @@ def write_weights(directory, vocabulary, head=None, bias=0.0, labels=("north", "
         initializer_range=0.2,  # Else it takes many steps until [CLS] tells of other words.
     )
     row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
-    model = BertForTask(config, "classification", len(head or labels))
+    model = BertForTask(config, CLASSIFICATION, len(head or labels))
     params = jax.jit(model.init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
     if head:
@@ -141,7 +141,7 @@ CONFIG = BertConfig(
     intermediate_size=20,
     max_position_embeddings=9,
 )
-VALUES = {
+CONFIG_JSON = {
     "model_type": "bert",
     "vocab_size": 131,
     "hidden_size": 12,
@@ -167,7 +167,7 @@ def norm(rng, name: str, size: int = 12) -> dict[str, np.ndarray]:
 
 
 def state_dict(num_layers: int = 2) -> dict[str, np.ndarray]:
-    """BertForPreTraining's, written out by hand, in float64: any float dtype may come."""
+    """Returns random tensors in float64 under the names of transformers' BertForPreTraining."""
     rng = np.random.default_rng(0)
     tensors = {
         "bert.embeddings.word_embeddings.weight": rng.standard_normal((131, 12)),
@@ -196,7 +196,7 @@ def flat(params: dict) -> dict[str, np.ndarray]:
     return flax.traverse_util.flatten_dict(params, sep="/")
 
 
-def assert_same(one: dict, two: dict) -> None:
+def assert_trees_equal(one: dict, two: dict) -> None:
     assert flat(one).keys() == flat(two).keys()
     for path, value in flat(one).items():
         np.testing.assert_array_equal(value, flat(two)[path], err_msg=path)
@@ -213,8 +213,8 @@ TORCH_SIZES = {
 TORCH_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
 
 
-def make_random(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
-    """A random model of transformers in `directory`, no tensor of which is all 0 or all 1."""
+def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
+    """Writes and returns a transformers model with all parameters random, biases included."""
     import torch
     import transformers
 
@@ -239,13 +239,13 @@ def start(
     corpus,
     *fields: str,
     num_processes: int = 1,
-    devices_each: int = 1,
-    last: tuple[str, ...] = (),
+    devices_per_process: int = 1,
+    last_flags: tuple[str, ...] = (),
     **flags,
 ) -> list[subprocess.Popen]:
-    """The processes of one pre-training of a tiny model, as `launch` starts them.
+    """Starts the pre-training of a tiny model in `num_processes` processes; see `launch`.
 
-    `fields` are of the configuration, `flags` of the command; the last process alone gets `last`.
+    `fields` are set in the config, and `flags` on the command line.
     """
     command = [
         "bert_jax.pretrain",
@@ -254,12 +254,16 @@ def start(
         "--config.long_phase.num_steps=0",
         "--config.max_predictions=10",
         "--config.model.max_position_embeddings=64",
-        "--config.stall_seconds=100",  # Stacks are shown before `finish` loses patience.
+        "--config.stall_seconds=100",  # The watchdog reports before `finish` times out.
         *[f"--config.{field}" for field in fields],
         *[f"--{name}={value}" for name, value in flags.items()],
     ]
     return launch(
-        command, workdir, num_processes=num_processes, devices_each=devices_each, last=last
+        command,
+        workdir,
+        num_processes=num_processes,
+        devices_per_process=devices_per_process,
+        last_flags=last_flags,
     )
 
 
@@ -268,30 +272,29 @@ def launch(
     workdir,
     *,
     num_processes: int = 1,
-    devices_each: int = 1,
-    last: tuple[str, ...] = (),
+    devices_per_process: int = 1,
+    last_flags: tuple[str, ...] = (),
 ) -> list[subprocess.Popen]:
-    """`python -m COMMAND --workdir=WORKDIR` in processes that are one run.
+    """Starts `python -m COMMAND --workdir=WORKDIR` in processes that form one run.
 
-    What they print goes to `workdir`.<process>.log; the last process alone gets `last`.
+    Their output goes to `log_of(workdir, process)`; only the last process gets `last_flags`.
     """
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each} "
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_per_process} "
         "--xla_backend_optimization_level=0",
     }
     command = [sys.executable, "-m", *command, f"--workdir={workdir}"]
-    together = []
     if num_processes > 1:
-        together = [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]
+        command += [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]
     processes = []
     for process in range(num_processes):
-        own = [*together, f"--process_id={process}"] if together else []
-        own += last if process == num_processes - 1 else ()
+        own_flags = [f"--process_id={process}"] if num_processes > 1 else []
+        own_flags += last_flags if process == num_processes - 1 else ()
         with log_of(workdir, process).open("w") as log:
             processes.append(
                 subprocess.Popen(
-                    [*command, *own], stdout=log, stderr=log, env=environment, cwd=ROOT
+                    [*command, *own_flags], stdout=log, stderr=log, env=environment, cwd=ROOT
                 )
             )
             processes[-1].log = log.name
@@ -303,7 +306,7 @@ def log_of(workdir, process: int = 0) -> pathlib.Path:
 
 
 def finish(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
-    """Waits for all; their exit statuses. Where one stands still, what all said is shown."""
+    """Waits for all processes and returns their exit codes; shows all logs on a timeout."""
     try:
         return [process.wait(seconds) for process in processes]
     except subprocess.TimeoutExpired as error:
@@ -312,14 +315,14 @@ def finish(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]
 
 
 def run(workdir, corpus, *fields: str, **options) -> None:
-    """Starts the processes and waits until they have succeeded."""
-    statuses = finish(start(workdir, corpus, *fields, **options))
-    assert not any(statuses), log_of(workdir).read_text()[-3000:]
+    """Runs a pre-training as `start` does, and asserts that it succeeds."""
+    exit_codes = finish(start(workdir, corpus, *fields, **options))
+    assert not any(exit_codes), log_of(workdir).read_text()[-3000:]
 
 
 @contextlib.contextmanager
 def ended(processes: list[subprocess.Popen]):
-    """Leaves no process behind."""
+    """Kills the processes that still run at the end of the block."""
     try:
         yield processes
     finally:
@@ -329,11 +332,11 @@ def ended(processes: list[subprocess.Popen]):
                 process.wait()
 
 
-def wait_for(path: pathlib.Path, text: str, started, seconds: float = 200) -> None:
-    """Returns once the file at `path` holds `text`; all processes must be alive until then."""
+def wait_for(path: pathlib.Path, text: str, processes, seconds: float = 200) -> None:
+    """Waits until the file at `path` contains `text`; all processes must be alive until then."""
     deadline = time.monotonic() + seconds
     while not (path.exists() and text in path.read_text()):
-        for number, process in enumerate(started):
+        for number, process in enumerate(processes):
             assert process.poll() is None, f"process {number} ended early: {process.args}"
         if time.monotonic() > deadline:
             raise TimeoutError(f"{text!r} is not in {path} after {seconds} s")

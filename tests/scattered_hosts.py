@@ -1,4 +1,4 @@
-"""One of two processes whose devices take turns in the mesh: checks what each device is given.
+"""Checks the rows on each device when the devices of two processes alternate in the mesh.
 
 `python -m tests.scattered_hosts CORPUS` with the flags that `helpers.launch` adds.
 """
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from bert_jax import partitioning
-from bert_jax.data.batches import eval_batches, train_batches
+from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.runtime import distributed
 
@@ -18,11 +18,11 @@ BATCH = 16
 
 
 def check(batch: dict, expected: dict) -> int:
-    """Compares all that is on this process's devices; returns how many arrays that was."""
+    """Compares the shards on this process's devices, and returns their number."""
     compared = 0
     for name, values in expected.items():
         shards = batch[name].addressable_shards
-        # The first of two processes has every other place of the mesh.
+        # Each of the two processes has every other device of the mesh.
         starts = sorted(shard.index[0].start or 0 for shard in shards)
         assert starts == [4 * jax.process_index(), 8 + 4 * jax.process_index()], starts
         for shard in shards:
@@ -38,27 +38,27 @@ def main():
     parser.add_argument("--coordinator")
     parser.add_argument("--num_processes", type=int)
     parser.add_argument("--process_id", type=int)
-    given = parser.parse_args()
-    distributed.join(
-        coordinator=given.coordinator,
-        num_processes=given.num_processes,
-        process_id=given.process_id,
+    args = parser.parse_args()
+    distributed.initialize(
+        coordinator=args.coordinator,
+        num_processes=args.num_processes,
+        process_id=args.process_id,
     )
     devices = np.array(jax.devices())[[0, 2, 1, 3]].reshape(4, 1, 1)
     sharding = partitioning.batch_sharding(jax.sharding.Mesh(devices, partitioning.AXES))
-    train, heldout = Rows(given.corpus, "train", shuffle_seed=0), Rows(given.corpus, "heldout")
+    train, heldout = Rows(args.corpus, "train", shuffle_seed=0), Rows(args.corpus, "heldout")
     compared = 0
-    for step, batch in enumerate(train_batches(train, sharding, BATCH, 0, 2)):
+    for step, batch in enumerate(pretrain_batches(train, sharding, BATCH, 0, 2)):
         compared += check(batch, train.stream(step * BATCH, (step + 1) * BATCH))
     seen = 0.0
-    for number, batch in enumerate(eval_batches(heldout, sharding, BATCH)):
+    for number, batch in enumerate(heldout_batches(heldout, sharding, BATCH)):
         start, stop = number * BATCH, min((number + 1) * BATCH, heldout.num_rows)
         expected = heldout.stream(start, stop) | {"row_weights": np.ones(stop - start, np.float32)}
-        filler = BATCH - (stop - start)
+        padding = BATCH - (stop - start)
         compared += check(
             batch,
             {
-                name: np.pad(values, [(0, filler), *[(0, 0)] * (values.ndim - 1)])
+                name: np.pad(values, [(0, padding), *[(0, 0)] * (values.ndim - 1)])
                 for name, values in expected.items()
             },
         )

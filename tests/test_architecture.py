@@ -1,4 +1,4 @@
-"""Imports run one way: a folder imports only what is below it in the flow, and nothing runs back."""
+"""Imports run one way: a folder imports only what is below it in the flow, never back."""
 
 import ast
 

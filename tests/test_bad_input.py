@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from bert_jax import pretrain
-from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.data.rows import CorpusError
-from bert_jax.runtime import main as command
+from bert_jax.runtime.command_line import CheckpointError, NonFiniteLoss
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint import CheckpointError, find_checkpoint
+from bert_jax.training.checkpoint import find_checkpoint
 from bert_jax.training.metrics import MetricsWriter
-from bert_jax.training.workdir import claim_together
+from bert_jax.training.workdir import claim_workdir
 from tests.helpers import WORDS, random_text, saved_params, small_config, write_vocabulary
 
 
@@ -48,7 +48,7 @@ class Given:
             str(path),
             load_tokenizer(self.path("vocab.txt")),
             self.path(output),
-            CorpusSettings(**given),
+            CorpusConfig(**given),
             num_processes=1,
         )
 
@@ -206,12 +206,12 @@ def workdir_that_is_a_file(given):
 
 def disk_full_at_the_config(given):
     with full_disk(2):
-        claim_together(given.path("workdir"), {})
+        claim_workdir(given.path("workdir"), {})
 
 
 def disk_full_at_the_token(given):
     with full_disk(10):
-        claim_together(given.path("workdir"), {})
+        claim_workdir(given.path("workdir"), {})
 
 
 def disk_full_at_the_metrics(given):
@@ -254,9 +254,9 @@ BAD_INPUT = {
         r"learning_rate: 0\.0001 in .*checkpoints/2, 0\.5 now.*another --workdir",
     ),
     workdir_of_another_configuration_without_its_config: (ValueError, "learning_rate: .*0.5 now"),
-    checkpoint_without_its_config: (CheckpointError, "2 could not be read.*Remove it to go on"),
+    checkpoint_without_its_config: (CheckpointError, "2 could not be read.*Remove it to resume"),
     checkpoint_without_its_last_file: (CheckpointError, "2 could not be restored.*remove it"),
-    workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a directory"),
+    workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a writable directory"),
     disk_full_at_the_config: (
         OSError,
         r"workdir/config\.json could not be written: .*Free",
@@ -264,9 +264,9 @@ BAD_INPUT = {
     disk_full_at_the_token: (OSError, r"workdir/\.shared could not be written: .*Free"),
     disk_full_at_the_metrics: (
         OSError,
-        r"/metrics\.jsonl could not be written to: .*Free",
+        r"/metrics\.jsonl could not be written: .*Free",
     ),
-    disk_full_at_the_tensorboard_files: (OSError, r"/tensorboard could not be written to"),
+    disk_full_at_the_tensorboard_files: (OSError, r"/tensorboard could not be written"),
     rows_longer_than_the_position_table: (
         ValueError,
         "rows of 64 tokens.*table ends at 32.*max_position",
@@ -334,7 +334,7 @@ def test_corpus_can_be_built_after_the_disk_was_full(given):
 
 
 def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(given):
-    with pytest.raises(command.NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
+    with pytest.raises(NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
         given.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
     squares = [
         np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(given.path("workdir")))

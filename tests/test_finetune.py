@@ -10,9 +10,6 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
-from bert_jax.data.features import Feature
-from bert_jax.interop.parameters import LoadedModel
-from bert_jax.interop.read import read_model
 from bert_jax.tasks import seeds
 from bert_jax.training.checkpoint import (
     find_checkpoint,
@@ -115,8 +112,8 @@ def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):
 
 
 @pytest.mark.parametrize(("stop_at", "saved"), [(4, True), (8, True), (8, False)])
-def test_stopped_and_resumed_equals_never_stopped(finished, given, tmp_path, stop_at, saved):
-    """Also where the best of a step was kept, and the run ended before its state was saved."""
+def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at, saved):
+    """Includes a run that ended between writing its best checkpoint and saving its state."""
 
     class Stop(Exception):
         pass
@@ -140,8 +137,8 @@ def test_stopped_and_resumed_equals_never_stopped(finished, given, tmp_path, sto
     assert_equal_runs(finished[0], tmp_path)
 
 
-def test_run_that_ended_before_its_result_was_written_comes_to_the_same(finished, tmp_path, given):
-    """All is done again from the beginning, for no state is left to go on from."""
+def test_run_that_ended_before_writing_its_result_gives_the_same_result(finished, tmp_path, given):
+    """Starts from the beginning, since no state to resume is left."""
     workdir = tmp_path / "run"
     shutil.copytree(finished[0], workdir)
     (workdir / "result.json").unlink()
@@ -151,114 +148,43 @@ def test_run_that_ended_before_its_result_was_written_comes_to_the_same(finished
 
 def test_finished_run_is_not_run_again(finished, given, monkeypatch):
     workdir, result = finished
-    monkeypatch.setattr(finetune, "train_batches", None)
+    monkeypatch.setattr(finetune, "finetune_batches", None)
     assert finetune.train_and_evaluate(small_config(given), workdir) == result
 
 
-def test_workdir_of_other_settings_is_refused(finished, given):
+def test_workdir_of_other_settings_is_an_error(finished, given):
     with pytest.raises(ValueError, match=r"learning_rate: 0.003 in .*, 0.001 now"):
         finetune.train_and_evaluate(small_config(given, learning_rate=1e-3), finished[0])
 
 
-def test_several_seeds_give_median_and_spread_and_more_can_be_added(finished, given, tmp_path):
+def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, given, tmp_path):
     two = finetune.train_and_evaluate(small_config(given, num_seeds=2), tmp_path)
     config = small_config(given, num_seeds=3)
     result = finetune.train_and_evaluate(config, tmp_path)
-    assert result["seeds"][:2] == two["seeds"]  # Their seconds included: not run again.
+    assert result["seeds"][:2] == two["seeds"]  # Not run again: even the seconds are equal.
     scores = sorted(seed["dev"]["accuracy"] for seed in result["seeds"])
     assert result["scores"]["dev/accuracy"] == {
-        "least": scores[0],
+        "min": scores[0],
         "median": scores[1],
-        "most": scores[2],
+        "max": scores[2],
     }
     assert [seed["seed"] for seed in result["seeds"]] == [0, 1, 2]
     assert without_seconds(result["seeds"][0]) == without_seconds(finished[1])
-    # The second time nothing is computed.
+    # The second call computes nothing.
     again = finetune.train_and_evaluate(config, tmp_path)
     assert without_seconds(again) == without_seconds(result)
 
 
-def test_seeds_that_a_workdir_holds_are_not_left_out_of_its_result(tmp_path):
-    for seed in range(3):
-        (tmp_path / f"several/seed_{seed}/best/4").mkdir(parents=True)
-    (tmp_path / "several/seed_7/best").mkdir(parents=True)  # Nothing was saved.
-    (tmp_path / "one/checkpoints/4").mkdir(parents=True)
-    several = tmp_path / "several"
-    assert list(seeds.directories_of_seeds(several, 0, 5)) == [0, 1, 2, 3, 4]
-    assert seeds.directories_of_seeds(tmp_path / "one", 7, 1) == {7: tmp_path / "one"}
-    for first, count, all_of_them in ((3, 2, 5), (0, 2, 3), (0, 1, 3), (5, 1, 6)):
-        message = f"holds runs of the seeds 0, 1, 2: .* --config.seed=0 .*seeds={all_of_them}$"
-        with pytest.raises(ValueError, match=message):
-            seeds.directories_of_seeds(several, first, count)
-    (tmp_path / "begun/seed_0/best/4").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"of the seeds 0: .* --config\.num_seeds=2$"):
-        seeds.directories_of_seeds(tmp_path / "begun", 0, 1)
-    with pytest.raises(ValueError, match=r"one holds a run of one seed: give several another"):
-        seeds.directories_of_seeds(tmp_path / "one", 0, 2)
-
-
-def test_type_of_entities_that_only_some_seeds_predict_counts_as_0_in_the_others():
-    common = {"best_step": 1, "seconds": 1.0}
-    without = common | {"seed": 0, "dev": {"f1": 0.5, "f1/PER": 0.5}}
-    with_event = common | {"seed": 1, "dev": {"f1": 0.5, "f1/EVENT": 0.0, "f1/PER": 0.7}}
-    for results in ([without, with_event], [with_event, without]):
-        scores = seeds.summary(results, "dev/f1")["scores"]
-        assert scores["dev/f1/EVENT"] == {"median": 0.0, "least": 0.0, "most": 0.0}
-        assert scores["dev/f1/PER"] == pytest.approx({"median": 0.6, "least": 0.5, "most": 0.7})
-        assert "dev/f1/EVENT 0.0000 (0.0000 to 0.0000)" in seeds.table_of_seeds(results)
-
-
-def test_collapsed_run_is_named(given, tmp_path):
+def test_collapsed_run_is_reported(given, tmp_path):
     write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["collapsed"]
-    assert "collapsed to one class" in seeds.table_of_seeds([result])
-    assert seeds.summary([result], result["metric"])["collapsed_seeds"] == [0]
+    assert "collapsed to one class" in seeds.format_seeds([result])
+    assert seeds.summarize_seeds([result], result["metric"])["collapsed_seeds"] == [0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "alike", "different"),
-    [
-        ("classification", [[0, 1], [2, 3]], [[0, 1], [3, 2]]),
-        ("regression", [[0.5], [0.5]], [[0.5], [0.7]]),
-        ("multiple_choice", [[0.5], [0.5]], [[0.5], [0.7]]),
-        ("embedding", [[[0, 1]], [[0, 1]]], [[[0, 1]], [[1, 0]]]),
-        (
-            "tagging",
-            [[[1, 0], [0, 1], [0, 1], [1, 0]]],
-            [[[1, 0], [0, 1], [1, 0], [1, 0]]],
-        ),
-        ("span", [[[1, 1], [0, 0]]], [[[1, 0], [0, 1]]]),
-    ],
-)
-def test_collapse_of_each_kind_of_head(kind, alike, different):
-    for outputs, expected in ((alike, True), (different, False)):
-        outputs = [np.array(each, float) for each in outputs]
-        features = [Feature((), ())] * len(outputs)
-        assert seeds.collapsed(kind, features, outputs) == expected
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_collapse_of_values_is_judged_by_the_scale_of_the_labels(scale):
-    labels = np.array([1990.0, 1991.0, 1993.0]) * scale
-    features = [Feature((), (), label) for label in labels]
-    constant = labels.mean() + np.array([[0], [2e-3], [1e-3]]) * scale
-    assert seeds.collapsed("regression", features, list(constant))
-    assert not seeds.collapsed("regression", features, list(labels[:, None]))
-
-
-def test_collapse_of_tags_is_judged_at_the_words_only():
-    """[CLS], a word, an inner piece, another word, [SEP]."""
-    tags = [np.eye(3)[numbers] for numbers in ([1, 0, 2, 0, 1], [1, 0, 2, 1, 1])]
-    label = np.array([-1, 0, -1, 0, -1])
-    assert [seeds.collapsed("tagging", [Feature((), (), label)], [each]) for each in tags] == [
-        True,
-        False,
-    ]
-
-
-def test_collapse_is_decided_where_nothing_has_labels_too(given, tmp_path):
+def test_collapse_is_detected_without_labels_too(given, tmp_path):
     write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
     (tmp_path / "blind.csv").write_text("text\nold river\nking\n")
     start = {"init_from": str(tmp_path / "biased"), "num_epochs": 0.0, "data__dev": ""}
@@ -267,7 +193,7 @@ def test_collapse_is_decided_where_nothing_has_labels_too(given, tmp_path):
     assert result["collapsed"] and "test" not in result
 
 
-def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):
+def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     write_weights(tmp_path / "headed", given / "vocab.txt", head=CLASSES)
     config = small_config(given, init_from=str(tmp_path / "headed"), num_epochs=0.0)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
@@ -276,9 +202,9 @@ def test_weights_are_scored_as_they_are_with_no_epochs(given, tmp_path):
     assert settings["scores"] == result["dev"] and 0 <= settings["score"] <= 1
 
 
-def test_with_nothing_to_train_on_the_labels_are_those_of_the_head(finished, given, tmp_path):
+def test_without_training_data_the_labels_are_those_of_the_head(finished, given, tmp_path):
     start = {"init_from": str(finished[0]), "data__train": "", "data__test": str(given / "dev.csv")}
-    start["data__labels"] = ("",)  # What the parser makes of an empty flag.
+    start["data__labels"] = ("",)  # An empty flag is parsed as this.
     result = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "run")
     assert result["steps"] == 0 and result["dev"] == result["test"] == finished[1]["dev"]
     with pytest.raises(ValueError, match=r"nothing to train on, and .*weights has no head: give"):
@@ -288,42 +214,19 @@ def test_with_nothing_to_train_on_the_labels_are_those_of_the_head(finished, giv
         finetune.prepare(small_config(given, **nowhere))
 
 
-@pytest.mark.parametrize(
-    ("task", "labels", "says"),
-    [
-        ("span", ["start", "end"], "a head for span, not for classification: give .* trained one$"),
-        ("regression", ["value"], "not for classification: .*, or set .*data.regression=True$"),
-    ],
-)
-def test_with_nothing_to_train_on_a_head_of_another_task_is_named(task, labels, says, given):
-    params, settings, tokenizer, report = read_model(given / "weights")
-    settings["head"] = {"task": task, "labels": labels}
-    source = LoadedModel({**params, "head": {}}, settings, tokenizer, report)
-    with pytest.raises(ValueError, match=says):
-        finetune.with_labels(small_config(given, data__train=""), source)
-
-
 def test_random_head_is_never_scored(finished, given, tmp_path):
     for changes in ({}, {"init_from": str(finished[0]), "new_head": True}):
         with pytest.raises(ValueError, match=r"num_epochs is 0, and .* has no head for this task"):
             finetune.train_and_evaluate(small_config(given, num_epochs=0.0, **changes), tmp_path)
 
 
-def test_head_of_another_kind_is_left_out_and_that_is_said(finished, caplog):
-    source = read_model(finished[0])
-    head = {"task": "tagging", "labels": list(CLASSES)}
-    with caplog.at_level("INFO"):
-        assert set(finetune.wanted_params(source, head, new_head=False)) == {"bert"}
-    assert "for classification, is left out: this task's is for tagging" in caplog.text
-
-
-def test_without_dev_the_last_step_is_kept(given, tmp_path):
+def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path):
     config = small_config(given, data__dev="", data__test=str(given / "dev.csv"), num_epochs=1.0)
     result = finetune.train_and_evaluate(config, tmp_path)
     assert result["best_step"] == result["steps"] == 8 and "dev" not in result
 
 
-def test_split_without_labels_is_predicted_and_not_scored(given, tmp_path):
+def test_split_without_labels_is_predicted_but_not_scored(given, tmp_path):
     (tmp_path / "test.csv").write_text("text\nold river\nking\n")
     config = small_config(given, data__test=str(tmp_path / "test.csv"), num_epochs=0.5)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
@@ -331,7 +234,9 @@ def test_split_without_labels_is_predicted_and_not_scored(given, tmp_path):
     assert len((tmp_path / "run/predictions/test.jsonl").read_text().splitlines()) == 2
 
 
-def test_head_of_the_same_labels_goes_on_and_of_others_needs_new_head(finished, given, tmp_path):
+def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
+    finished, given, tmp_path
+):
     start = {"init_from": str(finished[0]), "num_epochs": 0.0}
     again = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "same")
     assert again["dev"] == finished[1]["dev"]
@@ -367,7 +272,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_settings_are_found_before_the_first_step(case, given, tmp_path, monkeypatch):
-    monkeypatch.setattr(finetune, "train_batches", None)
+    monkeypatch.setattr(finetune, "finetune_batches", None)
     changes, message = WRONG[case]
     with pytest.raises((ValueError, OSError), match=message):
         finetune.train_and_evaluate(small_config(given, **changes), tmp_path)
@@ -387,7 +292,9 @@ def test_two_processes_train_and_score_as_one(given, tmp_path):
     command += [f"--config.data.{name}={config.data[name]}" for name in ("train", "dev")]
     for name, count, devices in (("one", 1, 4), ("two", 2, 2)):
         with helpers.ended(
-            helpers.launch(command, tmp_path / name, num_processes=count, devices_each=devices)
+            helpers.launch(
+                command, tmp_path / name, num_processes=count, devices_per_process=devices
+            )
         ) as started:
             statuses = helpers.finish(started)
         assert not any(statuses), helpers.log_of(tmp_path / name).read_text()[-3000:]

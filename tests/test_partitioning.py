@@ -1,4 +1,4 @@
-"""Every parameter has a place on the mesh, and what does not fit says so."""
+"""Every parameter has a sharding, and a mesh that does not fit gives a clear error."""
 
 import dataclasses
 import importlib.util
@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
-from bert_jax.data.batches import local_rows
+from bert_jax.data.batches import local_row_ranges
 from bert_jax.tpu import compile as tpu
 from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 
@@ -21,34 +21,34 @@ def test_first_matching_rule_wins():
     mesh = partitioning.make_mesh(data=2, fsdp=2, tensor=2)
     tree = {"a": {"kernel": jnp.zeros((4, 4))}, "bias": jnp.zeros(4)}
     rules = ((r"^a/kernel$", P("fsdp", "tensor")), (r"kernel|bias", P()))
-    placed = partitioning.shardings(tree, mesh, rules)
-    assert placed["a"]["kernel"].spec == P("fsdp", "tensor")
-    assert placed["bias"].spec == P()
+    shardings = partitioning.infer_shardings(tree, mesh, rules)
+    assert shardings["a"]["kernel"].spec == P("fsdp", "tensor")
+    assert shardings["bias"].spec == P()
 
 
 def test_parameter_without_a_rule_is_an_error():
     mesh = partitioning.make_mesh()
     with pytest.raises(ValueError, match=r"no partitioning rule matches parameter 'adapter/w'"):
-        partitioning.shardings({"adapter": {"w": jnp.zeros(3)}}, mesh)
+        partitioning.infer_shardings({"adapter": {"w": jnp.zeros(3)}}, mesh)
 
 
-def test_one_size_takes_what_the_others_leave():
+def test_size_minus_one_uses_the_remaining_devices():
     assert dict(partitioning.make_mesh(tensor=2).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
 
 
-def test_rule_that_matches_nothing_is_an_error():
+def test_rule_that_matches_no_parameter_is_an_error():
     rules = ((r"adapter", P("fsdp")), (r"w$", P()))
     with pytest.raises(ValueError, match=r"rules 'adapter' match no parameter"):
-        partitioning.shardings({"w": jnp.zeros(3)}, partitioning.make_mesh(), rules)
+        partitioning.infer_shardings({"w": jnp.zeros(3)}, partitioning.make_mesh(), rules)
 
 
-def test_parameter_that_the_mesh_does_not_divide_is_an_error():
+def test_parameter_not_divisible_by_the_mesh_is_an_error():
     mesh = partitioning.make_mesh(fsdp=8)
-    with pytest.raises(ValueError, match=r"'w' of shape \(12, 4\): axis 0 is not .* fsdp = 8"):
-        partitioning.shardings({"w": jnp.zeros((12, 4))}, mesh, ((r"w", P("fsdp")),))
+    with pytest.raises(ValueError, match=r"'w': choose .* mesh sizes: .* 8 times, .* size is 12"):
+        partitioning.infer_shardings({"w": jnp.zeros((12, 4))}, mesh, ((r"w", P("fsdp")),))
 
 
-def test_data_divides_the_first_axis_that_it_can():
+def test_shard_over_data_takes_the_first_divisible_axis():
     mesh = partitioning.make_mesh(data=2, fsdp=4)
     tree = {
         "a": jnp.zeros((8, 3)),
@@ -57,9 +57,9 @@ def test_data_divides_the_first_axis_that_it_can():
         "d": jnp.zeros(()),
     }
     rules = ((r"[ac]$", P("fsdp")), (r"[bd]$", P()))
-    layout = partitioning.shardings(tree, mesh, rules)
-    divided = partitioning.divide_over_data(layout, tree)
-    assert {name: sharding.spec for name, sharding in divided.items()} == {
+    shardings = partitioning.infer_shardings(tree, mesh, rules)
+    sharded = partitioning.shard_over_data(shardings, tree)
+    assert {name: sharding.spec for name, sharding in sharded.items()} == {
         "a": P(("data", "fsdp"), None),
         "b": P(None, ("data",)),
         "c": P("fsdp", ("data",)),
@@ -69,7 +69,7 @@ def test_data_divides_the_first_axis_that_it_can():
 
 @dataclasses.dataclass(frozen=True)
 class SliceDevice:
-    """As much of a TPU device as a mesh over several slices looks at."""
+    """The attributes of a TPU device that a mesh over several slices depends on."""
 
     id: int
     slice_index: int
@@ -78,8 +78,8 @@ class SliceDevice:
     device_kind: str = "fake"
 
 
-def test_slices_lie_along_data_one_after_the_other():
-    # As a runtime may give them: mixed.
+def test_slices_are_ordered_along_data():
+    # The runtime may list them in any order.
     devices = [SliceDevice(id=index, slice_index=index % 2) for index in range(8)]
     mesh = partitioning.make_mesh(data=4, fsdp=2, devices=devices)
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
@@ -91,8 +91,8 @@ def test_slices_lie_along_data_one_after_the_other():
 
 
 @dataclasses.dataclass(frozen=True)
-class OfHost:
-    """A sharding as `local_rows` sees it on one of several hosts."""
+class HostSharding:
+    """A sharding as seen by `local_row_ranges` on one of several hosts."""
 
     sharding: NamedSharding
     host: int
@@ -101,8 +101,8 @@ class OfHost:
         return getattr(self.sharding, name)
 
     def addressable_devices_indices_map(self, shape):
-        places = self.sharding.devices_indices_map(shape).items()
-        return {device: place for device, place in places if device.process_index == self.host}
+        indices = self.sharding.devices_indices_map(shape).items()
+        return {device: index for device, index in indices if device.process_index == self.host}
 
 
 PODS = {
@@ -114,12 +114,12 @@ PODS = {
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize("topology", [*sorted(PODS), "v4:2x2x2:2", "v5e:4x4:2", "v3:4x4:2"])
-def test_meshes_of_a_pod_hold_each_device_once_and_its_hosts_each_row(topology, monkeypatch):
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # Nothing may look for a TPU.
+def test_pod_mesh_has_each_device_once_and_its_hosts_read_each_row(topology, monkeypatch):
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # Do not look for a TPU.
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    _, devices = tpu.describe(topology)
+    _, devices = tpu.describe_topology(topology)
     hosts = {device.process_index for device in devices}
     for fsdp, tensor in ((1, 1), (4, 1), (8, 1), (1, 2), (4, 2)):
         mesh = partitioning.make_mesh(fsdp=fsdp, tensor=tensor, devices=devices)
@@ -127,13 +127,13 @@ def test_meshes_of_a_pod_hold_each_device_once_and_its_hosts_each_row(topology, 
         assert set(mesh.devices.flat) == set(devices)
         sharding, held = partitioning.batch_sharding(mesh), np.zeros(2 * len(devices), int)
         for host in hosts:
-            for start, stop in local_rows(OfHost(sharding, host), held.size):
+            for start, stop in local_row_ranges(HostSharding(sharding, host), held.size):
                 held[start:stop] += 1
-        # Places of `tensor` hold the same rows, and may be of several hosts.
+        # Devices along `tensor` hold the same rows, and may belong to several hosts.
         assert 1 <= held.min() <= held.max() <= tensor
 
 
-def test_mesh_that_jax_cannot_lay_out_is_an_error(monkeypatch):
+def test_mesh_that_jax_cannot_map_to_the_links_is_an_error(monkeypatch):
     def refuse(*args, **kwargs):
         raise NotImplementedError("no assignment")
 
@@ -149,12 +149,12 @@ def test_mesh_that_does_not_divide_the_devices_is_an_error(sizes):
 
 
 @pytest.mark.parametrize("sizes", [{"data": -1, "fsdp": -1}, {"data": 0}])
-def test_mesh_sizes_that_mean_nothing_are_errors(sizes):
+def test_invalid_mesh_sizes_are_errors(sizes):
     with pytest.raises(ValueError, match="sizes are positive"):
         partitioning.make_mesh(**sizes)
 
 
-def test_a_batch_is_divided_over_data_and_fsdp():
+def test_batch_is_sharded_over_data_and_fsdp():
     mesh = partitioning.make_mesh(data=2, fsdp=2, tensor=2)
     rows = jax.device_put(jnp.zeros((8, 3)), partitioning.batch_sharding(mesh))
     assert {shard.data.shape for shard in rows.addressable_shards} == {(2, 3)}

@@ -14,10 +14,9 @@ import pytest
 
 import bert_jax
 from bert_jax import pretrain
-from bert_jax.runtime.exit_status import PREEMPTED
-from bert_jax.training import settings
-from bert_jax.training.assembly import Assembly
+from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.training.checkpoint import find_checkpoint, saved_steps
+from bert_jax.training.setup import check_numbers, model_config
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
 from tools.train_vocab import train_sentencepiece
@@ -57,7 +56,7 @@ def test_run_leaves_what_the_readme_promises(finished):
     assert all(np.isfinite(list(record.values())).all() for record in records(workdir))
 
 
-def test_load_needs_the_directory_alone(finished, tmp_path):
+def test_load_needs_only_the_directory(finished, tmp_path):
     workdir, _ = finished
     moved = tmp_path / "elsewhere"
     shutil.copytree(find_checkpoint(workdir), moved)
@@ -69,7 +68,7 @@ def test_load_needs_the_directory_alone(finished, tmp_path):
 
 
 @pytest.mark.parametrize("stop_at", [2, 6])
-def test_stopped_and_resumed_equals_never_stopped(finished, corpus, long_corpus, tmp_path, stop_at):
+def test_resumed_run_equals_uninterrupted_run(finished, corpus, long_corpus, tmp_path, stop_at):
     """Stops right after the save of a step: in either phase, and between them."""
     workdir, result = finished
     config = small_config(corpus, long_corpus)
@@ -105,7 +104,7 @@ def test_stopped_and_resumed_equals_never_stopped(finished, corpus, long_corpus,
     assert losses[0] == losses[1]
 
 
-def test_finished_run_started_again_trains_no_further(finished, corpus, long_corpus):
+def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
     workdir, result = finished
     before = saved_params(workdir)
     again = pretrain.train_and_evaluate(small_config(corpus, long_corpus), workdir)
@@ -144,7 +143,7 @@ COMMAND_LINES = {
 
 
 @pytest.mark.parametrize("argument", COMMAND_LINES)
-def test_wrong_flag_on_the_command_line_says_what_is_meant(tmp_path, argument):
+def test_wrong_flag_on_the_command_line_is_a_clear_error(tmp_path, argument):
     command = [sys.executable, "-m", "bert_jax.pretrain", f"--workdir={tmp_path}"]
     command += ["--config=configs/pretrain/bert_tiny.py", argument]
     run = subprocess.run(command, capture_output=True, text=True)
@@ -153,7 +152,7 @@ def test_wrong_flag_on_the_command_line_says_what_is_meant(tmp_path, argument):
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
+def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
     with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
@@ -162,16 +161,16 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on(corpus, tmp_path):
         assert helpers.finish(started) == [130]
     said = helpers.log_of(workdir).read_text()
     (step,) = saved_steps(workdir / "checkpoints")
-    assert f"pretrain: stopped; step {step} is saved" in said and "Traceback" not in said
+    assert f"pretrain: Stopped and saved at step {step}" in said and "Traceback" not in said
     with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
         helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
     said = helpers.log_of(workdir).read_text()
-    assert f"Going on from the checkpoint of step {step}" in said
-    first = re.search(r"First step done ([\d.]+) s after the process began; .* (\d+) found", said)
+    assert f"Resuming from step {step} in" in said
+    first = re.search(r"First step .* ([\d.]+) s after .* (\d+) (?:loaded|found)", said)
     assert float(first[1]) > 0 and int(first[2]) > 0
 
 
-def test_sigterm_saves_that_step_and_ends_as_preempted(corpus, tmp_path):
+def test_sigterm_saves_the_step_and_exits_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
     with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
@@ -179,11 +178,11 @@ def test_sigterm_saves_that_step_and_ends_as_preempted(corpus, tmp_path):
         started[0].send_signal(signal.SIGTERM)
         assert helpers.finish(started) == [PREEMPTED]
     (step,) = saved_steps(workdir / "checkpoints")
-    assert f"stopped; step {step} is saved" in helpers.log_of(workdir).read_text()
-    assert records(workdir)[-1]["step"] == step  # Nothing was trained that is not saved.
+    assert f"Stopped and saved at step {step}" in helpers.log_of(workdir).read_text()
+    assert records(workdir)[-1]["step"] == step  # No trained step is lost.
 
 
-def test_sigterm_before_the_first_step_ends_as_preempted(corpus, tmp_path):
+def test_sigterm_before_the_first_step_exits_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
     with helpers.ended(helpers.start(workdir, corpus)) as started:
         helpers.wait_for(helpers.log_of(workdir), "Layout over", started)
@@ -191,7 +190,7 @@ def test_sigterm_before_the_first_step_ends_as_preempted(corpus, tmp_path):
         assert helpers.finish(started) == [PREEMPTED]
 
 
-def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
+def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
     workdir = tmp_path / "run"
     with helpers.ended(helpers.start(workdir, corpus)) as started:
         helpers.wait_for(helpers.log_of(workdir), "Layout over", started)
@@ -201,12 +200,14 @@ def test_ctrl_c_before_the_first_step_ends_in_a_line(corpus, tmp_path):
     assert "Traceback" not in said and "Fatal" not in said
 
 
-def test_few_steps_are_under_way_at_once_and_the_watchdog_knows(corpus, tmp_path, monkeypatch):
+def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
+    corpus, tmp_path, monkeypatch
+):
     asked, after, doing = [], [], []
-    make, block = Assembly.update_step, jax.block_until_ready
+    make, block = pretrain.make_pretrain_step, jax.block_until_ready
 
-    def update_step(assembly, phase):
-        step = make(assembly, phase)
+    def make_recording_step(*args, **kwargs):
+        step = make(*args, **kwargs)
 
         def run(state, rows):
             state, metrics = step(state, rows)
@@ -223,24 +224,24 @@ def test_few_steps_are_under_way_at_once_and_the_watchdog_knows(corpus, tmp_path
         def beat(self, what):
             doing.append(what)
 
-    monkeypatch.setattr(Assembly, "update_step", update_step)
+    monkeypatch.setattr(pretrain, "make_pretrain_step", make_recording_step)
     monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
     monkeypatch.setattr(pretrain, "Watchdog", RecordingWatchdog)
     changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 6)
     pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
-    assert after == [2] * 4  # Steps 3 to 6, each after the one two before it.
+    assert after == [2] * 4  # Steps 3 to 6 wait for the step two before each.
     assert doing[:5] == [
         "opening the corpus on all processes",
-        "taking the workdir, with all processes",
-        "making the first parameters",
+        "claiming the workdir with all processes",
+        "initializing the parameters",
         "compiling and running step 1",
         "running step 2",
     ]
     assert doing[-3:] == ["saving step 6", "waiting for the last save", "evaluating at the end"]
 
 
-def test_what_is_being_saved_when_the_run_ends_is_saved(corpus, tmp_path):
-    """In a process of its own: an error right after a save, and the interpreter shuts down."""
+def test_save_in_progress_is_completed_when_the_run_ends(corpus, tmp_path):
+    """Runs a process in which an error right after a save shuts the interpreter down."""
     script = f"""
 import sys
 sys.path.insert(0, ".")
@@ -259,7 +260,7 @@ pretrain.train_and_evaluate(small_config({str(corpus)!r}), {str(tmp_path)!r})
     assert find_checkpoint(tmp_path).name == "2"
 
 
-def test_workdir_of_a_corpus_since_rebuilt_is_refused(corpus, tmp_path):
+def test_workdir_of_a_rebuilt_corpus_is_an_error(corpus, tmp_path):
     shutil.copytree(corpus.parent, tmp_path / "input")
     config = small_config(tmp_path / "input" / "corpus", num_steps=2)
     pretrain.train_and_evaluate(config, tmp_path / "run")
@@ -273,13 +274,13 @@ def test_workdir_of_a_corpus_since_rebuilt_is_refused(corpus, tmp_path):
     "path", sorted(pathlib.Path("configs/pretrain").glob("*.py")), ids=lambda path: path.stem
 )
 @pytest.mark.parametrize("argument", ["", "runlocal"])
-def test_every_config_resolves_and_its_docstring_says_what_is_needed(path, argument):
+def test_every_config_resolves_and_its_docstring_is_complete(path, argument):
     import importlib
 
     module = importlib.import_module(f"configs.pretrain.{path.stem}")
     config = module.get_config(argument)
-    settings.model_config(config, vocab_size=30522)
-    settings.check_numbers(config)
+    model_config(config, vocab_size=30522)
+    check_numbers(config)
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):
         assert promise in module.__doc__, f"{path}: its docstring lacks {promise!r}"
     with pytest.raises(ValueError, match="after the colon"):

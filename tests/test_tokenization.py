@@ -47,22 +47,22 @@ def test_wordpiece_ids_equal_the_reference_implementation(case):
         assert found == expected, repr(text)
         assert tokenizer.encode(text) == expected
     known = np.concatenate([np.array(row, int) for row in ids]) != tokenizer.unk_id
-    assert known.mean() > 0.8, "the golden vocabulary is too poor to test with"
+    assert known.mean() > 0.8, "the golden vocabulary is too small for this test"
 
 
-def test_special_tokens_in_text_stay_text():
+def test_special_tokens_in_text_are_not_recognized():
     tokenizer = wordpiece("[", "]", "mask", "sep")
     assert tokenizer.encode("[MASK] [SEP]") == [5, 7, 6, 5, 8, 6]
 
 
-def test_case_is_read_off_the_vocabulary():
+def test_vocabulary_determines_the_case():
     assert wordpiece("a", "[unused0]", "[ENT]", "é").lower_case
     assert not wordpiece("a", "[unused0]", "Paris").lower_case
     assert wordpiece("cafe").encode("CAFÉ") == [5]
     assert wordpiece("Cafe", "CAFÉ").encode("CAFÉ") == [6]
 
 
-def test_words_of_over_100_characters_are_unknown():
+def test_words_over_100_characters_are_unknown():
     tokenizer = wordpiece("x", "##x")
     assert tokenizer.encode("x" * 100) == [5] + [6] * 99
     assert tokenizer.encode("x" * 101) == [tokenizer.unk_id]
@@ -98,7 +98,7 @@ def test_sentencepiece_has_the_same_interface(sentencepiece_tokenizer):
 @pytest.mark.parametrize("rest", [", and the bridge", "s of the boats", " of the river", "", "."])
 def test_text_after_a_mask_is_tokenized_as_after_a_word(sentencepiece_tokenizer, rest):
     for tokenizer in (sentencepiece_tokenizer, wordpiece("s", "of", "the", "and", ",", ".", "?")):
-        # No piece holds a "?", so it stands alone, as a mask does.
+        # No piece contains "?", so it is a token of its own, like a mask.
         expected = tokenizer.encode(f"the ?{rest}")[len(tokenizer.encode("the ?")) :]
         assert tokenizer.encode(rest, continues=True) == expected
 
@@ -109,7 +109,7 @@ def test_sentencepiece_folds_case_and_keeps_accents(sentencepiece_tokenizer):
     assert sentencepiece_tokenizer.encode("THE") == sentencepiece_tokenizer.encode("the")
 
 
-def test_tokenizer_survives_bytes_and_pickling(sentencepiece_tokenizer):
+def test_tokenizer_can_be_pickled(sentencepiece_tokenizer):
     for tokenizer in (wordpiece("a", "##b"), sentencepiece_tokenizer):
         again = pickle.loads(pickle.dumps(tokenizer))
         assert again.sha256 == tokenizer.sha256 and len(again.sha256) == 64
@@ -122,12 +122,12 @@ def test_tokenizer_survives_bytes_and_pickling(sentencepiece_tokenizer):
         (b"", "is empty"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n", r"lacks \[MASK\]"),
         (b"a\nb\n", r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
-        (b"a\nb\na\n", "line 3: 'a' stands on line 1 already"),
+        (b"a\nb\na\n", "line 3: 'a' is already on line 1"),
         (b"a\n\nb\n", "line 2 is empty"),
         (b"a\nb\xff\n", "line 2, byte 3: not UTF-8"),
     ],
 )
-def test_bad_vocabulary_gets_a_clear_error(tmp_path, content, message):
+def test_bad_vocabulary_is_a_clear_error(tmp_path, content, message):
     path = tmp_path / "vocab.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -135,7 +135,7 @@ def test_bad_vocabulary_gets_a_clear_error(tmp_path, content, message):
     assert str(path) in str(error.value)
 
 
-def test_missing_vocabulary_and_broken_model(tmp_path):
+def test_missing_vocabulary_and_damaged_model_are_clear_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"train_vocab\.py"):
         load_tokenizer(tmp_path / "absent.txt")
     (tmp_path / "broken.model").write_bytes(b"not a model")
@@ -146,7 +146,7 @@ def test_missing_vocabulary_and_broken_model(tmp_path):
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_vocabulary_training_is_deterministic(text_file, kind):
     first = train_vocab.train_vocabulary([text_file], kind, 120, True, 1)
-    # Each training draws other hash seeds; this one also reads the text in other processes.
+    # Each training has another hash seed; this one also reads the text in other processes.
     assert first == train_vocab.train_vocabulary([text_file], kind, 120, True, 2)
 
 
@@ -159,7 +159,7 @@ def test_trained_wordpiece_begins_with_the_special_tokens_and_knows_its_text(tex
     assert tokenizer.vocab_size <= 200
 
 
-def test_words_that_the_tokenizer_cannot_know_are_not_learned(tmp_path, capsys):
+def test_overlong_words_are_not_trained_on(tmp_path, capsys):
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 20 + f"{'q7' * 50} {'q8' * 51}. " * 30)
     content = train_vocab.train_vocabulary([str(path)], "wordpiece", 200, True, 1)
@@ -167,19 +167,19 @@ def test_words_that_the_tokenizer_cannot_know_are_not_learned(tmp_path, capsys):
     assert b"q7q7" in content and b"8" not in content
 
 
-def test_sentences_that_sentencepiece_leaves_out_are_counted(tmp_path, capsys):
+def test_overlong_sentences_are_counted(tmp_path, capsys):
     path = tmp_path / "text.txt"
     path.write_text(TEXT * 20 + "\n\n" + "river town " * 400)
     train_vocab.train_vocabulary([str(path)], "sentencepiece", 120, True, 1)
     assert "1 sentences of over 4,192 bytes" in capsys.readouterr().out
 
 
-def test_too_few_pieces_for_the_characters_get_a_clear_error(text_file):
-    with pytest.raises(ValueError, match=r"--size=20 is too small: .* are \d+ pieces of Sent\w+$"):
+def test_size_below_the_number_of_characters_is_a_clear_error(text_file):
+    with pytest.raises(ValueError, match=r"--size=20 is too small: .* need \d+ pieces$"):
         train_vocab.train_vocabulary([text_file], "sentencepiece", 20, True, 1)
 
 
-def test_training_on_blank_text_gets_a_clear_error(tmp_path):
+def test_training_on_blank_text_is_a_clear_error(tmp_path):
     (tmp_path / "blank.txt").write_text("\n \n")
     with pytest.raises(ValueError, match="no words"):
         train_vocab.train_vocabulary([str(tmp_path / "blank.txt")], "wordpiece", 100, True, 1)

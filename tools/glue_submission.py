@@ -1,10 +1,9 @@
-"""Collects what GLUE runs have predicted into the zip file that the benchmark's server takes.
+"""Collects the predictions of GLUE runs into the zip file that the benchmark's server expects.
 
 python tools/glue_submission.py runs/cola runs/mnli ... --output=submission.zip
 
-Each run is a workdir of configs/finetune/glue.py, or of one of its seeds. The server wants eleven
-files: those that no run has are named, and so are those with another number of examples than the
-test set has.
+Each run is a workdir of configs/finetune/glue.py, or of one of its seeds. The server expects eleven
+files; missing ones, and those with a wrong number of examples, are reported.
 """
 
 import pathlib
@@ -14,9 +13,9 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-OUTPUT = flags.DEFINE_string("output", "submission.zip", "The file to write; must not exist.")
+OUTPUT = flags.DEFINE_string("output", "submission.zip", "File to write; it must not exist.")
 
-# Examples in each test set.
+# Examples of each test set.
 SIZES = {
     "CoLA": 1063,
     "SST-2": 1821,
@@ -33,9 +32,10 @@ SIZES = {
 
 
 def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
-    """Name of the set -> its file; ValueError for a run without one, or a set that is there twice.
+    """Returns the file of predictions of each test set, by its name.
 
-    Raises FileNotFoundError where there is no run.
+    Raises FileNotFoundError for a missing run, and ValueError for one without predictions or a set
+    that two runs have.
     """
     found: dict[str, pathlib.Path] = {}
     for run in map(pathlib.Path, runs):
@@ -44,11 +44,15 @@ def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
         files = [run / "predictions" / f"{name}.tsv" for name in SIZES]
         files = [path for path in files if path.exists()]
         if not files:
-            hint = f"; of its seeds give one, as {run}/seed_0" if any(run.glob("seed_*")) else ""
-            raise ValueError(f"{run} holds no predictions of a GLUE test set{hint}")
+            hint = (
+                f"; give the workdir of one seed, e.g. {run}/seed_0"
+                if any(run.glob("seed_*"))
+                else ""
+            )
+            raise ValueError(f"{run} has no predictions of a GLUE test set{hint}")
         for path in files:
             if path.stem in found:
-                raise ValueError(f"{path} and {found[path.stem]}: give one run of each set")
+                raise ValueError(f"{path} and {found[path.stem]}: give only one run per set")
             found[path.stem] = path
     return found
 
@@ -64,14 +68,14 @@ def main(argv: list[str]) -> None:
                     continue
                 archive.write(found[name], f"{name}.tsv")
                 count = len(found[name].read_text().splitlines()) - 1
-                warning = "" if count == size else f": expected {size:,}, is the test set whole?"
+                warning = "" if count == size else f": expected {size:,}; is the test set complete?"
                 print(f"{name}.tsv: {count:,} predictions{warning}")
     except (ValueError, OSError) as error:
         sys.exit(f"glue_submission: {error}")
     missing = [name for name in SIZES if name not in found]
-    print(f"written to {OUTPUT.value}")
+    print(f"Wrote {OUTPUT.value}")
     if missing:
-        print(f"missing, and the server wants all: {', '.join(missing)}")
+        print(f"Missing, but the server expects all: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

@@ -1,78 +1,64 @@
-"""Tries a job's arguments as the run would take them, on as many devices as it will have.
+"""Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
 
-python tools/launch_check.py ACCELERATOR_TYPE NUM_SLICES ARGUMENT...
+XLA_FLAGS=--xla_force_host_platform_device_count=N tools/launch_check.py KIND CHIPS ARGUMENT...
 
-For tools/launch_tpu.py, before anything costs money. The devices are simulated, nothing is
-compiled, and the corpora need not be here: what is found is a wrong flag, field or number, a
-corpus that is not below the bucket's /gcs, and a mesh, batch or topology that the slice does not
-match.
+Builds the run's mesh, optimizer and state shapes on as many simulated devices as the slice has, but
+compiles nothing and opens no corpus.
 """
 
 import math
 import os
 import sys
 
+# Configurations import each other as configs.pretrain.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from launch_commands import chips_of_slice
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
-DEVICES_ON_CHIP = {"v2": 2, "v3": 2}  # One elsewhere.
+from bert_jax import partitioning
+from bert_jax.data.batches import local_row_ranges
+from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.main import define_flags
+from bert_jax.tpu import compile as tpu
+from bert_jax.training.setup import check_numbers, setup_pretraining
 
 
-def check(config: ConfigDict, accelerator_type: str, num_slices: int) -> None:
-    """ValueError for a configuration that could not run on these slices, or was not meant for them.
-
-    JAX must have as many devices.
-    """
-    from bert_jax import partitioning, settings, tpu
-    from bert_jax.data.batches import local_rows
-    from bert_jax.training.assembly import assemble
-
-    kind, num_chips = chips_of_slice(accelerator_type)
-    if topology := config.get("topology"):
-        expected_kind, sizes, expected_slices = tpu.parse_topology(topology)
-        if (expected_kind, math.prod(sizes), expected_slices) != (kind, num_chips, num_slices):
-            raise ValueError(
-                f"the configuration is for {topology} ({math.prod(sizes)} chips of {expected_kind}"
-                f" in each of {expected_slices} slices), but --accelerator_type={accelerator_type} "
-                f"has {num_chips} chips of {kind} and --num_slices={num_slices}: change one of "
-                "them, or say --config.topology=..., after tools/tpu_report.py has shown that it "
-                "fits"
-            )
-    settings.check_numbers(config)
+def check_paths(config: ConfigDict) -> None:
+    """Raises ValueError for a path that the hosts do not have or that is lost with them."""
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    if os.path.isabs(file) or file.startswith(".."):
+        raise ValueError(f"--config={file}: expected a path relative to the repository")
+    paths = {"workdir": flags.FLAGS.workdir}
     for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
-        if phase.num_steps and not phase.corpus.startswith("/gcs/"):
+        if phase.num_steps:
+            paths[f"config.{name}"] = phase.corpus
+    for name, path in paths.items():
+        if not path.startswith("/gcs/"):
+            raise ValueError(f"--{name}={path}: expected a directory below /gcs, in the bucket")
+
+
+def check_config(config: ConfigDict, kind: str, num_chips: int) -> None:
+    """Raises ValueError for a configuration that cannot run on the slice, the devices of JAX."""
+    if config.get("topology"):
+        expected_kind, sizes, num_slices = tpu.parse_topology(config.topology)
+        if (expected_kind, math.prod(sizes) * num_slices) != (kind, num_chips):
             raise ValueError(
-                f"--config.{name}={phase.corpus}: expected a directory that every host sees, below "
-                "/gcs"
+                f"the configuration is for {config.topology}, but --accelerator_type has "
+                f"{num_chips} chips of {kind}: change it, or set --config.topology=..."
             )
-    phases = tpu.planned_phases(config, (1, 1))  # Nothing here depends on the rows' length.
-    assembly = assemble(config, phases, tpu.UNCASED_ENGLISH)
-    local_rows(partitioning.batch_sharding(assembly.mesh), config.eval_batch_size)
-
-
-def main(accelerator_type: str, num_slices: int, arguments: list[str]) -> None:
-    kind, num_chips = chips_of_slice(accelerator_type)
-    num_devices = num_slices * num_chips * DEVICES_ON_CHIP.get(kind, 1)
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
-    from absl import flags
-
-    from bert_jax import command  # noqa: F401  The flags of a run.
-    from bert_jax.runtime.flag_errors import parse_flags
-
-    rest = parse_flags(["pretrain", *arguments])[1:]
-    if rest:
-        sys.exit(f"unexpected arguments: {rest}")
-    for name in ("coordinator", "process_id"):
-        if flags.FLAGS[name].present:
-            sys.exit(f"--{name} is the same on all hosts here, and they know it: leave it away")
-    try:
-        check(flags.FLAGS.config, accelerator_type, num_slices)
-    except ValueError as error:
-        sys.exit(str(error))
+    check_numbers(config)
+    phases = tpu.planned_phases(config, (1, 1))  # The length of the rows does not matter here.
+    setup = setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
+    local_row_ranges(partitioning.batch_sharding(setup.mesh), config.eval_batch_size)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    define_flags()
+    if rest := parse_flags(["pretrain", *sys.argv[3:]])[1:]:
+        sys.exit(f"unexpected arguments: {rest}")
+    try:
+        check_paths(flags.FLAGS.config)
+        check_config(flags.FLAGS.config, sys.argv[1], int(sys.argv[2]))
+    except ValueError as error:
+        sys.exit(str(error))

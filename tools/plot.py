@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 
 def read_metrics(workdir: pathlib.Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Steps and values of each metric in `metrics.jsonl`. Raises FileNotFoundError without one."""
+    """Returns the steps and values of each metric in `metrics.jsonl`. Raises FileNotFoundError."""
     path = workdir / "metrics.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected the workdir of a run")
@@ -27,18 +27,13 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, tuple[list[int], list[float
 
 
 def plot(workdir: pathlib.Path, output: pathlib.Path) -> None:
-    """Writes a PNG: MLM loss, MLM accuracy and NSP accuracy over steps, train and held-out."""
+    """Plots MLM loss, MLM accuracy and NSP accuracy over steps, train and held-out, as a PNG."""
     series = read_metrics(workdir)
     result_path = workdir / "result.json"
     result = json.loads(result_path.read_text()) if result_path.is_file() else {}
     panels = (
         ("mlm_loss", "masked-LM loss (nats)", result.get("unigram_entropy"), "unigram entropy"),
-        (
-            "mlm_accuracy",
-            "masked-LM accuracy",
-            result.get("unigram_accuracy"),
-            "most frequent token",
-        ),
+        ("mlm_accuracy", "masked-LM accuracy", result.get("unigram_accuracy"), "unigram accuracy"),
         ("nsp_accuracy", "next-sentence accuracy", 0.5, "chance"),
     )
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
@@ -46,7 +41,7 @@ def plot(workdir: pathlib.Path, output: pathlib.Path) -> None:
         for split, color in (("train", "tab:blue"), ("heldout", "tab:red")):
             if f"{split}/{name}" in series:
                 steps, values = series[f"{split}/{name}"]
-                label = "held-out" if split == "heldout" else "train, with masks of the step"
+                label = "held-out" if split == "heldout" else "train"
                 style = {"linewidth": 0.8, "alpha": 0.7} if split == "train" else {"marker": "o"}
                 axis.plot(steps, values, color=color, label=label, markersize=3, **style)
         if baseline is not None:

@@ -1,4 +1,4 @@
-"""Text to a corpus that can be trained on: sentence pairs, packed into rows, in shuffled shards.
+"""Builds a training corpus from text: sentence pairs, packed into rows, in shuffled shards.
 
 python tools/prepare_corpus.py --input='texts/*.txt' --vocab=vocab.txt --output=corpus
 python tools/prepare_corpus.py --input=enwiki-latest-pages-articles.xml.bz2 --vocab=vocab.txt \
@@ -12,70 +12,76 @@ from concurrent.futures.process import BrokenProcessPool
 
 from absl import app, flags
 
-from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.corpus.sentences import MODES
 from bert_jax.tokenization import load_tokenizer
 
-DEFAULT = CorpusSettings()
+DEFAULT = CorpusConfig()
 
 INPUT = flags.DEFINE_list(
     "input",
     None,
-    "Globs of UTF-8 text files, with a blank line between documents; a Wikipedia dump (.xml or "
-    ".xml.bz2); or tfds:NAME.",
+    "Globs of UTF-8 text files with blank lines between documents, a Wikipedia dump (.xml or "
+    ".xml.bz2), or tfds:NAME.",
     required=True,
 )
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
-OUTPUT = flags.DEFINE_string("output", None, "Directory of the corpus.", required=True)
+OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a complete corpus in --output.")
 PROCESSES = flags.DEFINE_integer(
-    "processes", 0, "0: one for each core. The output is the same.", lower_bound=0
+    "processes", 0, "0 means one per core. The output is the same for any number.", lower_bound=0
 )
-# The settings' own names.
-flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens in a row.")
-flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Most pairs in a row.")
-flags.DEFINE_float("short_seq_prob", DEFAULT.short_seq_prob, "Share cut into shorter pairs.")
-flags.DEFINE_integer("dupe_factor", DEFAULT.dupe_factor, "Times each document is paired.")
-flags.DEFINE_float("heldout_fraction", DEFAULT.heldout_fraction, "Of the documents; 0: none.")
-flags.DEFINE_integer("seed", DEFAULT.seed, "Of everything random.")
+# The fields of CorpusConfig.
+flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
+flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
+flags.DEFINE_float(
+    "short_seq_prob", DEFAULT.short_seq_prob, "Fraction of documents cut into shorter pairs."
+)
+flags.DEFINE_integer(
+    "dupe_factor", DEFAULT.dupe_factor, "Times that each training document is paired."
+)
+flags.DEFINE_float(
+    "heldout_fraction", DEFAULT.heldout_fraction, "Fraction of documents to hold out; 0 means none."
+)
+flags.DEFINE_integer("seed", DEFAULT.seed, "Random seed.")
 flags.DEFINE_enum(
     "sentences",
     DEFAULT.sentences,
     MODES,
-    "split: free text, in which line breaks mean nothing; lines: one sentence a line already.",
+    "split: free text, in which line breaks mean nothing; lines: one sentence per line.",
 )
 flags.DEFINE_string(
     "language",
     DEFAULT.language,
-    "Of the sentence splitter, ISO 639-1; one that it does not know is split as English.",
+    "ISO 639-1 code for the sentence splitter; an unknown one is split as English.",
 )
-flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows in a record of a shard.")
-flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0: chosen by the size of the input.")
+flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a shard.")
+flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0 chooses by the size of the input.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"prepare_corpus: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     started = time.monotonic()
-    names = [field.name for field in dataclasses.fields(CorpusSettings)]
+    names = [field.name for field in dataclasses.fields(CorpusConfig)]
     try:
         manifest = build_corpus(
             INPUT.value,
             load_tokenizer(VOCAB.value),
             OUTPUT.value,
-            CorpusSettings(**{name: flags.FLAGS[name].value for name in names}),
+            CorpusConfig(**{name: flags.FLAGS[name].value for name in names}),
             overwrite=OVERWRITE.value,
             num_processes=PROCESSES.value,
         )
     except BrokenProcessPool as error:
         sys.exit(
-            f"prepare_corpus: a worker died, perhaps of too little memory ({error}); give fewer "
-            "--processes"
+            f"prepare_corpus: a worker process died, perhaps for lack of memory ({error}); use "
+            "fewer --processes"
         )
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"prepare_corpus: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nprepare_corpus: interrupted; the same command begins anew")
+        sys.exit("\nprepare_corpus: interrupted; run the same command to start again")
     for split, counts in manifest["splits"].items():
         print(
             f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
@@ -85,11 +91,11 @@ def main(argv: list[str]) -> None:
         not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
         if abs(not_next - 0.5) > 0.1 and counts["pairs"] > 100:
             cause = (
-                "a document of one sentence has no true next; take out the blank lines inside "
+                "a one-sentence document has no true next sentence; remove blank lines inside "
                 "documents"
                 if not_next > 0.5
-                else "a random next needs other documents; put blank lines between them, or give "
-                "more"
+                else "a random next sentence needs other documents; separate documents by blank "
+                "lines, or add more"
             )
             print(
                 f"warning: {not_next:.0%} of the {split} pairs are NotNext, not half: {cause}",

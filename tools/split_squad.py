@@ -1,7 +1,7 @@
-"""Holds articles of a SQuAD file out: `python tools/split_squad.py FILE.json DIR`.
+"""Splits a SQuAD file by article: `python tools/split_squad.py FILE.json DIR`.
 
-Writes DIR/train.json and DIR/dev.json. Whole articles are held out, so that no context and no topic
-is in both; which ones is drawn by `--seed`. For small sets that come without a split, as XQuAD.
+Writes DIR/train.json and DIR/dev.json. The articles for dev are drawn with `--seed`; no context or
+topic is in both files. For small sets without a split, such as XQuAD.
 """
 
 import json
@@ -13,15 +13,17 @@ from absl import app, flags
 
 from bert_jax.tasks.squad_files import read_questions
 
-DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Articles held out.", lower_bound=1)
-SEED = flags.DEFINE_integer("seed", 0, "Which ones.")
+DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Number of articles for dev.", lower_bound=1)
+SEED = flags.DEFINE_integer("seed", 0, "Seed for drawing the articles for dev.")
 
 
 def split(content: dict, dev_articles: int, seed: int) -> tuple[dict, dict]:
-    """The set without `dev_articles` articles, and those; both in the order of the file."""
+    """Returns the train and dev sets, with their articles in the order of the file."""
     articles = content["data"]
     if not 0 < dev_articles < len(articles):
-        raise ValueError(f"--dev_articles={dev_articles}, but there are {len(articles)} articles")
+        raise ValueError(
+            f"--dev_articles={dev_articles}: expected 1 to {len(articles) - 1} of the articles"
+        )
     held_out = set(random.Random(seed).sample(range(len(articles)), dev_articles))
     train = [article for number, article in enumerate(articles) if number not in held_out]
     dev = [articles[number] for number in sorted(held_out)]
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("expected FILE.json and DIR")
     directory = pathlib.Path(argv[2])
     try:
-        read_questions(argv[1], "train", null_answers=True)  # Names what is not SQuAD's format.
+        read_questions(argv[1], "train", null_answers=True)  # Validates the file.
         parts = split(
             json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8-sig")),
             DEV_ARTICLES.value,

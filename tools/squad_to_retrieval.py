@@ -1,8 +1,8 @@
-"""Questions and paragraphs of a SQuAD file as queries and passages, to train search on.
+"""Converts questions and paragraphs of a SQuAD file into queries and passages for retrieval.
 
 python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --heldout_articles=8
 
-Writes `train.jsonl` and `dev.jsonl`, divided by article, each question with its paragraph and, as
+Writes `train.jsonl` and `dev.jsonl`, split by article: each question with its paragraph and, as
 negatives, the other paragraphs of its article; and `passages.jsonl`, all paragraphs of the file.
 """
 
@@ -15,12 +15,12 @@ from absl import app, flags
 from bert_jax.tasks.squad_files import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer(
-    "heldout_articles", None, "How many, from the end of the file.", lower_bound=1, required=True
+    "heldout_articles", None, "Number of last articles for dev.", lower_bound=1, required=True
 )
 
 
-def queries_of(article: dict) -> list[dict]:
-    """Each question of an article, with its paragraph and the others; none without an answer."""
+def article_queries(article: dict) -> list[dict]:
+    """Returns the answerable questions of an article, with their and the other paragraphs."""
     contexts = [paragraph["context"] for paragraph in article["paragraphs"]]
     return [
         {
@@ -36,13 +36,15 @@ def queries_of(article: dict) -> list[dict]:
 
 
 def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int) -> None:
-    """Writes the three files; ValueError, with article and question, for what is not SQuAD's."""
+    """Writes the three files; raises ValueError, with article and question, for a bad file."""
     read_questions(str(source), "train", null_answers=True)
     articles = json.loads(source.read_text(encoding="utf-8-sig"))["data"]
-    queries = [queries_of(article) for article in articles]
+    queries = [article_queries(article) for article in articles]
     contexts = [each["context"] for article in articles for each in article["paragraphs"]]
     if heldout_articles >= len(articles):
-        raise ValueError(f"{source} has {len(articles)} articles: --heldout_articles must be fewer")
+        raise ValueError(
+            f"--heldout_articles must be less than the {len(articles)} articles of {source}"
+        )
     files = {
         "train": [query for article in queries[:-heldout_articles] for query in article],
         "dev": [query for article in queries[-heldout_articles:] for query in article],

@@ -1,13 +1,13 @@
-"""Fine-tuning over a grid of settings: each point a run of its own, several seeds each.
+"""Fine-tunes over a grid of hyperparameters: one run per point, with several seeds each.
 
 python tools/sweep.py --runs=runs/sweep --grid=learning_rate=5e-5,3e-5,2e-5 \
     --grid=batch_size=16,32 --seeds=3 -- --config=configs/finetune/text_classification.py \
     --config.init_from=runs/base --config.data.train=train.csv --config.data.dev=dev.csv
 
-What follows `--` goes to every `python -m bert_jax.finetune`; `--paper` is the grid of Devlin et
-al. (2018), section 4.1 and appendix A.3. A point that is finished is not run again, one that failed
-is tried again by the same command. The table is sorted by the median of the metric that chooses
-checkpoints; `sweep.json` holds the same.
+Arguments after `--` are passed to every `python -m bert_jax.finetune`; `--paper` is the grid of
+Devlin et al. (2018), section 4.1 and appendix A.3. The same command resumes a sweep: it skips the
+finished points and retries the failed ones. The table is sorted by the median of the metric that
+selects checkpoints; `sweep.json` holds the same.
 """
 
 import itertools
@@ -21,19 +21,22 @@ import sys
 
 from absl import app, flags
 
-from bert_jax.runtime.exit_status import INTERRUPTED, PREEMPTED
+from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED
 from bert_jax.training.workdir import write_json
 
 PAPER = ("batch_size=16,32", "learning_rate=5e-5,4e-5,3e-5,2e-5", "num_epochs=2,3,4")
 
-RUNS = flags.DEFINE_string("runs", None, "Directory of all the runs.", required=True)
+RUNS = flags.DEFINE_string("runs", None, "Directory for all runs.", required=True)
 GRID = flags.DEFINE_multi_string("grid", [], "FIELD=VALUE,VALUE,... of the configuration.")
-IN_PAPER = flags.DEFINE_bool("paper", False, f"--grid={' --grid='.join(PAPER)}")
-SEEDS = flags.DEFINE_integer("seeds", 1, "Runs of each point.", lower_bound=1)
+IN_PAPER = flags.DEFINE_bool("paper", False, f"Adds --grid={' --grid='.join(PAPER)}")
+SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds per point.", lower_bound=1)
 
 
-def points_of(grid: list[str]) -> list[dict[str, str]]:
-    """ "a=1,2" and "b=3" -> [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]; ValueError if unclear."""
+def grid_points(grid: list[str]) -> list[dict[str, str]]:
+    """Returns every combination: "a=1,2" and "b=3" -> [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}].
+
+    Raises ValueError for an invalid grid.
+    """
     fields = {}
     for text in grid:
         name, equals, values = text.partition("=")
@@ -44,92 +47,95 @@ def points_of(grid: list[str]) -> list[dict[str, str]]:
             raise ValueError(f"--grid={text}: a field or a value is given twice")
         fields[name] = values
     if not fields:
-        raise ValueError("there is no grid: give --grid=FIELD=VALUE,VALUE,... or --paper")
+        raise ValueError("the grid is empty: give --grid=FIELD=VALUE,VALUE,... or --paper")
     return [
         dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())
     ]
 
 
-def name_of(point: dict[str, str]) -> str:
+def point_name(point: dict[str, str]) -> str:
     return ",".join(f"{field}={value}" for field, value in point.items()).replace("/", "_")
 
 
 def run_point(directory: pathlib.Path, point: dict[str, str], command: list[str]) -> dict:
-    """Runs a point unless it is finished; its row of the table."""
-    workdir = directory / name_of(point)
-    log, status = directory / f"{name_of(point)}.log", 0
+    """Runs a point unless it is finished, and returns its row of the table."""
+    workdir = directory / point_name(point)
+    log, exit_code = directory / f"{point_name(point)}.log", 0
     if not (workdir / "result.json").exists():
         fields = [f"--config.{field}={value}" for field, value in point.items()]
-        status = _run([*command, *fields, f"--workdir={workdir}"], log, directory / "compiled")
+        exit_code = _run([*command, *fields, f"--workdir={workdir}"], log, directory / "compiled")
     row = {"point": point, "workdir": str(workdir)}
-    if status:
+    if exit_code:
         lines = log.read_text(errors="replace").strip().splitlines()
-        return row | {"error": lines[-1] if lines else f"status {status}", "log": str(log)}
+        return row | {"error": lines[-1] if lines else f"exit code {exit_code}", "log": str(log)}
     result = json.loads((workdir / "result.json").read_text())
-    return row | scores_of(result) | {"seconds": result["seconds"]}
+    return row | score_summary(result) | {"seconds": result["seconds"]}
 
 
 def _run(command: list[str], log: pathlib.Path, compiled: pathlib.Path) -> int:
-    """The exit status. What stops this program stops the run first, and ends both."""
-    told, started = [], []
+    """Returns the exit code of a fine-tuning. A signal stops the run first, then this program."""
+    received, started = [], []
 
-    def tell(number, frame):
-        told.append(number)
+    def forward(number, frame):
+        received.append(number)
         for process in started:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     with log.open("w") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "bert_jax.finetune", *command],
             env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
             stdout=stream,
             stderr=stream,
-            start_new_session=True,  # A terminal's Ctrl-C then reaches it once, through `tell`.
+            start_new_session=True,  # It gets a terminal's Ctrl-C from `forward` alone, once.
         )
     started.append(process)
-    for number in told:
+    for number in received:  # A signal may arrive before `started` has the process.
         process.send_signal(number)
-    status = process.wait()
-    for number, handler in before.items():
+    exit_code = process.wait()
+    for number, handler in handlers.items():
         signal.signal(number, handler)
-    if told or status in (INTERRUPTED, PREEMPTED):
-        print("stopped; the same command goes on from there")
-        sys.exit(INTERRUPTED if signal.SIGINT in told else PREEMPTED if told else status)
-    return status
+    if received or exit_code in (INTERRUPTED, PREEMPTED):
+        print("stopped. Run the same command to resume.")
+        if received:
+            exit_code = INTERRUPTED if signal.SIGINT in received else PREEMPTED
+        sys.exit(exit_code)
+    return exit_code
 
 
-def scores_of(result: dict) -> dict:
-    """Of a `result.json`, of one seed or several: the deciding metric's median and range."""
-    metric = result["metric"]
-    split, _, name = metric.rpartition("/")
+def score_summary(result: dict) -> dict:
+    """Returns median, min and max of the deciding metric, from the `result.json` of any run."""
+    metric, statistics = result["metric"], ("median", "min", "max")
     if "seeds" in result:
-        scores, collapsed = result["scores"].get(metric, {}), result["collapsed_seeds"]
+        scores = result["scores"].get(metric, dict.fromkeys(statistics))
+        collapsed = result["collapsed_seeds"]
     else:
-        score = result.get(split, {}).get(name)
-        scores = dict.fromkeys(("median", "least", "most"), score)
+        split, _, name = metric.rpartition("/")
+        scores = dict.fromkeys(statistics, result.get(split, {}).get(name))
         collapsed = [result["seed"]] if result.get("collapsed") else []
-    empty = {"median": None, "least": None, "most": None}
-    return {"metric": metric} | empty | scores | {"collapsed_seeds": collapsed}
+    return {"metric": metric} | scores | {"collapsed_seeds": collapsed}
 
 
-def table_of(rows: list[dict]) -> str:
-    """The best point first; those without a score, and those that failed, at the end."""
+def format_table(rows: list[dict]) -> str:
+    """Formats the rows of the table as aligned text."""
     fields = list(rows[0]["point"])
-    lines = [[*fields, "median", "least", "most", "collapsed seeds", "seconds"]]
+    lines = [[*fields, "median", "min", "max", "collapsed seeds", "seconds"]]
     for row in rows:
         values = list(row["point"].values())
         if "error" in row:
             lines.append([*values, f"failed: {row['error']}"])
             continue
-        scores = [row[name] for name in ("median", "least", "most")]
+        scores = [row[name] for name in ("median", "min", "max")]
         values += ["-" if score is None else f"{score:.4f}" for score in scores]
         lines.append([*values, " ".join(map(str, row["collapsed_seeds"])), f"{row['seconds']:.0f}"])
     widths = [
         max(
             len(line[column])
             for line in lines
-            if column < len(fields) or len(line) == len(lines[0])
+            if column < len(fields) or len(line) == len(lines[0])  # Errors widen no column.
         )
         for column in range(len(lines[0]))
     ]
@@ -140,21 +146,23 @@ def table_of(rows: list[dict]) -> str:
 
 
 def sweep(directory: pathlib.Path, grid: list[str], command: list[str]) -> list[dict]:
-    """Runs all points and returns the rows of the table, sorted; see the top of this file."""
-    points = points_of(grid)
-    if len(set(map(name_of, points))) < len(points):
-        raise ValueError("two points of the grid would have one directory: name values apart")
+    """Runs all points; returns their rows, best first, then those without a score and failures."""
+    points = grid_points(grid)
+    if len(set(map(point_name, points))) < len(points):
+        raise ValueError(
+            "two points of the grid have the same directory: change a value's spelling"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     record = directory / "sweep.json"
     if record.exists() and (before := json.loads(record.read_text())["command"]) != command:
         raise ValueError(
-            f"{directory} holds a sweep of another command:\n  {shlex.join(before)}\n"
-            f"  {shlex.join(command)} now\nGive another --runs, or remove it"
+            f"{directory} holds a sweep with another command:\n  {shlex.join(before)}\n"
+            f"instead of\n  {shlex.join(command)}\nGive another --runs, or remove it"
         )
     write_json(record, {"command": command, "points": []})
     rows = []
     for number, point in enumerate(points, 1):
-        print(f"{number}/{len(points)} {name_of(point)}: ", end="", flush=True)
+        print(f"{number}/{len(points)} {point_name(point)}: ", end="", flush=True)
         rows.append(row := run_point(directory, point, command))
         if "error" in row:
             print(f"failed, see {row['log']}: {row['error']}", flush=True)
@@ -175,7 +183,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"sweep: {error}")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    print(table_of(rows))
+    print(format_table(rows))
     if any("error" in row for row in rows):
         sys.exit(1)
 

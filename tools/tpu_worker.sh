@@ -1,34 +1,25 @@
 #!/bin/bash
-# What tools/launch_tpu.py runs on each host of a TPU slice; the code is in ~/launch/code by then.
+# Runs on each host of a TPU slice for tools/launch_tpu.py, which has unpacked the code:
 #
-# tpu_worker.sh install | mount BUCKET | start ARGUMENT... | follow | status | stop | last_lines
+# tpu_worker.sh install BUCKET | start ARGUMENT... | follow | status
 #
-# ~/launch/job holds the job's arguments, its log, the process id of the shell that waits for it,
-# the exit status once it has ended, and `stopped` if it was told to.
+# ~/launch holds the code, its environment, and the job's log, process id (pid) and exit_code.
 
 cd ~/launch || exit
-running() { kill -0 "$(cat job/pid 2>/dev/null)" 2>/dev/null; }
+is_running() { kill -0 "$(cat pid 2>/dev/null)" 2>/dev/null; }
 
 install() {
   set -e
-  python3 -m pip install --quiet --user uv # The images bring Python 3.10; uv brings 3.11.
+  python3 -m pip install --quiet --user uv # The TPU images have Python 3.10; uv installs 3.11.
   uv=~/.local/bin/uv
   test -x venv/bin/python || $uv venv --quiet --python=3.11 venv
   export VIRTUAL_ENV=$PWD/venv
   $uv pip install --quiet --require-hashes --requirement=code/requirements.lock
   $uv pip install --quiet --editable='./code[tpu]'
-}
-
-mount() {
-  set -e
   if ! mountpoint --quiet /gcs; then
-    if ! command -v gcsfuse >/dev/null &&
-      ! sudo apt-get -o DPkg::Lock::Timeout=300 --quiet --yes install gcsfuse; then
-      echo "install gcsfuse on the image first, as Google's page on Cloud Storage FUSE says" >&2
-      exit 1
-    fi
-    # Without a metadata cache, hosts see each other's files at once. Mounted by systemd, so that
-    # at a shutdown it outlives the session in which the job saves.
+    command -v gcsfuse || sudo apt-get -o DPkg::Lock::Timeout=300 --quiet --yes install gcsfuse
+    # Without a metadata cache, a host sees the files of the others at once. systemd keeps the
+    # bucket mounted while the job saves during a shutdown.
     echo 'metadata-cache: {ttl-secs: 0, negative-ttl-secs: 0}' | sudo tee /etc/gcsfuse.yaml
     options=rw,_netdev,allow_other,uid=$(id -u),gid=$(id -g),config_file=/etc/gcsfuse.yaml
     echo "$1 /gcs gcsfuse $options 0 0" | sudo tee -a /etc/fstab
@@ -36,62 +27,41 @@ mount() {
     sudo systemctl daemon-reload
     sudo systemctl start gcs.mount
   fi
-  # Finishing a checkpoint renames a directory: better to fail now than at the first save.
+  # Saving a checkpoint renames a directory: fail now rather than at the first save.
   try=/gcs/.try.$(hostname)
   if ! (mkdir -p "$try/a" && touch "$try/a/file" && mv "$try/a" "$try/b" && rm -r "$try"); then
-    echo "gs://$1 must let this machine write, and have a hierarchical namespace" >&2
+    echo "gs://$1 must be writable and have a hierarchical namespace" >&2
     exit 1
   fi
 }
 
 start() {
-  if running; then
-    # Of a try whose connection was lost.
-    if test "$*" = "$(cat job/arguments)"; then return; fi
-    echo "another job is running already: follow it, or stop it" >&2
-    exit 1
+  if is_running; then # Perhaps it was started by an attempt that lost its connection.
+    echo "$(hostname): a job is already running"
+    return
   fi
-  rm -rf job
-  mkdir job
-  echo "$*" >job/arguments
-  # A session of its own, which the end of the connection leaves alone.
+  rm -f exit_code
+  # A session of its own survives the end of the connection.
   nohup setsid bash -c '(cd code && exec ../venv/bin/python -m bert_jax.pretrain "$@")
-    status=$?
-    # The runtime aborts a process that has lost another: as good as preempted.
+    code=$?
+    # JAX aborts a process that has lost another one: that counts as preempted, too.
     lost="distributed service detected fatal errors"
-    if test $status = 134 && grep --quiet "$lost" job/log; then status=75; fi
-    # SIGTERM while it waits for the other hosts, before it can trap it.
-    if test $status = 143; then status=75; fi
-    echo $status >job/status' start "$@" >job/log 2>&1 </dev/null &
-  echo $! >job/pid
+    if test $code = 134 && grep --quiet "$lost" log; then code=75; fi
+    if test $code = 143; then code=75; fi # SIGTERM before the run could handle it.
+    echo $code >exit_code' bash "$@" >log 2>&1 </dev/null &
+  echo $! >pid
 }
 
 follow() {
-  if running; then tail --lines=200 --follow --pid="$(cat job/pid)" job/log; fi
+  if is_running; then tail --lines=200 --follow --pid="$(cat pid)" log; fi
 }
 
-status() {
-  # The process first: a job that ends in between has written its status by then.
+status() { # Prints the exit code, or running; a job that died without an exit code was preempted.
   state=none
-  if test -e job/pid; then running && state=running || state=lost; fi
-  if test -s job/status; then state=$(cat job/status); fi
-  if test "$state" = 75 -a -e job/stopped; then state=stopped; fi
+  if test -e pid; then is_running && state=running || state=75; fi
+  if test -s exit_code; then state=$(cat exit_code); fi
   echo "$(hostname) $state"
-}
-
-stop() {
-  if running; then
-    touch job/stopped
-    pkill -TERM --parent "$(cat job/pid)"
-  else
-    echo "$(hostname): no job is running" >&2
-  fi
-}
-
-last_lines() {
-  case "$(cat job/status 2>/dev/null)" in "" | 0 | 75) return ;; esac
-  echo "== $(hostname), exit status $(cat job/status)"
-  tail --lines=40 job/log
+  case $state in none | running | 0 | 75) ;; *) tail --lines=40 log ;; esac
 }
 
 "$@"

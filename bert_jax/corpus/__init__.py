@@ -1,4 +1,4 @@
-"""Text to packed rows on disk: documents → sentences → ids → sentence pairs → rows → shards.
+"""Text to packed rows on disk: documents, sentences, token ids, sentence pairs, rows, shards.
 
-Nothing here imports JAX: worker processes stay small and start fast.
+Nothing here imports JAX, so that worker processes stay small and start fast.
 """

@@ -1,4 +1,4 @@
-"""Rows: fixed-size records of as many sentence pairs as fit, and how pairs are packed into them."""
+"""Packs sentence pairs into rows, fixed-size records of as many pairs as fit."""
 
 import random
 
@@ -12,9 +12,9 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
 
     Fields:
       tokens: uint16 [max_seq_length], `[CLS] first [SEP] second [SEP]` for each pair, then padding.
-      pairs: uint16 [max_pairs, 3], (start, second_start, end) of each pair: [CLS] is at `start`,
-        the second span begins at `second_start`, `end` is one past the last [SEP]. An unused slot
-        is all zero.
+      pairs: uint16 [max_pairs, 3], (start, second_start, end) of each pair: the positions of its
+        [CLS], of the first token of its second span, and one past its last [SEP]. All zero in an
+        unused slot.
       nsp_labels: uint8 [max_pairs], 0 is IsNext, 1 is NotNext.
     """
     return np.dtype(
@@ -27,20 +27,20 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
 
 
 def pack_lengths(lengths: list[int], capacity: int, max_items: int) -> list[list[int]]:
-    """Best fit, longest first: returns for each row the indices of the items in it.
+    """Packs items by best fit decreasing; returns the indices of the items in each row.
 
-    Items of equal length are taken in the order given, so shuffle them to mix their sources. An
-    item goes into the row with the least room that still holds it. Which room is the least is read
-    off the bits of an integer, so an item costs the same however many rows are open.
+    An item goes into the open row with the smallest sufficient room. A bit set finds that room, so
+    the cost per item does not depend on the number of open rows. Items of equal length keep their
+    order, so shuffle them to mix their sources.
     """
     rows: list[list[int]] = []
-    open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]  # by room left
+    open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]  # by remaining room
     rooms = 0  # bit r is set if some open row has room r
     for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
         length = lengths[item]
-        roomy = rooms >> length
-        if roomy:
-            room = length + (roomy & -roomy).bit_length() - 1
+        sufficient = rooms >> length
+        if sufficient:
+            room = length + (sufficient & -sufficient).bit_length() - 1
             row = open_rows[room].pop()
             if not open_rows[room]:
                 rooms ^= 1 << room
@@ -62,14 +62,15 @@ def pack_pairs(
     special_ids: tuple[int, int, int],
     rng: random.Random,
 ) -> np.ndarray:
-    """Packs pairs into rows, in an order of its own.
+    """Packs pairs into rows.
 
     Args:
-      pairs: none longer than `max_seq_length` with its special tokens. Shuffled in place.
-      max_seq_length: tokens in a row.
-      max_pairs: the most pairs in a row.
+      pairs: at most `max_seq_length` tokens each, special tokens included. Shuffled in place, so
+        that pairs of one document share a row only by chance.
+      max_seq_length: tokens per row.
+      max_pairs: maximum number of pairs per row.
       special_ids: the ids of [PAD], [CLS] and [SEP].
-      rng: shuffles the pairs, so that pairs of one document meet in a row by chance alone.
+      rng: source of the shuffle.
 
     Returns:
       `row_dtype(max_seq_length, max_pairs)` [num_rows].

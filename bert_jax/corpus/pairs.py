@@ -1,9 +1,9 @@
-"""Sentence pairs for next-sentence prediction, as the released `create_pretraining_data` has them.
+"""Sentence pairs for next-sentence prediction, as in the released `create_pretraining_data.py`.
 
-Devlin et al. (2018), appendix A.2: half of the pairs are two consecutive spans of a document, half
-have their second span from another document; together a pair is at most as long as a sequence may
-be. One document in ten is cut into shorter pairs, to lessen the mismatch between pre-training and
-fine-tuning.
+Devlin et al. (2018), appendix A.2: half of the pairs are two consecutive spans of a document; in
+the other half the second span comes from another document. A pair never exceeds the sequence
+length. One document in ten is cut into shorter pairs, to reduce the mismatch between pre-training
+and fine-tuning.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
-TRIES_FOR_ANOTHER_DOCUMENT = 10
+MAX_DRAWS = 10
 
 
 class Pair(NamedTuple):
@@ -31,25 +31,25 @@ def make_pairs(
     rng: random.Random,
     sources: list[int] | None = None,
 ) -> list[Pair]:
-    """Makes the pairs of one document.
+    """Returns the sentence pairs of one document.
 
-    Either label has probability one half, but a document of one sentence can only be followed by a
-    random span, and without another document to draw from all pairs are consecutive.
+    Both labels are equally likely, except that a one-sentence document always gives NotNext, and
+    that without another document to draw from all pairs are IsNext.
 
-    The released code makes every single sentence NOT_NEXT: one that reaches the length wanted (61 %
-    of all pairs on Wikipedia are then NOT_NEXT), and one left over at a document's end. Here the
-    first waits for a second sentence, and the other may also end a pair with what stands before it,
-    which is used once more.
+    The released code labels every single sentence NotNext: one that alone reaches the target length
+    (which makes 61 % of the pairs on Wikipedia NotNext), and one left over at the end of a
+    document. Here the former waits for a second sentence, and the latter may also follow the
+    sentences before it, which are then used twice.
 
     Args:
       documents: the documents of a group, each a non-empty list of sentences, each a non-empty list
         of token ids.
-      index: which of them.
-      max_seq_length: of a pair with its special tokens; at least 5.
-      short_seq_prob: probability that this document is cut into shorter pairs.
-      rng: the only source of chance.
-      sources: for each of `documents` the number of the whole that it is a part of, where long ones
-        came in parts; None if each is whole. A random span never comes from the same whole.
+      index: of the document to pair.
+      max_seq_length: maximum length of a pair with its special tokens; at least 5.
+      short_seq_prob: probability that the document is cut into shorter pairs.
+      rng: source of all randomness.
+      sources: for each of `documents` the number of the long document that it is a part of; None if
+        all are whole. A random span never comes from the same source.
     """
     document = documents[index]
     sources = sources or list(range(len(documents)))
@@ -57,7 +57,7 @@ def make_pairs(
     if alone and len(document) == 1:
         return []
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
-    # Drawn once a document, as in the released code.
+    # Drawn once per document, as in the released code.
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
     pairs = []
     chunk: list[list[int]] = []
@@ -81,7 +81,7 @@ def make_pairs(
         else:
             other = _another_document(sources, index, rng)
             second = _random_span(documents[other], target - len(first), rng)
-            # The sentences that the random span displaced are used by the next pair.
+            # The next pair uses the sentences that the random span replaced.
             position -= len(chunk) - split
         label = IS_NEXT if is_next else NOT_NEXT
         pairs.append(Pair(*truncate_pair(first, second, max_tokens, rng), label))
@@ -94,16 +94,16 @@ def _join(sentences: list[list[int]]) -> list[int]:
 
 
 def _another_document(sources: list[int], index: int, rng: random.Random) -> int:
-    for _ in range(TRIES_FOR_ANOTHER_DOCUMENT):
+    for _ in range(MAX_DRAWS):
         other = rng.randrange(len(sources))
         if sources[other] != sources[index]:
             return other
-    # The released code falls back on the document itself, whose span could be the true next one.
+    # The released code falls back on the document itself, whose span could be the true next.
     return next(other for other, source in enumerate(sources) if source != sources[index])
 
 
 def _random_span(document: list[list[int]], num_tokens: int, rng: random.Random) -> list[int]:
-    """Returns sentences from a random one on, until they have at least `num_tokens` tokens."""
+    """Returns sentences from a random one to the end, or until they have `num_tokens` tokens."""
     span: list[int] = []
     for sentence in document[rng.randrange(len(document)) :]:
         span += sentence
@@ -115,14 +115,12 @@ def _random_span(document: list[list[int]], num_tokens: int, rng: random.Random)
 def truncate_pair(
     first: list[int], second: list[int], max_tokens: int, rng: random.Random
 ) -> tuple[list[int], list[int]]:
-    """Takes tokens off the longer span, one by one, each from its front or back at random.
+    """Truncates the longer span token by token, each time at its front or back at random.
 
-    Computed at once rather than one by one: the lengths that this ends with are determined, and of
-    `k` tokens taken off a span the number from the front is Binomial(k, 1/2). If both are equally
-    long, the second loses a token.
+    Computed in one step: the final lengths are determined, and the number of tokens removed from
+    the front of a span is Binomial(num_removed, 1/2). Of equally long spans the second loses one.
     """
-    excess = len(first) + len(second) - max_tokens
-    if excess <= 0:
+    if len(first) + len(second) <= max_tokens:
         return first, second
     shorter = min(len(first), len(second))
     if shorter <= max_tokens // 2:
@@ -132,7 +130,7 @@ def truncate_pair(
         lengths = [max_tokens - max_tokens // 2, max_tokens // 2]
     spans = []
     for span, length in zip((first, second), lengths, strict=True):
-        surplus = len(span) - length
-        front = rng.getrandbits(surplus).bit_count() if surplus else 0
+        num_removed = len(span) - length
+        front = rng.getrandbits(num_removed).bit_count()
         spans.append(span[front : front + length])
     return spans[0], spans[1]

@@ -1,4 +1,4 @@
-"""Maps a function over a stream of any length with all cores, in order and in bounded memory."""
+"""Maps a function over a stream of any length on all cores, in order and in bounded memory."""
 
 import collections
 import concurrent.futures
@@ -12,7 +12,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_function: Callable  # what a worker process applies, set once when it starts
+_function: Callable  # of a worker process, set once when it starts
 
 
 def ordered_map(
@@ -20,13 +20,13 @@ def ordered_map(
 ) -> Iterator[Result]:
     """Yields `function(item)` for each item, in order.
 
-    Unlike `Pool.imap`, it reads ahead by a few items for each process and no more, and it raises,
-    rather than waits for ever, when a process dies (of too little memory, say).
+    Unlike `Pool.imap`, it reads only two items per process ahead, and raises instead of hanging
+    when a process dies, for instance for lack of memory.
 
     Args:
-      function: sent once to each process, so what a `functools.partial` binds may be large.
+      function: sent once to each process, so a `functools.partial` may bind large objects.
       items: read in this process.
-      num_processes: 0 takes one for each core; 1 works in this process.
+      num_processes: 0 means one per core; 1 works in this process.
     """
     num_processes = num_processes or usable_cores()
     if num_processes == 1:
@@ -34,7 +34,7 @@ def ordered_map(
         return
     executor = concurrent.futures.ProcessPoolExecutor(
         num_processes,
-        # A fork would copy the parent's threads' locks as they happen to be held.
+        # Forking would copy locks that other threads of the parent hold.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
         initargs=(function,),
@@ -52,14 +52,14 @@ def ordered_map(
 
 
 def usable_cores() -> int:
-    """Returns the number of cores that this process may use, where the system tells."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _submit(executor: concurrent.futures.Executor, item: Item) -> concurrent.futures.Future:
-    # This may start a process, which inherits the mask: Ctrl-C is the parent's to deal with.
+    # Submitting may start a process, which inherits the mask: only the parent handles Ctrl-C.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return executor.submit(_apply, item)
@@ -70,8 +70,7 @@ def _submit(executor: concurrent.futures.Executor, item: Item) -> concurrent.fut
 def _start_worker(function: Callable) -> None:
     global _function
     _function = function
-    # Each core has a process already.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Every core already has a process.
 
 
 def _apply(item: Item) -> Result:

@@ -1,4 +1,4 @@
-"""Reads documents out of text files, Wikipedia dumps and TFDS, one at a time."""
+"""Reads documents from text files, Wikipedia dumps and TFDS, one at a time."""
 
 import bz2
 import contextlib
@@ -11,24 +11,23 @@ from types import ModuleType
 from typing import TextIO
 from xml.etree import ElementTree
 
-# A longer document is cut at a line break, so that a file without a blank line, however long, needs
-# no more memory than any other.
+# Longer documents are cut at a line break, which bounds memory for files without blank lines.
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 26
 TEXT_NAME = re.compile(r"[^.]+|.*\.(txt|text)", re.IGNORECASE)
-# A part of a dump is named like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
+# Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
 DUMP_NAME = re.compile(r".+\.xml(-p\d+p\d+[\w-]*)?(\.bz2)?", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One document as it stands in its source; `bert_jax.corpus.sentences` makes sentences of it.
+    """One document, as read from its source.
 
     Attributes:
-      text: the source text: lines of plain text, or wiki markup.
+      text: lines of plain text, or wiki markup.
       is_wikitext: whether `text` is wiki markup.
-      continues: whether this is the next part of the document before it, which was too long.
-      bytes_read: bytes of the source consumed since the document before it, for progress.
+      continues: whether this is the next part of the previous document, which was too long.
+      bytes_read: bytes of the source read since the previous document, for the progress bar.
     """
 
     text: str
@@ -38,11 +37,11 @@ class Document:
 
 
 def find_inputs(patterns: str | Sequence[str]) -> list[str]:
-    """Returns the files that comma-separated glob patterns name, or ["tfds:NAME"], checked.
+    """Returns the files that match comma-separated globs; "tfds:NAME" is returned unchanged.
 
     Raises:
       FileNotFoundError: a pattern matches no file.
-      ValueError: a file is empty or its suffix is none of those that can be read.
+      ValueError: a file is empty or has an unknown suffix.
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
@@ -56,25 +55,21 @@ def find_inputs(patterns: str | Sequence[str]) -> list[str]:
             raise FileNotFoundError(
                 f"--input={pattern} matches no file; check the path (quote a *)"
             )
+        for path in paths:
+            name = os.path.basename(path)
+            if not TEXT_NAME.fullmatch(name) and not DUMP_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none) or a "
+                    "Wikipedia dump (.xml or .xml.bz2)"
+                )
+            if os.path.getsize(path) == 0:
+                raise ValueError(f"{path} is empty; remove it from --input")
         inputs += paths
-    if not inputs:
-        raise FileNotFoundError("--input names no file")
-    for path in inputs:
-        if path.startswith("tfds:"):
-            continue
-        name = os.path.basename(path)
-        if not TEXT_NAME.fullmatch(name) and not DUMP_NAME.fullmatch(name):
-            raise ValueError(
-                f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none) or a "
-                "Wikipedia dump (.xml or .xml.bz2)"
-            )
-        if os.path.getsize(path) == 0:
-            raise ValueError(f"{path} is empty; remove it from --input or put text into it")
     return inputs
 
 
 def input_bytes(path: str) -> int:
-    """Returns the size of an input, which `bytes_read` of its documents about adds up to."""
+    """Returns the size of an input, roughly the sum of `bytes_read` over its documents."""
     if path.startswith("tfds:"):
         name = path.removeprefix("tfds:")
         return int(import_tfds(name).builder(name).info.splits["train"].num_bytes)
@@ -82,7 +77,7 @@ def input_bytes(path: str) -> int:
 
 
 def read_documents(path: str) -> Iterator[Document]:
-    """Yields the documents of one input named by `find_inputs`, in order, in constant memory."""
+    """Yields the documents of one input of `find_inputs`, in order and in constant memory."""
     if path.startswith("tfds:"):
         yield from read_tfds(path.removeprefix("tfds:"))
     elif DUMP_NAME.fullmatch(os.path.basename(path)):
@@ -92,13 +87,13 @@ def read_documents(path: str) -> Iterator[Document]:
 
 
 def read_text_file(path: str) -> Iterator[Document]:
-    """Yields the documents of a UTF-8 file, in which blank lines stand between documents.
+    """Yields the documents of a UTF-8 file, which are separated by blank lines.
 
     Raises:
-      ValueError: a byte is not UTF-8, or a line is longer than any text's.
+      ValueError: a byte is not UTF-8, or a line is too long to be text.
     """
-    # Latin-1 makes one character of each byte: lines end as they do in text (at a newline, a
-    # carriage return, or both), and bytes can still be counted.
+    # Latin-1 maps each byte to one character. Python splits such text at "\n", "\r" and "\r\n",
+    # and bytes can still be counted.
     with open(path, encoding="latin-1", newline="") as stream:
         lines: list[str] = []
         document_bytes = bytes_read = offset = 0
@@ -138,10 +133,10 @@ def _bounded_lines(stream: TextIO, path: str) -> Iterator[bytes]:
 def read_wikipedia_dump(path: str) -> Iterator[Document]:
     """Yields the articles of a MediaWiki XML dump (.xml or .xml.bz2) as wiki markup.
 
-    Redirects and pages outside the article namespace are skipped.
+    Skips redirects and pages outside the article namespace.
 
     Raises:
-      ValueError: the file is not intact XML or bzip2, or is no MediaWiki dump.
+      ValueError: the file is damaged, or not a MediaWiki dump.
     """
     opener = bz2.open if path.lower().endswith(".bz2") else contextlib.nullcontext
     with open(path, "rb") as compressed, opener(compressed) as stream:
@@ -159,7 +154,7 @@ def read_wikipedia_dump(path: str) -> Iterator[Document]:
                 if is_article and element.find("{*}redirect") is None:
                     before, position = position, compressed.tell()
                     yield Document(text, is_wikitext=True, bytes_read=position - before)
-                # The root would otherwise keep an (empty) element for every page ever read.
+                # Otherwise the root would keep an element for every page.
                 root.clear()
         except (ElementTree.ParseError, OSError, EOFError) as error:
             raise ValueError(
@@ -171,12 +166,7 @@ def read_wikipedia_dump(path: str) -> Iterator[Document]:
 
 
 def read_tfds(name: str) -> Iterator[Document]:
-    """Yields the "text" field of the examples of `name`, prepared beforehand, without TensorFlow.
-
-    Raises:
-      ImportError: tensorflow_datasets is not installed.
-      ValueError: the examples have no "text" field.
-    """
+    """Yields the "text" field of the train split of `name`, an already prepared TFDS data set."""
     for example in import_tfds(name).data_source(name, split="train"):
         if "text" not in example:
             raise ValueError(f"tfds:{name} has the fields {sorted(example)}; expected 'text'")
@@ -184,12 +174,12 @@ def read_tfds(name: str) -> Iterator[Document]:
 
 
 def import_tfds(name: str) -> ModuleType:
-    """tensorflow_datasets, which needs no TensorFlow to read; ImportError if not installed."""
+    """Imports tensorflow_datasets, which reads without TensorFlow. Raises ImportError."""
     try:
         import tensorflow_datasets
     except ImportError as error:
         raise ImportError(
-            f"tfds:{name} needs TFDS: pip install tensorflow-datasets, and prepare the "
-            "data with file_format=array_record"
+            f"tfds:{name} needs TFDS: pip install tensorflow-datasets, and prepare the data with "
+            "file_format=array_record"
         ) from error
     return tensorflow_datasets

@@ -1,4 +1,4 @@
-"""Sentences of a document, in order: the unit from which sentence pairs are made."""
+"""Splits documents into sentences, the units of sentence pairs."""
 
 import sentencex
 from mwparserfromhell.parser import ParserError
@@ -10,20 +10,20 @@ MODES = ("split", "lines")
 
 
 class UnreadableDocument(ValueError):
-    """The markup of a document cannot be parsed; it is counted and left out."""
+    """Raised for a document whose markup cannot be parsed."""
 
 
 def split_sentences(document: Document, mode: str = "split", language: str = "en") -> list[str]:
-    """Returns the sentences of `document`, without surrounding white space, none empty.
+    """Returns the non-empty sentences of `document`, stripped of surrounding white space.
 
     Args:
-      document: text or wiki markup. Markup is always split, passage by passage.
-      mode: for text, "split": free text, whose line breaks mean nothing; "lines": one sentence a
-        line already, as in the original BERT's input, kept as it is.
-      language: ISO 639-1 code, for the abbreviations that do not end a sentence.
+      document: plain text or wiki markup. Markup is always split, passage by passage.
+      mode: for plain text, "split" (free text, in which line breaks mean nothing) or "lines" (one
+        sentence per line, as in the input of the original BERT).
+      language: ISO 639-1 code, which selects the abbreviations that do not end a sentence.
 
     Raises:
-      UnreadableDocument: the markup is beyond the parser.
+      UnreadableDocument: the markup cannot be parsed.
     """
     if document.is_wikitext:
         try:
@@ -34,8 +34,5 @@ def split_sentences(document: Document, mode: str = "split", language: str = "en
         return [line.strip() for line in document.text.split("\n") if line.strip()]
     else:
         passages = [" ".join(document.text.split())]
-    sentences = []
-    for passage in passages:
-        pieces = (piece.strip() for piece in sentencex.segment(language, passage))
-        sentences += [piece for piece in pieces if piece]
-    return sentences
+    pieces = (piece for passage in passages for piece in sentencex.segment(language, passage))
+    return [piece.strip() for piece in pieces if piece.strip()]

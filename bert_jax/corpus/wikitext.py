@@ -1,6 +1,6 @@
-"""Takes the text passages out of wiki markup: no lists, tables, headings, templates, references."""
+"""Extracts the text passages of wiki markup, without lists, tables, headings, and references."""
 
-# ruff: noqa: RUF001 (articles do use the characters that look like ASCII ones)
+# ruff: noqa: RUF001 (articles use characters that look like ASCII ones)
 
 import html
 import re
@@ -9,19 +9,18 @@ import mwparserfromhell
 from mwparserfromhell import nodes
 from mwparserfromhell.wikicode import Wikicode
 
-# Tags whose content is running text; the content of every other tag is dropped.
+# Tags whose content is running text. The content of every other tag is dropped.
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
 TEXT_TAGS |= {"ins", "nowiki", "onlyinclude", "p", "q", "s", "small", "span", "strong", "sub"}
 TEXT_TAGS |= {"sup", "u", "var"}
-
-# Templates that print one of their unnamed arguments inside a sentence, and which one. Dropping
-# these would leave holes; every other template is dropped.
+# Templates that print one of their unnamed arguments inside a sentence, and its position. Every
+# other template is dropped.
 TEXT_TEMPLATES = {"angbr": 0, "angle bracket": 0, "lang": 1, "nihongo": 0, "nowrap": 0}
 TEXT_TEMPLATES |= {"smaller": 0, "smallcaps": 0, "transl": -1, "transliteration": -1, "vanchor": 0}
 QUANTITY_TEMPLATES = {"convert", "cvt"}
 RANGE_WORDS = {"-", "–", "to", "and", "by", "x", "or", "to(-)", "and(-)"}
 
-# A line that starts with this came out of a list, whose items are no passages.
+# Marks a line that comes from a list item, which is not a passage.
 LIST_ITEM = "\0"
 
 MEDIA_OR_CATEGORY = re.compile(
@@ -29,17 +28,16 @@ MEDIA_OR_CATEGORY = re.compile(
     r"|[^|\]]+:[^|\]]+\.(jpe?g|png|svg|gif|tiff?|webp|webm|og[gav]|pdf|djvu|midi?|wav|flac|mp3)\s*$",
     re.IGNORECASE,
 )
-# [[fr:Anarchisme]] or [[Kategorie:Politik]], shown beside the text, if at all.
+# [[fr:Anarchisme]] or [[Kategorie:Politik]], which are not part of the text.
 OTHER_NAMESPACE = re.compile(r"[\w -]+:\S")
 
-# White space is collapsed first, so that no pattern below meets a long run of it, which would take
-# the square of its length.
+# White space is collapsed first: the later patterns take quadratic time on long runs of it.
 CLEANING = [
     (re.compile(r"\s+"), " "),
     (re.compile(r"'{2,}"), ""),  # bold and italics
-    (re.compile(r"__[A-Z]+__"), ""),  # __NOTOC__ and its kind
+    (re.compile(r"__[A-Z]+__"), ""),  # __NOTOC__ and the like
     (re.compile(r"\[\s*\]"), ""),
-    # What dropped templates leave of "(; born 1950)", "(, )" or "( or )".
+    # Dropped templates leave "(; born 1950)", "(, )" or "( or )".
     (re.compile(r"([(\[])\s*(?:(?:[,;:/–-]|\b(?:or|and)\b)\s*)+"), r"\1"),
     (re.compile(r"\s*[,;:]\s*(?=[,;:)\]])"), ""),
     (re.compile(r"\s*\(\s*\)"), ""),
@@ -51,16 +49,16 @@ ENDS_LIKE_A_SENTENCE = re.compile(r"[.!?…。！？؟।][\"'”’»)\]]*$")
 
 
 def extract_passages(wikitext: str) -> list[str]:
-    """Returns the running text of an article, one string a paragraph.
+    """Returns the running text of an article, one string per paragraph.
 
-    A paragraph that does not end as a sentence does (captions, rows of a table written by hand,
-    "See also" lines, the line before a list) is no passage.
+    Drops paragraphs that do not end like a sentence (captions, hand-written table rows, "See also"
+    lines, the line before a list).
 
     Raises:
-      mwparserfromhell.parser.ParserError, RecursionError: the markup is beyond the parser.
+      mwparserfromhell.parser.ParserError, RecursionError: the markup cannot be parsed.
     """
     text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
-    # A paragraph may be wrapped over several lines; blank lines and lists end it.
+    # A paragraph may span several lines; blank lines and lists end it.
     paragraphs: list[list[str]] = [[]]
     for line in text.split("\n"):
         if not line.strip() or line.startswith((LIST_ITEM, "|", "!", "{|")):
@@ -79,6 +77,7 @@ def extract_passages(wikitext: str) -> list[str]:
 
 
 def plain_text(markup: Wikicode) -> str:
+    """Returns the text of parsed markup, with `LIST_ITEM` before each list item."""
     return "".join(map(_node_text, markup.nodes))
 
 

@@ -1,16 +1,19 @@
-"""What a corpus is on disk: shuffled shards of blocks of rows, and a manifest, written last."""
+"""The corpus on disk: shuffled shards of blocks of rows, and a manifest, which is written last."""
 
+import contextlib
 import json
 import os
 import pathlib
+import shutil
+from collections.abc import Iterator
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 MANIFEST = "manifest.json"
-SCRATCH = ".spill"  # inside the output directory, so that a finished shard is moved, not copied
+SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
 FORMAT_VERSION = 1
-# Each record is compressed alone, so that a block can be read without its neighbours.
+# Compresses each record alone, so that a block can be read without its neighbors.
 WRITER_OPTIONS = "group_size:1"
 
 
@@ -18,75 +21,69 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
     return f"{split}-{index:05d}-of-{num_shards:05d}.array_record"
 
 
-def prepare_directory(directory: str | os.PathLike, overwrite: bool) -> pathlib.Path:
-    """Makes the output directory and an empty scratch folder in it, whose path it returns.
+def spill_path(shard: pathlib.Path) -> pathlib.Path:
+    """Returns the file that collects the rows of `shard` until they are shuffled."""
+    return shard.with_suffix("")
+
+
+@contextlib.contextmanager
+def scratch_directory(directory: str | os.PathLike, overwrite: bool) -> Iterator[pathlib.Path]:
+    """Creates the output directory, and an empty scratch directory in it that is removed on exit.
 
     Raises:
       FileExistsError: the directory holds a complete corpus and `overwrite` is false.
-      OSError: the directory cannot be made or written to.
+      OSError: the directory cannot be created or written to.
     """
     directory = pathlib.Path(directory)
     scratch = directory / SCRATCH
     if (directory / MANIFEST).exists() and not overwrite:
         raise FileExistsError(
-            f"{directory} holds a complete corpus already; choose another --output, or replace it "
+            f"{directory} already holds a complete corpus; choose another --output, or replace it "
             "with --overwrite"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        remove_scratch(scratch)  # of a build that was interrupted
+        shutil.rmtree(scratch, ignore_errors=True)  # left by an interrupted build
         scratch.mkdir()
     except OSError as error:
         raise type(error)(
-            f"cannot write into --output={directory} ({error.strerror}); expected a directory, new "
-            "or not, with write permission"
+            f"cannot write into --output={directory} ({error.strerror}); expected a writable "
+            "directory or a new path"
         ) from error
-    return scratch
-
-
-def remove_scratch(scratch: pathlib.Path) -> None:
-    if scratch.is_dir():
-        for path in scratch.iterdir():
-            path.unlink()
-        scratch.rmdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_shard(
     path: pathlib.Path, dtype: np.dtype, block_rows: int, seed: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Shuffles the rows spilled to `path` and writes them beside it as `path`.array_record.
+    """Shuffles the rows in `spill_path(path)` in memory and writes them to `path`.
 
-    Each record is the bytes of `block_rows` consecutive rows; the last may hold fewer.
-
-    Args:
-      path: of the spill file, which holds rows and nothing else, and fits into memory.
-      dtype: of a row.
-      block_rows: rows in a record.
-      seed: of the shuffle.
-
-    Returns:
-      The numbers of rows and of bytes written.
+    Each record holds the bytes of `block_rows` consecutive rows; the last may hold fewer. Returns
+    the number of rows, and the size of the shard in bytes.
     """
-    rows = np.fromfile(path, dtype)
+    rows = np.fromfile(spill_path(path), dtype)
     rows = rows[np.random.default_rng(seed).permutation(len(rows))]
-    shard = path.with_name(path.name + ".array_record")
     try:
-        writer = ArrayRecordWriter(str(shard), WRITER_OPTIONS)
+        writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
         for start in range(0, len(rows), block_rows):
             writer.write(rows[start : start + block_rows].tobytes())
         writer.close()
-    except RuntimeError as error:  # What the writer makes of a full disk.
-        raise OSError(f"cannot write {shard}: {error}; free the disk and run again") from error
-    path.unlink()
-    return len(rows), shard.stat().st_size
+    except RuntimeError as error:  # raised by the writer when the disk is full
+        raise OSError(f"cannot write {path}: {error}; free the disk and run again") from error
+    spill_path(path).unlink()
+    return len(rows), path.stat().st_size
 
 
-def publish(directory: pathlib.Path, scratch: pathlib.Path, manifest: dict) -> None:
-    """Moves the finished files of `scratch` into `directory`, in place of an older corpus there.
+def publish(scratch: pathlib.Path, manifest: dict) -> None:
+    """Moves the finished files out of `scratch`, replacing an older corpus in its parent.
 
-    The manifest goes first from the old corpus and comes last to the new: where there is one, the
-    corpus is complete.
+    The old manifest is removed first and the new one written last: a directory with a manifest
+    holds a complete corpus.
     """
+    directory = scratch.parent
     (directory / MANIFEST).unlink(missing_ok=True)
     for path in directory.glob("*-?????-of-?????.array_record"):
         path.unlink()

@@ -1,9 +1,9 @@
-"""Features of a task packed into rows of one shape: no step is spent on padding short texts.
+"""Packs the features of a task into rows of one shape, so that no step is spent on padding.
 
 A row holds as many sequences as fit, each attending only within itself, as in pre-training; so a
-batch of so many examples is a varying number of rows. It lies in an array with room for the most
-there can be, and its rows fill chunks in order: a step computes the first `num_chunks` and leaves
-the rest. One program is compiled, whatever the lengths.
+batch of features takes a varying number of rows. They are laid out in an array with room for the
+maximum, as microbatches in order: a step computes the first `num_microbatches` and skips the rest.
+One program is compiled, whatever the lengths.
 """
 
 import dataclasses
@@ -13,24 +13,24 @@ import jax
 import numpy as np
 
 from bert_jax.corpus.packing import pack_lengths
-from bert_jax.data.batches import local_rows, place, take
+from bert_jax.data.batches import local_row_ranges, make_global_batch, take_rows
 
 NO_LABEL = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """What the model is given of one example, or of one window of it.
+    """The model's input for one example, or for one window of it.
 
     Attributes:
-      sequences: int32 `[length]` each, `[CLS] ... [SEP]` or `[CLS] ... [SEP] ... [SEP]`. One, but
-        for multiple choice, which has one for each choice, and embedding: a query, its passage,
-        and what else is no passage of it. What is only predicted may have fewer.
-      second_starts: where segment 1 begins in each; its length, if there is none.
-      label: what the head is to give, None where it is not known. classification: the number of
-        the class, or the value (float). multiple_choice: the number of the choice. tagging: int32
-        `[length]`, NO_LABEL where nothing is predicted. span: its first and last position.
-        embedding: int32 `[passages]`, a number for each passage, the same for the same text.
+      sequences: int32 `[length]` each, `[CLS] ... [SEP]` or `[CLS] ... [SEP] ... [SEP]`. One; for
+        multiple choice one per choice; for embedding a query, its passage, and hard negatives. To
+        be predicted, the latter two may have fewer.
+      second_starts: start of segment 1 in each sequence; its length if there is none.
+      label: target, None if unknown. Classification: index of the class; regression: value;
+        multiple choice: index of the choice; tagging: int32 `[length]`, NO_LABEL where nothing is
+        predicted; span: first and last position; embedding: int32 `[passages]`, a number for each
+        passage, equal for equal texts.
     """
 
     sequences: tuple[np.ndarray, ...]
@@ -41,8 +41,10 @@ class Feature:
         return sum(map(len, self.sequences))
 
 
-def make_sequence(tokenizer, first: Sequence[int], second: Sequence[int] | None = None):
-    """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`, and where segment 1 begins."""
+def make_sequence(
+    tokenizer, first: Sequence[int], second: Sequence[int] | None = None
+) -> tuple[np.ndarray, int]:
+    """Returns `[CLS] first [SEP]`, or with `second [SEP]` after it, and the start of segment 1."""
     ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
     start = len(ids)
     if second is not None:
@@ -51,47 +53,61 @@ def make_sequence(tokenizer, first: Sequence[int], second: Sequence[int] | None 
 
 
 @dataclasses.dataclass(frozen=True)
+class LabelLayout:
+    """How the labels of a head are laid out in rows.
+
+    Attributes:
+      dtype: of the array.
+      per_position: one label per position, NO_LABEL where there is none; else one per feature.
+      shape: shape of one label.
+      per_passage: a label has a number for each sequence of its feature but the first.
+      are_positions: labels are positions in their feature, so they move with it in a row.
+    """
+
+    dtype: type = np.int32
+    per_position: bool = False
+    shape: tuple[int, ...] = ()
+    per_passage: bool = False
+    are_positions: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class RowShape:
-    """How features lie in rows: `length` tokens, at most `num_sequences`; `kind` is of the head."""
+    """Rows of `length` tokens with at most `num_sequences` sequences, and the head's labels."""
 
     length: int
     num_sequences: int
-    kind: str
+    labels: LabelLayout
     pad_id: int
     sequences_per_feature: int = 1
 
     def pack(self, features: Sequence[Feature]) -> list[list[int]]:
-        """For each row the indices of the features in it; ValueError if one is too long."""
+        """Returns the indices of the features in each row; ValueError if one is too long."""
         lengths = [len(feature) for feature in features]
         if lengths and max(lengths) > self.length:
             raise ValueError(f"a feature of {max(lengths)} tokens in rows of {self.length}")
-        most = self.num_sequences // self.sequences_per_feature
-        return pack_lengths(lengths, self.length, most)
+        max_features = self.num_sequences // self.sequences_per_feature
+        return pack_lengths(lengths, self.length, max_features)
 
     def empty(self, num_rows: int) -> dict[str, np.ndarray]:
-        """`num_rows` rows of padding: what `fill` fills, and a step takes."""
-        slots = self.num_sequences
-        rows = {
-            "tokens": np.full((num_rows, self.length), self.pad_id, np.int32),
-            "pairs": np.zeros((num_rows, slots, 3), np.int32),
-            "weights": np.zeros((num_rows, slots // self.sequences_per_feature), np.float32),
-        }
-        if self.kind == "tagging":
-            rows["labels"] = np.full((num_rows, self.length), NO_LABEL, np.int32)
-        elif self.kind == "span":
-            rows["labels"] = np.zeros((num_rows, slots, 2), np.int32)
-        elif self.kind == "embedding":
-            passages = self.sequences_per_feature - 1
-            rows["labels"] = np.zeros((*rows["weights"].shape, passages), np.int32)
+        """Returns `num_rows` rows of padding, for `fill`."""
+        weights = (num_rows, self.num_sequences // self.sequences_per_feature)
+        if self.labels.per_position:
+            labels = np.full((num_rows, self.length), NO_LABEL, self.labels.dtype)
         else:
-            dtype = np.float32 if self.kind == "regression" else np.int32
-            rows["labels"] = np.zeros(rows["weights"].shape, dtype)
-        return rows
+            passages = (self.sequences_per_feature - 1,) if self.labels.per_passage else ()
+            labels = np.zeros((*weights, *self.labels.shape, *passages), self.labels.dtype)
+        return {
+            "tokens": np.full((num_rows, self.length), self.pad_id, np.int32),
+            "pairs": np.zeros((num_rows, self.num_sequences, 3), np.int32),
+            "weights": np.zeros(weights, np.float32),
+            "labels": labels,
+        }
 
     def fill(self, rows: dict[str, np.ndarray], row: int, features: Sequence[Feature]) -> None:
         """Writes `features` into one row, in order."""
         end = slot = 0
-        for place_in_row, feature in enumerate(features):
+        for index, feature in enumerate(features):
             start = end
             for tokens, second in zip(feature.sequences, feature.second_starts, strict=True):
                 begin, end = end, end + len(tokens)
@@ -100,75 +116,72 @@ class RowShape:
                 slot += 1
             if feature.label is None:
                 continue
-            rows["weights"][row, place_in_row] = 1
-            if self.kind == "tagging":
+            rows["weights"][row, index] = 1
+            if self.labels.per_position:
                 rows["labels"][row, start:end] = feature.label
-            elif self.kind == "span":
-                rows["labels"][row, place_in_row] = np.add(feature.label, start)
             else:
-                rows["labels"][row, place_in_row] = feature.label
+                shift = start if self.labels.are_positions else 0
+                rows["labels"][row, index] = np.add(feature.label, shift)
 
 
 def steps_per_epoch(num_features: int, batch_size: int) -> int:
-    """The last batch of an epoch may be smaller; none is dropped."""
+    """Returns the number of batches; the last may be smaller, and none is dropped."""
     return -(-num_features // batch_size)
 
 
-def batch_features(num_features: int, batch_size: int, seed: int, step: int) -> np.ndarray:
-    """Indices of the features of batch `step` (from 0), shuffled anew in each epoch."""
-    epoch, place_in_epoch = divmod(step, steps_per_epoch(num_features, batch_size))
+def batch_indices(num_features: int, batch_size: int, seed: int, step: int) -> np.ndarray:
+    """Returns the indices of the features of batch `step` (from 0), reshuffled in each epoch."""
+    epoch, batch = divmod(step, steps_per_epoch(num_features, batch_size))
     order = np.random.default_rng((seed, epoch)).permutation(num_features)
-    return order[place_in_epoch * batch_size : (place_in_epoch + 1) * batch_size]
+    return order[batch * batch_size : (batch + 1) * batch_size]
 
 
-def train_batches(
+def finetune_batches(
     features: Sequence[Feature],
     shape: RowShape,
     sharding: jax.sharding.Sharding,
     *,
     batch_size: int,
-    chunk_rows: int,
+    microbatch_rows: int,
     seed: int,
     start: int,
     stop: int,
 ) -> Iterator[tuple[dict[str, jax.Array], int]]:
-    """Batches `start` to `stop`: (rows `[chunk_rows * chunks, ...]`, how many chunks are in use).
+    """Yields batches `start` to `stop` as (rows, number of microbatches in use).
 
-    Row r of chunk c lies at `r * chunks + c`, so that each device holds a part of every chunk.
+    Row r of microbatch m is at index `r * max_microbatches + m`, so that every device holds a shard
+    of every microbatch.
     """
-    chunks = -(-batch_size // chunk_rows)
-    local = local_rows(sharding, chunk_rows * chunks)
+    max_microbatches = -(-batch_size // microbatch_rows)
+    num_rows = microbatch_rows * max_microbatches
+    local = local_row_ranges(sharding, num_rows)
     for step in range(start, stop):
-        chosen = batch_features(len(features), batch_size, seed, step)
-        chosen = [features[index] for index in chosen]
+        indices = batch_indices(len(features), batch_size, seed, step)
+        chosen = [features[index] for index in indices]
         packed = shape.pack(chosen)
-        rows = shape.empty(chunk_rows * chunks)
+        rows = shape.empty(num_rows)
         for index, members in enumerate(packed):
-            chunk, row = divmod(index, chunk_rows)
-            shape.fill(rows, row * chunks + chunk, [chosen[member] for member in members])
-        yield (
-            place(
-                {name: take(array, local) for name, array in rows.items()},
-                sharding,
-                chunk_rows * chunks,
-            ),
-            -(-len(packed) // chunk_rows),
-        )
+            microbatch, row = divmod(index, microbatch_rows)
+            row = row * max_microbatches + microbatch
+            shape.fill(rows, row, [chosen[member] for member in members])
+        rows = {name: take_rows(array, local) for name, array in rows.items()}
+        num_microbatches = -(-len(packed) // microbatch_rows)
+        yield make_global_batch(rows, sharding, num_rows), num_microbatches
 
 
-def eval_batches(
+def predict_batches(
     features: Sequence[Feature],
     shape: RowShape,
     sharding: jax.sharding.Sharding,
-    chunk_rows: int,
+    num_rows: int,
 ) -> Iterator[tuple[dict[str, jax.Array], list[list[int]]]]:
-    """Every feature once: (rows `[chunk_rows, ...]`, the indices of the features in each row)."""
+    """Yields every feature once: (`num_rows` rows, indices of the features in each row)."""
     packed = shape.pack(features)
-    local = local_rows(sharding, chunk_rows)
-    for first in range(0, len(packed), chunk_rows):
-        members = packed[first : first + chunk_rows]
-        rows = shape.empty(chunk_rows)
+    local = local_row_ranges(sharding, num_rows)
+    for first in range(0, len(packed), num_rows):
+        members = packed[first : first + num_rows]
+        rows = shape.empty(num_rows)
         for row, indices in enumerate(members):
             shape.fill(rows, row, [features[index] for index in indices])
-        own = {name: take(array, local) for name, array in rows.items()}
-        yield place(own, sharding, chunk_rows), members
+        rows = {name: take_rows(array, local) for name, array in rows.items()}
+        yield make_global_batch(rows, sharding, num_rows), members

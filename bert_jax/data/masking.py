@@ -1,71 +1,88 @@
-"""Choosing and corrupting the tokens to predict: a pure function of key and rows, on device.
+"""Selects and corrupts the tokens to predict: a pure function of key and rows, run on device.
 
-Rates and replacement follow Devlin et al. (2018), section 3.1 and the released
-`create_pretraining_data`: of the tokens of a row, [CLS] and [SEP] counted, 15 % are predicted; of
-these 80 % become [MASK], 10 % a random word, 10 % stay.
+Rates and replacements follow Devlin et al. (2018), section 3.1, and the released
+`create_pretraining_data`: 15 % of a row's tokens, counting [CLS] and [SEP], are predicted; 80 % of
+these become [MASK], 10 % a random token, 10 % stay.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 UNITS = ("token", "whole_word", "span")
 MAX_SPAN_WORDS = 10
 SPAN_CONTINUE = 0.8
 
 
-def mask_tokens(
-    keys: jax.Array,
-    tokens: jax.Array,
-    sequence_ids: jax.Array,
-    *,
-    special_ids: tuple[int, ...],
-    mask_id: int,
-    vocab_size: int,
-    max_predictions: int,
-    rate: float = 0.15,
-    unit: str = "token",
-    word_start: jax.Array | None = None,
-) -> dict[str, jax.Array]:
-    """Chooses `round(rate * tokens of the row)` positions of each row, at least 1, and corrupts.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Masking:
+    """How the rows of one training phase are masked.
 
-    Args:
-      keys: PRNG keys `[batch]`, one a row (see `row_keys`).
-      tokens: int32 `[batch, length]`.
-      sequence_ids: int32 `[batch, length]`, 0 where there is padding.
-      special_ids: never chosen. With the tokenizer's five, [UNK] is never a target either, which
-        the released code does predict.
+    Attributes:
+      special_ids: ids that are never masked. With the tokenizer's five, [UNK] is never a target,
+        whereas the released code does predict it.
       mask_id: id of [MASK].
-      vocab_size: random replacements are uniform over the whole vocabulary, as released.
-      max_predictions: K, the most positions of one row that are predicted.
-      rate: share of the row's tokens to predict.
+      vocab_size: random replacements are uniform over the vocabulary, as released.
+      word_start: bool `[vocab_size]`, True for pieces that begin a word; unused for "token".
+      max_predictions: maximum number of masked positions per row, K below.
+      rate: share of a row's tokens to predict.
       unit: "token"; "whole_word" (all pieces of a word or none, as in the released whole-word
         models); "span" (SpanBERT, Joshi et al., 2020, section 3.1: runs of words of geometric
         length, corrupted together).
-      word_start: bool `[vocab_size]`, True for pieces that begin a word; for the last two units.
+      repeat_after: number of epochs after which a row's masks repeat (static masking, the released
+        `dupe_factor`); 0 draws new masks in every epoch.
+    """
+
+    special_ids: tuple[int, ...]
+    mask_id: int
+    vocab_size: int
+    word_start: np.ndarray
+    max_predictions: int
+    rate: float = 0.15
+    unit: str = "token"
+    repeat_after: int = 0
+
+    def __post_init__(self):
+        if self.unit not in UNITS:
+            raise ValueError(f"masking.unit is {self.unit!r}: expected one of {', '.join(UNITS)}")
+
+
+def mask_tokens(
+    keys: jax.Array, tokens: jax.Array, sequence_ids: jax.Array, masking: Masking
+) -> dict[str, jax.Array]:
+    """Selects `round(rate * tokens in the row)` positions of each row (at least 1) and corrupts.
+
+    Args:
+      keys: PRNG keys `[batch]`, one per row; see `row_keys`.
+      tokens: int32 `[batch, length]`.
+      sequence_ids: int32 `[batch, length]`, 0 on padding.
+      masking: how to select and corrupt.
 
     Returns:
       `tokens` int32 `[batch, length]`, corrupted; `mlm_positions` and `mlm_targets` int32
-      `[batch, K]`; `mlm_weights` float32 `[batch, K]`, 1 for a prediction and 0 for a free slot.
+      `[batch, K]`; `mlm_weights` float32 `[batch, K]`, 1 for a prediction and 0 for an unused slot.
     """
-    if unit not in UNITS:
-        raise ValueError(f"masking unit {unit!r} is unknown: expected one of {', '.join(UNITS)}")
-    if unit != "token" and word_start is None:
-        raise ValueError(f"masking unit {unit!r} needs `word_start` from the tokenizer")
+    special_ids = jnp.array(masking.special_ids)
+    max_predictions = masking.max_predictions
 
     def mask_row(key, tokens, sequence_ids):
         choose_key, replace_key, random_key = jax.random.split(key, 3)
-        maskable = (sequence_ids > 0) & ~jnp.isin(tokens, jnp.array(special_ids))
+        maskable = (sequence_ids > 0) & ~jnp.isin(tokens, special_ids)
         num_tokens = jnp.sum(sequence_ids > 0)
-        budget = jnp.clip(jnp.round(rate * num_tokens), 1, max_predictions).astype(jnp.int32)
+        budget = jnp.clip(jnp.round(masking.rate * num_tokens), 1, max_predictions).astype(
+            jnp.int32
+        )
 
-        # `group` says which positions are corrupted in the same way: each its own, but for spans.
+        # Positions of one group are corrupted alike: all of a span, otherwise each on its own.
         group = jnp.arange(tokens.shape[0])
-        if unit == "token":
+        if masking.unit == "token":
             chosen = _choose_tokens(choose_key, maskable, budget)
         else:
-            starts = jnp.asarray(word_start)[tokens] | ~maskable | jnp.roll(~maskable, 1)
+            starts = jnp.asarray(masking.word_start)[tokens] | ~maskable | jnp.roll(~maskable, 1)
             word = jnp.cumsum(starts) - 1
-            if unit == "whole_word":
+            if masking.unit == "whole_word":
                 chosen = _choose_words(choose_key, maskable, word, budget)
             else:
                 chosen, group = _choose_spans(
@@ -78,8 +95,10 @@ def mask_tokens(
         targets = jnp.where(found > 0, tokens[positions], 0)
 
         draw = jax.random.uniform(replace_key, tokens.shape)[group]
-        word_of_chance = jax.random.randint(random_key, tokens.shape, 0, vocab_size)
-        corrupted = jnp.where(draw < 0.8, mask_id, jnp.where(draw < 0.9, word_of_chance, tokens))
+        random_token = jax.random.randint(random_key, tokens.shape, 0, masking.vocab_size)
+        corrupted = jnp.where(
+            draw < 0.8, masking.mask_id, jnp.where(draw < 0.9, random_token, tokens)
+        )
         return {
             "tokens": jnp.where(chosen, corrupted, tokens),
             "mlm_positions": positions,
@@ -93,10 +112,9 @@ def mask_tokens(
 def row_keys(
     key: jax.Array, row_ids: jax.Array, epochs: jax.Array, repeat_after: int = 0
 ) -> jax.Array:
-    """PRNG keys `[batch]` that depend on the row and its epoch, not on its place in a batch.
+    """Returns PRNG keys `[batch]` that depend on the row and its epoch, not on its batch.
 
-    With `repeat_after` (the released `dupe_factor`) > 0, the masks of a row repeat after so many
-    epochs: static masking. With 0 every epoch masks anew.
+    With `repeat_after` > 0 the keys of a row, and so its masks, repeat after that many epochs.
     """
     if repeat_after:
         epochs = epochs % repeat_after
@@ -108,32 +126,35 @@ def row_keys(
 
 
 def _choose_tokens(key, maskable, budget):
-    """`budget` maskable positions, uniformly without replacement: bool `[length]`."""
+    """Selects `budget` maskable positions uniformly without replacement: bool `[length]`."""
     scores = jnp.where(maskable, jax.random.uniform(key, maskable.shape), 2.0)
     rank = jnp.argsort(jnp.argsort(scores))
     return maskable & (rank < budget)
 
 
 def _choose_words(key, maskable, word, budget):
-    """Words in random order, each taken if it still fits the budget, as released."""
+    """Selects words in random order while they fit the budget, as released: bool `[length]`."""
     length = maskable.shape[0]
     words = jnp.arange(length)
     pieces = jnp.sum((word[None, :] == words[:, None]) & maskable, axis=1)
     order = jax.random.permutation(key, length)
 
-    def take(left, size):
+    def select(left, size):
         fits = (size > 0) & (size <= left)
         return left - size * fits, fits
 
-    _, taken = jax.lax.scan(take, budget, pieces[order], unroll=8)
+    _, taken = jax.lax.scan(select, budget, pieces[order], unroll=8)
     taken = jnp.zeros(length, bool).at[order].set(taken)
     return maskable & taken[word]
 
 
 def _choose_spans(key, maskable, word, sequence_ids, budget, max_spans):
-    """Spans of whole words of one sequence until the budget is spent; also each one's number.
+    """Selects spans of whole words within a sequence until the budget is spent.
 
-    The anchor is uniform over the positions still free, so that every step takes at least one.
+    An anchor is uniform over the free positions, so that every draw selects at least one.
+
+    Returns:
+      bool `[length]`, and int32 `[length]`, the number of the span of each selected position.
     """
     length = maskable.shape[0]
     length_key, anchor_key = jax.random.split(key)

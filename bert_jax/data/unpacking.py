@@ -1,34 +1,35 @@
-"""From packed rows as they lie on disk to the arrays a model takes; runs on device."""
+"""Expands packed rows, as read from disk, into the arrays that the model takes. Runs on device."""
 
 import jax
 import jax.numpy as jnp
 
 
 def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Expands the boundaries of the pairs in each row to one value a position.
+    """Expands the boundaries of the pairs in each row to one value per position.
 
     Args:
-      rows: `tokens` `[batch, length]` and `pairs` `[batch, P, 3]` of any integer dtype, of each
-        pair the position of [CLS], of its second segment's first token, and one past its last
-        [SEP] (all 0 where a slot is free); in pre-training `nsp_labels` uint8 `[batch, P]`.
+      rows: `tokens` `[batch, length]` and `pairs` `[batch, max_pairs, 3]` of any integer dtype:
+        the position of each pair's [CLS], of the first token of its second segment, and one past
+        its last [SEP]; all 0 in an unused slot. In pre-training also `nsp_labels`
+        `[batch, max_pairs]`.
 
     Returns:
-      int32 `tokens`, `segment_ids`, `position_ids`, `sequence_ids`, each `[batch, length]` (0 on
-      padding); int32 `cls_positions` `[batch, P]`; and with `nsp_labels` int32 `nsp_labels` and
-      float32 `nsp_weights` `[batch, P]`, 1 where there is a pair.
+      int32 `tokens`, `segment_ids`, `position_ids`, `sequence_ids`, each `[batch, length]` and 0 on
+      padding; int32 `cls_positions` `[batch, max_pairs]`; and given `nsp_labels`, these as int32
+      and float32 `nsp_weights` `[batch, max_pairs]`, 1 for a pair and 0 for an unused slot.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     start, second, end = jnp.moveaxis(rows["pairs"].astype(jnp.int32), -1, 0)
     position = jnp.arange(tokens.shape[1])[None, :, None]
-    inside = (position >= start[:, None]) & (position < end[:, None])  # [batch, length, P]
-    number = jnp.arange(1, start.shape[1] + 1)
+    inside = (position >= start[:, None]) & (position < end[:, None])  # [batch, length, max_pairs]
+    sequence_id = jnp.arange(1, start.shape[1] + 1)
     covered = jnp.any(inside, axis=-1)
     own_start = jnp.sum(inside * start[:, None], axis=-1)
     batch = {
         "tokens": tokens,
         "segment_ids": jnp.sum(inside & (position >= second[:, None]), axis=-1),
         "position_ids": jnp.where(covered, position[..., 0] - own_start, 0),
-        "sequence_ids": jnp.sum(inside * number, axis=-1),
+        "sequence_ids": jnp.sum(inside * sequence_id, axis=-1),
         "cls_positions": start,
     }
     if "nsp_labels" in rows:

@@ -20,19 +20,19 @@ def attention(
     dropout_key: jax.Array | None = None,
     dropout_rows: jax.Array | None = None,
 ) -> jax.Array:
-    """Plain attention (Vaswani et al., 2017, section 3.2.1); a position sees its own sequence.
+    """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
     Args:
       query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
       sequence_ids: int32 `[batch, length]`; positions attend to each other where their ids agree.
-        Padding shares the id 0, so it sees padding alone and no softmax is over nothing.
-      dropout_rate: of the attention probabilities, as in the released code.
-      dropout_key, dropout_rows: see `dropout`; None switches it off.
+        Padding shares the id 0: it attends to padding alone, so that no softmax is empty.
+      dropout_rate: rate of dropout of the attention probabilities, as released.
+      dropout_key, dropout_rows: see `dropout`; None disables dropout.
 
     Returns:
       `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
     """
-    # Heads before length: both products are then plain batched matrix products.
+    # With heads before length, both products are plain batched matrix products.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
@@ -42,7 +42,7 @@ def attention(
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def weigh(probabilities, value):
-        """A loop keeps only `probabilities`: which of them are dropped is computed again."""
+        """The layer loop saves only `probabilities`; the backward pass recomputes their dropout."""
         if dropout_rows is not None:
             probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
         return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
@@ -52,7 +52,7 @@ def attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _softmax(scores: jax.Array, dtype) -> jax.Array:
-    """Of the last axis, in float32, given back as `dtype`, and kept so for the backward pass."""
+    """Computes softmax in float32, returned and saved for the backward pass in `dtype`."""
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
@@ -61,10 +61,10 @@ def _softmax_forward(scores, dtype):
     return probabilities, probabilities
 
 
-def _softmax_backward(dtype, probabilities, gradient):
+def _softmax_backward(dtype, probabilities, dy):
     del dtype
-    probabilities, gradient = (x.astype(jnp.float32) for x in (probabilities, gradient))
-    weighted = probabilities * gradient
+    probabilities, dy = probabilities.astype(jnp.float32), dy.astype(jnp.float32)
+    weighted = probabilities * dy
     return (weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True),)
 
 

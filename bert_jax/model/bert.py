@@ -1,8 +1,7 @@
 """BERT (Devlin et al., 2018) as Flax linen modules: embeddings, encoder, pooler, two heads.
 
-Names of parameters are the layout that checkpoints, partitioning rules and converters rely on.
-The encoder's parameters are always stacked over layers (leading axis `num_layers`), whether the
-layers run as a loop or unrolled.
+Checkpoints, partitioning rules and converters rely on the parameter names. The encoder's parameters
+are stacked over layers (leading axis `num_layers`) whether the layers run as a loop or unrolled.
 """
 
 import functools
@@ -15,55 +14,8 @@ import jax.numpy as jnp
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import LayerNorm, gelu
 from bert_jax.partitioning import ROWS, constrain
-
-
-@jax.custom_vjp
-def gelu(x: jax.Array) -> jax.Array:
-    """x * Phi(x) through erf, as released; keeps nothing but `x` for the backward pass."""
-    return x * (0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2))))
-
-
-def _gelu_backward(x, gradient):
-    cdf = 0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2)))
-    density = jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-    return (gradient * (cdf + x * density),)
-
-
-gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
-    """LayerNorm over the last axis in float32, given back as `dtype`.
-
-    The backward pass is given `x` as it is and two numbers a row, not float32 copies of `x`.
-    """
-    return _layer_norm_forward(x, scale, bias, epsilon, dtype)[0]
-
-
-def _layer_norm_forward(x, scale, bias, epsilon, dtype):
-    centered = x.astype(jnp.float32)
-    mean = jnp.mean(centered, axis=-1, keepdims=True)
-    centered -= mean  # E[x^2] - E[x]^2 would lose digits where the mean is large.
-    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
-    return (centered * (inverse * scale) + bias).astype(dtype), (x, scale, mean, inverse)
-
-
-def _layer_norm_backward(epsilon, dtype, kept, gradient):
-    del epsilon, dtype
-    x, scale, mean, inverse = kept
-    normalized = (x.astype(jnp.float32) - mean) * inverse
-    gradient = gradient.astype(jnp.float32)
-    of_normalized = gradient * scale
-    of_x = of_normalized - jnp.mean(of_normalized, axis=-1, keepdims=True)
-    of_x -= normalized * jnp.mean(of_normalized * normalized, axis=-1, keepdims=True)
-    rows = tuple(range(x.ndim - 1))
-    of_scale, of_bias = jnp.sum(gradient * normalized, rows), jnp.sum(gradient, rows)
-    return (of_x * inverse).astype(x.dtype), of_scale, of_bias
-
-
-layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def _initializer(config: BertConfig):
@@ -77,7 +29,7 @@ def _dense(config: BertConfig, features: int, name: str) -> nn.Dense:
 @jax.named_scope("feed_forward")
 @functools.partial(nn.remat, prevent_cse=False)
 def _after_gelu(dense: nn.Dense, x: jax.Array) -> jax.Array:
-    """A loop keeps only `x` for its backward pass, not its GELU, which is as large."""
+    """Recomputes GELU in the backward pass: the layer loop then saves `x` alone, half as much."""
     return dense(gelu(x))
 
 
@@ -85,18 +37,6 @@ def _drop(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
     if rows is None:
         return x
     return dropout(module.make_rng("dropout"), x, module.config.dropout_rate, rows)
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm over the last axis in float32, given back in the model's dtype."""
-
-    config: BertConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-        return layer_norm(x, scale, bias, self.config.layer_norm_epsilon, self.config.dtype)
 
 
 class Embeddings(nn.Module):
@@ -119,10 +59,10 @@ class Embeddings(nn.Module):
         self.layer_norm = LayerNorm(config)
 
     def __call__(self, tokens, position_ids, segment_ids, dropout_rows=None) -> jax.Array:
-        """int32 `[batch, length]` three times -> `[batch, length, hidden]`."""
+        """Embeds three int32 `[batch, length]` arrays as `[batch, length, hidden]`."""
         x = jnp.take(self.token_embedding, tokens, axis=0)
         x += jnp.take(self.position_embedding, position_ids, axis=0)
-        # Two rows: a product with one-hot segments has a far cheaper gradient than a gather.
+        # With two segments, a one-hot product has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
         x += segments @ self.segment_embedding
         return _drop(self, self.layer_norm(x), dropout_rows)
@@ -162,13 +102,16 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_layers` encoder layers over parameters stacked on axis 0."""
+    """Runs `num_layers` encoder layers whose parameters are stacked on axis 0."""
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, x, sequence_ids, dropout_rows=None, all_layers: bool = False):
-        """`[batch, length, hidden]` -> the same; with `all_layers`, `[1 + layers, ...]` of them."""
+        """Returns `[batch, length, hidden]`; with `all_layers`, `x` and the output of each layer.
+
+        The latter are float `[1 + num_layers, batch, length, hidden]`.
+        """
         config = self.config
 
         def step(layer, carry, *inputs):
@@ -193,15 +136,15 @@ class Encoder(nn.Module):
 
 
 class Bert(nn.Module):
-    """Embeddings, encoder and pooler: what every task starts from.
+    """Embeddings, encoder and pooler, shared by all tasks.
 
-    Args of the call, B rows of length L with up to P sequences each:
+    Arguments of the call, for B rows of length L with up to P sequences each:
       tokens: int32 `[B, L]`.
       segment_ids: int32 `[B, L]`, 0 for the first segment of a pair and 1 for the second.
       position_ids: int32 `[B, L]`, restarting in each sequence.
       sequence_ids: int32 `[B, L]`, 1, 2, ... for the sequences of a row, 0 for padding.
-      dropout_rows: int32 `[B]`, each row's place in the global batch, which its dropout is drawn
-        for (with the "dropout" rng); None: no dropout.
+      dropout_rows: int32 `[B]`, index of each row in the global batch, which seeds its dropout
+        together with the "dropout" rng; None disables dropout.
     """
 
     config: BertConfig
@@ -222,26 +165,26 @@ class Bert(nn.Module):
         dropout_rows: jax.Array | None = None,
         all_layers: bool = False,
     ) -> jax.Array:
-        """Hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
+        """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
         x = self.embeddings(tokens, position_ids, segment_ids, dropout_rows)
         return self.encoder(constrain(x, ROWS), sequence_ids, dropout_rows, all_layers)
 
     def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-        """tanh(dense([CLS])) of each sequence: `[B, L, H]`, int32 `[B, P]` -> `[B, P, H]`."""
+        """Returns tanh(dense([CLS])) `[B, P, H]` of the sequences at int32 `[B, P]` positions."""
         return jnp.tanh(self.pooler(gather_positions(hidden, cls_positions)))
 
 
 class MlmHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the transposed token embedding plus its own bias."""
+    """Dense, GELU, LayerNorm, then the transposed token embedding and a bias of its own."""
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, hidden: jax.Array, token_embedding: jax.Array) -> jax.Array:
-        """`[..., H]`, `[padded_vocab, H]` -> float32 logits `[..., padded_vocab]`.
+        """Returns float32 logits `[..., padded_vocab]` for `[..., H]` and `[padded_vocab, H]`.
 
-        The rows that only fill the vocabulary up to a whole tile get the lowest float, so that
-        they take no probability and are never predicted.
+        Ids beyond the vocabulary, which only pad it to a whole tile, get the minimum float32: they
+        take no probability and are never predicted.
         """
         config = self.config
         x = gelu(_dense(config, config.hidden_size, "transform")(hidden))
@@ -279,11 +222,11 @@ class BertForPreTraining(nn.Module):
         *,
         dropout_rows: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Logits of both tasks, computed where they are needed only.
+        """Returns the logits of both tasks, computed only at the positions that need them.
 
-        Args, besides those of `Bert`:
+        Args (the others are those of `Bert`):
           mlm_positions: int32 `[B, K]`, the masked positions.
-          cls_positions: int32 `[B, P]`, where each sequence starts.
+          cls_positions: int32 `[B, P]`, the [CLS] of each sequence.
 
         Returns:
           float32 `[B, K, padded_vocab]` and float32 `[B, P, 2]` (0 is IsNext, 1 is NotNext).
@@ -298,13 +241,13 @@ class BertForPreTraining(nn.Module):
 
 
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    """`[B, L, H]` at int32 `[B, K]` -> `[B, K, H]`."""
+    """Returns `hidden` `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
 
 
 @functools.lru_cache(maxsize=8)
 def num_params(config: BertConfig) -> int:
-    """Trainable parameters with pooler and both heads; rows that pad the vocabulary not counted."""
+    """Counts the parameters, pooler and both heads included, vocabulary padding excluded."""
     ids = jnp.zeros((1, 2), jnp.int32)
     shapes = jax.eval_shape(
         BertForPreTraining(config).init, jax.random.key(0), ids, ids, ids, ids, ids, ids

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-# Layers / hidden size of the published models: Devlin et al. (2018), section 3, and the smaller
-# ones of Turc et al. (2019). Heads are always hidden_size / 64, the feed-forward layer 4 x hidden.
+# Layers and hidden size of the published models: Devlin et al. (2018), section 3, and Turc et al.
+# (2019). All have hidden_size / 64 heads and a feed-forward layer of 4 * hidden_size.
 SIZES = {
     "tiny": (2, 128),
     "mini": (4, 256),
@@ -18,10 +18,10 @@ REMAT_POLICIES = ("none", "dots", "full")
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Everything that decides the shapes and the arithmetic of a model; hashable, so jit-static.
+    """The architecture and arithmetic of a model; hashable, so it can be static under jit.
 
-    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError where two fields
-    contradict each other.
+    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for invalid or
+    contradictory fields.
     """
 
     vocab_size: int = 30522
@@ -36,11 +36,11 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_epsilon: float = 1e-12
     dtype: str = "float32"
-    """Of activations and matrix products. Parameters, LayerNorm, softmax and loss stay float32."""
+    """Dtype of activations and products. Parameters, LayerNorm, softmax and loss are float32."""
     scan_layers: bool = True
-    """Compile one layer and loop over it, or unroll all of them. The parameters are the same."""
+    """Compile one layer and loop over it, or unroll all layers. The parameters are the same."""
     remat: str = "none"
-    """What the backward pass recomputes of each layer: nothing, all but matrix products, all."""
+    """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
@@ -49,7 +49,7 @@ class BertConfig:
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"BertConfig.hidden_size ({self.hidden_size}) must be a multiple of num_heads "
-                f"({self.num_heads}), since every head takes an equal share of it"
+                f"({self.num_heads})"
             )
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"BertConfig.dropout_rate must be in [0, 1), got {self.dropout_rate}")
@@ -64,7 +64,7 @@ class BertConfig:
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
-        """A published size ("tiny", "mini", "small", "medium", "base", "large")."""
+        """Returns a published size ("tiny" to "large"), with `overrides` of its fields."""
         if size not in SIZES:
             raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
         num_layers, hidden_size = SIZES[size]
@@ -78,5 +78,5 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the token embedding: the vocabulary rounded up to whole tiles of 128."""
+        """Returns the vocabulary size rounded up to whole tiles of 128: the embedding's rows."""
         return -(-self.vocab_size // 128) * 128

@@ -1,10 +1,10 @@
 """Dropout whose mask is a hash of (key, position): nothing is stored, every mesh draws the same.
 
-A general-purpose generator spends more time on a BERT's dropout bits than some of its matrix
-products take. Here each element hashes its row's place in the global batch and its own index in the
-row, keyed by two random words: the arithmetic fuses into the operation that produced `x`, the
-backward pass computes the mask again instead of keeping it, and an element's bit depends neither on
-how the batch is divided over devices nor on how many slices it goes through the model in.
+A general-purpose generator spends more time on dropout bits than some of BERT's matrix products
+take. Here each element hashes the index of its row in the global batch and its own index in the
+row, keyed by two random words. The arithmetic fuses into the operation that produced `x`, the
+backward pass recomputes the mask, and an element's bit depends neither on the sharding of the batch
+nor on the number of microbatches.
 """
 
 import functools
@@ -16,19 +16,19 @@ import numpy as np
 
 
 def hashed_bits(words: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint32 `shape`: pseudo-random bits for each element, keyed by `words` (uint32 [2]).
+    """Returns uint32 pseudo-random bits of the given shape, keyed by `words` (uint32 [2]).
 
     Two multiply-xorshift rounds over the index in the row, with the constants of Wellons' hash
     search ("lowbias32"). `rows` (int32 [shape[0]]) enter with the second word between the rounds,
-    so that neither two keys nor two rows give shifted copies of one sequence. A row of over 2^32
-    elements sees the bits repeat.
+    so that neither two keys nor two rows give shifted copies of one sequence. The bits repeat in
+    rows of more than 2^32 elements.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis in range(1, len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
         index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
-    # What a row adds is hashed by itself first: it costs little, and words that differ in few bits
-    # would give rows that resemble each other.
+    # Row indices are hashed first, which is cheap: words that differ in a few bits would give
+    # similar rows.
     row_words = _mix(rows.astype(jnp.uint32), words[1], jnp.uint32(0))
     return _mix(index, words[0], row_words.reshape(-1, *[1] * (len(shape) - 1)))
 
@@ -42,13 +42,13 @@ def _mix(bits, first, second):
 
 
 def dropout(key: jax.Array, x: jax.Array, rate: float, rows: jax.Array) -> jax.Array:
-    """Zeroes each element of `x` with probability `rate`; scales the rest.
+    """Zeroes each element of `x` with probability `rate` and scales the others.
 
     Args:
-      key: a JAX PRNG key, used for this one call.
+      key: a JAX PRNG key, used only for this call.
       x: `[batch, ...]`, any float dtype.
       rate: in [0, 1).
-      rows: int32 `[batch]`, the place of each row in the global batch.
+      rows: int32 `[batch]`, the index of each row in the global batch.
     """
     if rate == 0.0:
         return x
@@ -65,9 +65,9 @@ def _masked_forward(words, rows, x, rate):
     return _masked(words, rows, x, rate), (words, rows)
 
 
-def _masked_backward(rate, keys, gradient):
-    no_gradients = [np.zeros(key.shape, jax.dtypes.float0) for key in keys]
-    return *no_gradients, _masked(*keys, gradient, rate)
+def _masked_backward(rate, residuals, dy):
+    no_gradients = [np.zeros(each.shape, jax.dtypes.float0) for each in residuals]
+    return *no_gradients, _masked(*residuals, dy, rate)
 
 
 _masked.defvjp(_masked_forward, _masked_backward)

@@ -1,8 +1,7 @@
-"""The feature-based approach (Devlin et al., 2018, section 5.3, table 7): a frozen encoder, and a
-BiLSTM that tags words from its hidden states.
+"""The feature-based approach (Devlin et al., 2018, section 5.3, table 7): a BiLSTM tags words from
+the hidden states of a frozen encoder.
 
-The features are computed anew in each step: the encoder's forward pass costs less than the BiLSTM,
-and nothing has to be kept.
+Each step recomputes the features: the encoder's forward pass costs less than the BiLSTM.
 """
 
 import flax.linen as nn
@@ -22,35 +21,29 @@ FEATURES = {
     "concat_last_four": (-4, -3, -2, -1),
     "weighted_sum": None,
 }
-"""What of the encoder is read, and from which layers: 0 are the embeddings; None: all, without
-the embeddings."""
+"""Layers of the encoder that each choice reads; 0 is the embeddings, None all layers but those."""
 
 
 class FeatureBasedTagger(nn.Module):
-    """Encoder, a choice of its layers, two layers of BiLSTM, and a dense one.
+    """Encoder, a choice of its layers, two BiLSTM layers, and a dense layer.
 
-    All but the encoder lies under `head` in the parameter tree. No gradient reaches the encoder,
-    and it has no dropout; the BiLSTM's input and output have.
+    All but the encoder is under `head` in the parameter tree. The encoder gets no gradient and no
+    dropout; the input and output of the BiLSTM have dropout.
     """
 
     config: BertConfig
     num_outputs: int
     features: str
     lstm_size: int = 768
-    kind: str = "tagging"
 
     def setup(self):
-        if self.features not in FEATURES:
-            raise ValueError(
-                f"unknown features {self.features!r}: expected one of {', '.join(FEATURES)}"
-            )
         self.bert = Bert(self.config)
         self.head = BiLstmHead(self.config, self.num_outputs, self.features, self.lstm_size)
 
     def __call__(
         self, rows: dict[str, jax.Array], *, dropout_rows: jax.Array | None = None
     ) -> jax.Array:
-        """Takes and gives what `BertForTask` does for tagging: float32 `[B, L, outputs]`."""
+        """Returns float32 `[B, L, outputs]`; takes what `BertForTask` takes."""
         batch = unpack_rows(rows)
         states = self.bert(
             batch["tokens"],
@@ -64,7 +57,7 @@ class FeatureBasedTagger(nn.Module):
 
 
 class BiLstmHead(nn.Module):
-    """Hidden states of all layers to tags; see `FeatureBasedTagger`."""
+    """Tags positions from the hidden states of all layers; see `FeatureBasedTagger`."""
 
     config: BertConfig
     num_outputs: int
@@ -81,7 +74,7 @@ class BiLstmHead(nn.Module):
             return dropout(self.make_rng("dropout"), x, self.config.dropout_rate, dropout_rows)
 
         if self.features == "weighted_sum":
-            # ELMo's scalar mix (Peters et al., 2018). No weight decay, as for any scale.
+            # ELMo's scalar mix (Peters et al., 2018), without weight decay, as any scale.
             layers = states[1:]
             scale = self.param("scale", nn.initializers.zeros, (len(layers),), jnp.float32)
             x = jnp.tensordot(jax.nn.softmax(scale), layers, axes=1)
@@ -98,26 +91,26 @@ class BiLstmHead(nn.Module):
 
 
 def choose_features(states: jax.Array, features: str) -> jax.Array:
-    """`[1 + layers, B, L, H]` -> `[B, L, H]`, or four times as wide for a concatenation."""
+    """Returns `[B, L, H]`, or `[B, L, 4 * H]` for a concatenation, of `[1 + layers, B, L, H]`."""
     chosen = [states[layer] for layer in FEATURES[features]]
     return jnp.concatenate(chosen, axis=-1) if features == "concat_last_four" else sum(chosen)
 
 
 class SequenceLstm(nn.Module):
-    """An LSTM over rows of several sequences, which begins anew with each of them."""
+    """An LSTM over rows of several sequences, whose state is reset at the start of each."""
 
     size: int
     reverse: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-        """float32 `[B, L, features]`, int32 `[B, L]` -> float32 `[B, L, size]`."""
+        """Maps float32 `[B, L, features]` and int32 `[B, L]` to float32 `[B, L, size]`."""
         changes = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-        begins = jnp.pad(changes, ((0, 0), (0, 1) if self.reverse else (1, 0)))
+        starts = jnp.pad(changes, ((0, 0), (0, 1) if self.reverse else (1, 0)))
 
         def step(cell, carry, inputs):
-            x, begins = inputs
-            carry = jax.tree.map(lambda state: jnp.where(begins[:, None], 0.0, state), carry)
+            x, starts = inputs
+            carry = jax.tree.map(lambda state: jnp.where(starts[:, None], 0.0, state), carry)
             return cell(carry, x)
 
         run = nn.scan(
@@ -129,4 +122,4 @@ class SequenceLstm(nn.Module):
             reverse=self.reverse,
         )
         zeros = jnp.zeros((len(x), self.size), jnp.float32)
-        return run(nn.OptimizedLSTMCell(self.size), (zeros, zeros), (x, begins))[1]
+        return run(nn.OptimizedLSTMCell(self.size), (zeros, zeros), (x, starts))[1]

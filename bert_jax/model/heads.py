@@ -1,40 +1,78 @@
-"""BERT with the head of a task, and the loss that trains it (Devlin et al., 2018, section 4).
+"""The heads of fine-tuning tasks (Devlin et al., 2018, section 4), each described by one `Head`.
 
-Each head is one dense layer, `head` in the parameter tree; "embedding" has none, and gives a vector
-for each sequence. Rows may hold several sequences; what a head gives and its loss are per sequence,
-so that packing changes no result.
+A head is one dense layer, `head` in the parameter tree; "embedding" has none and returns a vector
+per sequence, "feature_based" is a BiLSTM on a frozen encoder. Rows may hold several sequences;
+outputs and losses are per sequence, so that packing changes no result.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from bert_jax.data.features import NO_LABEL
+from bert_jax.data.features import NO_LABEL, Feature, LabelLayout
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import dropout
 from bert_jax.model.feature_based import FeatureBasedTagger
-from bert_jax.training.pretrain_step import cross_entropy
+from bert_jax.model.losses import cross_entropy
 
-KINDS = ("classification", "regression", "tagging", "span", "multiple_choice", "embedding")
-POOLED = ("classification", "regression", "multiple_choice")
-"""Kinds that read the pooled [CLS]; the others read every position."""
-PER_SEQUENCE = (*POOLED, "embedding")
-"""Kinds that give something for each sequence; the others give it for each position."""
+Outputs = Sequence[np.ndarray]
+"""Outputs of a head for each feature, float32; their shapes are `Head.output`'s."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """All that distinguishes one kind of head from the others.
+
+    Attributes:
+      name: the name under which checkpoints store it.
+      reads: "pooled" (tanh of [CLS]) or "sequences" give an output per sequence, "positions" one
+        per position.
+      labels: layout of the labels in rows.
+      loss: (outputs of the model, rows) -> the loss of each label in nats, float32, of the shape of
+        `label_weights`; None if `batch_loss` is set.
+      batch_loss: (vectors `[examples, sequences, H]`, labels, weights, temperature) -> the sum of
+        the losses of a whole batch, if it compares the examples of a batch with each other.
+      output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
+      collapsed: (features, outputs) -> whether all predictions are the same, which is the sign of a
+        run that has learned nothing.
+      dropout: whether the dense layer's input has dropout, as released.
+      module: (config, description of the head in the settings) -> the Flax module; None for
+        `BertForTask` without options.
+    """
+
+    name: str
+    reads: str
+    labels: LabelLayout
+    loss: Callable[[jax.Array, dict], jax.Array] | None
+    output: Callable[[np.ndarray], np.ndarray]
+    collapsed: Callable[[Sequence[Feature], Outputs], bool]
+    batch_loss: Callable[..., jax.Array] | None = None
+    dropout: bool = True
+    module: Callable[[BertConfig, Mapping], nn.Module] | None = None
+
+    @property
+    def pooled(self) -> bool:
+        return self.reads == "pooled"
+
+    @property
+    def per_position(self) -> bool:
+        return self.reads == "positions"
 
 
 @dataclasses.dataclass(frozen=True)
 class Similarity:
-    """How vectors of "embedding" are made and compared.
+    """How the vectors of "embedding" are computed and compared.
 
     Attributes:
       pooling: "mean" of the last layer over the tokens of a sequence, or "cls".
-      normalize: to length 1, so that the dot product of two is their cosine.
-      temperature: in training, what the dot products are divided by before the softmax.
+      normalize: whether vectors have length 1, so that dot products are cosines.
+      temperature: divides the dot products before the softmax in training.
     """
 
     pooling: str = "mean"
@@ -51,18 +89,16 @@ class Similarity:
 class BertForTask(nn.Module):
     """Encoder and head.
 
-    `num_outputs`: classes, tags, 2 for a span, 1 for a value or a choice, 0 for an embedding, which
-    `similarity` describes.
+    `num_outputs` is the number of classes or tags, 2 for a span, 1 for a value or a choice, and
+    unused for an embedding, which `similarity` describes.
     """
 
     config: BertConfig
-    kind: str
+    kind: Head
     num_outputs: int
     similarity: Similarity = Similarity()
 
     def setup(self):
-        if self.kind not in KINDS:
-            raise ValueError(f"unknown head {self.kind!r}: expected one of {', '.join(KINDS)}")
         self.bert = Bert(self.config)
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
@@ -70,16 +106,15 @@ class BertForTask(nn.Module):
     def __call__(
         self, rows: dict[str, jax.Array], *, dropout_rows: jax.Array | None = None
     ) -> jax.Array:
-        """What the head gives, float32.
+        """Returns the head's outputs, float32.
 
         Args:
           rows: `tokens` int32 `[B, L]` and `pairs` int32 `[B, P, 3]`, as `unpack_rows` takes them.
-          dropout_rows: see `Bert`; None: no dropout.
+          dropout_rows: see `Bert`; None disables dropout.
 
         Returns:
-          classification and regression `[B, P, outputs]`, multiple_choice `[B, P, 1]` (a score for
-          each sequence), tagging and span `[B, L, outputs]`, embedding `[B, P, H]` (0 where a slot
-          is free).
+          `[B, P, outputs]` for pooled heads, `[B, L, outputs]` per position, and for embeddings
+          `[B, P, H]`, 0 in unused slots.
         """
         batch = unpack_rows(rows)
         x = self.bert(
@@ -89,16 +124,16 @@ class BertForTask(nn.Module):
             batch["sequence_ids"],
             dropout_rows=dropout_rows,
         )
-        if self.kind == "embedding":
+        if self.kind.reads == "sequences":
             return self.embed(x, rows["pairs"])
-        if self.kind in POOLED:
+        if self.kind.pooled:
             x = self.bert.pool(x, batch["cls_positions"])
-        if dropout_rows is not None and self.kind != "span":  # As released.
+        if dropout_rows is not None and self.kind.dropout:
             x = dropout(self.make_rng("dropout"), x, self.config.dropout_rate, dropout_rows)
         return self.head(x)
 
     def embed(self, x: jax.Array, pairs: jax.Array) -> jax.Array:
-        """`[B, L, H]` of any float dtype -> a float32 vector for each sequence, `[B, P, H]`."""
+        """Returns a float32 vector per sequence: `[B, L, H]` of any float dtype -> `[B, P, H]`."""
         position = jnp.arange(x.shape[1])
         start, _, end = jnp.moveaxis(pairs[..., None], -2, 0)
         if self.similarity.pooling == "cls":
@@ -110,70 +145,65 @@ class BertForTask(nn.Module):
         return vectors / jnp.maximum(end - start, 1)
 
 
-def make_model(config: BertConfig, head: Mapping) -> BertForTask | FeatureBasedTagger:
-    """The model with the `head` that settings of a checkpoint describe, by "task" and "labels"."""
-    outputs = len(head["labels"])
-    if head["task"] == "feature_based":
-        return FeatureBasedTagger(config, outputs, head["features"], head["lstm_size"])
-    if head["task"] == "embedding":
-        fields = [field.name for field in dataclasses.fields(Similarity)]
-        similarity = Similarity(**{name: head[name] for name in fields})
-        return BertForTask(config, head["task"], outputs, similarity)
-    return BertForTask(config, head["task"], outputs)
+def make_model(config: BertConfig, described: Mapping) -> nn.Module:
+    """Builds the model with the head that settings describe by "task" (its name) and "labels"."""
+    head = HEADS[described["task"]]
+    if head.module:
+        return head.module(config, described)
+    return BertForTask(config, head, len(described["labels"]))
 
 
-def loss_weights(kind: str, rows: dict[str, jax.Array]) -> jax.Array:
-    """What each of `losses` weighs, float32: 1 where there is a label, and 0 elsewhere.
+def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
+    """Returns float32 weights of the labels: 1 where there is one, 0 elsewhere.
 
-    A batch's loss is the mean so weighed: over examples, or for tagging over words, as released.
+    The loss of a batch is the mean with these weights: over examples, or for tagging over words.
     """
-    if kind == "tagging":
+    if head.labels.per_position:
         return (rows["labels"] != NO_LABEL).astype(jnp.float32)
     return rows["weights"]
 
 
-def losses(kind: str, outputs: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
-    """The loss of each label, float32, in nats; for regression the squared error.
+def _classification_loss(outputs, rows):
+    return cross_entropy(outputs, rows["labels"])[0]
 
-    All kinds but "embedding", whose loss is of a whole batch: see `in_batch_loss`.
 
-    Args:
-      outputs: of `BertForTask`.
-      rows: as there, and `labels` as `RowShape.empty` says.
-    """
-    labels = rows["labels"]
-    if kind == "classification":
-        return cross_entropy(outputs, labels)[0]
-    if kind == "regression":
-        return jnp.square(outputs[..., 0] - labels)
-    if kind == "tagging":
-        return cross_entropy(outputs, jnp.maximum(labels, 0))[0]
-    if kind == "multiple_choice":
-        scores = outputs[..., 0].reshape(*labels.shape, -1)  # [B, examples, choices]
-        return cross_entropy(scores, labels)[0]
-    # Span: for each sequence a softmax over its own positions, for the first and for the last.
+def _regression_loss(outputs, rows):
+    return jnp.square(outputs[..., 0] - rows["labels"])
+
+
+def _tagging_loss(outputs, rows):
+    return cross_entropy(outputs, jnp.maximum(rows["labels"], 0))[0]
+
+
+def _choice_loss(outputs, rows):
+    scores = outputs[..., 0].reshape(*rows["labels"].shape, -1)  # [B, examples, choices]
+    return cross_entropy(scores, rows["labels"])[0]
+
+
+def _span_loss(outputs, rows):
+    """Averages two softmaxes over the sequence's own positions: for its first and last token."""
     position = jnp.arange(outputs.shape[1])[None, None]
     start, _, end = jnp.moveaxis(rows["pairs"], -1, 0)
     inside = (position >= start[..., None]) & (position < end[..., None])  # [B, P, L]
     total = 0.0
     for which in (0, 1):
         logits = jnp.where(inside, outputs[:, None, :, which], jnp.finfo(jnp.float32).min)
-        total += cross_entropy(logits, labels[..., which])[0] / 2
+        total += cross_entropy(logits, rows["labels"][..., which])[0] / 2
     return total
 
 
 def in_batch_loss(
     vectors: jax.Array, passages: jax.Array, weights: jax.Array, temperature: float
 ) -> jax.Array:
-    """Sum over all queries of -log softmax(similarities)[own passage], in nats (float32 scalar).
+    """Sums over queries -log softmax(similarities)[own passage], in nats: a float32 scalar.
 
-    The softmax is over the passages of all examples (Karpukhin et al., 2020, section 3.2), but
-    without copies of the query's own passage, which questions about one paragraph bring.
+    The softmax is over the passages of all examples (Karpukhin et al., 2020, section 3.2) without
+    copies of the query's own passage, which several questions about one paragraph bring.
 
     Args:
       vectors: float32 `[examples, 1 + n, H]`: a query, its passage, and n - 1 hard negatives.
-      passages: int32 `[examples, n]`, a number for each text: the same for the same.
-      weights: float32 `[examples]`, 0 for those that are not there.
+      passages: int32 `[examples, n]`, a number for each text: the same for the same text.
+      weights: float32 `[examples]`, 0 for unused slots.
     """
     queries, candidates = vectors[:, 0], vectors[:, 1:].reshape(-1, vectors.shape[-1])
     count = passages.shape[1]
@@ -184,3 +214,113 @@ def in_batch_loss(
     excluded = is_copy | (jnp.repeat(weights, count) == 0)
     scores = jnp.where(excluded & ~is_own, jnp.finfo(jnp.float32).min, scores)
     return jnp.sum(cross_entropy(scores, own)[0] * weights)
+
+
+def _one_class(features, outputs):
+    return len({int(each.argmax()) for each in outputs}) == 1
+
+
+def _one_value(features, outputs):
+    """Returns whether values spread less than a thousandth of the labels, or of the largest one."""
+    labels = [feature.label for feature in features if feature.label is not None]
+    scale = (np.ptp(labels) if labels else 0) or np.abs(outputs).max()
+    return bool(np.ptp(outputs) <= 1e-3 * scale)
+
+
+def _equal_vectors(features, outputs):
+    return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
+
+
+def _one_choice(features, outputs):
+    # A cross-encoder scores passages one by one: all scores alike.
+    if outputs[0].size == 1:
+        return _equal_vectors(features, outputs)
+    return _one_class(features, outputs)
+
+
+def _one_tag(features, outputs):
+    """Looks at the labeled positions, or without labels at all between [CLS] and [SEP]."""
+    tags = [
+        output[slice(1, -1) if feature.label is None else feature.label != NO_LABEL].argmax(-1)
+        for feature, output in zip(features, outputs, strict=True)
+    ]
+    return len(np.unique(np.concatenate(tags))) == 1
+
+
+def _no_spans(features, outputs):
+    """Returns whether every span is at [CLS]: no answer anywhere."""
+    return not any(each.argmax(axis=0).any() for each in outputs)
+
+
+def _embedding_module(config, described):
+    names = [field.name for field in dataclasses.fields(Similarity)]
+    similarity = Similarity(**{name: described[name] for name in names})
+    return BertForTask(config, EMBEDDING, 0, similarity)
+
+
+def _feature_based_module(config, described):
+    return FeatureBasedTagger(
+        config, len(described["labels"]), described["features"], described["lstm_size"]
+    )
+
+
+CLASSIFICATION = Head(
+    name="classification",
+    reads="pooled",
+    labels=LabelLayout(),
+    loss=_classification_loss,
+    output=lambda outputs: outputs[0],  # [classes]
+    collapsed=_one_class,
+)
+REGRESSION = Head(
+    name="regression",
+    reads="pooled",
+    labels=LabelLayout(dtype=np.float32),
+    loss=_regression_loss,
+    output=lambda outputs: outputs[0],  # [1]
+    collapsed=_one_value,
+)
+MULTIPLE_CHOICE = Head(
+    name="multiple_choice",
+    reads="pooled",
+    labels=LabelLayout(),
+    loss=_choice_loss,
+    output=lambda outputs: outputs[:, 0],  # [choices]
+    collapsed=_one_choice,
+)
+TAGGING = Head(
+    name="tagging",
+    reads="positions",
+    labels=LabelLayout(per_position=True),
+    loss=_tagging_loss,
+    output=lambda outputs: outputs,  # [length, tags]
+    collapsed=_one_tag,
+)
+SPAN = Head(
+    name="span",
+    reads="positions",
+    labels=LabelLayout(shape=(2,), are_positions=True),
+    loss=_span_loss,
+    output=lambda outputs: outputs,  # [length, 2]
+    collapsed=_no_spans,
+    dropout=False,
+)
+EMBEDDING = Head(
+    name="embedding",
+    reads="sequences",
+    labels=LabelLayout(per_passage=True),
+    loss=None,
+    batch_loss=in_batch_loss,
+    output=lambda outputs: outputs,  # [sequences, hidden]
+    collapsed=_equal_vectors,
+    module=_embedding_module,
+)
+FEATURE_BASED = dataclasses.replace(TAGGING, name="feature_based", module=_feature_based_module)
+
+HEADS = {
+    head.name: head
+    for head in (
+        *(CLASSIFICATION, REGRESSION, MULTIPLE_CHOICE),
+        *(TAGGING, SPAN, EMBEDDING, FEATURE_BASED),
+    )
+}

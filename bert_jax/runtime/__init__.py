@@ -1,1 +1,1 @@
-"""What a process needs whatever it runs: flags, exit codes, distributed start, watchdog."""
+"""Process-level code: flags, exit codes, initialization of several hosts, watchdog."""

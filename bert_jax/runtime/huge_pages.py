@@ -1,4 +1,4 @@
-"""Makes a run keep its host memory in huge pages."""
+"""Restarts a run with its host memory in huge pages."""
 
 import os
 import sys
@@ -7,12 +7,12 @@ TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 def restart_with_huge_pages() -> None:
-    """Starts this program again, once, with glibc's allocator asking for transparent huge pages.
+    """Restarts this program, once, with glibc's allocator using transparent huge pages.
 
-    XLA's CPU client allocates a step's temporaries anew in every step, and in pages of 4 KiB the
-    kernel spends a good part of the step clearing them: `benchmarks/train_step.py` shows both.
-    glibc reads the setting only when a program starts. Elsewhere than on Linux, and where the
-    caller has chosen glibc's settings, nothing happens.
+    XLA's CPU client allocates temporaries anew in every step, and with 4 KiB pages the kernel
+    spends a good part of the step clearing them (see `benchmarks/train_step.py`). glibc reads the
+    setting only when a program starts. Does nothing if the user has set GLIBC_TUNABLES, or on
+    other systems than Linux.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = TUNABLE

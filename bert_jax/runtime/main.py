@@ -1,8 +1,7 @@
-"""What both entry points share: their flags, and how a run begins and ends."""
+"""The shared entry point of pre-training and fine-tuning: flags, start, and how a run ends."""
 
 import collections
 import contextlib
-import functools
 import json
 import logging as std_logging
 import math
@@ -12,150 +11,142 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax.runtime import distributed
-from bert_jax.runtime.exit_status import INTERRUPTED, PREEMPTED
-from bert_jax.runtime.flag_errors import parse_flags, program
-from bert_jax.training.checkpoint import CheckpointError
-
-config_flags.DEFINE_config_file(
-    "config", None, "One of configs/pretrain/ or configs/finetune/.", lock_config=True
-)
-flags.DEFINE_string("workdir", None, "Where the run keeps everything; created if it is not there.")
-flags.DEFINE_bool("multihost", False, "Run as one of several processes that the cluster tells of.")
-flags.DEFINE_string("coordinator", None, "host:port of process 0, where no cluster tells of it.")
-flags.DEFINE_integer("num_processes", None, "How many processes there must be.", lower_bound=1)
-flags.DEFINE_integer("process_id", None, "Of this process, from 0.", lower_bound=0)
-flags.DEFINE_integer("join_seconds", 300, "How long to wait for the other processes.")
-flags.DEFINE_integer("heartbeat_seconds", 100, "Silence after which a process is taken for lost.")
-flags.mark_flags_as_required(["config", "workdir"])
-
+from bert_jax.runtime import command_line, distributed
+from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, NonFiniteLoss, program_name
 
 STEPS_AHEAD = 2
-"""So many steps are handed to the devices before the first of them is done."""
+"""Number of steps dispatched to the devices before the first of them has finished."""
 
 
-class NonFiniteLoss(RuntimeError):
-    """The loss of a step is not a number, or infinite."""
-
-
-class Preempted(Exception):
-    """The run was told to stop, and has saved its last step; `status` is to exit with."""
-
-    def __init__(self, step: int, interrupted: bool):
-        self.status = INTERRUPTED if interrupted else PREEMPTED
-        super().__init__(f"stopped; step {step} is saved. The same command goes on from there")
+def define_flags() -> None:
+    """Defines the flags of a run."""
+    config_flags.DEFINE_config_file(
+        "config", None, "Config file, from configs/pretrain/ or configs/finetune/."
+    )
+    flags.DEFINE_string("workdir", None, "Directory of the run; created if it does not exist.")
+    flags.DEFINE_bool("multihost", False, "Run one process per host of a cluster or TPU pod.")
+    flags.DEFINE_string(
+        "coordinator", None, "HOST:PORT of process 0, where no cluster manager provides it."
+    )
+    flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
+    flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
+    flags.DEFINE_integer(
+        "initialization_timeout", 300, "Seconds to wait for the other processes at the start."
+    )
+    flags.DEFINE_integer(
+        "heartbeat_timeout", 100, "Seconds without a heartbeat before a process is considered dead."
+    )
+    flags.mark_flags_as_required(["config", "workdir"])
 
 
 def start(train_and_evaluate: Callable[[ConfigDict, str], dict]) -> NoReturn:
-    """The program: reads the flags, and runs `train_and_evaluate(config, workdir)`."""
-    app.run(functools.partial(run, train_and_evaluate=train_and_evaluate), flags_parser=parse_flags)
+    """Parses the flags and runs `train_and_evaluate(config, workdir)`."""
+    define_flags()
+    app.run(lambda argv: _run(argv, train_and_evaluate), flags_parser=command_line.parse_flags)
 
 
-def run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) -> None:
-    """Joins, trains, and ends with a status that launchers understand."""
+def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) -> None:
+    """Connects the processes, trains, and exits with a code that launchers understand."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     if flags.FLAGS["verbosity"].using_default_value:
         logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().addFilter(  # Orbax tells of each thread and option.
+    logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.
         lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
     )
     values = flags.FLAGS
-    several = values.multihost or values.coordinator is not None
-    # Until the loop traps them. A KeyboardInterrupt is lost where a destructor runs.
-    interrupted = f"interrupted; {values.workdir} is as it was"
-    signal.signal(signal.SIGINT, lambda *_: leave(interrupted, INTERRUPTED))
-    if not several:  # Several processes are told by JAX.
-        signal.signal(signal.SIGTERM, lambda *_: leave("stopped before the first step", PREEMPTED))
+    is_distributed = values.multihost or values.coordinator is not None
+    # Until the training loop handles them. Not as KeyboardInterrupt, which destructors swallow.
+    message = "Stopped before the first training step. Run the same command again."
+    signal.signal(signal.SIGINT, lambda *_: exit_now(message, INTERRUPTED))
+    if not is_distributed:  # Otherwise JAX handles SIGTERM.
+        signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))
     try:
-        if not several and (values.num_processes or values.process_id) is not None:
-            raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
-        if several:
-            distributed.join(
+        if is_distributed:
+            distributed.initialize(
                 coordinator=values.coordinator,
                 num_processes=values.num_processes,
                 process_id=values.process_id,
-                timeout_seconds=values.join_seconds,
-                heartbeat_seconds=values.heartbeat_seconds,
+                initialization_timeout=values.initialization_timeout,
+                heartbeat_timeout=values.heartbeat_timeout,
             )
+        elif (values.num_processes or values.process_id) is not None:
+            raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
         result = train_and_evaluate(values.config, values.workdir)
-    except (ImportError, ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
-        logging.debug("Where it came from:", exc_info=True)  # Shown with --verbosity=1.
-        leave(str(error), 1)
-    except Preempted as error:
-        print(f"\n{program()}: {error}", file=sys.stderr)
-        sys.exit(error.status)
+    except (ImportError, ValueError, OSError, command_line.CheckpointError, NonFiniteLoss) as error:
+        logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
+        exit_now(str(error), 1)
+    except command_line.Preempted as error:
+        print(f"\n{program_name()}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except BaseException as error:
-        runtime = isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess))
-        if runtime and ("RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)):
-            leave(
-                f"out of memory ({str(error).splitlines()[0]}). Set a smaller "
-                "--config.per_device_batch_size, or --config.model.remat=full; "
-                "tools/tpu_report.py says beforehand what fits",
-                1,
-            )
-        if runtime and several and distributed.tells_of_a_lost_process(error):
-            leave(
-                f"another process is lost, or does not answer ({str(error).splitlines()[0]}). "
-                "Start the same command again on all hosts; it goes on from the last checkpoint",
-                PREEMPTED,
-            )
-        if not several:
+        if isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess)):
+            reason = (str(error).splitlines() or [""])[0]
+            if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+                exit_now(
+                    f"out of memory ({reason}). Set a smaller --config.per_device_batch_size, or "
+                    "--config.model.remat=full; tools/tpu_report.py predicts what fits",
+                    1,
+                )
+            if is_distributed and distributed.is_lost_process_error(error):
+                exit_now(
+                    f"lost another process, or it does not respond ({reason}). Run the same "
+                    "command on all hosts to resume from the last checkpoint",
+                    PREEMPTED,
+                )
+        if not is_distributed:
             raise
-        # To end in order, Python would wait minutes for the other processes.
-        leave("".join(traceback.format_exception(error)), 1)
+        # A normal exit of Python would wait minutes for the other processes.
+        exit_now("".join(traceback.format_exception(error)), 1)
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
 
 
-def leave(message: str, status: int) -> NoReturn:
-    """Ends at once: in order would wait for the other processes, or for XLA to compile."""
-    with contextlib.suppress(OSError):  # A log on a full disk.
-        print(f"\n{program()}: {message}", file=sys.stderr, flush=True)
-    os._exit(status)
+def exit_now(message: str, exit_code: int) -> NoReturn:
+    """Prints `message` and exits without waiting for other processes or running compilations."""
+    with contextlib.suppress(OSError):  # The log may be on a full disk.
+        print(f"\n{program_name()}: {message}", file=sys.stderr, flush=True)
+    os._exit(exit_code)
 
 
-def wait_for_step(step_metrics: list[dict]) -> None:
-    """Until no more than `STEPS_AHEAD` steps are under way, of which these are the metrics.
+def limit_dispatch(step_metrics: list[dict]) -> None:
+    """Blocks until at most `STEPS_AHEAD` of the steps with these metrics are running.
 
-    That keeps the devices busy; more would delay the answer to a notice to stop.
+    That keeps the devices busy; more would delay the response to a preemption.
     """
     if len(step_metrics) > STEPS_AHEAD:
         jax.block_until_ready(step_metrics[-1 - STEPS_AHEAD])
 
 
 def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
-    """The metrics of `last_step`, the last of the list; NonFiniteLoss if any is not a number."""
+    """Returns the metrics of `last_step`, the last of the list; raises NonFiniteLoss for any."""
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
                 raise NonFiniteLoss(
-                    f"the {name} of step {step} is {values[name]}. Nothing was saved since the "
-                    "last finite checkpoint; lower the learning rate, lengthen the warm-up, or "
-                    "look at the rows of that step, and start in a new workdir"
+                    f"the {name} of step {step} is {values[name]}. Lower the learning rate, "
+                    "lengthen the warm-up, or inspect the rows of that step, and start in a new "
+                    "workdir; the last checkpoint here is finite"
                 )
     return step_metrics[-1]
 
 
-def keep_compiled(workdir: pathlib.Path) -> None:
-    """Has what is compiled kept in the workdir, unless the environment names another place."""
+def enable_compilation_cache(workdir: pathlib.Path) -> None:
+    """Caches compiled programs in the workdir, unless the environment names another directory."""
     directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory)
 
 
 @contextlib.contextmanager
-def compilations():
-    """Counts JAX's events, among them `compile_requests_use_cache`: the programs asked for.
-
-    Of these, `cache_hits` had been compiled before.
-    """
+def count_compilations() -> Iterator[collections.Counter]:
+    """Yields a counter of JAX's monitoring events, for `log_first_step`."""
     events = collections.Counter()
 
     def count(event: str, **_):
@@ -168,8 +159,20 @@ def compilations():
         jax.monitoring.unregister_event_listener(count)
 
 
-def process_seconds() -> float:
-    """Since this process began, its imports included."""
+def log_first_step(compilations: collections.Counter) -> None:
+    """Logs the time from the start of the process to now, and the counts of compiled programs."""
+    hits = compilations["cache_hits"]
+    logging.info(
+        "First step done %.1f s after the process began; %d programs compiled, %d found in the "
+        "cache",
+        seconds_since_process_start(),
+        compilations["compile_requests_use_cache"] - hits,
+        hits,
+    )
+
+
+def seconds_since_process_start() -> float:
+    """Returns the age of this process in seconds, including the time for imports."""
     fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # After the machine did; see proc(5).
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    start_time = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # Seconds after boot; see proc(5).
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_time

@@ -1,19 +1,24 @@
-"""Tagging by a BiLSTM on features of a frozen encoder; its files and scores are tagging's."""
+"""Tagging by a BiLSTM on features of a frozen encoder; files and scores are those of tagging."""
 
 import dataclasses
 
 from ml_collections import ConfigDict
 
 from bert_jax.model.feature_based import FEATURES
+from bert_jax.model.heads import FEATURE_BASED, Head
 from bert_jax.tasks import tagging
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
 
 
+def get_head(config: ConfigDict) -> Head:
+    return FEATURE_BASED
+
+
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Raises ValueError for features that are not there, and as `tagging.get_task`."""
+    """Reads the files like `tagging.get_task`; raises ValueError for unknown features too."""
     if config.features not in FEATURES:
         raise ValueError(f"features is {config.features!r}: expected one of {', '.join(FEATURES)}")
     task = tagging.get_task(config, tokenizer)
-    own = {"task": "feature_based", "features": config.features, "lstm_size": config.lstm_size}
-    return dataclasses.replace(task, settings=task.settings | own)
+    own = {"features": config.features, "lstm_size": config.lstm_size}
+    return dataclasses.replace(task, head=FEATURE_BASED, head_settings=task.head_settings | own)

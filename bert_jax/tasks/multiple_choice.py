@@ -1,28 +1,31 @@
-"""Choosing the ending of a story: SWAG (Zellers et al., 2018), as in section 4.4 of the paper."""
+"""Multiple choice, the ending of a story: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
 
-import json
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import Feature, make_sequence
+from bert_jax.data.features import Feature
+from bert_jax.model import heads
 from bert_jax.tasks import scores
-from bert_jax.tasks.tables import Record, read_table, read_tfds
+from bert_jax.tasks.labels import check_labeled, read_label
+from bert_jax.tasks.sequences import make_sequences
+from bert_jax.tasks.tables import Record, read_table, read_tfds, write_json_lines
 from bert_jax.tasks.task import Outputs, Split, Task
-from bert_jax.tasks.text_classification import truncate
+from bert_jax.tasks.text_classification import most_probable
 from bert_jax.tokenization import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+CHOICES = ("0", "1", "2", "3")
 COLUMNS = ("sent1", "sent2", *ENDINGS)
-IDS = ("video-id", "fold-ind")  # Of the examples; one may come several times.
+IDS = ("video-id", "fold-ind")  # Written with the predictions; several examples may share them.
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads SWAG's CSV files from `config.data.directory`, or TFDS; see configs/finetune/swag.py.
+    """Reads SWAG from `config.data.directory`, CSV files or TFDS; see configs/finetune/swag.py.
 
     Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
     """
@@ -32,47 +35,41 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             "give the directory of train.csv and val.csv, or a prepared TFDS set: "
             "--config.data.directory=DIR|tfds:NAME"
         )
+    is_tfds = directory.startswith("tfds:")
     notes: dict[str, int] = {}
 
-    def read(split) -> tuple[list[Record], list[Feature]]:
-        if directory.startswith("tfds:"):
-            records = read_tfds(directory.removeprefix("tfds:"), TFDS_SPLITS[split])
-            for record in records:
-                if missing := [name for name in COLUMNS if name not in record.columns]:
-                    raise ValueError(f"{record.place}: no {', '.join(missing)}")
+    def read(split: str) -> tuple[list[Record], list[Feature]]:
+        if is_tfds:
+            records = read_tfds(directory.removeprefix("tfds:"), TFDS_SPLITS[split], COLUMNS)
         else:
             records = read_table(pathlib.Path(directory) / FILES[split], COLUMNS)
-        labels = [_label(record) for record in records]
-        if split != "test" and None in labels:
-            raise ValueError(f"{records[labels.index(None)].place}: no label")
-        if None in labels:
-            labels = [None] * len(labels)
-        made, notes[f"{split} truncated"] = choice_features(
+        labels = [read_label(each, "label", CHOICES, unlabeled=("", "-1")) for each in records]
+        check_labeled(records, labels, "label", required=split != "test")
+        features, notes[f"{split} truncated"] = choice_features(
             records, labels, tokenizer, config.max_seq_length
         )
         notes[f"{split} with an empty text"] = sum(
             not all(record.columns[name].strip() for name in ("sent1", *ENDINGS))
             for record in records
         )
-        return records, made
+        return records, features
 
-    def exists(split):
-        # TFDS has all splits of a set.
-        return directory.startswith("tfds:") or (pathlib.Path(directory) / FILES[split]).exists()
+    def exists(split: str) -> bool:  # TFDS has all splits of a set.
+        return is_tfds or (pathlib.Path(directory) / FILES[split]).exists()
 
     splits = []
     if config.num_epochs or exists("dev") or not exists("test"):
-        splits.append(_split("dev", *read("dev")))
+        splits.append(make_split("dev", *read("dev")))
     if exists("test"):
-        splits.append(_split("test", *read("test")))
+        splits.append(make_split("test", *read("test")))
     return Task(
-        kind="multiple_choice",
+        head=heads.MULTIPLE_CHOICE,
         labels=("score",),
         train=read("train")[1] if config.num_epochs else [],
         splits=tuple(splits),
         metric="dev/accuracy",
         notes=notes,
-        settings={"max_seq_length": config.max_seq_length},
+        head_settings={"max_seq_length": config.max_seq_length},
     )
 
 
@@ -82,51 +79,37 @@ def choice_features(
     tokenizer: Tokenizer,
     max_seq_length: int,
 ) -> tuple[list[Feature], int]:
-    """A feature of four sequences for each record, and how many records had to be cut.
+    """Returns a feature of four sequences for each record, and how many records were truncated.
 
-    Each sequence is the first sentence, and the beginning of the second with one of its endings.
+    Each sequence pairs the first sentence with the beginning of the second and one of its endings.
     """
-    first = tokenizer.encode_batch([record.columns["sent1"] for record in records])
-    endings = [
-        tokenizer.encode_batch(
-            [f"{record.columns['sent2']} {record.columns[ending]}" for record in records]
-        )
+    pairs = [
+        (record.columns["sent1"], f"{record.columns['sent2']} {record.columns[ending]}")
+        for record in records
         for ending in ENDINGS
     ]
-    room, features, truncated = max_seq_length - 3, [], 0
-    for context, *choices, label in zip(first, *endings, labels, strict=True):
-        truncated += any(len(context) + len(choice) > room for choice in choices)
-        sequences, starts = zip(
-            *(make_sequence(tokenizer, *truncate([context, choice], room)) for choice in choices),
-            strict=True,
-        )
-        features.append(Feature(sequences, starts, label))
-    return features, truncated
+    sequences, truncated = make_sequences(pairs, tokenizer, max_seq_length)
+    count, features = len(ENDINGS), []
+    for index, label in enumerate(labels):
+        own = sequences[count * index : count * (index + 1)]
+        features.append(Feature(*zip(*own, strict=True), label))
+    return features, int(np.reshape(truncated, (-1, count)).any(axis=1).sum())
 
 
-def _split(name: str, records: list[Record], features: list[Feature]) -> Split:
+def make_split(name: str, records: list[Record], features: list[Feature]) -> Split:
+    """Builds a split that is scored by accuracy."""
     expected = np.array([feature.label for feature in features])
 
     def score(outputs: Outputs) -> dict[str, float]:
         return {"accuracy": scores.accuracy(np.argmax(outputs, axis=-1), expected)}
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        with open(directory / f"{name}.jsonl", "w") as stream:
-            for number, (record, output) in enumerate(zip(records, outputs, strict=True)):
-                ids = {"id": str(number)}
-                ids |= {each: record.columns[each] for each in IDS if each in record.columns}
-                best = int(np.argmax(output))
-                probability = float(np.exp(output[best] - np.logaddexp.reduce(output)))
-                prediction = {"choice": best, "probability": probability}
-                stream.write(json.dumps(ids | prediction) + "\n")
+        lines = []
+        for number, (record, output) in enumerate(zip(records, outputs, strict=True)):
+            ids = {each: record.columns[each] for each in IDS if each in record.columns}
+            best, probability = most_probable(output)
+            prediction = {"choice": best, "probability": probability}
+            lines.append({"id": str(number)} | ids | prediction)
+        write_json_lines(directory / f"{name}.jsonl", lines)
 
     return Split(name, features, score if features[0].label is not None else None, write)
-
-
-def _label(record: Record) -> int | None:
-    text = record.columns.get("label", "")
-    if text in ("", "-1"):
-        return None
-    if text not in ("0", "1", "2", "3"):
-        raise ValueError(f"{record.place}: label {text!r}, expected 0, 1, 2 or 3")
-    return int(text)

@@ -1,11 +1,9 @@
-"""Search: a bi-encoder that finds passages by their vectors, a cross-encoder that reranks them.
+"""Retrieval: a bi-encoder that finds passages by their vectors, a cross-encoder that reranks them.
 
-Both are trained on queries with a passage that answers each, and perhaps some that do not:
-`{"query": ..., "positive": ..., "negatives": [...]}` a line.
+Both are trained on queries, each with a passage that answers it and, optionally, some that do not:
+one `{"query": ..., "positive": ..., "negatives": [...]}` per line.
 """
 
-import json
-import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,18 +12,25 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature, make_sequence
-from bert_jax.tasks.tables import read_json_lines
+from bert_jax.model import heads
+from bert_jax.tasks.labels import check_labeled
+from bert_jax.tasks.sequences import tokenize
+from bert_jax.tasks.tables import (
+    check_files_given,
+    check_unique,
+    read_json_lines,
+    write_json_lines,
+)
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.settings import check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
 TOP = 10
-"""Passages that are written for each query, and the rank beyond which a passage is not found."""
+"""Passages written per query, and the last rank at which a passage counts as found."""
 
 
 class Query(NamedTuple):
-    """A line of a file; `positive` is "" where it is not known."""
+    """A line of a file; `positive` is "" if unknown."""
 
     id: str
     text: str
@@ -34,49 +39,47 @@ class Query(NamedTuple):
     place: str
 
     def candidates(self) -> tuple[str, ...]:
-        """Its passages, the positive first."""
+        """Returns its passages, the positive first."""
         return (self.positive, *self.negatives) if self.positive else self.negatives
 
 
 class Ranking(NamedTuple):
-    """A query's candidates and their scores; `own` is the positive's index, None if not known."""
+    """A query's candidates, their scores, and the index of its positive (None if unknown)."""
 
     query: Query
     passages: Sequence[str]
     scores: np.ndarray
-    own: int | None
+    positive: int | None
 
     def rank(self) -> int:
-        """Of the positive, from 1; of passages with one score it is the last."""
-        return int(np.sum(self.scores >= self.scores[self.own]))
+        """Returns the rank of the positive, from 1, after other passages of the same score."""
+        return int(np.sum(self.scores >= self.scores[self.positive]))
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files that `config.data` names; see configs/finetune/retrieval.py.
+    """Reads the files named in `config.data`; see configs/finetune/retrieval.py.
 
     Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
     """
     data = config.data
+    check_files_given(data)
     if data.role not in ROLES:
         raise ValueError(f"--config.data.role={data.role}: expected {' or '.join(ROLES)}")
     if not 3 <= data.max_query_length <= config.max_seq_length // 2:
         raise ValueError(
             f"--config.data.max_query_length={data.max_query_length}: expected at least 3 and at "
-            f"most half of max_seq_length ({config.max_seq_length}), so that passages have room"
+            f"most half of max_seq_length ({config.max_seq_length}), to leave room for passages"
         )
-    if not data.train and not data.dev and not data.test:
-        raise ValueError("give files of queries: --config.data.train=FILE, and dev or test")
-    check_bounds(config, ("data.num_negatives", 0, math.inf))
     is_bi_encoder = data.role == "bi_encoder"
-    if data.train and not is_bi_encoder and not data.num_negatives:
+    min_negatives = 1 if data.train and not is_bi_encoder else 0
+    if data.num_negatives < min_negatives:
         raise ValueError(
-            "--config.data.num_negatives=0: expected at least 1, since the cross-encoder learns to "
-            "choose a query's passage among its negatives"
+            f"--config.data.num_negatives={data.num_negatives}: expected at least {min_negatives}"
+            + (", since the cross-encoder learns to choose among passages" if min_negatives else "")
         )
-    train = read_queries(data.train) if data.train else []  # None: predictions only.
+    train = read_queries(data.train) if data.train else []  # Without: predictions only.
+    check_labeled(train, [query.positive or None for query in train], "positive", required=True)
     for query in train:
-        if not query.positive:
-            raise ValueError(f"{query.place}: no 'positive', and training needs one")
         if len(query.negatives) < data.num_negatives:
             raise ValueError(
                 f"{query.place}: {len(query.negatives)} negatives, but training takes "
@@ -86,18 +89,28 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     splits = {name: read_queries(data[name]) for name in ("dev", "test") if data[name]}
     collection = read_passages(data.passages) if data.passages else []
     everything = [*train, *(query for queries in splits.values() for query in queries)]
-    cut = _Cut(tokenizer, everything, collection, data.max_query_length, config.max_seq_length)
-    make_split = bi_encoder_split if is_bi_encoder else cross_encoder_split
+    texts = TokenizedTexts(
+        tokenizer, everything, collection, data.max_query_length, config.max_seq_length
+    )
+    if is_bi_encoder:
+        features = [texts.bi_encoder_feature(query) for query in train]
+    else:
+        features = [
+            texts.cross_encoder_feature(query.text, query.candidates(), 0) for query in train
+        ]
     return Task(
-        kind="embedding" if is_bi_encoder else "multiple_choice",
+        head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
         labels=() if is_bi_encoder else ("score",),
-        train=bi_encoder_features(train, cut) if is_bi_encoder else cross_features(train, cut),
+        train=features,
         splits=tuple(
-            make_split(name, queries, collection, cut) for name, queries in splits.items()
+            bi_encoder_split(name, queries, texts, collection)
+            if is_bi_encoder
+            else cross_encoder_split(name, queries, texts)
+            for name, queries in splits.items()
         ),
-        metric="dev/mrr_at_10",
-        notes=cut.notes,
-        settings={
+        metric=f"dev/mrr_at_{TOP}",
+        notes=texts.notes,
+        head_settings={
             "max_seq_length": config.max_seq_length,
             "max_query_length": data.max_query_length,
             **(config.similarity.to_dict() if is_bi_encoder else {}),
@@ -106,47 +119,45 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def read_queries(path: str | pathlib.Path) -> list[Query]:
-    """The queries of a JSONL file; either all have a positive, or none. Raises as `get_task`."""
-    queries, places = [], {}
+    """Reads the queries of a JSONL file; all have a positive, or none. Raises like `get_task`."""
+    queries = []
     for values, place in read_json_lines(path):
-        for name in ("query", "positive"):
-            text = values.get(name, "")
-            if not isinstance(text, str) or (name in ("query", *values) and not text.strip()):
+        for name in ("query", "positive") if "positive" in values else ("query",):
+            if not _is_text(text := values.get(name, "")):
                 raise ValueError(f"{place}: {name!r} is {text!r}, expected a text")
         positive, negatives = values.get("positive", ""), values.get("negatives", [])
-        if not isinstance(negatives, list) or not all(
-            isinstance(text, str) and text.strip() for text in negatives
-        ):
+        if not isinstance(negatives, list) or not all(map(_is_text, negatives)):
             raise ValueError(f"{place}: 'negatives' is {negatives!r}, expected a list of texts")
         if positive in negatives:
             raise ValueError(f"{place}: the positive is one of the negatives too: {positive!r}")
         name = str(values.get("id", len(queries)))
-        if name in places:
-            raise ValueError(f"{place}: id {name!r} stands in {places[name]} already")
-        places[name] = place
         queries.append(Query(name, values["query"], positive, tuple(negatives), place))
-    for query in queries:
-        if bool(query.positive) != bool(queries[0].positive):
-            raise ValueError(
-                f"{query.place} has {'a' if query.positive else 'no'} 'positive', unlike "
-                f"{queries[0].place}: give all, or none for predictions without a score"
-            )
+    check_unique(queries, [query.id for query in queries])
+    positives = [query.positive or None for query in queries]
+    check_labeled(queries, positives, "positive", required=False)
     return queries
 
 
 def read_passages(path: str | pathlib.Path) -> list[str]:
-    """The passages of a JSONL file, `{"text": ...}` a line. Raises as `get_task`."""
+    """Reads the passages of a JSONL file, one `{"text": ...}` per line. Raises like `get_task`."""
     passages = []
     for values, place in read_json_lines(path):
-        text = values.get("text")
-        if not isinstance(text, str) or not text.strip():
+        if not _is_text(text := values.get("text")):
             raise ValueError(f"{place}: 'text' is {text!r}, expected a text")
         passages.append(text)
     return passages
 
 
-class _Cut:
-    """Sequences of queries and passages, each text tokenized once; counts what had to be cut."""
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+class TokenizedTexts:
+    """All queries and passages of a task, each tokenized and truncated once.
+
+    Attributes:
+      notes: how many queries and passages were truncated.
+    """
 
     def __init__(
         self,
@@ -154,93 +165,77 @@ class _Cut:
         queries: Iterable[Query],
         collection: Iterable[str],
         max_query_length: int,
-        max_length: int,
+        max_seq_length: int,
     ):
-        self.tokenizer, self.max_length = tokenizer, max_length
-        texts = dict.fromkeys(query.text for query in queries)
-        passages = dict.fromkeys([*collection, *(p for q in queries for p in q.candidates())])
-        room = max_query_length - 2, max_length - 2
-        self.notes = {}
-        self._queries, self._passages = ({}, {})
-        for name, found, limit, kept in (
-            ("queries", texts, room[0], self._queries),
-            ("passages", passages, room[1], self._passages),
-        ):
-            pieces = tokenizer.encode_batch(list(found))
-            self.notes[f"{name} truncated"] = sum(len(ids) > limit for ids in pieces)
-            kept.update(zip(found, (ids[:limit] for ids in pieces), strict=True))
-        self._numbers = {text: number for number, text in enumerate(passages)}
+        self.tokenizer, self.max_seq_length, self.notes = tokenizer, max_seq_length, {}
+        passages = (*collection, *(text for query in queries for text in query.candidates()))
+        self._queries = self._truncated(
+            "queries", (query.text for query in queries), max_query_length - 2
+        )
+        self._passages = self._truncated("passages", passages, max_seq_length - 2)
+        self._numbers = {text: number for number, text in enumerate(self._passages)}
 
-    def query(self, text: str):
-        """Its tokens, and where segment 1 would begin; likewise of the others."""
+    def _truncated(self, name: str, texts: Iterable[str], max_tokens: int) -> dict[str, list[int]]:
+        ids_of = tokenize(self.tokenizer, texts)
+        self.notes[f"{name} truncated"] = sum(len(ids) > max_tokens for ids in ids_of.values())
+        return {text: ids[:max_tokens] for text, ids in ids_of.items()}
+
+    def query(self, text: str) -> tuple[np.ndarray, int]:
+        """Returns the sequence of a query, as `make_sequence` does."""
         return make_sequence(self.tokenizer, self._queries[text])
 
-    def passage(self, text: str):
+    def passage(self, text: str) -> tuple[np.ndarray, int]:
+        """Returns the sequence of a passage, as `make_sequence` does."""
         return make_sequence(self.tokenizer, self._passages[text])
 
-    def pair(self, query: str, passage: str):
-        first = self._queries[query]
-        second = self._passages[passage][: self.max_length - 3 - len(first)]
-        return make_sequence(self.tokenizer, first, second)
+    def bi_encoder_feature(self, query: Query) -> Feature:
+        """Returns a query, its positive and its negatives; the labels identify the passages."""
+        passages = query.candidates()
+        label = np.array([self._numbers[passage] for passage in passages], np.int32)
+        return _feature([self.query(query.text), *map(self.passage, passages)], label)
 
-    def numbers(self, passages: Iterable[str]) -> np.ndarray:
-        return np.array([self._numbers[passage] for passage in passages], np.int32)
-
-
-def _feature(sequences: Iterable, label=None) -> Feature:
-    tokens, second_starts = zip(*sequences, strict=True)
-    return Feature(tokens, second_starts, label)
-
-
-def bi_encoder_features(queries: Sequence[Query], cut: _Cut) -> list[Feature]:
-    """For each query: itself, its positive, its negatives."""
-    return [
-        _feature(
-            [cut.query(query.text), *map(cut.passage, query.candidates())],
-            cut.numbers(query.candidates()),
-        )
-        for query in queries
-    ]
+    def cross_encoder_feature(
+        self, query: str, passages: Iterable[str], label: int | None = None
+    ) -> Feature:
+        """Returns a query paired with each of `passages`; `label` is the index to choose."""
+        first, pairs = self._queries[query], []
+        for passage in passages:
+            second = self._passages[passage][: self.max_seq_length - 3 - len(first)]
+            pairs.append(make_sequence(self.tokenizer, first, second))
+        return _feature(pairs, label)
 
 
-def cross_features(queries: Sequence[Query], cut: _Cut) -> list[Feature]:
-    """For each query its pairs with its passages, of which the first is to be chosen."""
-    return [
-        _feature([cut.pair(query.text, passage) for passage in query.candidates()], 0)
-        for query in queries
-    ]
+def _feature(sequences: Iterable[tuple[np.ndarray, int]], label=None) -> Feature:
+    return Feature(*zip(*sequences, strict=True), label)
 
 
 def bi_encoder_split(
-    name: str, queries: list[Query], collection: Sequence[str], cut: _Cut
+    name: str, queries: list[Query], texts: TokenizedTexts, collection: Sequence[str]
 ) -> Split:
-    """Every query against all passages of the collection and of the file."""
+    """Builds a split that ranks all passages of the collection and of the file for each query."""
     own = (passage for query in queries for passage in query.candidates())
     passages = list(dict.fromkeys([*collection, *own]))
     if not passages:
-        raise ValueError(f"{queries[0].place}: no passages; name some in --config.data.passages")
-    place = {passage: index for index, passage in enumerate(passages)}
-    sequences = [cut.query(query.text) for query in queries] + [*map(cut.passage, passages)]
+        raise ValueError(f"{queries[0].place}: no passages; give some in --config.data.passages")
+    index_of = {passage: index for index, passage in enumerate(passages)}
+    sequences = [texts.query(query.text) for query in queries] + [*map(texts.passage, passages)]
 
     def rankings(outputs: Outputs) -> Iterator[Ranking]:
         vectors = np.concatenate(outputs)
         for query, vector in zip(queries, vectors, strict=False):
             scores = vectors[len(queries) :] @ vector
-            yield Ranking(query, passages, scores, place.get(query.positive))
+            yield Ranking(query, passages, scores, index_of.get(query.positive))
 
-    return _split(name, queries, [_feature([each]) for each in sequences], rankings)
+    return _make_split(name, queries, [_feature([each]) for each in sequences], rankings)
 
 
-def cross_encoder_split(
-    name: str, queries: list[Query], collection: Sequence[str], cut: _Cut
-) -> Split:
-    """Every query against its own passages: what a first stage has found."""
-    del collection
+def cross_encoder_split(name: str, queries: list[Query], texts: TokenizedTexts) -> Split:
+    """Builds a split that ranks each query's own passages, e.g. those a first stage has found."""
     features = []
     for query in queries:
         if not query.candidates():
             raise ValueError(f"{query.place}: no 'negatives': expected passages to rank")
-        features += [_feature([cut.pair(query.text, each)]) for each in query.candidates()]
+        features += [texts.cross_encoder_feature(query.text, [each]) for each in query.candidates()]
 
     def rankings(outputs: Outputs) -> Iterator[Ranking]:
         scores, start = np.concatenate(outputs), 0
@@ -249,10 +244,10 @@ def cross_encoder_split(
             own, start = scores[start : start + len(passages)], start + len(passages)
             yield Ranking(query, passages, own, 0 if query.positive else None)
 
-    return _split(name, queries, features, rankings)
+    return _make_split(name, queries, features, rankings)
 
 
-def _split(
+def _make_split(
     name: str,
     queries: list[Query],
     features: list[Feature],
@@ -262,23 +257,24 @@ def _split(
         return rank_scores([ranking.rank() for ranking in rankings(outputs)])
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        """In the form that is read: the best others are the negatives that are hard."""
-        with open(directory / f"{name}.jsonl", "w") as stream:
-            for ranking in rankings(outputs):
-                best = np.argsort(-ranking.scores, kind="stable")[: TOP + 1]
-                best = [index for index in best if index != ranking.own][:TOP]
-                values = {"id": ranking.query.id, "query": ranking.query.text}
-                if ranking.own is not None:
-                    values |= {"positive": ranking.query.positive, "rank": ranking.rank()}
-                values["negatives"] = [ranking.passages[index] for index in best]
-                values["scores"] = [float(ranking.scores[index]) for index in best]
-                stream.write(json.dumps(values) + "\n")
+        """Writes the form that is read: the best passages but the positive as hard negatives."""
+        lines = []
+        for ranking in rankings(outputs):
+            best = np.argsort(-ranking.scores, kind="stable")[: TOP + 1]
+            best = [index for index in best if index != ranking.positive][:TOP]
+            values = {"id": ranking.query.id, "query": ranking.query.text}
+            if ranking.positive is not None:
+                values |= {"positive": ranking.query.positive, "rank": ranking.rank()}
+            values["negatives"] = [ranking.passages[index] for index in best]
+            values["scores"] = [float(ranking.scores[index]) for index in best]
+            lines.append(values)
+        write_json_lines(directory / f"{name}.jsonl", lines)
 
     return Split(name, features, score if queries[0].positive else None, write)
 
 
 def rank_scores(ranks: Sequence[int]) -> dict[str, float]:
-    """Mean reciprocal rank, 0 beyond ten, and the share of queries whose passage is found."""
+    """Computes the mean reciprocal rank, 0 beyond `TOP`, and the recall at 1 and at `TOP`."""
     ranks = np.asarray(ranks)
     return {
         f"mrr_at_{TOP}": float(np.mean(np.where(ranks <= TOP, 1 / ranks, 0))),

@@ -1,16 +1,16 @@
-"""The official metrics of classification and regression, as fractions (not percent)."""
+"""Official metrics of classification and regression, as fractions (not percent)."""
 
 import numpy as np
 import scipy.stats
 
 
 def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Share of equal entries; both `[examples]`."""
+    """Returns the share of equal entries; both `[examples]`."""
     return float(np.mean(np.asarray(predicted) == np.asarray(expected)))
 
 
 def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
-    """Of the class `positive`: 2 tp / (2 tp + fp + fn), 0 where that is 0 / 0."""
+    """Returns 2 tp / (2 tp + fp + fn) for the class `positive`; 0 for 0 / 0."""
     predicted, expected = np.asarray(predicted) == positive, np.asarray(expected) == positive
     found = np.sum(predicted & expected)
     total = np.sum(predicted) + np.sum(expected)
@@ -18,13 +18,13 @@ def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Mean of `f1` over the classes that occur in either."""
+    """Returns the mean of `f1` over the classes that occur in either."""
     classes = np.union1d(predicted, expected)
     return float(np.mean([f1(predicted, expected, each) for each in classes]))
 
 
 def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Matthews' correlation of two classes or more, 0 where it is not defined."""
+    """Returns Matthews' correlation of two or more classes; 0 where it is undefined."""
     classes = np.union1d(predicted, expected)
     one_hot = [np.asarray(each)[:, None] == classes for each in (predicted, expected)]
     predicted, expected = (each.astype(np.float64) for each in one_hot)
@@ -34,13 +34,18 @@ def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:
 
 
 def pearson(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's correlation, 0 where one side is constant."""
+    """Returns Pearson's correlation; 0 if one side is constant."""
     return _correlation(scipy.stats.pearsonr, predicted, expected)
 
 
 def spearman(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Spearman's rank correlation, 0 where one side is constant."""
+    """Returns Spearman's rank correlation; 0 if one side is constant."""
     return _correlation(scipy.stats.spearmanr, predicted, expected)
+
+
+def mean_squared_error(predicted: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the mean of the squared differences; both `[examples]`."""
+    return float(np.mean((predicted - expected) ** 2))
 
 
 def _correlation(function, predicted, expected) -> float:

@@ -1,8 +1,7 @@
-"""A question and its context to windows, and what the span head says of them to answers.
+"""Questions and contexts to windows, and the outputs of the span head to answers.
 
-The rules are those of the code released with the paper (section 4.2). Only, each token knows which
-characters of the context it stands for: an answer is cut out of the context as it is, where the
-released code has to find the words again after tokenization.
+The rules are those of the released code (section 4.2 of the paper). Only, each token knows its
+characters in the context, so that an answer is a slice of the original text.
 """
 
 import dataclasses
@@ -16,26 +15,26 @@ from bert_jax.data.features import Feature, make_sequence
 from bert_jax.tokenization import Tokenizer
 
 LABELS = ("start", "end")
-"""What the two outputs of the head stand for."""
+"""Names of the two outputs of the head."""
 
 N_BEST = 20
 """Answers proposed for a question."""
 
 NO_ANSWER = (0, 0)
-"""Positions to predict where a window lacks the answer: [CLS]."""
+"""Positions to predict for a window without the answer: [CLS]."""
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanSettings:
-    """How contexts are read and answers found; kept with a trained head. Lengths in tokens.
+class SpanConfig:
+    """How contexts are read and answers found; stored with a trained head. Lengths in tokens.
 
     Attributes:
-      max_seq_length: of a window, with its question and special tokens.
-      doc_stride: from the beginning of a window to that of the next.
-      max_query_length: of a question; the rest is cut off.
+      max_seq_length: of a window, including the question and special tokens.
+      doc_stride: between the beginnings of consecutive windows.
+      max_query_length: of a question; longer ones are truncated.
       max_answer_length: of an answer.
       null_answers: whether a question may have no answer, as in SQuAD 2.0.
-      null_threshold: by how much the logits for that must exceed an answer's.
+      null_threshold: by how much the score of no answer must exceed that of the best answer.
     """
 
     max_seq_length: int = 384
@@ -46,10 +45,10 @@ class SpanSettings:
     null_threshold: float = 0.0
 
     def __post_init__(self):
-        most = self.max_seq_length - 4
-        if not 1 <= self.max_query_length <= most:
+        limit = self.max_seq_length - 4
+        if not 1 <= self.max_query_length <= limit:
             raise ValueError(
-                f"max_query_length is {self.max_query_length}: expected 1 to {most}, which leaves "
+                f"max_query_length is {self.max_query_length}: expected 1 to {limit}, to leave "
                 f"room for a context in max_seq_length={self.max_seq_length}"
             )
         for name in ("doc_stride", "max_answer_length"):
@@ -57,19 +56,19 @@ class SpanSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-def settings_of(head: Mapping, max_position_embeddings: int) -> SpanSettings:
-    """What a trained head says; where it says nothing the defaults, as far as positions go."""
-    names = [field.name for field in dataclasses.fields(SpanSettings)]
+def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
+    """Returns the config stored with a trained head, with defaults that fit its positions."""
+    length = min(SpanConfig.max_seq_length, max_position_embeddings)
+    question = min(SpanConfig.max_query_length, length // 4)
+    names = [field.name for field in dataclasses.fields(SpanConfig)]
     given = {name: head[name] for name in names if name in head}
-    length = min(SpanSettings.max_seq_length, max_position_embeddings)
-    question = min(SpanSettings.max_query_length, length // 4)
-    return SpanSettings(**({"max_seq_length": length, "max_query_length": question} | given))
+    return SpanConfig(**{"max_seq_length": length, "max_query_length": question} | given)
 
 
-class Window(NamedTuple):
-    """Tokens `begin` to `end` of a context, which stand from `offset` on in the feature.
+class ContextWindow(NamedTuple):
+    """Tokens `begin` to `end` of a context, which begin at position `offset` of the feature.
 
-    `owned`, bool `[end - begin]`: those that see more context here than in any other window.
+    `owned`, bool `[end - begin]`: the tokens that have their largest context in this window.
     """
 
     begin: int
@@ -80,18 +79,18 @@ class Window(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A context behind a question.
+    """A question's context, in windows.
 
     Attributes:
       context: its text.
-      offsets: int32 `[tokens, 2]`, the characters of each token, as `encode_with_offsets` has them.
-      windows: that cover its tokens.
-      features: what the model is given, without a label, for each window.
+      offsets: int32 `[tokens, 2]`, the characters of each token; see `encode_with_offsets`.
+      windows: together they cover all tokens.
+      features: the unlabeled input of the model for each window.
     """
 
     context: str
     offsets: np.ndarray
-    windows: tuple[Window, ...]
+    windows: tuple[ContextWindow, ...]
     features: tuple[Feature, ...]
 
     def text(self, span: "Span") -> str:
@@ -112,36 +111,34 @@ class Span(NamedTuple):
 
 
 def make_passages(
-    questions: Sequence[str],
-    contexts: Sequence[str],
-    tokenizer: Tokenizer,
-    settings: SpanSettings,
+    questions: Sequence[str], contexts: Sequence[str], tokenizer: Tokenizer, config: SpanConfig
 ) -> list[Passage]:
-    """A passage for each question and its context; warns of questions that are cut, as released."""
+    """Returns a passage for each question and its context; warns of truncated questions."""
     distinct = list(dict.fromkeys(contexts))  # Several questions share one.
     encoded = dict(zip(distinct, tokenizer.encode_with_offsets(distinct), strict=True))
-    asked, most = tokenizer.encode_batch(questions), settings.max_query_length
-    if long := sum(len(ids) > most for ids in asked):
-        warnings.warn(f"{long} of {len(asked)} questions are cut to {most} tokens", stacklevel=2)
-    return [
-        _make_passage(ids[:most], context, *encoded[context], tokenizer, settings)
-        for ids, context in zip(asked, contexts, strict=True)
-    ]
-
-
-def _make_passage(question, context, ids, offsets, tokenizer, settings) -> Passage:
-    spans = cut_windows(len(ids), settings.max_seq_length - len(question) - 3, settings.doc_stride)
-    owners = most_context(spans, len(ids))
-    windows, features = [], []
-    for number, (begin, end) in enumerate(spans):
-        tokens, second = make_sequence(tokenizer, question, ids[begin:end])
-        windows.append(Window(begin, end, second, owners[begin:end] == number))
-        features.append(Feature((tokens,), (second,)))
-    return Passage(context, offsets, tuple(windows), tuple(features))
+    asked, limit = tokenizer.encode_batch(questions), config.max_query_length
+    if long := sum(len(ids) > limit for ids in asked):
+        warnings.warn(
+            f"{long} of {len(asked)} questions are truncated to {limit} tokens", stacklevel=2
+        )
+    passages = []
+    for question, context in zip(asked, contexts, strict=True):
+        question, (ids, offsets) = question[:limit], encoded[context]
+        room = config.max_seq_length - len(question) - 3
+        limits = cut_windows(len(ids), room, config.doc_stride)
+        owners = largest_context(limits, len(ids))
+        windows, features = [], []
+        for number, (begin, end) in enumerate(limits):
+            tokens, second_start = make_sequence(tokenizer, question, ids[begin:end])
+            owned = owners[begin:end] == number
+            windows.append(ContextWindow(begin, end, second_start, owned))
+            features.append(Feature((tokens,), (second_start,)))
+        passages.append(Passage(context, offsets, tuple(windows), tuple(features)))
+    return passages
 
 
 def cut_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """(begin, end) of windows of at most `room` tokens that together cover all of them."""
+    """Returns (begin, end) of windows of at most `room` tokens that together cover all tokens."""
     windows = [(0, min(room, num_tokens))]
     while windows[-1][1] < num_tokens:
         begin = windows[-1][0] + min(stride, room)
@@ -149,30 +146,31 @@ def cut_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int]
     return windows
 
 
-def most_context(windows: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
-    """Of each token the window where it has most context, int32 `[num_tokens]`.
+def largest_context(windows: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
+    """Returns the window in which each token has the largest context, int32 `[num_tokens]`.
 
-    That is the lesser of what is left and right of it; a longer window wins ties, then an earlier.
+    The context is the smaller of those to the left and right. A longer window wins ties, then an
+    earlier one.
     """
-    most, owner = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int32)
+    largest, owner = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int32)
     for number, (begin, end) in enumerate(windows):
         left = np.arange(end - begin)
         context = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
-        better = context > most[begin:end]
-        most[begin:end][better] = context[better]
-        owner[begin:end][better] = number
+        larger = context > largest[begin:end]
+        largest[begin:end][larger] = context[larger]
+        owner[begin:end][larger] = number
     return owner
 
 
 def find_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
-    """First and last of the tokens that hold characters `begin` to `end`; None if none does."""
+    """Returns the first and last token of characters `begin` to `end`; None if they have none."""
     first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
     last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1
     return (first, last) if first <= last else None
 
 
 def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feature]:
-    """The features, labeled with the answer's first and last token, where a window has both."""
+    """Labels each window with the answer's first and last token if it holds both."""
     features = []
     for window, feature in zip(passage.windows, passage.features, strict=True):
         label = NO_ANSWER
@@ -186,14 +184,14 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feat
 def best_spans(
     passage: Passage, outputs: Sequence[np.ndarray], max_answer_length: int, n_best: int
 ) -> list[Span]:
-    """The `n_best` spans by score that differ in their text, best first; at least one.
+    """Returns the `n_best` spans of different text by score, best first; at least one.
 
-    A span begins where its first token has most context and ends within `max_answer_length` tokens
-    of the same window. All of these are searched; the released code takes those between the 20 best
-    beginnings and ends. A context without tokens has the empty span, of score 0.
+    A span begins in the window that owns its first token and ends there too, within
+    `max_answer_length` tokens. All of these are searched; the released code combines only the 20
+    best starts and ends. A context without tokens gives the empty span, with score 0.
 
     Args:
-      outputs: float32 `[length, 2]` for each window, of the head.
+      outputs: float32 `[length, 2]` of the head for each window.
     """
     found = []
     for window, output in zip(passage.windows, outputs, strict=True):
@@ -205,7 +203,7 @@ def best_spans(
         ends = np.append(end, np.full(width - 1, -np.inf, np.float32))
         scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
         scores[~window.owned] = -np.inf
-        # Some texts occur several times, so more than n_best are looked at.
+        # More than n_best, since some texts occur several times.
         for index in _largest(scores.ravel(), 4 * n_best):
             first, more = divmod(int(index), width)
             characters = passage.offsets[
@@ -220,7 +218,7 @@ def best_spans(
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest that are finite."""
+    """Returns the indices of the `count` largest values that are finite."""
     if count < len(values):
         chosen = np.argpartition(-values, count)[:count]
     else:
@@ -229,12 +227,12 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def null_span(outputs: Sequence[np.ndarray]) -> Span:
-    """The empty span for "no answer", scored by the window where that fits least: both at [CLS]."""
+    """Returns the empty span for "no answer", with the lowest score of [CLS] over the windows."""
     start, end = min((output[0].tolist() for output in outputs), key=sum)
     return Span(0, 0, start, end)
 
 
 def probabilities(ranked: Sequence[Span]) -> list[float]:
-    """Softmax over the scores of the spans proposed."""
+    """Returns the softmax over the scores of the spans."""
     scores = np.array([span.score for span in ranked])
     return np.exp(scores - np.logaddexp.reduce(scores)).tolist()

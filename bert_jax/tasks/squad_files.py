@@ -1,20 +1,21 @@
-"""Questions out of SQuAD's official JSON, or TFDS."""
+"""SQuAD's questions, from the official JSON or from TFDS."""
 
 import json
 import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-TFDS_SPLITS = {"dev": "validation"}
-"""SQuAD's names for splits -> those of TFDS, where they differ."""
+from bert_jax.corpus.readers import import_tfds
+from bert_jax.tasks.labels import check_labeled
+from bert_jax.tasks.tables import check_unique, read_text
 
 
 class Question(NamedTuple):
     """A question about a context.
 
     Attributes:
-      answers: (text, its first character in the context) each; none if the question has no answer;
-        None if that is not known.
+      answers: text of each answer and its first character in the context; () if the question has no
+        answer, None if that is unknown.
       place: where it was read, for messages.
     """
 
@@ -26,52 +27,44 @@ class Question(NamedTuple):
 
 
 def read_questions(source: str, split: str, null_answers: bool) -> list[Question]:
-    """The questions of a file, or with `source` "tfds:NAME" of a split prepared beforehand.
+    """Reads the questions of a file, or of a split of the prepared TFDS set "tfds:NAME".
 
     Args:
       null_answers: whether questions may have no answer (version 2.0).
 
     Raises:
-      FileNotFoundError: no such file.
-      ValueError: not SQuAD's JSON, an id twice, an empty question or context, answers to some
-        questions only, no answer to one that needs it, answers to one that is impossible, or TFDS
-        is not installed.
+      FileNotFoundError: the file does not exist.
+      ImportError: TFDS is not installed.
+      ValueError: not SQuAD's JSON, a duplicate id, an empty question or context, answers to some
+        questions only, a missing answer, or answers to an impossible question.
     """
     if source.startswith("tfds:"):
-        questions = list(_read_tfds(source, TFDS_SPLITS.get(split, split)))
+        questions = list(_read_tfds(source, "validation" if split == "dev" else split))
     else:
         questions = list(_read_json(pathlib.Path(source)))
     if not questions:
         raise ValueError(f"{source} holds no questions")
-    places: dict[str, str] = {}
-    labeled = questions[0].answers is not None
+    check_unique(questions, [question.id for question in questions])
+    answers = [question.answers for question in questions]
+    check_labeled(questions, answers, "answers", required=False)
     for question in questions:
-        if question.id in places:
-            raise ValueError(f"{question.place}: its id stands at {places[question.id]} already")
-        places[question.id] = question.place
         for name in ("question", "context"):
             if not getattr(question, name).strip():
                 raise ValueError(f"{question.place}: the {name} is empty")
-        if (question.answers is not None) != labeled:
-            raise ValueError(
-                f"{question.place}: {'no' if labeled else 'has'} answers, unlike the first "
-                "question of the file: give all, or none for predictions without a score"
-            )
         if question.answers == () and not null_answers:
             raise ValueError(
-                f"{question.place}: no answer; SQuAD 2.0 allows that: "
+                f"{question.place}: no answer, which only SQuAD 2.0 allows: "
                 "--config=configs/finetune/squad.py:v2"
             )
     return questions
 
 
 def _read_json(path: pathlib.Path) -> Iterator[Question]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: expected SQuAD's JSON, or tfds:NAME")
+    text = read_text(path, "SQuAD's JSON, or tfds:NAME")
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON in UTF-8: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     for a, article in enumerate(_get(content, "data", list, f"{path}"), start=1):
         place = f"{path}, article {a}"
         for p, paragraph in enumerate(_get(article, "paragraphs", list, place), start=1):
@@ -81,52 +74,38 @@ def _read_json(path: pathlib.Path) -> Iterator[Question]:
                 place = f"{path}, article {a}, paragraph {p}, question {q}"
                 id_ = _get(entry, "id", str, place)
                 place += f" (id {id_})"
-                answers = None
-                given = entry.get("is_impossible") is not None
-                if given and _get(entry, "is_impossible", bool, place):
-                    if entry.get("answers"):
-                        raise ValueError(
-                            f"{place}: is_impossible, but it has answers: take one of them away"
-                        )
-                    answers = ()
-                elif "answers" in entry:
+                question, answers = _get(entry, "question", str, place), None
+                if "answers" in entry:
                     answers = tuple(
                         (_get(answer, "text", str, place), _get(answer, "answer_start", int, place))
                         for answer in _get(entry, "answers", list, place)
                     )
-                yield Question(id_, _get(entry, "question", str, place), context, answers, place)
+                is_given = entry.get("is_impossible") is not None
+                if is_given and _get(entry, "is_impossible", bool, place):
+                    if answers:
+                        raise ValueError(f"{place}: is_impossible, but it has answers: remove one")
+                    answers = ()
+                yield Question(id_, question, context, answers, place)
 
 
-def _get(holder, name: str, kind: type, place: str):
-    """`holder[name]`, which is a `kind`."""
+def _get(holder: object, name: str, kind: type, place: str):
+    """Returns `holder[name]`; raises ValueError unless it is a `kind`."""
     value = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
+        found = "none" if value is None else type(value).__name__
         raise ValueError(
-            f"{place}: expected {name!r}, a {kind.__name__}, as in SQuAD's JSON; found "
-            f"{type(value).__name__ if value is not None else 'none'}"
+            f"{place}: expected {name!r}, a {kind.__name__}, as in SQuAD's JSON; found {found}"
         )
     return value
 
 
 def _read_tfds(source: str, split: str) -> Iterator[Question]:
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{source} needs TFDS: pip install tensorflow-datasets, and prepare the data with "
-            "file_format=array_record"
-        ) from error
     name = source.removeprefix("tfds:")
-    for number, example in enumerate(tensorflow_datasets.data_source(name, split=split)):
-        answers = example["answers"]
-        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+    for number, example in enumerate(import_tfds(name).data_source(name, split=split)):
         id_, question, context = (
             bytes(example[field]).decode() for field in ("id", "question", "context")
         )
-        yield Question(
-            id_,
-            question,
-            context,
-            tuple((bytes(text).decode(), int(start)) for text, start in pairs),
-            f"{source}, {split} {number} (id {id_})",
-        )
+        answers = example["answers"]
+        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+        answers = tuple((bytes(text).decode(), int(start)) for text, start in pairs)
+        yield Question(id_, question, context, answers, f"{source}, {split} {number} (id {id_})")

@@ -1,4 +1,4 @@
-"""SQuAD's official scores, of versions 1.1 and 2.0, as fractions (the scripts print percent)."""
+"""SQuAD's official scores, versions 1.1 and 2.0, as fractions (the scripts print percent)."""
 
 import collections
 import itertools
@@ -11,20 +11,21 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Gold = Mapping[str, Sequence[str]]
-"""Question id -> the texts of its answers; in 2.0 none for a question that has no answer."""
+"""Question id -> the texts of its answers; in 2.0 empty for a question without an answer."""
 
 
 def normalize(text: str) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces."""
+    """Converts to lower case, removes ASCII punctuation and articles, and collapses spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, gold: str) -> float:
+    """Returns 1.0 if both are equal when normalized, else 0.0."""
     return float(normalize(prediction) == normalize(gold))
 
 
 def f1(prediction: str, gold: str) -> float:
-    """Of the words that both have; 1.1 gives 0 if neither has any."""
+    """Returns the F1 of the words; version 1.1 gives 0 if neither text has any."""
     predicted, expected = normalize(prediction).split(), normalize(gold).split()
     common = (collections.Counter(predicted) & collections.Counter(expected)).total()
     if not common:
@@ -34,14 +35,14 @@ def f1(prediction: str, gold: str) -> float:
 
 
 def f1_or_none(prediction: str, gold: str) -> float:
-    """As `f1`, but 2.0 gives 1 if neither has a word."""
+    """Returns `f1`, but like version 2.0, 1.0 if neither text has a word."""
     if not normalize(prediction) and not normalize(gold):
         return 1.0
     return f1(prediction, gold)
 
 
 def evaluate_v1(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Mean over the questions of the best over their answers."""
+    """Computes the scores of evaluate-v1.1: the best over the answers, averaged over questions."""
     result = {}
     for name, score in (("exact", exact_match), ("f1", f1)):
         best = [
@@ -58,16 +59,16 @@ def evaluate_v2(
     null_odds: Mapping[str, float],
     threshold: float = math.inf,
 ) -> dict[str, float]:
-    """What evaluate-v2.0 prints: overall, by type, and at the best thresholds.
+    """Computes the scores of evaluate-v2.0: overall, by type, and at the best thresholds.
 
     Args:
-      null_odds: of each question, greater where "no answer" is likelier.
-      threshold: above it a question counts as predicted to have no answer (`--na-prob-thresh`).
+      null_odds: for each question, greater if "no answer" is more probable.
+      threshold: null odds above which the prediction is no answer (`--na-prob-thresh`).
     """
     result, best = {}, {}
     for name, score in (("exact", exact_match), ("f1", f1_or_none)):
         raw = {
-            id_: max(score(predictions[id_], answer) for answer in _real(answers))
+            id_: max(score(predictions[id_], answer) for answer in _nonempty(answers))
             for id_, answers in gold.items()
         }
         scores = {
@@ -90,10 +91,10 @@ def best_threshold(
     scores: Mapping[str, float],
     null_odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The best mean of `scores` that a threshold on `null_odds` gives, and that threshold.
+    """Returns the best mean of `scores` over thresholds on `null_odds`, and that threshold.
 
-    As the official search: it starts from no answer anywhere, at threshold 0, and then answers one
-    question more at a time, the least odds first.
+    The official search starts from no answers, at threshold 0, and then answers one more question
+    at a time, in ascending order of the odds.
     """
     total = best = sum(not answers for answers in gold.values())
     threshold = 0.0
@@ -107,23 +108,23 @@ def best_threshold(
 def deciding_threshold(
     gold: Gold, predictions: Mapping[str, str], null_odds: Mapping[str, float]
 ) -> float:
-    """The threshold with which "no answer" where the odds are above it gives the best F1.
+    """Returns the threshold on `null_odds` that gives the best F1 when applied to predictions.
 
-    `best_threshold` gives the same, but for what cannot decide: it gives 0 for no answer anywhere,
-    and may answer only some of the questions of the same odds.
+    `best_threshold` differs where its result cannot be applied: it is 0 for no answers at all, and
+    may answer only some of the questions with equal odds.
     """
     order = sorted(null_odds, key=null_odds.__getitem__)
     threshold, total, best = null_odds[order[0]] - 1, 0.0, 0.0
     for id_, following in itertools.zip_longest(order, order[1:]):
-        answers = _real(gold[id_])
+        answers = _nonempty(gold[id_])
         total += max(f1_or_none(predictions[id_], answer) for answer in answers)
         total -= max(f1_or_none("", answer) for answer in answers)
-        is_last_of_its_odds = following is None or null_odds[following] > null_odds[id_]
-        if is_last_of_its_odds and total > best:
+        is_last_of_equal = following is None or null_odds[following] > null_odds[id_]
+        if is_last_of_equal and total > best:
             threshold, best = null_odds[id_], total
     return threshold
 
 
-def _real(answers: Sequence[str]) -> Sequence[str]:
-    """The answers that leave something when normalized; if there are none, the empty one."""
+def _nonempty(answers: Sequence[str]) -> Sequence[str]:
+    """Returns the answers that are not empty when normalized, or one empty answer."""
     return [answer for answer in answers if normalize(answer)] or [""]

@@ -1,73 +1,74 @@
-"""Files of examples, one a line: CSV, TSV and JSONL, read as dictionaries with their places."""
+"""Tables of examples: CSV, TSV and JSONL files, and TFDS, as records of text columns."""
 
 import csv
 import io
 import json
+import math
 import pathlib
 import sys
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from ml_collections import ConfigDict
 
 from bert_jax.corpus.readers import import_tfds
 
 
 class Record(NamedTuple):
-    """One line: its columns as text, and "file, line N" for messages."""
+    """One example: its columns as text, and its place, "FILE, line N", for messages."""
 
     columns: dict[str, str]
     place: str
 
 
-def read_table(
-    path: str | pathlib.Path, columns: tuple[str, ...], header_lines: int = 1
-) -> list[Record]:
-    """The records of a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, which have all of `columns`.
+def check_files_given(data: ConfigDict) -> None:
+    """Raises ValueError if `data` names no file to train on, to score or to predict."""
+    if not (data.train or data.dev or data.test):
+        raise ValueError(
+            "no examples: give --config.data.train=FILE to train, or --config.data.dev=FILE or "
+            "--config.data.test=FILE to predict with a trained head"
+        )
 
-    CSV may quote fields; in TSV a quotation mark is one. The first of `header_lines` names the
-    columns, the others are skipped.
+
+def read_table(
+    path: str | pathlib.Path, columns: Sequence[str], header_lines: int = 1
+) -> list[Record]:
+    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file that has all of `columns`.
+
+    CSV fields may be quoted; in TSV a quotation mark is an ordinary character. The first of
+    `header_lines` names the columns, the others are skipped.
 
     Raises:
-      FileNotFoundError: no such file.
-      ValueError: unknown suffix, not UTF-8, a line with too few or many fields, or a column that
-        is not there, there twice, or in JSONL neither text nor number.
+      FileNotFoundError: the file does not exist.
+      ValueError: an unknown suffix, not UTF-8, no examples, a line with too few or too many fields,
+        a missing or duplicate column, or a value in JSONL that is neither text nor a number.
     """
     path = pathlib.Path(path)
-    text = read_text(path, "a .csv, .tsv or .jsonl file")
-    if path.suffix not in (".csv", ".tsv", ".tab", ".jsonl"):
-        raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
     if path.suffix == ".jsonl":
-        objects = _parse_json_lines(path, text)
-        for found, at in objects:
-            for column in columns:
-                if isinstance(found.get(column), list | dict):
-                    raise ValueError(
-                        f"{at}: {column!r} is a {type(found[column]).__name__}, expected a text or "
-                        "a number"
-                    )
-        records = [
-            Record({name: "" if value is None else str(value) for name, value in found.items()}, at)
-            for found, at in objects
-        ]
+        records = [_json_record(*line, columns) for line in read_json_lines(path)]
+    elif path.suffix in (".csv", ".tsv", ".tab"):
+        records = _read_delimited(path, header_lines)
     else:
-        records = _read_delimited(path, text, header_lines)
-    if not records:
-        raise ValueError(f"{path} holds no examples")
-    for record in records:
-        for column in columns:
-            if column not in record.columns:
-                raise ValueError(
-                    f"{record.place}: no column {column!r}; it has "
-                    f"{', '.join(map(repr, record.columns))}: name the right one in --config.data"
-                    + (
-                        "; a .csv has commas, a .tsv tabs between"
-                        if len(record.columns) < 2
-                        else ""
-                    )
-                )
+        raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
+    check_columns(records, columns)
     return records
 
 
+def check_columns(records: Iterable[Record], columns: Sequence[str]) -> None:
+    """Raises ValueError if a record lacks one of `columns`."""
+    for record in records:
+        for column in columns:
+            if column not in record.columns:
+                hint = "; a .csv separates fields by commas, a .tsv by tabs"
+                raise ValueError(
+                    f"{record.place}: no column {column!r}; it has "
+                    f"{', '.join(map(repr, record.columns))}: give the correct name in "
+                    f"--config.data{hint if len(record.columns) < 2 else ''}"
+                )
+
+
 def read_text(path: pathlib.Path, expected: str) -> str:
-    """The file's text, which is UTF-8; FileNotFoundError with what was `expected`, ValueError."""
+    """Reads a UTF-8 file; `expected` describes it in the FileNotFoundError for a missing one."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: expected {expected}")
     try:
@@ -76,20 +77,14 @@ def read_text(path: pathlib.Path, expected: str) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{path}, line {line}, byte {error.start}: not UTF-8 ({error.reason}); convert the "
-            "file, as by iconv"
+            "file, for example with iconv"
         ) from None
 
 
 def read_json_lines(path: str | pathlib.Path) -> list[tuple[dict, str]]:
-    """The objects of a file with one on each line, with their places; raises as `read_table`."""
-    objects = _parse_json_lines(path, read_text(pathlib.Path(path), "a .jsonl file"))
-    if not objects:
-        raise ValueError(f"{path} holds no examples")
-    return objects
-
-
-def _parse_json_lines(path, text) -> list[tuple[dict, str]]:
+    """Reads a file with one JSON object per line; returns the objects and their places."""
     objects = []
+    text = read_text(pathlib.Path(path), "a .jsonl file")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -97,31 +92,46 @@ def _parse_json_lines(path, text) -> list[tuple[dict, str]]:
         try:
             values = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{place}: not JSON ({error}); expected one object a line") from None
+            raise ValueError(f"{place}: not JSON ({error}); expected an object per line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{place}: expected a JSON object, found {type(values).__name__}")
         objects.append((values, place))
+    if not objects:
+        raise ValueError(f"{path} holds no examples")
     return objects
 
 
-def _read_delimited(path, text, header_lines) -> list[Record]:
+def write_json_lines(path: pathlib.Path, objects: Iterable[dict]) -> None:
+    """Writes one JSON object per line."""
+    with open(path, "w") as stream:
+        stream.writelines(json.dumps(values) + "\n" for values in objects)
+
+
+def _json_record(values: dict, place: str, columns: Sequence[str]) -> Record:
+    for column in columns:
+        if isinstance(value := values.get(column), list | dict):
+            found = type(value).__name__
+            raise ValueError(f"{place}: {column!r} is a {found}, expected text or a number")
+    return Record({k: "" if v is None else str(v) for k, v in values.items()}, place)
+
+
+def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     csv.field_size_limit(sys.maxsize)  # A text may be a book.
-    # Not splitlines(): texts may hold characters that Unicode, but no table, takes for line ends.
-    lines = io.StringIO(text)
+    # Not splitlines(): a text may hold characters that end a line for Unicode, but not in a table.
+    lines = io.StringIO(read_text(path, "a .csv, .tsv or .jsonl file"))
     if path.suffix == ".csv":
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    names, records = None, []
+    records = []
     try:
-        for number, fields in enumerate(reader):
-            if names is None:
-                names = fields
-                if twice := [name for name in names if name and names.count(name) > 1]:
-                    raise ValueError(
-                        f"{path}: the header names {twice[0]!r} twice: rename one of the columns"
-                    )
-            elif number >= header_lines and any(fields):
+        names = next(reader, [])
+        if duplicates := [name for name in names if name and names.count(name) > 1]:
+            raise ValueError(
+                f"{path}: the header names {duplicates[0]!r} twice: rename one of the columns"
+            )
+        for number, fields in enumerate(reader, start=1):
+            if number >= header_lines and any(fields):
                 place = f"{path}, line {reader.line_num}"
                 if len(fields) != len(names):
                     raise ValueError(
@@ -130,19 +140,17 @@ def _read_delimited(path, text, header_lines) -> list[Record]:
                 records.append(Record(dict(zip(names, fields, strict=True)), place))
     except csv.Error as error:
         raise ValueError(
-            f"{path}, line {reader.line_num}: {error}; quote a field that has a quotation mark, a "
-            "comma or a line end, and double the quotation marks in it"
+            f"{path}, line {reader.line_num}: {error}; quote a field that contains a quotation "
+            "mark, comma or line end, and double the quotation marks in it"
         ) from None
+    if not records:
+        raise ValueError(f"{path} holds no examples")
     return records
 
 
-def read_tfds(name: str, split: str) -> list[Record]:
-    """The examples of a TFDS set that was prepared beforehand, as text, without TensorFlow.
-
-    Raises:
-      ImportError: tensorflow_datasets is not installed.
-    """
-    return [
+def read_tfds(name: str, split: str, columns: Sequence[str] = ()) -> list[Record]:
+    """Reads a split of a prepared TFDS data set, without TensorFlow, as records with `columns`."""
+    records = [
         Record(
             {
                 column: value.decode() if isinstance(value, bytes) else str(value)
@@ -152,3 +160,44 @@ def read_tfds(name: str, split: str) -> list[Record]:
         )
         for number, example in enumerate(import_tfds(name).data_source(name, split=split))
     ]
+    check_columns(records, columns)
+    return records
+
+
+def check_texts(records: Iterable[Record], columns: Sequence[str]) -> None:
+    """Raises ValueError if one of the texts in `columns` is empty."""
+    for record in records:
+        for column in columns:
+            if not record.columns[column].strip():
+                raise ValueError(f"{record.place}: {column!r} is empty; fix or remove the line")
+
+
+def example_ids(records: Sequence[Record], column: str) -> list[str]:
+    """Returns the ids in `column`, which must be unique, or with no `column` the numbers from 0."""
+    if not column:
+        return [str(number) for number in range(len(records))]
+    ids = [record.columns[column] for record in records]
+    check_unique(records, ids)
+    return ids
+
+
+def check_unique(examples: Iterable, ids: Iterable[str]) -> None:
+    """Raises ValueError, with the `place` of both examples, if two have the same id."""
+    places: dict[str, str] = {}
+    for example, name in zip(examples, ids, strict=True):
+        if name in places:
+            raise ValueError(f"{example.place}: id {name!r} is already used in {places[name]}")
+        places[name] = example.place
+
+
+def finite_number(record: Record, column: str) -> float:
+    """Returns the value of `column`; raises ValueError unless it is a finite number."""
+    try:
+        value = float(record.columns[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(
+            f"{record.place}: {column} is {record.columns[column]!r}, expected a finite number"
+        )
+    return value

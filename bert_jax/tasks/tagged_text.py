@@ -1,4 +1,4 @@
-"""Text that is no file of a task: its words, and the entities that their tags mark in it."""
+"""Words of a plain text, and the entities that their tags mark in it."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bert_jax.tasks.tagging_scores import find_entities
 
-# Words of a text nearly as CoNLL files have them: "U.N", "3,000" and "O'Brien" whole, "'s" apart.
+# Splits nearly as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
 WORD = re.compile(r"['\u2019]s\b|\w+(?:[-.,]\w+|['\u2019](?!s\b)\w+)*|[^\w\s]")
 
 
@@ -18,7 +18,7 @@ class TaggedWord(NamedTuple):
 
 
 class TaggedEntity(NamedTuple):
-    """Its type, its words, and where they stand: characters `start` to `end`, exclusive."""
+    """An entity: its type, its text, and its characters, `start` to `end` (exclusive)."""
 
     type: str
     text: str
@@ -27,17 +27,17 @@ class TaggedEntity(NamedTuple):
 
 
 class Tagging(NamedTuple):
-    """What `PretrainedModel.tag` finds."""
+    """The result of `PretrainedModel.tag`."""
 
     words: list[TaggedWord]
     entities: list[TaggedEntity]
 
 
 def split_words(text: str | Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
-    """Words and punctuation marks of a text, and the characters of each, `start` to `end`.
+    """Returns the words and punctuation marks of a text, and the characters of each.
 
-    Of a list of words, those words, and where they stand with a space between them. Raises
-    TypeError for anything else.
+    A list of words is taken as it is; its characters count as if the words were joined by spaces.
+    Raises TypeError for anything else.
     """
     if isinstance(text, str):
         matches = list(WORD.finditer(text))
@@ -57,7 +57,7 @@ def tagged_text(
     places: Sequence[tuple[int, int]],
     tags: Sequence[str],
 ) -> Tagging:
-    """Puts together what `split_words` gave for `text`, and a tag for each word."""
+    """Combines `text`, its `words` and `places` by `split_words`, and a tag for each word."""
     text = text if isinstance(text, str) else " ".join(words)
     entities = []
     for entity in find_entities(tags):

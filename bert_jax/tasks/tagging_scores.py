@@ -1,10 +1,11 @@
 """Entities in sequences of tags, and their precision, recall and F1, as fractions.
 
-`find_entities` reads any sequence of B, I and O, legal or not, as the script of the CoNLL shared
-tasks does (conlleval), and E and S as seqeval's default mode does: to the script neither is always
-an end. `find_strict_entities` reads only what a scheme allows (seqeval's mode "strict").
+`find_entities` reads any sequence of B, I and O, legal or not, like conlleval, the script of the
+CoNLL shared tasks, and E and S like seqeval's default mode. `find_strict_entities` reads only what
+a scheme allows (seqeval's mode "strict").
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,13 +20,13 @@ class Entity(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """ "B-PER" -> ("B", "PER"); what is no tag of an entity is ("O", "")."""
+    """Splits "B-PER" into ("B", "PER"); returns ("O", "") for anything but an entity's tag."""
     prefix, dash, type_name = tag.partition("-")
     return (prefix, type_name) if dash and prefix in tuple("BIES") else ("O", "")
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """By the rules of conlleval: whatever follows O, or is of another type, begins an entity."""
+    """Finds entities by conlleval's rules: a tag after O or another type begins a new one."""
     entities, before = [], ("O", "")
     for place, (prefix, type_name) in enumerate(map(split_tag, tags)):
         if prefix != "O":
@@ -37,38 +38,28 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Entity]:
-    """Those that are well-formed in `scheme` ("iob1", "iob2" or "bioes"), as seqeval finds them.
+    """Finds the entities that are well-formed in `scheme`, "iob1", "iob2" or "bioes", as seqeval.
 
-    iob2: B I*. bioes: S or B I* E. iob1: I I*, or B I* right after the same type; an entity of one
-    B that is followed by the B of another type is none.
+    iob2: B I*. bioes: S or B I* E. iob1: I I*, or B I* right after the same type; a single B that
+    is followed by the B of another type is no entity.
     """
     parts = [*map(split_tag, tags), ("O", "")]
-    inside = "IE" if scheme == "bioes" else "I"
-    entities, start, before = [], 0, ("O", "")
-    while start < len(tags):
-        prefix, type_name = parts[start]
-        same = type_name == before[1]
-        if scheme == "iob1":
-            # An I after a B begins one, since a B that began nothing may stand there.
-            begins = prefix == "I" and (before[0] != "I" or not same)
-            begins |= prefix == "B" and before[0] in "BI" and same
-        else:
-            begins = prefix == "B" or (prefix == "S" and scheme == "bioes")
-        end = start + 1
-        if begins and prefix in "BI":
-            while parts[end][0] in inside and parts[end][1] == type_name:
-                end += 1
-                if parts[end - 1][0] == "E":
-                    break
-        last, after = parts[end - 1], parts[end]
-        ends = {
-            "iob1": (last[0], after[0]) != ("B", "B") or last[1] == after[1],
-            "iob2": True,
-            "bioes": last[0] in "ES",
-        }[scheme]
-        if begins and ends:
-            entities.append(Entity(type_name, start, end))
-        start, before = end, last
+    entities = []
+    for entity in find_entities(tags):
+        type_name, start, end = entity
+        before, after = parts[start - 1], parts[end]
+        prefixes = "".join(prefix for prefix, _ in parts[start:end])
+        legal = True
+        if scheme == "bioes":
+            legal = re.fullmatch("S|BI*E", prefixes)
+        elif scheme == "iob2":
+            legal = prefixes[0] == "B"
+        elif prefixes[0] == "B" and before in (("B", type_name), ("I", type_name)):
+            legal = prefixes != "B" or after[0] != "B" or after[1] == type_name
+        elif prefixes[0] == "B":  # It begins nothing; an I after it does.
+            entity, legal = entity._replace(start=start + 1), len(prefixes) > 1
+        if legal:
+            entities.append(entity)
     return entities
 
 
@@ -77,30 +68,33 @@ def entity_scores(
     expected: Sequence[Sequence[str]],
     find: Callable[[Sequence[str]], list[Entity]] = find_entities,
 ) -> dict[str, float]:
-    """Precision, recall and F1 of whole entities over all sentences, and the same of each type.
+    """Computes precision, recall and F1 of entities, over all types and for each.
 
-    An entity is right if its type and both its ends are. What would be 0 / 0 is 0, as in conlleval.
+    An entity is correct if its type and both ends are. 0 / 0 is 0, as in conlleval.
 
     Args:
       predicted, expected: tags of each sentence.
-      find: which entities tags stand for.
+      find: finds the entities in the tags of a sentence.
 
     Returns:
       `precision`, `recall`, `f1`, and `precision/TYPE`, `recall/TYPE`, `f1/TYPE`.
     """
-    found, wanted, right = Counter(), Counter(), Counter()
+    num_predicted, num_expected, num_correct = Counter(), Counter(), Counter()
     for ours, theirs in zip(predicted, expected, strict=True):
         if len(ours) != len(theirs):
             raise ValueError(f"{len(ours)} tags are predicted for {len(theirs)} words")
         ours, theirs = set(find(ours)), set(find(theirs))
-        found.update(entity.type for entity in ours)
-        wanted.update(entity.type for entity in theirs)
-        right.update(entity.type for entity in ours & theirs)
+        num_predicted.update(entity.type for entity in ours)
+        num_expected.update(entity.type for entity in theirs)
+        num_correct.update(entity.type for entity in ours & theirs)
     scores = {}
-    for suffix, types in (("", None), *((f"/{each}", each) for each in sorted(found | wanted))):
-        counts = [c.total() if types is None else c[types] for c in (right, found, wanted)]
-        precision, recall = (counts[0] / each if each else 0.0 for each in counts[1:])
-        total = counts[1] + counts[2]
-        scores[f"precision{suffix}"], scores[f"recall{suffix}"] = precision, recall
-        scores[f"f1{suffix}"] = 2 * counts[0] / total if total else 0.0
+    types = sorted(num_predicted | num_expected)
+    for suffix, chosen in (("", types), *((f"/{each}", [each]) for each in types)):
+        correct, found, wanted = (
+            sum(counts[each] for each in chosen)
+            for counts in (num_correct, num_predicted, num_expected)
+        )
+        scores[f"precision{suffix}"] = correct / found if found else 0.0
+        scores[f"recall{suffix}"] = correct / wanted if wanted else 0.0
+        scores[f"f1{suffix}"] = 2 * correct / (found + wanted) if found + wanted else 0.0
     return scores

@@ -1,17 +1,13 @@
-"""What a task is, and no more: features to train on, splits to score, a head to put on."""
+"""What a task is, and no more: features to train on, splits to score, and a head."""
 
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from bert_jax.data.features import Feature
+from bert_jax.model.heads import Head, Outputs
 
-Outputs = list[np.ndarray]
-"""What the head gives for each feature, float32: classification `[classes]`, regression `[1]`,
-multiple_choice `[choices]`, embedding `[sequences, hidden]`, tagging `[length, tags]`, span
-`[length, 2]`."""
+__all__ = ["Outputs", "Split", "Task"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +17,8 @@ class Split:
     Attributes:
       name: "dev", "test", ...
       features: of all examples, in the order of the file.
-      score: the head's outputs for `features` -> the official metrics by name; None: no labels.
-      write: outputs, a directory that exists -> files of predictions in it, with the examples' ids.
+      score: (outputs for `features`) -> the official metrics by name; None without labels.
+      write: (outputs, existing directory) -> files of predictions with the examples' ids.
     """
 
     name: str
@@ -36,23 +32,23 @@ class Task:
     """A task as read from its files.
 
     Attributes:
-      kind: of the head, one of `heads.KINDS`.
-      labels: what the head's outputs stand for; none for "embedding", which has no head.
-      train: shuffled and batched by the loop.
-      splits: all are predicted at the end.
-      metric: "split/name" of the metric that decides which checkpoint is kept; higher is better.
-        Without such a split, or labels in it, the last one is.
-      notes: what was counted while reading (truncated, skipped, ...), for the log.
-      settings: what inference must know besides the labels; kept in the checkpoint, so JSON.
-      tuned: names of the settings that scoring the development set changes. They start from those
-        of the head that a run starts from, and each checkpoint keeps its own.
+      head: kind of the head.
+      labels: names of the head's outputs; none for "embedding".
+      train: training features, shuffled and batched by the loop.
+      splits: all of them are predicted at the end.
+      metric: "split/name" of the metric that selects the best checkpoint, higher is better. Without
+        such a split, or labels in it, the last checkpoint is kept.
+      notes: counts from reading the files (truncated, skipped, ...), for the log.
+      head_settings: what inference needs besides the labels; stored in the checkpoint as JSON.
+      tuned: names of head settings that scoring the dev split changes. They start from those of the
+        head that a run starts from, and each checkpoint keeps its own.
     """
 
-    kind: str
+    head: Head
     labels: tuple[str, ...]
     train: Sequence[Feature]
     splits: tuple[Split, ...]
     metric: str
     notes: dict[str, int] = dataclasses.field(default_factory=dict)
-    settings: dict = dataclasses.field(default_factory=dict)
+    head_settings: dict = dataclasses.field(default_factory=dict)
     tuned: tuple[str, ...] = ()

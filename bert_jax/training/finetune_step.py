@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,129 +12,116 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
-from bert_jax.data.features import Feature, RowShape, eval_batches
-from bert_jax.model.heads import PER_SEQUENCE, BertForTask, in_batch_loss, loss_weights, losses
-from bert_jax.training.pretrain_step import TrainState
+from bert_jax.data.features import Feature, RowShape, predict_batches
+from bert_jax.model.heads import Head, label_weights
+from bert_jax.training.state import TrainState
 
-TOKENS_AT_ONCE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
-"""What one device takes through the model at once, if not told: enough to keep it busy."""
-
-
-def rows_at_once(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
-    """Rows of `length` in a chunk, over all devices; 0: as many as `TOKENS_AT_ONCE` says."""
-    platform = mesh.devices.flat[0].platform
-    per_device = per_device_batch_size or max(1, TOKENS_AT_ONCE.get(platform, 8192) // length)
-    return per_device * mesh.shape["data"] * mesh.shape["fsdp"]
+TOKENS_PER_DEVICE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
+"""Default size of a microbatch on one device: enough to keep it busy."""
 
 
-def fit_chunks(most: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
-    """Rows of a chunk, at most `most`, with which batches of so many rows cost the least.
-
-    A chunk costs its rows, padding or not, and by itself about as much as an eighth of `most`:
-    its gradients are added to the others'.
-    """
-
-    def cost(chunk):
-        return sum(-(-rows // chunk) for rows in rows_of_batches) * (chunk + most / 8)
-
-    return min(range(num_shards, most + 1, num_shards), key=cost)
-
-
-def make_update_step(
-    model: BertForTask,
+def make_finetune_step(
+    model: nn.Module,
+    head: Head,
     optimizer: optax.GradientTransformation,
-    layout: TrainState,
-    chunk_rows: int,
+    shardings: TrainState,
+    microbatch_rows: int,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """The whole step, jitted: (state, rows, num_chunks, key) -> (state, metrics).
+    """Builds the jitted update step (state, rows, num_microbatches, key) -> (state, metrics).
 
-    `rows` lie as `train_batches` gives them. The first `num_chunks` chunks of them are computed,
-    one after the other, and their gradients added; the state is donated. The loss is the mean over
-    all labels of the batch, whatever chunk or device they are on. Dropout is a function of (key,
-    step, row's place in the batch), however many rows a chunk has.
+    `rows` are laid out as by `finetune_batches`; the gradients of the first `num_microbatches` are
+    accumulated. The state is donated. The loss is the mean over all labels of the batch, and
+    dropout a function of (key, step, index of the row in the batch), whatever the microbatches and
+    devices.
 
-    "embedding" compares each query with the passages of the whole batch. Its chunks go through the
-    model twice: first for the vectors alone, and, once the loss of all of them is known, for the
-    gradients (Gao et al., 2021, "Scaling deep contrastive learning batch size"). So there too the
-    batch may be larger than memory, and neither chunks nor devices change the loss.
+    A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
+    through the model twice: first for the vectors alone, then, once their loss is known, for the
+    gradients (Gao et al., 2021, "Scaling deep contrastive learning batch size"). Its batches may
+    be larger than memory, too.
     """
-    mesh, kind = layout.step.mesh, model.kind
-    per_shard = chunk_rows // mesh.shape["data"]
+    mesh = shardings.step.mesh
+    replicated = NamedSharding(mesh, P())
+    rows_per_shard = microbatch_rows // mesh.shape["data"]
 
-    def outputs_of(params, rows, key):
+    def apply(params, rows, key):
         return model.apply(
-            {"params": params}, rows, dropout_rows=rows["places"], rngs={"dropout": key}
+            {"params": params}, rows, dropout_rows=rows["dropout_rows"], rngs={"dropout": key}
         )
 
     def loss_fn(params, rows, count, key):
-        outputs = outputs_of(params, rows, key)
-        return jnp.sum(losses(kind, outputs, rows) * loss_weights(kind, rows)) / count
+        outputs = apply(params, rows, key)
+        return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / count
 
-    def as_chunks(rows):
-        return jax.tree.map(lambda x: x.reshape(per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows)
+    def as_microbatches(rows):
+        return jax.tree.map(
+            lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
+        )
 
-    def at(chunks, index):
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), chunks)
+    def at(microbatches, index):
+        return jax.tree.map(
+            lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), microbatches
+        )
 
-    def add_gradients(params, rows, num_chunks, count, key):
-        """What the rows of one place on the `data` axis add to the loss and its gradients."""
-        chunks = as_chunks(rows)
+    def accumulate_gradients(params, rows, num_microbatches, count, key):
+        """Returns what the rows of one data-parallel shard add to the loss and its gradients."""
+        microbatches = as_microbatches(rows)
 
-        def add_chunk(index, total):
-            added = jax.value_and_grad(loss_fn)(params, at(chunks, index), count, key)
-            return jax.tree.map(jnp.add, total, added)
+        def add(index, total):
+            values = jax.value_and_grad(loss_fn)(params, at(microbatches, index), count, key)
+            return jax.tree.map(jnp.add, total, values)
 
         zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.fori_loop(0, num_chunks, add_chunk, zeros)
+        return jax.lax.fori_loop(0, num_microbatches, add, zeros)
 
-    def add_embedding_gradients(params, rows, num_chunks, count, key):
-        """The same for "embedding"."""
-        chunks = as_chunks(rows)
-        shape = jax.eval_shape(outputs_of, params, at(chunks, 0), key).shape
+    def accumulate_batch_gradients(params, rows, num_microbatches, count, key):
+        """Does the same for a `batch_loss`."""
+        microbatches = as_microbatches(rows)
+        shape = jax.eval_shape(apply, params, at(microbatches, 0), key).shape
 
         def embed(index, vectors):
-            return vectors.at[index].set(outputs_of(params, at(chunks, index), key))
+            return vectors.at[index].set(apply(params, at(microbatches, index), key))
 
-        vectors = jnp.zeros((chunks["tokens"].shape[0], *shape))
-        vectors = jax.lax.fori_loop(0, num_chunks, embed, vectors)
+        vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
+        vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
 
         def batch_loss(vectors):
-            """Every place computes the whole of it, and so counts for its share."""
-            passages, weights = chunks["labels"], chunks["weights"]
-            examples = vectors.reshape(*passages.shape[:-1], -1, vectors.shape[-1])
-            examples, passages, weights = (
+            """Each shard computes the loss of the whole batch, and so takes its share of it."""
+            labels, weights = microbatches["labels"], microbatches["weights"]
+            examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
+            examples, labels, weights = (
                 jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
-                for x in (examples, passages, weights)
+                for x in (examples, labels, weights)
             )
-            # Rows have slots for many more examples than a batch has; it has no more than rows.
-            most = rows["tokens"].shape[0] * mesh.shape["data"]
-            (used,) = jnp.nonzero(weights, size=most, fill_value=len(weights))
-            examples, passages, weights = (
-                x.at[used].get(mode="fill", fill_value=0) for x in (examples, passages, weights)
+            # Rows have many more slots than the batch has examples: at most one per row.
+            max_examples = rows["tokens"].shape[0] * mesh.shape["data"]
+            (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
+            examples, labels, weights = (
+                x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
             )
-            loss = in_batch_loss(examples, passages, weights, model.similarity.temperature)
+            loss = head.batch_loss(examples, labels, weights, model.similarity.temperature)
             return loss / (count * mesh.shape["data"])
 
-        loss, slopes = jax.value_and_grad(batch_loss)(vectors)
+        loss, dvectors = jax.value_and_grad(batch_loss)(vectors)
 
-        def add_chunk(index, total):
-            _, pull_back = jax.vjp(lambda p: outputs_of(p, at(chunks, index), key), params)
-            return jax.tree.map(jnp.add, total, *pull_back(at(slopes, index)))
+        def add(index, total):
+            _, pull_back = jax.vjp(lambda p: apply(p, at(microbatches, index), key), params)
+            return jax.tree.map(jnp.add, total, *pull_back(at(dvectors, index)))
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return loss, jax.lax.fori_loop(0, num_chunks, add_chunk, zeros)
+        return loss, jax.lax.fori_loop(0, num_microbatches, add, zeros)
 
-    add = add_embedding_gradients if kind == "embedding" else add_gradients
-    everywhere = NamedSharding(mesh, P())
+    accumulate = accumulate_batch_gradients if head.batch_loss else accumulate_gradients
 
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, everywhere))
-    def update_step(state, rows, num_chunks, key):
-        count = jnp.maximum(jnp.sum(loss_weights(kind, rows)), 1)
-        # Row r of chunk c, which lies at r * chunks + c, is number c * chunk_rows + r of the batch.
-        rows["places"] = jnp.arange(rows["tokens"].shape[0]).reshape(-1, chunk_rows).T.reshape(-1)
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, replicated))
+    def update_step(state, rows, num_microbatches, key):
+        count = jnp.maximum(jnp.sum(label_weights(head, rows)), 1)
+        # Undoes the layout of `finetune_batches`: the index of each row in the batch.
+        rows["dropout_rows"] = (
+            jnp.arange(rows["tokens"].shape[0]).reshape(-1, microbatch_rows).T.reshape(-1)
+        )
         key = jax.random.fold_in(key, state.step)
-        loss, gradients = partitioning.sum_over_data(add, mesh, everywhere)(
-            state.params, rows, num_chunks, count, key
+        loss, gradients = partitioning.sum_over_data(accumulate, mesh, replicated)(
+            state.params, rows, num_microbatches, count, key
         )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -144,16 +132,13 @@ def make_update_step(
     return update_step
 
 
-def make_predict_step(model: BertForTask, mesh: Mesh) -> Callable[[dict, dict], jax.Array]:
-    """(params, rows) -> what the head gives, in every process."""
-
-    def outputs_of_part(params, rows):
-        return model.apply({"params": params}, rows)
+def make_predict_step(model: nn.Module, mesh: Mesh) -> Callable[[dict, dict], jax.Array]:
+    """Builds the jitted (params, rows) -> outputs of the head, replicated over all processes."""
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, P()))
     def predict_step(params, rows):
         return jax.shard_map(
-            outputs_of_part,
+            lambda params, rows: model.apply({"params": params}, rows),
             mesh=mesh,
             in_specs=(P(), P("data")),
             out_specs=P("data"),
@@ -167,27 +152,43 @@ def make_predict_step(model: BertForTask, mesh: Mesh) -> Callable[[dict, dict], 
 def predict(
     predict_step: Callable[[dict, dict], jax.Array],
     params: dict,
+    head: Head,
     features: Sequence[Feature],
     shape: RowShape,
-    chunk_rows: int,
+    num_rows: int,
     sharding: NamedSharding,
 ) -> list[np.ndarray]:
-    """What the head gives for each feature, as `tasks.task.Outputs` describes it."""
-    found = [np.zeros(0)] * len(features)
-    for rows, members in eval_batches(features, shape, sharding, chunk_rows):
+    """Returns the head's output for each feature, in order, computing `num_rows` rows at a time."""
+    predictions = [np.zeros(0)] * len(features)
+    for rows, members in predict_batches(features, shape, sharding, num_rows):
         outputs = np.asarray(predict_step(params, rows))
         for row, indices in enumerate(members):
-            position = slot = 0
+            start = 0
             for index in indices:
                 feature = features[index]
-                count = len(feature.sequences)
-                own = outputs[row, slot : slot + count]
-                if shape.kind not in PER_SEQUENCE:
-                    own = outputs[row, position : position + len(feature)]
-                elif shape.kind == "multiple_choice":
-                    own = own[:, 0]
-                elif shape.kind != "embedding":
-                    own = own[0]
-                found[index] = own
-                slot, position = slot + count, position + len(feature)
-    return found
+                size = len(feature) if head.per_position else len(feature.sequences)
+                predictions[index] = head.output(outputs[row, start : start + size])
+                start += size
+    return predictions
+
+
+def default_microbatch_rows(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
+    """Returns the rows per microbatch over all devices; 0 per device means a device's default."""
+    platform = mesh.devices.flat[0].platform
+    tokens = TOKENS_PER_DEVICE.get(platform, 8192)
+    rows_per_device = per_device_batch_size or max(1, tokens // length)
+    return rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def fit_microbatch_rows(maximum: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
+    """Returns the cheapest number of rows per microbatch for batches of the given sizes.
+
+    A microbatch costs its rows, padding included, plus a fixed cost of about an eighth of `maximum`
+    rows for adding its gradients to the others'.
+    """
+
+    def cost(rows_per_microbatch):
+        num_microbatches = sum(-(-rows // rows_per_microbatch) for rows in rows_of_batches)
+        return num_microbatches * (rows_per_microbatch + maximum / 8)
+
+    return min(range(num_shards, maximum + 1, num_shards), key=cost)

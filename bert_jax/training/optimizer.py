@@ -1,11 +1,10 @@
-"""The optimizers of BERT pre-training as optax transformations.
+"""The optimizers of BERT as optax transformations.
 
-- `bert_adam`: the released one: Adam without bias correction, decoupled weight decay.
+- `bert_adam`: the released optimizer, Adam without bias correction and with decoupled decay.
 - `adamw`: the same with bias correction (Loshchilov & Hutter, 2019).
-- `lamb`: You et al. (2020), with one trust ratio for each layer of a stacked parameter.
+- `lamb`: You et al. (2020), with one trust ratio per layer of a stacked parameter.
 
-All clip by global norm first, leave LayerNorm and biases undecayed, and follow the released
-schedule: linear decay counted from step 0, its first `warmup_steps` replaced by a linear ramp.
+All first clip gradients by their global norm; LayerNorm parameters and biases are not decayed.
 """
 
 import math
@@ -21,15 +20,15 @@ OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 def linear_schedule(
     peak: float, num_steps: int, warmup_steps: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Learning rate of a step (0-based): float32 scalar.
+    """Returns the released schedule: step, counted from 0 -> learning rate, a float32 scalar.
 
-    As released (`optimization.py`), the ramp starts at 0 and the decay counts from step 0, not
-    from the end of the warm-up: the rate steps down to `peak * (1 - warmup_steps / num_steps)`.
+    As in `optimization.py`, linear decay is counted from step 0, and a ramp from 0 replaces its
+    first `warmup_steps`: the rate after the warm-up is `peak * (1 - warmup_steps / num_steps)`.
     """
 
     def learning_rate(step):
         step = jnp.asarray(step, jnp.float32)
-        # Not 1 - step / num_steps, which has few digits left at the end of a long run.
+        # 1 - step / num_steps would lose precision at the end of a long run.
         decayed = peak * jnp.maximum(0.0, num_steps - step) / num_steps
         ramp = peak * step / max(warmup_steps, 1)
         return jnp.where(step < warmup_steps, ramp, decayed)
@@ -47,7 +46,7 @@ def make_optimizer(
     beta2: float = 0.999,
     epsilon: float = 1e-6,
 ) -> optax.GradientTransformation:
-    """The optimizer called `name`; raises ValueError for any other than `OPTIMIZERS`."""
+    """Builds the optimizer `name`, one of `OPTIMIZERS`; raises ValueError for another name."""
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}")
     steps = [
@@ -61,28 +60,28 @@ def make_optimizer(
     return optax.chain(*steps)
 
 
-def frozen(
-    optimizer: optax.GradientTransformation, parts: tuple[str, ...]
+def freeze(
+    optimizer: optax.GradientTransformation, modules: tuple[str, ...]
 ) -> optax.GradientTransformation:
-    """`optimizer` for all parameters but those in the `parts` of the tree's top, which stay."""
+    """Freezes the top-level `modules`; `optimizer` updates the other parameters."""
     return optax.partition(
         {"trained": optimizer, "frozen": optax.set_to_zero()},
-        lambda params: {part: "frozen" if part in parts else "trained" for part in params},
+        lambda params: {name: "frozen" if name in modules else "trained" for name in params},
     )
 
 
 def is_decayed(params: optax.Params) -> optax.Params:
-    """True for each parameter but biases and LayerNorm, as released."""
+    """Returns a tree of bool: False for biases and LayerNorm, as released."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key not in ("bias", "scale"), params
     )
 
 
 def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
-    """m / (sqrt(v) + epsilon); with `bias_correction`, of m / (1 - b1^t) and v / (1 - b2^t)."""
+    """Scales by m / (sqrt(v) + epsilon), with m / (1 - b1^t), v / (1 - b2^t) if bias-corrected."""
 
     def init(params):
-        # Two trees: one buffer under both names could not be donated.
+        # Separate zeros: a buffer that both share could not be donated.
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
@@ -91,13 +90,13 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
         count = state.count + 1
         mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, gradients, state.mu)
         nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * g * g, gradients, state.nu)
-        # expm1, because 1 - 0.999^t loses five of float32's seven digits in the first steps.
-        correct1, correct2 = (
+        # expm1: 1 - 0.999^t loses five of float32's seven digits in the first steps.
+        correction1, correction2 = (
             -jnp.expm1(count * math.log(beta)) if bias_correction else 1.0
             for beta in (beta1, beta2)
         )
         updates = jax.tree.map(
-            lambda m, v: (m / correct1) / (jnp.sqrt(v / correct2) + epsilon), mu, nu
+            lambda m, v: (m / correction1) / (jnp.sqrt(v / correction2) + epsilon), mu, nu
         )
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
@@ -105,10 +104,10 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
 
 
 def _scale_by_layer_trust_ratio():
-    """LAMB's phi(|x|) / |update| with phi the identity, 1 where either norm is 0.
+    """Scales by LAMB's ratio |param| / |update| (phi is the identity), 1 if either norm is 0.
 
-    Parameters under `layers` are stacked on axis 0: each layer keeps its own ratio, as if they
-    were separate parameters. Biases and LayerNorm are not adapted, as in the authors' code.
+    Each layer of the parameters under `layers`, stacked on axis 0, has its own ratio. Biases and
+    LayerNorm are not scaled, as in the authors' code.
     """
 
     def scale(path, update, param):

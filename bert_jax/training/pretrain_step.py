@@ -1,10 +1,9 @@
-"""Pre-training's state, loss and update step: loss -> gradients -> optimizer -> new state."""
+"""The pre-training step: rows -> masking -> loss -> gradients -> optimizer -> new state."""
 
 import functools
 import re
 from collections.abc import Callable
 
-import flax
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,9 +11,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
-from bert_jax.data.masking import mask_tokens, row_keys
+from bert_jax.data.masking import Masking, mask_tokens, row_keys
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.losses import cross_entropy
+from bert_jax.training.state import TrainState
 
 MODEL_INPUTS = (
     "tokens",
@@ -26,19 +27,102 @@ MODEL_INPUTS = (
 )
 
 
-@flax.struct.dataclass
-class TrainState:
-    """All that a run needs to go on: updates done so far, parameters, optimizer state."""
+def make_pretrain_step(
+    model: BertForPreTraining,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+    masking: Masking,
+    *,
+    seed: int,
+    num_microbatches: int = 1,
+) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
+    """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
-    step: jax.Array
-    params: dict
-    opt_state: optax.OptState
+    The loss is the mean over all masked positions of the global batch plus the mean NSP loss,
+    whatever the number of microbatches and devices. Masks are a function of (seed, row, epoch),
+    dropout of (seed, step, index of the row in the batch): a resumed run draws what an
+    uninterrupted one would have drawn, on any mesh.
+
+    Args:
+      shardings: NamedShardings of the state.
+      num_microbatches: number of microbatches per update; their gradients are accumulated.
+    """
+    mesh = shardings.step.mesh
+    replicated = NamedSharding(mesh, P())
+    mask_key, dropout_key = jax.random.split(jax.random.key(seed))
+
+    def loss_fn(params, batch, counts, key):
+        sums = loss_sums(model, params, batch, key)
+        return sum(sums[f"{task}_loss"] / counts[task] for task in ("mlm", "nsp")), sums
+
+    def grad_fn(*args):
+        values, gradients = jax.value_and_grad(loss_fn, has_aux=True)(*args)
+        return values, jax.tree.map(lambda x: x.astype(jnp.float32), gradients)
+
+    def accumulate_gradients(params, batch, counts, key):
+        """Returns what the rows of one data-parallel shard add to the loss and its gradients."""
+        if num_microbatches == 1:
+            return grad_fn(params, batch, counts, key)
+        # Microbatch m takes every num_microbatches-th row, so that rows keep their `fsdp` shard.
+        microbatches = jax.tree.map(
+            lambda x: x.reshape(-1, num_microbatches, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+
+        def add(total, microbatch):
+            return jax.tree.map(jnp.add, total, grad_fn(params, microbatch, counts, key)), None
+
+        first = jax.tree.map(lambda x: x[0], microbatches)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, first, counts, key))
+        return jax.lax.scan(add, zeros, microbatches)[0]
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, replicated))
+    def update_step(state, rows):
+        batch = mask_batch(mesh, rows, mask_key, masking)
+        batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])
+        counts = {
+            task: jnp.maximum(jnp.sum(batch[f"{task}_weights"]), 1) for task in ("mlm", "nsp")
+        }
+        # Cast before gathering: there is less to gather if parameters are sharded over `data`.
+        params = jax.lax.with_sharding_constraint(
+            cast_layer_kernels(state.params, model.config.dtype), shardings.params
+        )
+        # Devices exchange gradients once, after all layers and microbatches, and each receives the
+        # sum for its own shard of the parameters.
+        (loss, sums), gradients = partitioning.sum_over_data(
+            accumulate_gradients, mesh, (replicated, shardings.params)
+        )(params, batch, counts, jax.random.fold_in(dropout_key, state.step))
+        gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = means(sums) | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+        metrics["parameter_norm"] = optax.tree.norm(params)
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+    return update_step
+
+
+def make_eval_step(
+    model: BertForPreTraining, mesh: Mesh, masking: Masking, *, seed: int
+) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
+    """Builds the jitted (params, rows) -> `loss_sums`; the seed and the row decide the masks."""
+    mask_key = jax.random.key(seed)
+    replicated = NamedSharding(mesh, P())
+
+    def shard_sums(params, batch):
+        return loss_sums(model, params, batch)
+
+    @functools.partial(jax.jit, out_shardings=replicated)
+    def eval_step(params, rows):
+        batch = mask_batch(mesh, rows, mask_key, masking)
+        return partitioning.sum_over_data(shard_sums, mesh, replicated)(params, batch)
+
+    return eval_step
 
 
 def init_state(
     key: jax.Array, model: BertForPreTraining, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """Fresh parameters and optimizer state at step 0; jit it with shardings."""
+    """Returns fresh parameters and optimizer state at step 0; to be jitted with shardings."""
     ids = jnp.zeros((1, 2), jnp.int32)
     params = model.init(key, *[ids] * len(MODEL_INPUTS))["params"]
     return TrainState(
@@ -46,23 +130,23 @@ def init_state(
     )
 
 
-def corrupt(
-    rows: dict[str, jax.Array], key: jax.Array, repeat_after: int = 0, **masking
+def unpack_and_mask(
+    rows: dict[str, jax.Array], key: jax.Array, masking: Masking
 ) -> dict[str, jax.Array]:
-    """Rows as read -> what the loss takes: unpacked, masked (`masking`: see `mask_tokens`)."""
+    """Turns packed rows as read from disk into what `loss_sums` takes."""
     batch = unpack_rows(rows)
-    keys = row_keys(key, rows["row_ids"], rows["epochs"], repeat_after)
-    batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], **masking)
+    keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
+    batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)
     if "row_weights" in rows:  # 0 on rows that only fill up an evaluation batch.
         batch["mlm_weights"] *= rows["row_weights"][:, None]
         batch["nsp_weights"] *= rows["row_weights"][:, None]
     return batch
 
 
-def corrupt_each(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, *args, **masking) -> dict:
-    """`corrupt`, each device its own rows: sorting them would otherwise gather all of them."""
+def mask_batch(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: Masking) -> dict:
+    """Runs `unpack_and_mask` on each device's own rows: a sort would otherwise gather all rows."""
     return jax.shard_map(
-        lambda rows, key: corrupt(rows, key, *args, **masking),
+        functools.partial(unpack_and_mask, masking=masking),
         mesh=mesh,
         in_specs=(partitioning.BATCH, P()),
         out_specs=partitioning.BATCH,
@@ -70,15 +154,15 @@ def corrupt_each(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, *args, 
     )(rows, key)
 
 
-def pretraining_sums(
+def loss_sums(
     model: BertForPreTraining,
     params: dict,
     batch: dict[str, jax.Array],
     dropout_key: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """Sums over a batch, float32 scalars: losses in nats, right predictions, and their counts.
+    """Returns sums over a batch, float32 scalars: losses in nats, correct predictions, and counts.
 
-    With a `dropout_key`, `batch` also holds `dropout_rows` (see `Bert`).
+    With a `dropout_key`, `batch` must hold `dropout_rows` (see `Bert`).
     """
     mlm_logits, nsp_logits = model.apply(
         {"params": params},
@@ -92,30 +176,25 @@ def pretraining_sums(
         ("nsp", nsp_logits, batch["nsp_labels"]),
     ):
         weights = batch[f"{task}_weights"]
-        losses, right = cross_entropy(logits, targets)
+        losses, correct = cross_entropy(logits, targets)
         sums[f"{task}_loss"] = jnp.sum(losses * weights)
-        sums[f"{task}_right"] = jnp.sum(right * weights)
+        sums[f"{task}_correct"] = jnp.sum(correct * weights)
         sums[f"{task}_count"] = jnp.sum(weights)
     return sums
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """-log softmax(logits)[target] in nats, and whether the target's logit is the highest.
-
-    float32 `[..., classes]`, int32 `[...]` -> float32 `[...]`, bool `[...]`. The target's logit is
-    a masked sum, not a gather: its gradient then fuses with the softmax's instead of scattering
-    into an array as large as the logits. Comparing it with the maximum, which the softmax needs
-    anyway, spares the pass over the logits that an argmax takes.
-    """
-    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-    log_sum = highest + jnp.log(jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1))
-    return log_sum - target_logit, target_logit >= highest
+def means(sums: dict) -> dict:
+    """Returns mean losses (nats) and accuracies from `loss_sums`; 0, not NaN, without targets."""
+    result = {}
+    for task in ("mlm", "nsp"):
+        count = jnp.maximum(sums[f"{task}_count"], 1)
+        result[f"{task}_loss"] = sums[f"{task}_loss"] / count
+        result[f"{task}_accuracy"] = sums[f"{task}_correct"] / count
+    return result
 
 
-def compute_copies(params: dict, dtype) -> dict:
-    """`params` with the stacked kernels in `dtype`: cast once, not in each layer and slice."""
+def cast_layer_kernels(params: dict, dtype) -> dict:
+    """Casts the stacked layer kernels to `dtype` once, not in each layer and microbatch."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: (
             leaf.astype(dtype)
@@ -124,106 +203,3 @@ def compute_copies(params: dict, dtype) -> dict:
         ),
         params,
     )
-
-
-def make_update_step(
-    model: BertForPreTraining,
-    optimizer: optax.GradientTransformation,
-    layout: TrainState,
-    seed: int,
-    *,
-    accumulate: int = 1,
-    repeat_after: int = 0,
-    **masking,
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
-    """The whole step, jitted, its state donated: (state, rows) -> (state, metrics).
-
-    Everything random is a function of (seed, step, row's place in the batch) or of (seed, row,
-    epoch): a resumed run draws what the run that never stopped would have drawn, on any mesh. The
-    loss is the mean over all masked positions of the global batch plus the mean NSP loss; with
-    `accumulate` > 1 each device takes its rows in so many slices, each divided by the whole
-    batch's counts. `layout` holds the shardings of the state.
-    """
-    mesh = layout.step.mesh
-    mask_key, dropout_key = jax.random.split(jax.random.key(seed))
-
-    def loss_fn(params, batch, counts, key):
-        sums = pretraining_sums(model, params, batch, key)
-        return sum(sums[f"{task}_loss"] / counts[task] for task in ("mlm", "nsp")), sums
-
-    def grad_fn(*args):
-        values, gradients = jax.value_and_grad(loss_fn, has_aux=True)(*args)
-        return values, jax.tree.map(lambda x: x.astype(jnp.float32), gradients)
-
-    def add_gradients(params, batch, counts, key):
-        """What the rows of one place on the `data` axis add to the loss and its gradients."""
-        if accumulate == 1:
-            return grad_fn(params, batch, counts, key)
-        # Slice m takes every `accumulate`-th row, so that rows stay where they lie on `fsdp`.
-        slices = jax.tree.map(
-            lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
-        )
-
-        def add_slice(total, part):
-            return jax.tree.map(jnp.add, total, grad_fn(params, part, counts, key)), None
-
-        first = jax.tree.map(lambda x: x[0], slices)
-        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, first, counts, key))
-        return jax.lax.scan(add_slice, zeros, slices)[0]
-
-    everywhere = NamedSharding(mesh, P())
-
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(layout, everywhere))
-    def update_step(state, rows):
-        batch = corrupt_each(mesh, rows, mask_key, repeat_after, **masking)
-        counts = {
-            task: jnp.maximum(jnp.sum(batch[f"{task}_weights"]), 1) for task in ("mlm", "nsp")
-        }
-        batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])
-        step_key = jax.random.fold_in(dropout_key, state.step)
-        # Cast where they lie: less to gather, if `layout` divides them over `data`.
-        copies = jax.lax.with_sharding_constraint(
-            compute_copies(state.params, model.config.dtype), layout.params
-        )
-        # The devices exchange gradients once, after all layers and slices, and each is given the
-        # sums for its part of the parameters.
-        (loss, sums), gradients = partitioning.sum_over_data(
-            add_gradients, mesh, (everywhere, layout.params)
-        )(copies, batch, counts, step_key)
-        gradients = jax.lax.with_sharding_constraint(gradients, layout.params)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = means(sums) | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        metrics["parameter_norm"] = optax.tree.norm(params)
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
-
-    return update_step
-
-
-def make_eval_step(
-    model: BertForPreTraining, mesh: Mesh, seed: int, **masking
-) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
-    """(params, rows) -> sums over one batch; the masks are fixed by the seed and the row."""
-    mask_key = jax.random.key(seed)
-
-    def sums_of_part(params, batch):
-        return pretraining_sums(model, params, batch)
-
-    everywhere = NamedSharding(mesh, P())
-
-    @functools.partial(jax.jit, out_shardings=everywhere)
-    def eval_step(params, rows):
-        batch = corrupt_each(mesh, rows, mask_key, **masking)
-        return partitioning.sum_over_data(sums_of_part, mesh, everywhere)(params, batch)
-
-    return eval_step
-
-
-def means(sums: dict) -> dict:
-    """Sums of `pretraining_sums` -> mean losses (nats) and accuracies, NaN-free if empty."""
-    result = {}
-    for task in ("mlm", "nsp"):
-        count = jnp.maximum(sums[f"{task}_count"], 1)
-        result[f"{task}_loss"] = sums[f"{task}_loss"] / count
-        result[f"{task}_accuracy"] = sums[f"{task}_right"] / count
-    return result

@@ -1,18 +1,21 @@
-"""Whose directory a workdir is: its settings are written once, and compared from then on."""
+"""Takes a workdir for a run, compares the run's settings with those stored, and writes files."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
 import secrets
+from collections.abc import Iterator
 
 import jax
 
+import bert_jax
 from bert_jax.runtime import distributed
-from bert_jax.training.checkpoint import CheckpointError, load_settings, saved_steps
+from bert_jax.runtime.command_line import CheckpointError
+from bert_jax.training.checkpoint import load_settings, saved_steps
 
-# Settings that a run may be continued with differently: they change nothing, or (the layout over
-# devices) only rounding. Where a corpus lies is one of them, since what it holds is compared by
-# itself.
+# Settings that may differ when a run is resumed: they change nothing, or (the sharding) only
+# rounding. The path of a corpus is one of them, because its contents are compared.
 FREE_TO_CHANGE = (
     "corpus",
     "long_phase.corpus",
@@ -30,113 +33,109 @@ FREE_TO_CHANGE = (
     "model.scan_layers",
     "bert.remat",
     "bert.scan_layers",
-    # What the checkpoint in `best` tells of itself.
+    # Written only to the checkpoint in `best`.
     "has_training_state",
     "score",
     "step",
 )
 
-
 TOKEN = ".shared"
 
 
-def claim_together(workdir: pathlib.Path, settings: dict) -> None:
-    """`claim_workdir` by the first process; called by all, which must share settings and workdir.
+def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
+    """Writes config.json in a new workdir, or in that of a run with the same `settings`.
 
-    Raises ValueError in all of them if they do not.
+    Every process of a run must call it. Raises ValueError if the workdir holds checkpoints of other
+    settings, or if settings, code or workdir differ between processes; CheckpointError if the
+    settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
-    distributed.check_same_everywhere(flatten(settings) | {"workdir": str(workdir)} | _program())
-    token = ""
-    with distributed.errors_shared():
+    distributed.check_equal_on_all_processes(
+        flatten(settings) | {"workdir": str(workdir)} | _program()
+    )
+    token = distributed.allgather_texts(secrets.token_hex())[0]
+    path = workdir / TOKEN
+    with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
-            claim_workdir(workdir, settings)
-            token = secrets.token_hex()  # A text of no meaning, for the others to find there.
-            write_text(workdir / TOKEN, token)
-    (token, *_) = distributed.gather_texts(token)
-    with distributed.errors_shared():
-        path = workdir / TOKEN
+            _claim(workdir, settings)
+            write_text(path, token)
+    with distributed.raise_on_all_processes():
         if not path.exists() or path.read_text() != token:
             raise ValueError(
-                f"--workdir={workdir} is another directory here than in process 0: all hosts must "
-                "share it, as by a mounted bucket"
+                f"--workdir={workdir} is not the directory of process 0: all hosts must share it, "
+                "for instance as a mounted bucket"
             )
 
 
 def _program() -> dict[str, str]:
-    """What runs: hosts that compile different programs would wait for one another, or diverge."""
-    root, code = pathlib.Path(__file__).parent, hashlib.sha256()
+    """Identifies the code: hosts that run different programs would deadlock or diverge."""
+    root, code = pathlib.Path(bert_jax.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         code.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return {"version of jax": jax.__version__, "hash of bert_jax/*.py": code.hexdigest()[:12]}
 
 
-def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
-    """Writes config.json; ValueError if the workdir holds checkpoints of other settings.
-
-    Raises OSError where nothing can be written, and CheckpointError for a damaged checkpoint.
-    """
-    if "://" in str(workdir) or ":/" in str(workdir):
+def _claim(workdir: pathlib.Path, settings: dict) -> None:
+    if ":/" in str(workdir):
         raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         for directory in (workdir / "checkpoints", workdir / "best"):
             if steps := saved_steps(directory):
-                check_same_settings(directory / str(steps[-1]), settings)
+                _check_same_settings(directory / str(steps[-1]), settings)
                 break
-        else:
-            # Of a run whose checkpoints are gone.
+        else:  # The checkpoints of an earlier run were removed.
             (workdir / "result.json").unlink(missing_ok=True)
     except OSError as error:
-        raise type(error)(
-            f"--workdir={workdir}: {error}. Expected a directory that can be made or written to"
-        ) from error
+        raise OSError(f"--workdir={workdir}: {error}. Expected a writable directory") from error
     write_json(workdir / "config.json", settings)
 
 
-def check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
-    """ValueError that tells all differences, if `checkpoint` is of other settings.
-
-    CheckpointError if they cannot be read.
-    """
-    # What JSON makes of them: lists of tuples.
+def _check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
     try:
-        saved = load_settings(checkpoint)
+        saved = flatten(load_settings(checkpoint))
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. Remove it to go on from what was saved before") from error
-    found, wanted = (flatten(each) for each in (saved, json.loads(json.dumps(settings))))
+        raise CheckpointError(f"{error}. Remove it to resume from the one before") from error
+    given = flatten(json.loads(json.dumps(settings)))  # JSON turns tuples into lists.
     differences = [
-        f"  {name}: {found.get(name)!r} in {checkpoint}, {wanted.get(name)!r} now"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name) and not name.startswith(FREE_TO_CHANGE)
+        f"  {name}: {saved.get(name)!r} in {checkpoint}, {given.get(name)!r} now"
+        for name in sorted(saved.keys() | given.keys())
+        if saved.get(name) != given.get(name) and not name.startswith(FREE_TO_CHANGE)
     ]
     if differences:
         raise ValueError(
             f"{checkpoint.parents[1]} belongs to a run with other settings:\n"
             + "\n".join(differences)
-            + "\nGive these settings to go on with it, or another --workdir to start anew"
+            + "\nUse the same settings to resume it, or another --workdir to start a new run"
         )
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
-    """`write_text` of `value` as JSON."""
+    """Writes `value` as JSON, atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes `text` so that the file is whole or not there; OSError names the file."""
+    """Writes `text` atomically: the file is complete or does not exist."""
     unfinished = path.with_name(path.name + ".tmp")
-    try:
+    with error_names_file(path):
         unfinished.write_text(text)
         unfinished.replace(path)
+
+
+@contextlib.contextmanager
+def error_names_file(path: pathlib.Path) -> Iterator[None]:
+    """Adds `path` and a remedy to the message of an OSError."""
+    try:
+        yield
     except OSError as error:
-        raise type(error)(
-            f"{path} could not be written: {error}. Free the disk (or mend the cause) and run the "
-            "same command again"
+        raise OSError(
+            f"{path} could not be written: {error}. Free the disk (or fix the cause), and run the "
+            "same command to resume"
         ) from error
 
 
 def flatten(value, prefix: str = "") -> dict:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    """Returns nested dicts as one: {"a": {"b": 1}} -> {"a.b": 1}."""
     if not isinstance(value, dict):
         return {prefix: value}
     flat = {}

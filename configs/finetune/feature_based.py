@@ -1,4 +1,4 @@
-"""The feature-based approach on CoNLL-2003: a BiLSTM on hidden states of an encoder that stays.
+"""The feature-based approach on CoNLL-2003: a BiLSTM on hidden states of a frozen encoder.
 
 Source: Devlin et al. (2018), section 5.3 and table 7. Development F1 for BERT_BASE, cased:
 
@@ -6,11 +6,12 @@ Source: Devlin et al. (2018), section 5.3 and table 7. Development F1 for BERT_B
     embeddings         91.0
     second_to_last     95.6
     last               94.9
-    weighted_sum       95.5, of all layers
-    sum_last_four      95.9, a weighted sum there
+    weighted_sum       95.5 (all layers)
+    sum_last_four      95.9 (weighted in the paper)
     concat_last_four   96.1
 
-Expected time and result: not run with those weights.
+Expected time: not measured.
+Expected result: the table above. Not run at full size.
 
     python tools/fetch_data.py conll2003 runs/data/conll2003
     python -m bert_jax.finetune --config=configs/finetune/feature_based.py --workdir=runs/features \
@@ -26,7 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = conll2003.get_config()
     config.task = "feature_based"
     config.features = "concat_last_four"
-    config.lstm_size = 768  # Units of each direction, in each of two layers.
-    config.learning_rate = 1e-3  # The head alone learns, from nothing.
+    config.lstm_size = 768  # Units per direction, in each of two layers.
+    config.learning_rate = 1e-3  # Only the new head is trained.
     config.num_epochs = 10.0
     return text_classification.cut_down(config, arg)

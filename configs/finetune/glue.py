@@ -1,25 +1,23 @@
 """GLUE: `glue.py:TASK` with cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or ax.
 
-Source: Devlin et al. (2018), section 4.1: batch 32, 3 epochs, the best of the learning rates 5e-5,
-4e-5, 3e-5 and 2e-5 on the development set; of several seeds the best for BERT_LARGE.
+Source: Devlin et al. (2018), section 4.1: batch 32, 3 epochs, the learning rate of 5e-5, 4e-5, 3e-5
+and 2e-5 that is best on dev; for BERT_LARGE also the best of several seeds.
 
-Expected result: BERT_BASE in table 1, on the test sets as the benchmark's server scores them: MNLI
-84.6 and 83.4 (matched, mismatched; accuracy), QQP 71.2 (F1), QNLI 90.5, SST-2 93.5 (accuracy), CoLA
-52.1 (Matthews), STS-B 85.8 (Spearman), MRPC 88.9 (F1), RTE 66.4 (accuracy). Not run at full size
-here: the data is not to be had from a package index.
 Expected time: not measured.
+Expected result: table 1 gives for BERT_BASE, on the test sets: MNLI 84.6 and 83.4 (matched and
+mismatched accuracy), QQP 71.2 (F1), QNLI 90.5, SST-2 93.5 (accuracy), CoLA 52.1 (Matthews), STS-B
+85.8 (Spearman), MRPC 88.9 (F1), RTE 66.4 (accuracy). Not run at full size.
 
     python -m bert_jax.finetune --config=configs/finetune/glue.py:mrpc --workdir=runs/mrpc \
         --config.init_from=runs/base --config.data.directory=glue_data
 
-`directory` is the GLUE download (with CoLA, SST-2, ... in it), or tfds:glue/mrpc, prepared as
-ArrayRecord. What the benchmark's server takes lies in `predictions` of the workdir, as MRPC.tsv and
-so on; `python tools/glue_submission.py runs/* --output=submission.zip` collects it.
+`directory` is the GLUE download (with the folders CoLA, SST-2, ...), or tfds:glue/mrpc, prepared as
+ArrayRecord. A run writes the file for the benchmark's server to `predictions` in its workdir, such
+as MRPC.tsv; `python tools/glue_submission.py runs/* --output=submission.zip` collects these files.
 
-With `--config.num_epochs=0` and the workdir of such a run as `init_from` nothing is trained:
-train.tsv is not read, and dev.tsv scored if it is there. A run of mnli predicts the diagnostic set
-too, if the download has it; `:ax` predicts it and trains nothing. The paper leaves WNLI out and
-submits its majority class.
+`--config.num_epochs=0`, with the workdir of a finished run as `init_from`, only predicts: train.tsv
+is not read, and dev.tsv is scored if it exists. A run of mnli also predicts the diagnostic set if
+the download has it; `:ax` predicts only that. The paper omits WNLI and submits its majority class.
 """
 
 from ml_collections import ConfigDict
@@ -34,8 +32,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = ConfigDict()
     config.data.name = name
     config.data.directory = ""
-    config.data.labels = ()  # Of the checkpoint's head in its order, where that is another.
-    config.data.metric = ""  # Decides which checkpoint is kept; the one of table 1, if not given.
+    config.data.labels = ()  # Order of the classes in the head of `init_from`, if different.
+    config.data.metric = ""  # Selects the best checkpoint; default: that of table 1.
     config.num_epochs = 0.0 if name == "ax" else 3.0
     config.learning_rate = 2e-5
     epochs = config.num_epochs

@@ -1,27 +1,26 @@
-"""BERT_BASE with batches of 2,048 rows of 512 tokens: RoBERTa's study of batch sizes.
+"""BERT_BASE with batches of 2,048 rows of 512 tokens, from RoBERTa's study of batch sizes.
 
-Source: Liu et al. (2019), table 3, which compares batch sizes at an equal number of rows, BASE on
-BookCorpus and Wikipedia with the released vocabulary replaced by a byte-level one:
+Source: Liu et al. (2019), table 3, which compares batch sizes at an equal number of rows: BASE on
+BookCorpus and Wikipedia, with a byte-level vocabulary:
 
     batch   steps   learning rate   held-out perplexity   MNLI-m
     256     1 M     1e-4            3.99                  84.7
     2K      125 K   7e-4            3.68                  85.2     (this configuration)
     8K      31 K    1e-3            3.77                  84.6
 
-As there (section 3.1): Adam with beta2 0.98, epsilon 1e-6 and weight decay 0.01, rows of 512 tokens
-from the first step to the last, masked anew each time. Not as there: the corpus and vocabulary are
-yours, next-sentence prediction stays, as in BERT (the paper drops it, and finds that it hurts
-little or not at all), and gradients are clipped at 1.0. The paper names no warm-up for this row:
-the 10,000 steps of BERT it is.
+As in section 3.1: Adam with beta2 0.98, epsilon 1e-6 and weight decay 0.01; rows of 512 tokens in
+all steps; dynamic masking. Different: your corpus and vocabulary; next-sentence prediction is kept
+(the paper drops it, at little or no cost); gradients are clipped at 1.0; and warm-up takes BERT's
+10,000 steps, as the paper gives none for this row.
 
-Expected time: see the table in the README, an estimate by the TPU compiler. Not run at full size.
-Expected result: held-out perplexity 3.68 in the paper, on another vocabulary. Not run either.
+Expected time: not run at full size; tools/tpu_report.py estimates it.
+Expected result: not run at full size; held-out perplexity 3.68 in the paper, on its vocabulary.
 
     python tools/tpu_report.py --config=configs/pretrain/adamw_2k.py
     python -m bert_jax.pretrain --config=configs/pretrain/adamw_2k.py --workdir=/gcs/runs/2k \
         --config.long_phase.corpus=/gcs/corpus/512
 
-`adamw_2k.py:runlocal` is cut down to a few steps of eight rows.
+`adamw_2k.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict
@@ -35,8 +34,8 @@ def get_config(arg: str = "") -> ConfigDict:
     topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_base.get_config()
     config.topology = topology
-    config.shard_weight_update = True  # Each chip updates its part.
-    config.num_steps = 0  # No rows of 128.
+    config.shard_weight_update = True
+    config.num_steps = 0  # Skips the phase with rows of 128.
     config.long_phase.num_steps = 125_000
     config.batch_size = config.long_phase.batch_size = 2048
     config.optimizer = "adamw"

@@ -1,6 +1,6 @@
 """BERT_LARGE, uncased: 24 layers, hidden 1024, 16 heads, 336 M parameters.
 
-Source: Devlin et al. (2018), section 3.1 and appendix A.2; all but the size is as in bert_base.py.
+Source: Devlin et al. (2018), section 3.1 and appendix A.2. Only the size differs from bert_base.py.
 
 Expected time: 4 days on 64 TPU chips in the paper. Not run at full size here.
 Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full size here.
@@ -8,7 +8,7 @@ Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full
     python -m bert_jax.pretrain --config=configs/pretrain/bert_large.py --workdir=runs/large \
         --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
 
-`bert_large.py:runlocal` is the same run cut down to a few steps of eight rows.
+`bert_large.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict

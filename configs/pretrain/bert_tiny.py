@@ -1,14 +1,14 @@
 """BERT_TINY, uncased: 2 layers, hidden 128, 2 heads.
 
-Source: Turc et al. (2019), table 1 of the released models; all but the size is as in bert_base.py.
+Source: Turc et al. (2019), table 1 of the released models. Only the size differs from bert_base.py.
 
 Expected time: not run at full size.
-Expected result: not run at full size; the paper gives downstream scores only.
+Expected result: not run at full size; the paper only gives downstream scores.
 
     python -m bert_jax.pretrain --config=configs/pretrain/bert_tiny.py --workdir=runs/tiny \
         --config.corpus=corpus/128 --config.long_phase.corpus=corpus/512
 
-`bert_tiny.py:runlocal` is the same run cut down to a few steps of eight rows.
+`bert_tiny.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """The demo: a small BERT on 106 articles of Wikipedia, in minutes on two CPU cores.
 
-Source: none; sizes and schedule were chosen so that the held-out loss falls clearly below what
-word frequencies alone allow. Not a model for any use.
+Source: none; size and schedule are chosen so that the held-out loss falls clearly below that of
+word frequencies alone. The model is not good enough for any use.
 
 Expected time: 5.6 minutes on two cores of an AMD EPYC with AVX-512 (measured 2026-11-21).
 Expected result: held-out MLM loss 5.25 nats, accuracy 25.1 %, next-sentence accuracy 53 %.
@@ -17,8 +17,8 @@ from configs.pretrain import bert_base
 
 def get_config(arg: str = "") -> ConfigDict:
     config = bert_base.get_config()
-    # Short rows first, as in the paper, and far shorter: among 16 tokens a small model soon finds
-    # out that neighbours tell most about a word, among 64 it takes longer than this run.
+    # Short rows first, as in the paper, but much shorter: with 16 tokens a small model soon learns
+    # that neighbors predict a word best; with 64 tokens that takes longer than this run.
     config.corpus = "runs/demo-data/corpus-16"
     config.num_steps = 3000
     config.batch_size = 64
@@ -32,8 +32,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.size = "tiny"
     config.model.dtype = "float32"
     config.model.scan_layers = False
-    config.model.dropout_rate = 0.0  # The run is too short to learn the articles by heart.
-    config.model.initializer_range = 0.04  # 0.02 is made for a hidden size of 768.
+    config.model.dropout_rate = 0.0  # The run is too short to overfit.
+    config.model.initializer_range = 0.04  # 0.02 suits a hidden size of 768.
 
     config.optimizer = "adamw"
     config.learning_rate = 1e-3

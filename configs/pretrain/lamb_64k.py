@@ -1,7 +1,7 @@
 """BERT_LARGE in 8,599 steps: LAMB with batches of 65,536 rows of 128, then 32,768 of 512.
 
-Source: You et al. (2020). As reported there (appendix), learning rates follow the square root of
-the batch and warm-ups the batch, and every run sees as many rows:
+Source: You et al. (2020), appendix: the learning rate scales with the square root of the batch
+size and the warm-up with the batch size, at an equal number of rows:
 
     batch   steps       learning rate       warm-up   SQuAD 1.1 F1
     512     1,000,000   5 / (2^3.0 * 1e3)   1/320     91.752
@@ -13,21 +13,21 @@ the batch and warm-ups the batch, and every run sees as many rows:
     32K     15,625      5 / (2^0.0 * 1e3)   1/5       91.475
     64K/32K 8,599                                     90.584    (this configuration)
 
-The last row has 7,038 steps at 64K and 1,561 at 32K. The paper gives no rate for it: 6e-3 with
-2,000 steps of warm-up is what NVIDIA's reproduction takes for its first phase. Not as there: the
-source warms up anew when the rows get longer, while here one schedule decays over both phases. For
-another row of the table set --config.batch_size, num_steps, learning_rate and warmup_steps, nine
-tenths of the steps on rows of 128.
+The last row has 7,038 steps at 64K and 1,561 at 32K. The paper gives no learning rate for it; 6e-3
+with 2,000 steps of warm-up is from the first phase of NVIDIA's reproduction. Different: the paper
+warms up again for the longer rows, while here one schedule decays over both phases. For another row
+of the table set --config.batch_size, num_steps, learning_rate and warmup_steps, with nine tenths of
+the steps on rows of 128.
 
-Expected time: 76 minutes on 1,024 TPU v3 chips in the paper; for 64 chips of v4 see the README, an
-estimate by the TPU compiler. Not run at full size.
-Expected result: SQuAD 1.1 F1 90.58 in the paper. Not run either.
+Expected time: 76 minutes on 1,024 TPU v3 chips in the paper. Not run at full size;
+tools/tpu_report.py estimates it for 64 v4 chips.
+Expected result: SQuAD 1.1 F1 90.58 in the paper. Not run at full size.
 
     python tools/tpu_report.py --config=configs/pretrain/lamb_64k.py
     python -m bert_jax.pretrain --config=configs/pretrain/lamb_64k.py --workdir=/gcs/runs/lamb \
         --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
-`lamb_64k.py:runlocal` is cut down to a few steps of eight rows.
+`lamb_64k.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict
@@ -46,7 +46,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.num_steps = 1_561
     config.long_phase.batch_size = 32_768
     config.per_device_batch_size = 16
-    config.shard_weight_update = True  # Each chip updates its part.
+    config.shard_weight_update = True
     config.optimizer = "lamb"
     config.learning_rate = 6e-3
     config.warmup_steps = 2_000

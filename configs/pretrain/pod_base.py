@@ -1,17 +1,17 @@
 """BERT_BASE on 16 TPU chips, as in the paper: `pod_base.py:v4`, or v3, v5e, v5p, v6e.
 
-Source: Devlin et al. (2018), appendix A.2: BERT_BASE on 4 Cloud TPUs, 16 chips. The recipe is
-bert_base.py's; only the topology differs, and nothing that changes what is learned.
+Source: Devlin et al. (2018), appendix A.2: BERT_BASE on 4 Cloud TPUs, 16 chips. The training
+recipe is that of bert_base.py; only the topology and the sharding differ.
 
-Expected time: see the table in the README, an estimate by the TPU compiler. Not run at full size.
-Expected result: as bert_base.py, held-out perplexity 3.99 (the paper's table 6). Not run either.
+Expected time: 4 days in the paper. Not run at full size; tools/tpu_report.py estimates it.
+Expected result: held-out perplexity 3.99 (the paper's table 6). Not run at full size.
 
     python tools/tpu_report.py --config=configs/pretrain/pod_base.py:v4
     python -m bert_jax.pretrain --config=configs/pretrain/pod_base.py:v4 \
         --workdir=/gcs/runs/base --config.corpus=/gcs/corpus/128 \
         --config.long_phase.corpus=/gcs/corpus/512
 
-Without an argument it is v4; `pod_base.py:v4,runlocal` is cut down to a few steps of eight rows.
+The default is v4. `pod_base.py:v4,runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict
@@ -30,19 +30,19 @@ TOPOLOGIES = {
 def get_config(arg: str = "") -> ConfigDict:
     topology, arg = choose_topology(TOPOLOGIES, arg)
     config = bert_base.get_config(arg)
-    config.topology = topology  # What tools/tpu_report.py compiles for.
-    config.shard_weight_update = True  # Each chip updates its part.
+    config.topology = topology  # The default of tools/tpu_report.py.
+    config.shard_weight_update = True
     return config
 
 
 def choose_topology(topologies: dict[str, str], arg: str) -> tuple[str, str]:
-    """ "v5e,runlocal" -> the topology of v5e, and "runlocal"; v4 where `arg` names no chip."""
+    """Splits "v5e,runlocal" into the topology of v5e (v4 if none is named) and "runlocal"."""
     chip, _, rest = arg.partition(",")
     if chip in topologies:
         return topologies[chip], rest
     if arg not in ("", "runlocal"):
         raise ValueError(
             f"unknown argument {arg!r} after the colon: expected one of {', '.join(topologies)}, "
-            "'runlocal', or both with a comma"
+            "'runlocal', or both separated by a comma"
         )
     return topologies["v4"], arg

@@ -1,17 +1,17 @@
 """BERT_LARGE on 64 TPU chips, as in the paper: `pod_large.py:v4`, or v3, v5e, v5p, v6e.
 
-Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The recipe is
-bert_large.py's; only the topology differs, and nothing that changes what is learned.
+Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The training
+recipe is that of bert_large.py; only the topology and the sharding differ.
 
-Expected time: see the table in the README, an estimate by the TPU compiler. Not run at full size.
-Expected result: as bert_large.py, held-out perplexity 3.23 (the paper's table 6). Not run either.
+Expected time: 4 days in the paper. Not run at full size; tools/tpu_report.py estimates it.
+Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full size.
 
     python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4
     python -m bert_jax.pretrain --config=configs/pretrain/pod_large.py:v4 \
         --workdir=/gcs/runs/large --config.corpus=/gcs/corpus/128 \
         --config.long_phase.corpus=/gcs/corpus/512
 
-Without an argument it is v4; `pod_large.py:v4,runlocal` is cut down to a few steps of eight rows.
+The default is v4. `pod_large.py:v4,runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict
@@ -31,5 +31,5 @@ def get_config(arg: str = "") -> ConfigDict:
     topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_large.get_config(arg)
     config.topology = topology
-    config.shard_weight_update = True  # Each chip updates its part.
+    config.shard_weight_update = True
     return config

@@ -10,7 +10,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
 from bert_jax.corpus import build, writing
-from bert_jax.corpus.build import CorpusSettings, build_corpus, make_groups
+from bert_jax.corpus.build import CorpusConfig, build_corpus, make_groups
 from bert_jax.corpus.parallel import ordered_map
 from bert_jax.corpus.readers import Document
 from bert_jax.data.rows import Rows
@@ -22,7 +22,7 @@ TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(SPECIAL + WORDS).encode(
 
 
 def write_text(path, num_documents=120, num_sentences=12, seed=0):
-    """Writes documents whose words tell their document: document d has the words 2d and 2d + 1."""
+    """Writes documents; document d consists of the words 2d and 2d + 1 only."""
     rng = random.Random(seed)
     documents = []
     for document in range(num_documents):
@@ -36,9 +36,9 @@ def write_text(path, num_documents=120, num_sentences=12, seed=0):
     return str(path)
 
 
-def small_settings(**changes):
-    settings = {"max_seq_length": 32, "max_pairs_per_row": 4, "sentences": "lines", "seed": 1}
-    return CorpusSettings(**(settings | {"heldout_fraction": 0.2, "block_rows": 16} | changes))
+def corpus_config(**changes):
+    fields = {"max_seq_length": 32, "max_pairs_per_row": 4, "sentences": "lines", "seed": 1}
+    return CorpusConfig(**(fields | {"heldout_fraction": 0.2, "block_rows": 16} | changes))
 
 
 def directory_bytes(directory):
@@ -53,14 +53,14 @@ def text(tmp_path):
     return write_text(tmp_path / "text.txt")
 
 
-def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, text, monkeypatch):
+def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypatch):
     monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
     for processes in (1, 2, 3):
         build_corpus(
             text,
             TOKENIZER,
             tmp_path / str(processes),
-            small_settings(num_shards=3),
+            corpus_config(num_shards=3),
             num_processes=processes,
         )
     one, two, three = (directory_bytes(tmp_path / str(processes)) for processes in (1, 2, 3))
@@ -68,8 +68,8 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, text, monkeypa
     assert len(one) == 3 + 1 + 2  # shards, manifest, vocabulary
 
 
-def test_manifest_agrees_with_the_rows(tmp_path, text):
-    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+def test_manifest_matches_the_rows(tmp_path, text):
+    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (tmp_path / "out" / "vocab.txt").read_bytes() == TOKENIZER.content
     assert manifest["vocabulary"]["sha256"] == TOKENIZER.sha256
@@ -88,7 +88,7 @@ def test_manifest_agrees_with_the_rows(tmp_path, text):
 
 
 def documents_of(batch):
-    """Returns the set of documents, told by their words, that each pair's tokens come from."""
+    """Returns for each pair the set of documents that its words come from."""
     found = []
     for tokens, pairs in zip(batch["tokens"].tolist(), batch["pairs"].tolist(), strict=True):
         for start, _, end in pairs:
@@ -97,8 +97,8 @@ def documents_of(batch):
     return found
 
 
-def test_no_pair_crosses_the_split(tmp_path, text):
-    build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+def test_no_pair_mixes_splits(tmp_path, text):
+    build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     train, heldout = (
         documents_of((rows := Rows(tmp_path / "out", split)).stream(0, rows.num_rows))
         for split in ("train", "heldout")
@@ -107,13 +107,13 @@ def test_no_pair_crosses_the_split(tmp_path, text):
     assert len(set.union(*train)) + len(set.union(*heldout)) == 120
 
 
-def test_labels_are_true_and_about_half(tmp_path, text):
-    build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(dupe_factor=3), num_processes=1)
+def test_labels_are_correct_and_half_are_not_next(tmp_path, text):
+    build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(dupe_factor=3), num_processes=1)
     rows = Rows(tmp_path / "out", "train")
     batch = rows.stream(0, rows.num_rows)
     labels = batch["nsp_labels"][batch["pairs"][:, :, 2] > 0]
     sources = documents_of(batch)
-    # A random next comes from other documents, a true one from the same.
+    # A random next sentence comes from another document, a true one from the same.
     assert [len(source) > 1 for source in sources] == labels.astype(bool).tolist()
     assert abs(labels.mean() - 0.5) < 1.5 / len(labels) ** 0.5  # 3 sigma
 
@@ -124,7 +124,7 @@ def test_held_out_documents_are_not_duplicated(tmp_path, text):
             text,
             TOKENIZER,
             tmp_path / str(factor),
-            small_settings(dupe_factor=factor),
+            corpus_config(dupe_factor=factor),
             num_processes=1,
         )
         for factor in (1, 3)
@@ -135,26 +135,24 @@ def test_held_out_documents_are_not_duplicated(tmp_path, text):
 
 def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
     monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
-    build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(num_shards=2), num_processes=1)
+    build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(num_shards=2), num_processes=1)
     rows = Rows(tmp_path / "out", "train")
     first = [min(source) for source in documents_of(rows.stream(0, rows.num_rows // 4))]
     assert min(first) < 20 and max(first) > 90
 
 
-def test_copies_of_a_document_share_a_split_and_the_seed_decides():
+def test_split_depends_only_on_the_text_and_the_seed():
     texts = [f"text {index}" for index in range(2000)]
-    settings = CorpusSettings(heldout_fraction=0.1)
-    splits = [build.split_of(text, settings) for text in texts]
-    assert splits == [build.split_of(text, settings) for text in texts]
+    config = CorpusConfig(heldout_fraction=0.1)
+    splits = [build.split_of(text, config) for text in texts]
+    assert splits == [build.split_of(text, config) for text in texts]
     assert abs(splits.count("heldout") - 200) < 3 * (2000 * 0.09) ** 0.5
-    assert splits != [
-        build.split_of(t, CorpusSettings(heldout_fraction=0.1, seed=1)) for t in texts
-    ]
+    assert splits != [build.split_of(t, CorpusConfig(heldout_fraction=0.1, seed=1)) for t in texts]
 
 
-def test_groups_hold_every_document_once_and_parts_stay_together():
+def test_groups_hold_every_document_once_and_parts_share_a_split():
     documents = [Document(f"{index:04d} " * 30, continues=index % 5 > 0) for index in range(300)]
-    groups = list(make_groups(documents, CorpusSettings(heldout_fraction=0.3), 1000))
+    groups = list(make_groups(documents, CorpusConfig(heldout_fraction=0.3), 1000))
     found = [document for group in groups for document in group.documents]
     assert sorted(d.text for d in found) == sorted(d.text for d in documents)
     splits = {d.text: group.split for group in groups for d in group.documents}
@@ -177,7 +175,7 @@ def fail_at_three(item):
     return item
 
 
-def test_ordered_map_keeps_order_and_reads_ahead_by_a_few_items():
+def test_ordered_map_keeps_order_and_reads_only_a_few_items_ahead():
     read = []
 
     def items():
@@ -195,21 +193,21 @@ def blocked_signals(item):
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_ctrl_c_reaches_the_parent_of_the_processes_alone():
+def test_ctrl_c_reaches_only_the_parent_process():
     assert all(ordered_map(blocked_signals, range(10), 2))
     assert not blocked_signals(None)
 
 
-def test_ordered_map_raises_what_a_process_raised():
+def test_ordered_map_raises_the_error_of_a_worker():
     with pytest.raises(ValueError, match="item 3"):
         list(ordered_map(fail_at_three, range(10), 2))
 
 
 @pytest.mark.parametrize("paragraphs", [["only"], ["w1\nw2"], ["w1", "w2"], ["w1\nw2", "?", "w3"]])
-def test_tiny_corpora_either_make_rows_or_say_why_not(tmp_path, paragraphs):
+def test_tiny_input_gives_rows_or_a_clear_error(tmp_path, paragraphs):
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
-    settings = small_settings(heldout_fraction=0)
-    arguments = (str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", settings)
+    config = corpus_config(heldout_fraction=0)
+    arguments = (str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config)
     if paragraphs == ["only"]:
         with pytest.raises(ValueError, match=r"1 of 1 documents .* made no sentence pair"):
             build_corpus(*arguments, num_processes=1)
@@ -220,45 +218,45 @@ def test_tiny_corpora_either_make_rows_or_say_why_not(tmp_path, paragraphs):
         assert list(manifest["splits"]) == ["train"]
 
 
-def test_more_shards_than_rows_are_read_back(tmp_path):
+def test_corpus_with_more_shards_than_rows_can_be_read(tmp_path):
     (tmp_path / "text.txt").write_text("w1\nw2")
-    settings = small_settings(heldout_fraction=0, num_shards=5)
-    build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", settings, num_processes=1)
+    config = corpus_config(heldout_fraction=0, num_shards=5)
+    build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config, num_processes=1)
     rows = Rows(tmp_path / "out", "train", shuffle_seed=0)
     assert rows.stream(0, 3)["epochs"].tolist() == [0, 1, 2]
 
 
-def test_every_input_counts_even_one_named_twice(tmp_path, text):
-    settings = small_settings()
-    manifest = build_corpus([text, text], TOKENIZER, tmp_path / "out", settings, num_processes=1)
+def test_input_given_twice_is_read_twice(tmp_path, text):
+    config = corpus_config()
+    manifest = build_corpus([text, text], TOKENIZER, tmp_path / "out", config, num_processes=1)
     size = os.path.getsize(text)
-    assert manifest["settings"]["inputs"] == [{"path": text, "bytes": size}] * 2
+    assert manifest["config"]["inputs"] == [{"path": text, "bytes": size}] * 2
     assert sum(split["documents"] for split in manifest["splits"].values()) == 240
 
 
 def test_the_number_of_shards_follows_the_size_of_the_input(tmp_path, text, monkeypatch):
     monkeypatch.setattr(build, "INPUT_BYTES_PER_SHARD", os.path.getsize(text) // 3)
-    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     assert len(manifest["splits"]["train"]["shards"]) == 4
     assert len(manifest["splits"]["heldout"]["shards"]) == 1
 
 
-def test_blank_input_and_empty_heldout_get_clear_errors(tmp_path):
+def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
     blank = tmp_path / "blank.txt"
     blank.write_text("\n  \n\n")
     with pytest.raises(ValueError, match="holds no document"):
-        build_corpus(str(blank), TOKENIZER, tmp_path / "out", small_settings(), num_processes=1)
+        build_corpus(str(blank), TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     few = write_text(tmp_path / "few.txt", num_documents=3)
-    settings = small_settings(heldout_fraction=0.001)
+    config = corpus_config(heldout_fraction=0.001)
     with pytest.raises(ValueError, match=r"0 of 3 .* heldout .* --heldout_fraction=0\.001;"):
-        build_corpus(few, TOKENIZER, tmp_path / "out", settings, num_processes=1)
+        build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
 
 
-def test_what_was_dropped_is_told_where_no_row_is_left(tmp_path):
+def test_error_for_no_rows_names_what_was_dropped(tmp_path):
     (tmp_path / "text.txt").write_text("w1\n\n\u200b")
-    settings = small_settings(heldout_fraction=0)
+    config = corpus_config(heldout_fraction=0)
     with pytest.raises(ValueError, match=r"2 of 2 .* \(dropped: .*'empty_documents': 1"):
-        build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", settings, False, 1)
+        build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config, False, 1)
 
 
 def test_dropped_documents_are_counted(tmp_path):
@@ -267,33 +265,33 @@ def test_dropped_documents_are_counted(tmp_path):
     texts = ["w1 w2 w3. w4 w5 w6.", "w7 w8. w9 w1.", "* only a list"]
     pages = "".join(map(page.format, texts))
     path.write_text(f'<mediawiki xmlns="http://x/">{pages}</mediawiki>')
-    settings = small_settings(heldout_fraction=0)
-    manifest = build_corpus(str(path), TOKENIZER, tmp_path / "out", settings, num_processes=1)
+    config = corpus_config(heldout_fraction=0)
+    manifest = build_corpus(str(path), TOKENIZER, tmp_path / "out", config, num_processes=1)
     assert manifest["splits"]["train"]["dropped"]["empty_documents"] == 1
     assert manifest["splits"]["train"]["documents"] == 3
 
 
-def test_a_complete_corpus_is_replaced_only_when_asked(tmp_path, text):
+def test_complete_corpus_is_replaced_only_with_overwrite(tmp_path, text):
     out = tmp_path / "out"
-    build_corpus(text, TOKENIZER, out, small_settings(num_shards=4), num_processes=1)
+    build_corpus(text, TOKENIZER, out, corpus_config(num_shards=4), num_processes=1)
     before = directory_bytes(out)
     with pytest.raises(FileExistsError, match="--overwrite"):
-        build_corpus(text, TOKENIZER, out, small_settings(), num_processes=1)
+        build_corpus(text, TOKENIZER, out, corpus_config(), num_processes=1)
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="not UTF-8"):
         build_corpus(str(tmp_path / "bad.txt"), TOKENIZER, out, overwrite=True, num_processes=1)
     assert directory_bytes(out) == before, "a failed build must leave the old corpus alone"
-    build_corpus(text, TOKENIZER, out, small_settings(), overwrite=True, num_processes=1)
+    build_corpus(text, TOKENIZER, out, corpus_config(), overwrite=True, num_processes=1)
     assert sum(name.startswith("train-") for name in os.listdir(out)) == 1
 
 
-def test_what_an_interrupted_build_left_is_replaced(tmp_path, text):
+def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
     out = tmp_path / "out"
     (out / writing.SCRATCH).mkdir(parents=True)
     (out / writing.SCRATCH / "train-00000-of-00009").write_bytes(b"rest")
     (out / "train-00000-of-00009.array_record").write_bytes(b"rest")
-    (out / "notes.md").write_text("the user's own")
-    build_corpus(text, TOKENIZER, out, small_settings(), num_processes=1)
+    (out / "notes.md").write_text("by the user")
+    build_corpus(text, TOKENIZER, out, corpus_config(), num_processes=1)
     assert sorted(os.listdir(out)) == [
         "heldout-00000-of-00001.array_record",
         "manifest.json",
@@ -313,29 +311,29 @@ def test_what_an_interrupted_build_left_is_replaced(tmp_path, text):
         ({"sentences": "auto"}, "sentences='auto'; expected one of split, lines"),
     ],
 )
-def test_impossible_settings_get_a_clear_error(changes, message):
+def test_invalid_config_is_a_clear_error(changes, message):
     with pytest.raises(ValueError, match=message):
-        CorpusSettings(**changes)
+        CorpusConfig(**changes)
 
 
-def test_bad_output_and_vocabulary_get_clear_errors(tmp_path, text):
+def test_bad_output_and_too_large_vocabulary_are_clear_errors(tmp_path, text):
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(OSError, match="cannot write into --output="):
-        build_corpus(text, TOKENIZER, file, small_settings(), num_processes=1)
+        build_corpus(text, TOKENIZER, file, corpus_config(), num_processes=1)
     large = tokenizer_from_bytes(
         "vocab.txt", "\n".join([*SPECIAL, *(f"w{index}" for index in range(65_532))]).encode()
     )
     with pytest.raises(ValueError, match=r"65,537 pieces; rows hold ids below 65,536"):
-        build_corpus(text, large, tmp_path / "out", small_settings(), num_processes=1)
+        build_corpus(text, large, tmp_path / "out", corpus_config(), num_processes=1)
 
 
-def test_shard_rows_survive_the_shuffle(tmp_path):
+def test_write_shard_shuffles_and_keeps_every_row(tmp_path):
     rows = np.arange(1000, dtype=np.uint16)
-    rows.tofile(tmp_path / "train-00000-of-00001")
-    shard = tmp_path / "train-00000-of-00001"
+    shard = tmp_path / "train-00000-of-00001.array_record"
+    rows.tofile(writing.spill_path(shard))
     assert writing.write_shard(shard, rows.dtype, 64, (0,))[0] == 1000
-    reader = ArrayRecordReader(f"{shard}.array_record")
+    reader = ArrayRecordReader(str(shard))
     blocks = [np.frombuffer(block, np.uint16) for block in reader.read_all()]
     assert [len(block) for block in blocks] == [64] * 15 + [40]
     assert sorted(np.concatenate(blocks)) == rows.tolist()

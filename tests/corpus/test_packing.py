@@ -18,7 +18,7 @@ def random_pairs(count, longest=60, seed=0):
     ]
 
 
-def test_row_dtype_is_the_one_that_readers_rely_on():
+def test_row_dtype_has_the_documented_layout():
     dtype = row_dtype(128, 8)
     assert dtype.names == ("tokens", "pairs", "nsp_labels")
     assert dtype["tokens"].shape == (128,) and dtype["tokens"].base == np.dtype("<u2")
@@ -27,7 +27,7 @@ def test_row_dtype_is_the_one_that_readers_rely_on():
     assert dtype.itemsize == 128 * 2 + 8 * 3 * 2 + 8
 
 
-def test_rows_hold_every_pair_exactly_once_and_unchanged():
+def test_rows_hold_every_pair_once_and_unchanged():
     pairs = random_pairs(500)
     expected = sorted(pairs)
     rows = pack_pairs(list(pairs), 128, 4, (9, 2, 3), random.Random(0))
@@ -51,7 +51,7 @@ def test_rows_hold_every_pair_exactly_once_and_unchanged():
     assert sorted(found) == expected
 
 
-def test_packing_never_exceeds_the_row_or_the_slots():
+def test_packing_respects_row_length_and_number_of_pairs():
     rng = random.Random(0)
     lengths = [rng.randint(1, 50) for _ in range(2000)]
     rows = pack_lengths(lengths, 50, 5)
@@ -60,12 +60,12 @@ def test_packing_never_exceeds_the_row_or_the_slots():
     assert max(len(row) for row in rows) <= 5
 
 
-def test_packing_fills_rows_well():
+def test_packing_fills_rows_to_97_percent():
     rng = random.Random(0)
     lengths = [rng.randint(5, 128) for _ in range(2000)]
     rows = pack_lengths(lengths, 128, 8)
     assert sum(lengths) / (128 * len(rows)) > 0.97
 
 
-def test_no_pairs_make_no_rows():
+def test_no_pairs_give_no_rows():
     assert pack_pairs([], 16, 2, (0, 2, 3), random.Random(0)).shape == (0,)

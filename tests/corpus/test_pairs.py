@@ -6,7 +6,7 @@ from bert_jax.corpus.pairs import IS_NEXT, NOT_NEXT, make_pairs, truncate_pair
 
 
 def numbered_documents(num_documents, num_sentences, sentence_length):
-    """Documents whose tokens are all different, so that a token tells where it came from."""
+    """Returns documents whose tokens are all different, so that each shows where it comes from."""
     tokens = iter(range(10**9))
     return [
         [[next(tokens) for _ in range(sentence_length)] for _ in range(num_sentences)]
@@ -23,7 +23,7 @@ def all_pairs(documents, max_seq_length=64, short_seq_prob=0.1, seed=0):
     ]
 
 
-def test_half_of_the_pairs_are_random_next():
+def test_half_of_the_pairs_are_not_next():
     pairs = all_pairs(numbered_documents(200, 200, 9))
     not_next = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5  # 3 sigma
@@ -31,29 +31,29 @@ def test_half_of_the_pairs_are_random_next():
 
 @pytest.mark.parametrize("num_sentences", [2, 3, 5, 16])
 @pytest.mark.parametrize("sentence_length", [9, 80])
-def test_half_of_the_pairs_of_short_documents_are_random_next(num_sentences, sentence_length):
+def test_half_of_the_pairs_of_short_documents_are_not_next(num_sentences, sentence_length):
     pairs = all_pairs(numbered_documents(2000, num_sentences, sentence_length))
     not_next = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     assert len(pairs) > 3000
     assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5  # 3 sigma
 
 
-def test_a_sentence_left_over_ends_a_pair_as_long_as_wanted():
-    # Two sentences have the 40 tokens, one is left.
+def test_leftover_sentence_ends_a_pair_of_full_length():
+    # Two sentences have the target of 40 tokens, one is left over.
     pairs = all_pairs(numbered_documents(300, 3, 20), max_seq_length=43, short_seq_prob=0)
     is_next = [pair for pair in pairs if pair.nsp_label == IS_NEXT]
     assert is_next and all(len(pair.first + pair.second) == 40 for pair in is_next)
 
 
-def test_long_sentences_do_not_tip_the_labels():
+def test_long_sentences_do_not_bias_the_labels():
     pairs = all_pairs(numbered_documents(50, 200, 80))
     assert abs(sum(pair.nsp_label for pair in pairs) / len(pairs) - 0.5) < 0.03
 
 
-def test_is_next_is_the_true_continuation_and_not_next_another_document():
+def test_is_next_continues_the_document_and_not_next_is_from_another():
     documents = numbered_documents(20, 30, 7)
     document_tokens = 30 * 7
-    # No truncation at this length, as the last sentence overshoots by less than what is free.
+    # No pair reaches this length, so none is truncated.
     for first, second, label in all_pairs(documents, max_seq_length=10_000):
         assert first == list(range(first[0], first[0] + len(first)))
         if label == IS_NEXT:
@@ -71,35 +71,35 @@ def test_every_sentence_is_used():
             for first, second, label in pairs
             for token in first + (second if label == IS_NEXT else [])
         }
-        # Sentences displaced by a random span go back and begin the next pair.
+        # Sentences replaced by a random span begin the next pair.
         assert firsts_and_true_seconds == set(range(10 * 40 * 5))
 
 
-def test_pairs_fit_and_neither_span_is_empty():
+def test_pairs_fit_and_no_span_is_empty():
     for first, second, _ in all_pairs(numbered_documents(30, 30, 23), max_seq_length=32):
         assert first and second
         assert len(first) + len(second) <= 29
 
 
-def test_a_tenth_of_the_documents_are_cut_into_shorter_pairs():
+def test_one_document_in_ten_is_cut_into_shorter_pairs():
     documents = numbered_documents(2000, 40, 1)
     rng = random.Random(0)
     begin = [make_pairs(documents, index, 23, 0.1, rng)[0] for index in range(len(documents))]
-    # A random span may meet its document's end; a true continuation here cannot.
+    # A random span may be short at its document's end; a true continuation here cannot be.
     begin = [pair for pair in begin if pair.nsp_label == IS_NEXT]
     short = sum(len(pair.first) + len(pair.second) < 20 for pair in begin)
-    # 0.1 * 18/19, as the short length drawn may be the full one.
+    # 0.1 * 18/19, as the short length is drawn from 2 to the full length.
     assert abs(short / len(begin) - 0.095) < 3 * (0.1 * 0.9 / len(begin)) ** 0.5
 
 
-def test_a_lone_document_makes_consecutive_pairs_only():
+def test_single_document_gives_only_is_next():
     (document,) = numbered_documents(1, 50, 8)
     pairs = all_pairs([document])
     assert pairs and all(pair.nsp_label == IS_NEXT for pair in pairs)
     assert all_pairs([document[:1]]) == []
 
 
-def test_a_document_of_one_sentence_gets_a_random_next():
+def test_one_sentence_documents_give_not_next():
     documents = numbered_documents(3, 1, 4)
     assert [pair.nsp_label for pair in all_pairs(documents)] == [NOT_NEXT] * 3
 
@@ -113,7 +113,7 @@ def truncate_one_by_one(first, second, max_tokens, rng):
 
 
 @pytest.mark.parametrize("max_tokens", [2, 7, 8, 20])
-def test_truncation_leaves_the_lengths_of_the_one_by_one_procedure(max_tokens):
+def test_truncated_lengths_equal_those_of_token_by_token_truncation(max_tokens):
     rng = random.Random(0)
     for first_length in range(1, 25):
         for second_length in range(1, 25):
@@ -125,17 +125,17 @@ def test_truncation_leaves_the_lengths_of_the_one_by_one_procedure(max_tokens):
                 assert span == list(range(span[0], span[0] + len(span)))
 
 
-def test_truncation_takes_from_front_and_back_alike():
+def test_truncation_removes_from_front_and_back_equally():
     rng = random.Random(0)
     fronts = [truncate_pair([1], list(range(41)), 22, rng)[1][0] for _ in range(4000)]
-    # Of 20 tokens taken off, the front's number is Binomial(20, 1/2): mean 10, variance 5.
+    # Of 20 removed tokens, Binomial(20, 1/2) are from the front: mean 10, variance 5.
     mean = sum(fronts) / 4000
     assert abs(mean - 10) < 3 * (5 / 4000) ** 0.5
     assert abs(sum((front - mean) ** 2 for front in fronts) / 4000 - 5) < 0.5
 
 
-def test_parts_of_one_long_document_are_not_another_document():
-    # Parts 0 to 2 are one whole, part 3 is another: a random next of part 0 is from part 3.
+def test_random_next_never_comes_from_another_part_of_the_same_document():
+    # Parts 0 to 2 are one document, part 3 is another: a random next of part 0 is from part 3.
     documents = [[[10 * part + n] * 3 for n in range(8)] for part in range(4)]
     sources = [0, 0, 0, 1]
     rng = random.Random(0)

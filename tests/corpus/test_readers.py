@@ -23,7 +23,7 @@ def dump(*pages):
     return DUMP.format(pages=text).encode()
 
 
-def test_blank_lines_stand_between_documents(tmp_path):
+def test_blank_lines_separate_documents(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes("\ufeffone\ntwo\n\n \nthrée\n\n\n".encode())
     documents = list(read_documents(str(path)))
@@ -32,7 +32,7 @@ def test_blank_lines_stand_between_documents(tmp_path):
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["dos", "old_mac"])
-def test_line_ends_of_other_systems_give_the_same_documents(tmp_path, end):
+def test_all_line_endings_give_the_same_documents(tmp_path, end):
     content = "one\ntwo\x85\u2028\n\n\nthrée".encode()
     (tmp_path / "unix.txt").write_bytes(content)
     (tmp_path / "other.txt").write_bytes(content.replace(b"\n", end))
@@ -42,7 +42,7 @@ def test_line_ends_of_other_systems_give_the_same_documents(tmp_path, end):
     assert sum(document.bytes_read for document in other) == (tmp_path / "other.txt").stat().st_size
 
 
-def test_a_long_document_is_read_in_parts(tmp_path, monkeypatch):
+def test_long_document_is_read_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 8)
     path = tmp_path / "text.txt"
     path.write_text("aaaa\nbbbb\ncccc\n\ndddd\n")
@@ -51,7 +51,7 @@ def test_a_long_document_is_read_in_parts(tmp_path, monkeypatch):
     assert [document.continues for document in documents] == [False, True, False]
 
 
-def test_a_document_that_ends_where_it_is_cut_does_not_continue(tmp_path, monkeypatch):
+def test_document_that_ends_at_the_size_limit_does_not_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 8)
     path = tmp_path / "text.txt"
     path.write_text("aaaa\nbbbb\n\ncccc\n")
@@ -60,7 +60,7 @@ def test_a_document_that_ends_where_it_is_cut_does_not_continue(tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", ["wiki.xml", "wiki.xml.bz2", "wiki1.xml-p1p99.bz2"])
-def test_dump_yields_articles_only(tmp_path, name):
+def test_dump_yields_only_articles(tmp_path, name):
     content = dump((0, False, "First &amp; best."), (0, True, "#REDIRECT"), (1, False, "Talk."))
     content = content.replace(b"</mediawiki>", dump((0, False, "Last."))[57:])
     path = tmp_path / name
@@ -70,7 +70,7 @@ def test_dump_yields_articles_only(tmp_path, name):
     assert all(document.is_wikitext for document in documents)
 
 
-def test_inputs_are_found_sorted_and_from_several_globs(tmp_path):
+def test_inputs_of_several_globs_are_found_in_sorted_order(tmp_path):
     for name in ("b.txt", "a.txt", "c", "d.xml"):
         (tmp_path / name).write_text("x")
     found = find_inputs(f"{tmp_path}/*.txt,{tmp_path}/c,{tmp_path}/d.xml,tfds:wiki")
@@ -90,7 +90,7 @@ def test_inputs_are_found_sorted_and_from_several_globs(tmp_path):
         ("other.xml", b"<html></html>", ValueError, "holds no <page>"),
     ],
 )
-def test_bad_input_gets_a_clear_error(tmp_path, name, content, error, message):
+def test_bad_input_is_a_clear_error(tmp_path, name, content, error, message):
     path = tmp_path / (name or "absent-*.txt")
     if name:
         path.write_bytes(content)
@@ -100,7 +100,7 @@ def test_bad_input_gets_a_clear_error(tmp_path, name, content, error, message):
     assert str(path) in str(caught.value)
 
 
-def test_tfds_without_its_package_says_what_to_install(monkeypatch):
+def test_missing_tfds_package_is_a_clear_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match="pip install tensorflow-datasets"):
         list(read_documents("tfds:wikipedia/20230601.en"))
@@ -113,7 +113,7 @@ def test_tfds_yields_the_text_field(monkeypatch):
     assert [document.text for document in read_documents("tfds:fake")] == ["première", "second"]
 
 
-def test_a_line_that_is_no_text_gets_a_clear_error(tmp_path, monkeypatch):
+def test_overlong_line_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_LINE_BYTES", 10)
     path = tmp_path / "text.txt"
     path.write_text("x" * 30)

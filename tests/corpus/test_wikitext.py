@@ -66,12 +66,12 @@ def test_markup_inside_a_sentence(markup, passage):
 
 
 @pytest.mark.parametrize("filling", [" " * 200_000, "(" * 20_000, ", " * 50_000, "[[" * 30_000])
-def test_strange_pages_take_no_more_than_linear_time(filling):
-    # Quadratic work here would take minutes, which the test run would notice.
+def test_degenerate_pages_take_linear_time(filling):
+    # Quadratic time would be minutes.
     extract_passages(f"A page. {filling} b.")
 
 
-def test_unreadable_markup_is_named_not_swallowed(monkeypatch):
+def test_unparsable_markup_raises_unreadable_document(monkeypatch):
     def fail(_):
         raise RecursionError("too deep")
 
@@ -80,11 +80,11 @@ def test_unreadable_markup_is_named_not_swallowed(monkeypatch):
         sentences.split_sentences(Document("{{", is_wikitext=True))
 
 
-def test_free_text_is_split_at_sentences_not_lines():
+def test_free_text_is_split_into_sentences_across_lines():
     document = Document("Dr. Smith went\nhome. He\nslept well.\n")
     assert sentences.split_sentences(document) == ["Dr. Smith went home.", "He slept well."]
 
 
-def test_lines_mode_keeps_one_sentence_a_line():
+def test_lines_mode_keeps_one_sentence_per_line():
     document = Document("one. two\n three \n")
     assert sentences.split_sentences(document, "lines") == ["one. two", "three"]

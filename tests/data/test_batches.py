@@ -1,4 +1,4 @@
-"""Batch `s` is the same rows for any devices and hosts, and evaluation sees every row once."""
+"""Batch `s` has the same rows on any devices and hosts; evaluation sees every row once."""
 
 import jax
 import numpy as np
@@ -7,10 +7,10 @@ import pytest
 from bert_jax import partitioning
 from bert_jax.data import batches
 from bert_jax.data.batches import (
-    eval_batches,
-    local_eval_batches,
-    local_rows,
-    train_batches,
+    heldout_batches,
+    local_heldout_batches,
+    local_row_ranges,
+    pretrain_batches,
 )
 from bert_jax.data.rows import Rows
 
@@ -18,13 +18,13 @@ BATCH = 16
 
 
 class HostSharding:
-    """A batch sharding as process `index` of `count` sees it: only its own devices answer.
+    """A batch sharding as process `index` of `count` sees it, with only its own devices.
 
-    Its devices adjoin in the mesh, or take turns with those of the others.
+    Its devices are contiguous in the mesh, or alternate with those of the other processes.
     """
 
-    def __init__(self, sharding, index: int, count: int, adjoin: bool = True):
-        self.sharding, self.index, self.count, self.adjoin = sharding, index, count, adjoin
+    def __init__(self, sharding, index: int, count: int, contiguous: bool = True):
+        self.sharding, self.index, self.count, self.contiguous = sharding, index, count, contiguous
 
     def __getattr__(self, name):
         return getattr(self.sharding, name)
@@ -35,7 +35,7 @@ class HostSharding:
         )
         each = len(slices) // self.count
         own = slice(self.index * each, (self.index + 1) * each)
-        return dict(slices[own] if self.adjoin else slices[self.index :: self.count])
+        return dict(slices[own] if self.contiguous else slices[self.index :: self.count])
 
 
 def sharding_over(num_devices: int):
@@ -43,37 +43,39 @@ def sharding_over(num_devices: int):
 
 
 @pytest.fixture
-def parts_only(monkeypatch):
-    """Batches stay this host's part of them: one process cannot place those of others."""
-    monkeypatch.setattr(batches, "place", lambda batch, sharding, batch_size: batch)
+def local_batches_only(monkeypatch):
+    """Leaves batches as this host's rows, since one process cannot hold those of other hosts."""
+    monkeypatch.setattr(batches, "make_global_batch", lambda batch, sharding, batch_size: batch)
 
 
-@pytest.mark.parametrize("adjoin", [True, False])
+@pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("num_hosts", [1, 2, 4])
-def test_the_hosts_parts_are_the_batch_of_one_host(corpus, parts_only, num_hosts, adjoin):
+def test_rows_of_all_hosts_are_the_batch_of_one_host(
+    corpus, local_batches_only, num_hosts, contiguous
+):
     rows = Rows(corpus, "train", shuffle_seed=0)
-    places, parts = [], []
+    positions, parts = [], []
     for host in range(num_hosts):
-        sharding = HostSharding(sharding_over(8), host, num_hosts, adjoin)
-        ranges = local_rows(sharding, BATCH)
-        assert len(ranges) == (1 if adjoin or num_hosts == 1 else 8 // num_hosts)
-        places += [place for start, stop in ranges for place in range(start, stop)]
-        # Each host opens the corpus for itself.
+        sharding = HostSharding(sharding_over(8), host, num_hosts, contiguous)
+        ranges = local_row_ranges(sharding, BATCH)
+        assert len(ranges) == (1 if contiguous or num_hosts == 1 else 8 // num_hosts)
+        positions += [position for start, stop in ranges for position in range(start, stop)]
+        # Each host opens the corpus itself.
         own = Rows(corpus, "train", shuffle_seed=0)
-        parts.append(list(train_batches(own, sharding, BATCH, 0, 41)))
-    assert sorted(places) == list(range(BATCH))
+        parts.append(list(pretrain_batches(own, sharding, BATCH, 0, 41)))
+    assert sorted(positions) == list(range(BATCH))
     for step in (0, 3, 40):  # 40 is epochs later.
         whole = rows.stream(step * BATCH, (step + 1) * BATCH)
         for name, values in whole.items():
             found = np.concatenate([part[step][name] for part in parts])
-            np.testing.assert_array_equal(values[places], found)
+            np.testing.assert_array_equal(values[positions], found)
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 2, "tensor": 4}])
-def test_any_mesh_holds_the_same_batches(corpus, axes):
+def test_batches_are_the_same_on_any_mesh(corpus, axes):
     rows = Rows(corpus, "train", shuffle_seed=0)
     sharding = partitioning.batch_sharding(partitioning.make_mesh(**({"data": 1} | axes)))
-    found = list(train_batches(rows, sharding, BATCH, 0, 3))
+    found = list(pretrain_batches(rows, sharding, BATCH, 0, 3))
     assert len(found) == 3
     for step, batch in enumerate(found):
         expected = rows.stream(step * BATCH, (step + 1) * BATCH)
@@ -81,24 +83,24 @@ def test_any_mesh_holds_the_same_batches(corpus, axes):
             np.testing.assert_array_equal(np.asarray(batch[name]), expected[name])
 
 
-def test_starting_later_gives_the_same_later_batches(corpus):
+def test_resuming_gives_the_same_batches(corpus):
     rows = Rows(corpus, "train", shuffle_seed=0)
     sharding = sharding_over(1)
-    from_start = list(train_batches(rows, sharding, BATCH, 0, 12))
-    resumed = list(train_batches(rows, sharding, BATCH, 7, 12))
+    from_start = list(pretrain_batches(rows, sharding, BATCH, 0, 12))
+    resumed = list(pretrain_batches(rows, sharding, BATCH, 7, 12))
     assert len(resumed) == 5
     for one, two in zip(from_start[7:], resumed, strict=True):
         np.testing.assert_array_equal(one["tokens"], two["tokens"])
         np.testing.assert_array_equal(one["epochs"], two["epochs"])
 
 
-def test_an_epoch_of_batches_holds_every_row_once(corpus):
+def test_batches_of_an_epoch_hold_every_row_once(corpus):
     rows = Rows(corpus, "train", shuffle_seed=0)
     num_batches = -(-rows.num_rows // 8)
     seen = np.concatenate(
         [
             np.asarray(batch["row_ids"])[np.asarray(batch["epochs"]) == 0]
-            for batch in train_batches(rows, sharding_over(8), 8, 0, num_batches)
+            for batch in pretrain_batches(rows, sharding_over(8), 8, 0, num_batches)
         ]
     )
     np.testing.assert_array_equal(np.sort(seen), np.arange(rows.num_rows))
@@ -106,9 +108,9 @@ def test_an_epoch_of_batches_holds_every_row_once(corpus):
 
 def test_evaluation_sees_every_row_exactly_once(corpus):
     rows = Rows(corpus, "heldout")
-    assert rows.num_rows % BATCH, "the last batch must be a partial one for this test to bite"
+    assert rows.num_rows % BATCH, "this test needs a partial last batch"
     seen, weights = [], 0.0
-    for batch in eval_batches(rows, sharding_over(8), BATCH):
+    for batch in heldout_batches(rows, sharding_over(8), BATCH):
         real = np.asarray(batch["row_weights"]) > 0
         seen += np.asarray(batch["row_ids"])[real].tolist()
         weights += float(batch["row_weights"].sum())
@@ -116,25 +118,31 @@ def test_evaluation_sees_every_row_exactly_once(corpus):
     assert sorted(seen) == list(range(rows.num_rows)) and weights == rows.num_rows
 
 
-@pytest.mark.parametrize("adjoin", [True, False])
+@pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("num_hosts", [2, 4])
-def test_evaluation_parts_of_hosts_add_up(corpus, num_hosts, adjoin):
+def test_evaluation_rows_of_all_hosts_are_every_row_once(corpus, num_hosts, contiguous):
     rows = Rows(corpus, "heldout")
     seen = []
     for host in range(num_hosts):
-        sharding = HostSharding(sharding_over(8), host, num_hosts, adjoin)
-        found = list(local_eval_batches(rows, sharding, 64))
-        # As many batches of one size on each host, though the last rows are on the first alone.
+        sharding = HostSharding(sharding_over(8), host, num_hosts, contiguous)
+        found = list(local_heldout_batches(rows, sharding, 64))
+        # Every host has equally many batches of one size, though only the first has the last rows.
         assert len(found) == -(-rows.num_rows // 64)
         assert {len(batch["tokens"]) for batch in found} == {64 // num_hosts}
-        places = [place for each in local_rows(sharding, 64) for place in range(*each)]
+        positions = [
+            position for each in local_row_ranges(sharding, 64) for position in range(*each)
+        ]
         for number, batch in enumerate(found):
-            real = [number * 64 + place for place in places if number * 64 + place < rows.num_rows]
+            real = [
+                number * 64 + position
+                for position in positions
+                if number * 64 + position < rows.num_rows
+            ]
             assert batch["row_ids"][batch["row_weights"] > 0].tolist() == real
             seen += real
     assert sorted(seen) == list(range(rows.num_rows))
 
 
-def test_batch_that_the_devices_do_not_divide_is_an_error():
+def test_indivisible_batch_size_is_an_error():
     with pytest.raises(ValueError, match="batch_size 12 is not divisible by the 8 devices"):
-        local_rows(sharding_over(8), 12)
+        local_row_ranges(sharding_over(8), 12)

@@ -1,4 +1,4 @@
-"""Features in packed rows: nothing lost, nothing twice, and batches of (seed, step) alone."""
+"""Packed features: none is lost or repeated, and batches are a function of (seed, step)."""
 
 import jax
 import numpy as np
@@ -8,19 +8,20 @@ from bert_jax.data.features import (
     NO_LABEL,
     Feature,
     RowShape,
-    batch_features,
-    eval_batches,
+    batch_indices,
+    finetune_batches,
     make_sequence,
+    predict_batches,
     steps_per_epoch,
-    train_batches,
 )
+from bert_jax.model.heads import HEADS
 from bert_jax.partitioning import batch_sharding, make_mesh
 
 KINDS = ("classification", "regression", "tagging", "span", "multiple_choice")
 
 
 def make_features(kind: str, count: int, seed: int = 0, longest: int = 20) -> list[Feature]:
-    """Features whose tokens are numbered through, so that each can be told from all others."""
+    """Returns features whose tokens are numbered consecutively, so that all of them differ."""
     rng, features, first = np.random.default_rng(seed), [], 1
     for index in range(count):
         sequences = []
@@ -41,11 +42,11 @@ def make_features(kind: str, count: int, seed: int = 0, longest: int = 20) -> li
 
 
 def make_shape(kind: str, length: int = 64, slots: int = 9) -> RowShape:
-    return RowShape(length, slots, kind, 0, 3 if kind == "multiple_choice" else 1)
+    return RowShape(length, slots, HEADS[kind].labels, 0, 3 if kind == "multiple_choice" else 1)
 
 
 def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
-    """The labeled features that lie in `rows`, by the pairs alone."""
+    """Recovers the labeled features of `rows` from their pairs."""
     found = []
     for row in range(len(rows["tokens"])):
         pairs = rows["pairs"][row]
@@ -53,20 +54,20 @@ def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
             own = pairs[place * shape.sequences_per_feature :][: shape.sequences_per_feature]
             sequences = tuple(rows["tokens"][row, start:end] for start, _, end in own)
             label = rows["labels"][row]
-            if shape.kind == "tagging":
+            if shape.labels.per_position:
                 label = label[own[0, 0] : own[0, 2]]
-            elif shape.kind == "span":
+            elif shape.labels.are_positions:
                 label = tuple(label[place] - own[0, 0])
             else:
                 label = label[place]
             found.append(Feature(sequences, tuple(own[:, 1] - own[:, 0]), label))
-        # What no pair covers is padding, without a tag.
+        # Positions outside all pairs are padding without a label.
         covered = np.zeros(shape.length, bool)
         for start, _, end in pairs:
             assert not covered[start:end].any()
             covered[start:end] = True
         assert not rows["tokens"][row, ~covered].any()
-        if shape.kind == "tagging":
+        if shape.labels.per_position:
             assert (rows["labels"][row, ~covered] == NO_LABEL).all()
     return found
 
@@ -85,51 +86,51 @@ def sharding():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_holds_its_features_whole_in_the_chunks_in_use(kind, sharding):
+def test_batch_holds_its_features_whole_in_the_microbatches_in_use(kind, sharding):
     features, shape = make_features(kind, 40), make_shape(kind)
-    batches = train_batches(
-        features, shape, sharding, batch_size=16, chunk_rows=8, seed=3, start=0, stop=3
+    batches = finetune_batches(
+        features, shape, sharding, batch_size=16, microbatch_rows=8, seed=3, start=0, stop=3
     )
     for step, (rows, used) in enumerate(batches):
-        chosen = batch_features(40, 16, seed=3, step=step)
+        chosen = batch_indices(40, 16, seed=3, step=step)
         rows = jax.device_get(rows)
         assert len(rows["tokens"]) == 16
         assert_same_features(read_back(rows, shape), [features[index] for index in chosen])
-        # Row r of chunk c lies at r * chunks + c.
-        chunk_is_used = rows["weights"].reshape(8, 2, -1).any(axis=(0, 2))
-        assert chunk_is_used.tolist() == [True, used == 2]
+        # Row r of microbatch m is at index r * max_microbatches + m.
+        is_used = rows["weights"].reshape(8, 2, -1).any(axis=(0, 2))
+        assert is_used.tolist() == [True, used == 2]
 
 
-def test_each_epoch_has_every_feature_once_in_another_order_and_the_last_batch_is_kept():
+def test_each_epoch_reshuffles_all_features_and_keeps_the_last_batch():
     assert steps_per_epoch(50, 16) == 4 and steps_per_epoch(48, 16) == 3
     epochs = [
-        [batch_features(50, 16, seed=1, step=epoch * 4 + step) for step in range(4)]
+        [batch_indices(50, 16, seed=1, step=epoch * 4 + step) for step in range(4)]
         for epoch in range(2)
     ]
     for batches in epochs:
         assert [len(batch) for batch in batches] == [16, 16, 16, 2]
         assert sorted(np.concatenate(batches)) == list(range(50))
     one, two = map(np.concatenate, epochs)
-    other_seed = np.concatenate([batch_features(50, 16, seed=2, step=step) for step in range(4)])
+    other_seed = np.concatenate([batch_indices(50, 16, seed=2, step=step) for step in range(4)])
     assert (one != two).any() and (one != other_seed).any()
 
 
-def test_batches_are_the_same_wherever_a_run_goes_on(sharding):
+def test_batches_do_not_depend_on_the_first_step(sharding):
     features, shape = make_features("classification", 20), make_shape("classification")
 
     def batches(start):
-        settings = {"batch_size": 8, "chunk_rows": 8, "seed": 0, "start": start, "stop": 7}
-        found = train_batches(features, shape, sharding, **settings)
+        arguments = {"batch_size": 8, "microbatch_rows": 8, "seed": 0, "start": start, "stop": 7}
+        found = finetune_batches(features, shape, sharding, **arguments)
         return [(jax.device_get(rows), used) for rows, used in found]
 
     np.testing.assert_equal(batches(4), batches(0)[4:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_takes_every_feature_once_and_says_where(kind, sharding):
+def test_prediction_takes_every_feature_once_and_returns_its_row(kind, sharding):
     features, shape = make_features(kind, 45), make_shape(kind)
     found, indices = [], []
-    for rows, members in eval_batches(features, shape, sharding, chunk_rows=8):
+    for rows, members in predict_batches(features, shape, sharding, num_rows=8):
         rows = jax.device_get(rows)
         found += read_back(rows, shape)
         indices += [index for row in members for index in row]
@@ -140,7 +141,7 @@ def test_evaluation_takes_every_feature_once_and_says_where(kind, sharding):
 
 
 @pytest.mark.parametrize("kind", ["classification", "multiple_choice"])
-def test_rows_are_never_overfull(kind):
+def test_rows_never_exceed_their_capacity(kind):
     for seed in range(20):
         features = make_features(kind, 60, seed)
         shape = make_shape(kind, length=60, slots=6)
@@ -151,12 +152,12 @@ def test_rows_are_never_overfull(kind):
             assert sum(len(features[index].sequences) for index in row) <= 6
 
 
-def test_a_feature_longer_than_a_row_is_an_error():
+def test_feature_longer_than_a_row_is_an_error():
     with pytest.raises(ValueError, match="a feature of 9 tokens in rows of 8"):
         make_shape("tagging", length=8).pack([Feature((np.arange(9),), (9,))])
 
 
-def test_features_without_labels_weigh_nothing():
+def test_features_without_labels_have_no_weight():
     shape = make_shape("multiple_choice")
     rows = shape.empty(1)
     features = make_features("multiple_choice", 2, longest=9)
@@ -166,7 +167,7 @@ def test_features_without_labels_weigh_nothing():
     assert rows["labels"][0].tolist() == [0, 1, 0]
 
 
-def test_a_sequence_has_its_separators():
+def test_sequence_has_its_separators():
     class Letters:
         cls_id, sep_id = 8, 9
 

@@ -1,16 +1,26 @@
-"""Which tokens are chosen, how they are corrupted, and that it depends on key and row alone."""
+"""Which tokens are selected and how they are corrupted, as a function of key and row alone."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.masking import UNITS, mask_tokens, row_keys
+from bert_jax.data.masking import UNITS, Masking, mask_tokens, row_keys
 
 SPECIAL = (0, 1, 2, 3, 4)
 MASK = 4
 VOCAB = 1000
 LENGTH = 128
+MASKING = Masking(
+    special_ids=SPECIAL,
+    mask_id=MASK,
+    vocab_size=VOCAB,
+    word_start=np.arange(VOCAB) % 3 != 0,  # Every third piece of the vocabulary continues a word.
+    max_predictions=20,
+)
 
 
 def rows(batch: int, seed: int = 0, fill: int = LENGTH):
@@ -28,21 +38,11 @@ def rows(batch: int, seed: int = 0, fill: int = LENGTH):
 
 
 def mask(tokens, sequence_ids, unit="token", seed=0, **changes):
-    # Every third piece of the vocabulary continues a word.
-    settings = {
-        "special_ids": SPECIAL,
-        "mask_id": MASK,
-        "vocab_size": VOCAB,
-        "max_predictions": 20,
-        "unit": unit,
-        "word_start": jnp.arange(VOCAB) % 3 != 0,
-    }
+    masking = dataclasses.replace(MASKING, unit=unit, **changes)
     keys = row_keys(
         jax.random.key(seed), jnp.arange(tokens.shape[0]), jnp.zeros(tokens.shape[0], jnp.int32)
     )
-    return jax.jit(lambda *args: mask_tokens(*args, **(settings | changes)))(
-        keys, tokens, sequence_ids
-    )
+    return jax.jit(functools.partial(mask_tokens, masking=masking))(keys, tokens, sequence_ids)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -55,8 +55,8 @@ def test_rates_are_15_80_10_10_within_3_sigma(unit):
         np.asarray(out["tokens"]), np.asarray(out["mlm_positions"]), axis=1
     )[weights]
 
-    # round(0.15 * 128) = 19 predictions in every row; whole words may leave a budget of one piece
-    # less than the smallest word, so a little below.
+    # round(0.15 * 128) = 19 predictions in every row; slightly fewer with whole words, of which none
+    # may fit the rest of the budget.
     chosen = weights.sum(axis=1)
     if unit == "whole_word":
         assert chosen.max() == 19 and chosen.mean() > 18.8
@@ -66,13 +66,13 @@ def test_rates_are_15_80_10_10_within_3_sigma(unit):
     total = len(targets)
     masked = replaced == MASK
     kept = replaced == targets
-    # A random word is the same one by chance, or [MASK] itself, once in a vocabulary each.
+    # A random token equals the original, or is [MASK], with probability 1 / VOCAB each.
     expected = {
         "mask": (masked, 0.8 + 0.1 / VOCAB),
         "keep": (kept, 0.1 + 0.1 / VOCAB),
         "random": (~masked & ~kept, 0.1 - 0.2 / VOCAB),
     }
-    # Spans are corrupted together: their number, not their tokens', is the sample size.
+    # A span is corrupted as a whole: the sample size is the number of spans.
     sample = total if unit != "span" else total / 4.5
     for name, (found, rate) in expected.items():
         sigma = np.sqrt(rate * (1 - rate) / sample)
@@ -81,7 +81,7 @@ def test_rates_are_15_80_10_10_within_3_sigma(unit):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("fill", [LENGTH, 20])
-def test_no_special_or_padding_token_is_ever_chosen(unit, fill):
+def test_special_and_padding_tokens_are_never_selected(unit, fill):
     tokens, sequence_ids = rows(500, fill=fill)
     out = mask(tokens, sequence_ids, unit)
     weights = np.asarray(out["mlm_weights"]) > 0
@@ -111,7 +111,7 @@ def test_positions_are_distinct_and_targets_are_the_original_tokens(unit):
         )
 
 
-def test_every_position_is_chosen_equally_often():
+def test_every_position_is_selected_equally_often():
     tokens, sequence_ids = rows(4000)
     out = jax.device_get(mask(tokens, sequence_ids))
     counts = np.bincount(out["mlm_positions"][out["mlm_weights"] > 0], minlength=LENGTH)
@@ -119,10 +119,10 @@ def test_every_position_is_chosen_equally_often():
     rate = 19 / maskable.sum()
     sigma = np.sqrt(4000 * rate * (1 - rate))
     assert (counts[~maskable] == 0).all()
-    assert abs(counts[maskable] - 4000 * rate).max() < 4.5 * sigma  # The worst of 122 positions.
+    assert abs(counts[maskable] - 4000 * rate).max() < 4.5 * sigma  # Maximum over 122 positions.
 
 
-def test_whole_words_are_chosen_whole():
+def test_whole_words_are_selected_whole():
     tokens, sequence_ids = rows(500)
     out = jax.device_get(mask(tokens, sequence_ids, "whole_word"))
     tokens = np.asarray(tokens)
@@ -137,15 +137,15 @@ def test_whole_words_are_chosen_whole():
 
 
 def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
-    # One word a token; spans stay in their sequence, so take rows of one long sequence.
+    # Spans stay within a sequence, so take rows of one sequence of one-token words.
     tokens = jnp.full((3000, LENGTH), 50, jnp.int32)
     out = jax.device_get(
         mask(
             tokens,
             jnp.ones_like(tokens),
             "span",
-            word_start=jnp.ones(VOCAB, bool),
-            rate=0.08,  # A budget of 10: the first span is never cut short by it.
+            word_start=np.ones(VOCAB, bool),
+            rate=0.08,  # A budget of 10 never cuts the first span.
         )
     )
     chosen = np.zeros((3000, LENGTH + 2), int)
@@ -156,27 +156,21 @@ def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     lengths = np.concatenate(
         [np.flatnonzero(row == -1) - np.flatnonzero(row == 1) for row in edges]
     )
-    # Single tokens, drawn without runs, would nearly all stand alone.
+    # Tokens selected one by one would nearly all be isolated.
     assert lengths.mean() > 2.2 and (lengths > 1).mean() > 0.5
 
 
-def test_a_rows_masks_do_not_depend_on_its_place_in_the_batch():
+def test_masks_of_a_row_do_not_depend_on_its_index_in_the_batch():
     tokens, sequence_ids = rows(8)
     ids = jnp.arange(8)
     order = jnp.array([3, 1, 7, 0, 2, 6, 5, 4])
     key, zeros = jax.random.key(1), jnp.zeros(8, jnp.int32)
-    settings = {
-        "special_ids": SPECIAL,
-        "mask_id": MASK,
-        "vocab_size": VOCAB,
-        "max_predictions": 20,
-    }
-    one = mask_tokens(row_keys(key, ids, zeros), tokens, sequence_ids, **settings)
-    two = mask_tokens(row_keys(key, order, zeros), tokens[order], sequence_ids[order], **settings)
+    one = mask_tokens(row_keys(key, ids, zeros), tokens, sequence_ids, MASKING)
+    two = mask_tokens(row_keys(key, order, zeros), tokens[order], sequence_ids[order], MASKING)
     np.testing.assert_array_equal(one["tokens"][order], two["tokens"])
 
 
-def test_masks_change_with_the_epoch_and_repeat_after_the_dupe_factor():
+def test_masks_change_with_the_epoch_and_repeat_after_repeat_after():
     ids = jnp.arange(4)
     key = jax.random.key(0)
 
@@ -189,9 +183,6 @@ def test_masks_change_with_the_epoch_and_repeat_after_the_dupe_factor():
     assert (data(0, 10) != data(3, 10)).any(axis=1).all()
 
 
-def test_unknown_unit_and_missing_word_starts_are_refused():
-    tokens, sequence_ids = rows(2)
-    with pytest.raises(ValueError, match="'words' is unknown: expected one of token"):
-        mask(tokens, sequence_ids, "words")
-    with pytest.raises(ValueError, match="needs `word_start`"):
-        mask(tokens, sequence_ids, "span", word_start=None)
+def test_unknown_unit_is_an_error():
+    with pytest.raises(ValueError, match="'words': expected one of token"):
+        dataclasses.replace(MASKING, unit="words")

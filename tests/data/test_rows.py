@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from bert_jax.corpus.build import CorpusSettings, build_corpus
+from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.data import rows as rows_module
 from bert_jax.data.rows import CorpusError, Rows
 from bert_jax.tokenization import tokenizer_from_bytes
@@ -17,13 +17,13 @@ SHARD = "train-00000-of-00002.array_record"
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A corpus of two shards, with blocks of 8 rows, the last of each shard shorter."""
+    """Builds a corpus of two shards with blocks of 8 rows, whose last blocks are shorter."""
     generator = np.random.default_rng(0)
     documents = [
         "\n".join(" ".join(generator.choice(WORDS[5:], 6)) for _ in range(9)) for _ in range(60)
     ]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
-    settings = CorpusSettings(
+    config = CorpusConfig(
         max_seq_length=24,
         max_pairs_per_row=2,
         sentences="lines",
@@ -32,7 +32,7 @@ def corpus(tmp_path):
         num_shards=2,
     )
     text = str(tmp_path / "text.txt")
-    build_corpus(text, TOKENIZER, tmp_path / "corpus", settings, num_processes=1)
+    build_corpus(text, TOKENIZER, tmp_path / "corpus", config, num_processes=1)
     rows = Rows(tmp_path / "corpus")
     assert any(entry["rows"] % 8 for entry in rows.manifest["splits"]["train"]["shards"])
     return tmp_path / "corpus"
@@ -44,7 +44,7 @@ def assert_same(first, second):
         np.testing.assert_array_equal(first[name], second[name])
 
 
-def test_arrays_have_the_promised_shapes_and_dtypes(corpus):
+def test_arrays_have_the_documented_shapes_and_dtypes(corpus):
     batch = Rows(corpus, "train", shuffle_seed=0).stream(3, 10)
     assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
         "tokens": ((7, 24), "uint16"),
@@ -55,7 +55,7 @@ def test_arrays_have_the_promised_shapes_and_dtypes(corpus):
     }
 
 
-def test_every_epoch_has_every_row_once_in_an_order_of_its_own(corpus):
+def test_every_epoch_has_every_row_once_in_a_different_order(corpus):
     rows = Rows(corpus, "train", shuffle_seed=0)
     size = rows.num_rows
     batch = rows.stream(0, 3 * size)
@@ -68,7 +68,7 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own(corpus):
     assert other_seed.tolist() != orders[0].tolist()
 
 
-def test_row_ids_name_the_rows_in_the_order_on_disk(corpus):
+def test_row_ids_follow_the_order_on_disk(corpus):
     in_order = Rows(corpus, "train").stream(0, Rows(corpus).num_rows)
     assert in_order["row_ids"].tolist() == list(range(len(in_order["row_ids"])))
     shuffled = Rows(corpus, "train", shuffle_seed=5).stream(0, 2 * len(in_order["row_ids"]))
@@ -77,17 +77,17 @@ def test_row_ids_name_the_rows_in_the_order_on_disk(corpus):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 8, 64])
-def test_the_stream_is_the_same_however_it_is_cut(corpus, batch_size):
+def test_stream_does_not_depend_on_the_batch_size(corpus, batch_size):
     whole = Rows(corpus, "train", shuffle_seed=3).stream(0, 320)
     rows = Rows(corpus, "train", shuffle_seed=3)
-    # Backwards, so that nothing can depend on what was read before.
+    # Backwards, so that nothing depends on what was read before.
     for start in reversed(range(0, 320, batch_size)):
         stop = min(start + batch_size, 320)
         expected = {name: value[start:stop] for name, value in whole.items()}
         assert_same(rows.stream(start, stop), expected)
 
 
-def test_threads_and_a_small_cache_change_nothing(corpus, monkeypatch):
+def test_stream_does_not_depend_on_threads_or_cache_size(corpus, monkeypatch):
     expected = Rows(corpus, "train", shuffle_seed=3).stream(0, 640)
     monkeypatch.setattr(rows_module, "CACHED_BLOCKS", 2)
     rows = Rows(corpus, "train", shuffle_seed=3)
@@ -97,12 +97,12 @@ def test_threads_and_a_small_cache_change_nothing(corpus, monkeypatch):
     assert_same(joined, expected)
 
 
-def test_rows_can_be_sent_to_another_process(corpus):
+def test_rows_can_be_pickled(corpus):
     rows = Rows(corpus, "heldout", shuffle_seed=2)
     assert_same(pickle.loads(pickle.dumps(rows)).stream(0, 9), rows.stream(0, 9))
 
 
-def test_positions_outside_are_refused(corpus):
+def test_out_of_range_positions_raise(corpus):
     rows = Rows(corpus, "heldout")
     assert rows.stream(4, 4)["tokens"].shape == (0, 24)
     for start, stop in ((-1, 2), (3, 2), (0, rows.num_rows + 1)):
@@ -116,7 +116,7 @@ def edit_manifest(corpus, edit):
     (corpus / "manifest.json").write_text(json.dumps(manifest))
 
 
-def cut_shard(corpus):
+def truncate_shard(corpus):
     (corpus / SHARD).write_bytes((corpus / SHARD).read_bytes()[:-100])
 
 
@@ -139,11 +139,11 @@ def shrink_vocabulary(manifest):
     manifest["vocabulary"]["size"] = 20
 
 
-def lose_an_entry(name):
+def remove_entry(name):
     return lambda corpus: edit_manifest(corpus, lambda m: m["splits"]["train"].pop(name))
 
 
-def lose_rows(manifest):
+def remove_rows(manifest):
     manifest["splits"]["train"]["shards"][0]["rows"] -= 8
 
 
@@ -151,20 +151,20 @@ def lose_rows(manifest):
     ("damage", "error", "message"),
     [
         (lambda c: (c / SHARD).unlink(), CorpusError, f"{SHARD} is missing; build"),
-        (cut_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: it is cut off"),
+        (truncate_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: it is cut off"),
         (overwrite_shard, CorpusError, r"has 0 blocks, expected \d+"),
         (damage_block, CorpusError, f"{SHARD}, block [0-9]+: damaged"),
-        (lambda c: edit_manifest(c, lose_rows), CorpusError, r"has \d+ blocks, expected \d+"),
+        (lambda c: edit_manifest(c, remove_rows), CorpusError, r"has \d+ blocks, expected \d+"),
         (swap_vocabulary, CorpusError, "its ids would mean other words"),
         (lambda c: (c / "vocab.txt").unlink(), CorpusError, "the corpus lost its vocabulary"),
         (lambda c: edit_manifest(c, shrink_vocabulary), CorpusError, "outside the corpus's vocab"),
         (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
         (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),
         (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 1; build"),
-        (lose_an_entry("rows"), CorpusError, r"json is damaged \(KeyError: 'rows'\); build"),
-        (lose_an_entry("shards"), CorpusError, r"json is damaged \(KeyError: 'shards'\); build"),
+        (remove_entry("rows"), CorpusError, r"json is damaged \(KeyError: 'rows'\); build"),
+        (remove_entry("shards"), CorpusError, r"json is damaged \(KeyError: 'shards'\); build"),
         (
-            lambda c: edit_manifest(c, lambda m: m["settings"].update(block_rows="8")),
+            lambda c: edit_manifest(c, lambda m: m["config"].update(block_rows="8")),
             CorpusError,
             r"json is damaged \(TypeError: .*; build",
         ),
@@ -185,7 +185,7 @@ def lose_rows(manifest):
         ),
     ],
 )
-def test_a_damaged_corpus_gets_a_clear_error(corpus, damage, error, message):
+def test_damaged_corpus_is_a_clear_error(corpus, damage, error, message):
     damage(corpus)
     with pytest.raises(error, match=message):
         Rows(corpus, "train").stream(0, 8)

@@ -1,4 +1,4 @@
-"""Google's names, and its directory read through a stand-in for TensorFlow."""
+"""Google's names, and its directories read with a stub of TensorFlow."""
 
 import json
 import sys
@@ -12,9 +12,9 @@ from bert_jax.interop.google import google_name
 from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.interop.read import read_model
-from tests.helpers import CONFIG, PIECES, VALUES, assert_same, state_dict
+from tests.helpers import CONFIG, CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
-# As in the released uncased_L-12_H-768_A-12, with {layer} for its number.
+# Names in uncased_L-12_H-768_A-12 as released, with {layer} for the layer's number.
 RELEASED = """
 bert/embeddings/LayerNorm/beta bert/embeddings/LayerNorm/gamma
 bert/embeddings/position_embeddings bert/embeddings/token_type_embeddings
@@ -40,24 +40,24 @@ cls/seq_relationship/output_bias cls/seq_relationship/output_weights
 """
 
 
-def test_names_are_the_released_ones():
+def test_names_equal_the_released_ones():
     assert sorted(map(google_name, parameter_shapes(CONFIG))) == sorted(RELEASED.split())
 
 
 def variables() -> dict[str, np.ndarray]:
-    """The tensors of test_huggingface as Google stores them: kernels are `[inputs, outputs]`."""
+    """Returns `state_dict()` as Google stores it: kernels are `[inputs, outputs]`."""
     tensors, stored = state_dict(), {}
     for path in parameter_shapes(CONFIG):
         for layer in (0, 1):
             value = tensors[huggingface_name(path).format(layer=layer)]
-            turned = path.endswith("/kernel") and path != "nsp/kernel"
-            stored[google_name(path).format(layer=layer)] = value.T if turned else value
+            transpose = path.endswith("/kernel") and path != "nsp/kernel"
+            stored[google_name(path).format(layer=layer)] = value.T if transpose else value
     return stored
 
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """A released directory, but that the checkpoint's variables are in `directory.variables`."""
+    """A directory as released, with the checkpoint's variables in `directory.variables`."""
     stored = variables()
     reader = types.SimpleNamespace(
         get_variable_to_shape_map=lambda: {name: value.shape for name, value in stored.items()},
@@ -69,19 +69,21 @@ def directory(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     (tmp_path / "bert_config.json").write_text(
-        json.dumps({n: v for n, v in VALUES.items() if n not in ("model_type", "layer_norm_eps")})
+        json.dumps(
+            {n: v for n, v in CONFIG_JSON.items() if n not in ("model_type", "layer_norm_eps")}
+        )
     )
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
     (tmp_path / "bert_model.ckpt.index").write_text("")
     return types.SimpleNamespace(path=tmp_path, variables=stored)
 
 
-def test_each_variable_is_where_transformers_tensor_goes_and_slots_are_unused(directory):
+def test_parameters_equal_those_from_transformers_and_optimizer_slots_are_unused(directory):
     names = set(directory.variables)
     slots = {f"{name}/adam_{moment}" for name in names for moment in "mv"} | {"global_step"}
     directory.variables.update(dict.fromkeys(slots, np.zeros(1)))
     model = read_model(directory.path)
-    assert_same(model.params, params_from_huggingface(state_dict(), CONFIG)[0])
+    assert_trees_equal(model.params, params_from_huggingface(state_dict(), CONFIG)[0])
     assert set(model.report.loaded) == names and set(model.report.unused) == slots
     assert model.report.missing == () and model.settings["absent"] == []
     assert model.tokenizer.vocab_size == 131
@@ -99,7 +101,7 @@ def test_each_variable_is_where_transformers_tensor_goes_and_slots_are_unused(di
         ("cls/seq_relationship/output_weights", np.zeros((12, 2)), r"\(2, 12\), found \(12, 2\)"),
     ],
 )
-def test_a_wrong_variable_is_named(name, value, message, directory):
+def test_missing_or_misshapen_variable_is_named(name, value, message, directory):
     directory.variables[name] = value
     if value is None:
         del directory.variables[name]
@@ -107,13 +109,13 @@ def test_a_wrong_variable_is_named(name, value, message, directory):
         read_model(directory.path)
 
 
-def test_without_tensorflow_it_is_said_what_to_install(directory, monkeypatch):
+def test_without_tensorflow_the_error_says_what_to_install(directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match="TensorFlow only: pip install tensorflow-cpu"):
+    with pytest.raises(ImportError, match="needs TensorFlow: pip install tensorflow-cpu"):
         read_model(directory.path)
 
 
-def test_a_missing_index_and_a_vocabulary_of_another_size_are_clear_errors(directory):
+def test_missing_index_and_vocabulary_of_another_size_are_errors(directory):
     (directory.path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES[:-1]))
     with pytest.raises(ValueError, match="has 130 pieces, expected 131"):
         read_model(directory.path)
@@ -122,7 +124,7 @@ def test_a_missing_index_and_a_vocabulary_of_another_size_are_clear_errors(direc
         read_model(directory.path)
 
 
-def test_a_checkpoint_of_any_step_is_found_and_several_are_refused(directory):
+def test_checkpoint_of_any_step_is_found_and_several_are_an_error(directory):
     index = directory.path / "bert_model.ckpt.index"
     later = index.rename(directory.path / "model.ckpt-1000000.index")
     assert read_model(directory.path).report.missing == ()
@@ -130,12 +132,14 @@ def test_a_checkpoint_of_any_step_is_found_and_several_are_refused(directory):
     with pytest.raises(ValueError, match=r"/model\.ckpt-1000000: tensor"):
         read_model(directory.path)
     (directory.path / "model.ckpt-2000000.index").write_text("")
-    with pytest.raises(ValueError, match=rf"found {later.name}, model\.ckpt-2000000\.index: leave"):
+    with pytest.raises(
+        ValueError, match=rf"found {later.name}, model\.ckpt-2000000\.index: remove"
+    ):
         read_model(directory.path)
 
 
-def test_weights_of_transformers_beside_it_are_read_without_tensorflow(directory, monkeypatch):
+def test_weights_of_transformers_in_the_directory_need_no_tensorflow(directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     save_file(state_dict(), directory.path / "model.safetensors")
     found = read_model(directory.path)
-    assert_same(found.params, params_from_huggingface(state_dict(), CONFIG)[0])
+    assert_trees_equal(found.params, params_from_huggingface(state_dict(), CONFIG)[0])

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from bert_jax.interop.huggingface import params_from_huggingface
-from bert_jax.model import attention
-from bert_jax.model import bert as model
+from bert_jax.model import attention, bert, layers
 from bert_jax.model.bert import Bert, BertForPreTraining, num_params
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import dropout
-from bert_jax.training.pretrain_step import MODEL_INPUTS, pretraining_sums
+from bert_jax.training.pretrain_step import MODEL_INPUTS, loss_sums
 from tests.golden import make_model as golden
 
 
@@ -34,7 +33,7 @@ def numbered(batch):
 @functools.partial(jax.jit, static_argnums=0)
 def loss_and_gradients(config, params, batch, dropout_key):
     def loss_fn(params):
-        sums = pretraining_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
+        sums = loss_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
         return sums["mlm_loss"] + sums["nsp_loss"]
 
     return jax.value_and_grad(loss_fn)(params)
@@ -142,7 +141,7 @@ def assert_gradients_equal_autodiff(function, plain, *inputs):
 
 def test_gelu_and_its_gradient_equal_float64():
     plain = functools.partial(jax.nn.gelu, approximate=False)
-    assert_gradients_equal_autodiff(model.gelu, plain, np.linspace(-6, 6, 101))
+    assert_gradients_equal_autodiff(layers.gelu, plain, np.linspace(-6, 6, 101))
 
 
 @pytest.mark.parametrize("offset", [0, 30])
@@ -155,7 +154,7 @@ def test_layer_norm_and_its_gradients_equal_float64(offset):
     rng = np.random.default_rng(0)
     x = (offset + 3 * rng.normal(size=(4, 5, 16))).astype(np.float32)  # Exact in both.
     scale, bias = rng.normal(size=(2, 16)).astype(np.float32)
-    function = functools.partial(model.layer_norm, epsilon=1e-12, dtype="float32")
+    function = functools.partial(layers.layer_norm, epsilon=1e-12, dtype="float32")
     assert_gradients_equal_autodiff(function, plain, x, scale, bias)
 
 
@@ -211,13 +210,13 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
         jax.debug.callback(lambda words: used.append(words.tobytes()), jax.random.key_data(key))
         return dropout(key, x, rate, rows)
 
-    monkeypatch.setattr(model, "dropout", recorded)
+    monkeypatch.setattr(bert, "dropout", recorded)
     monkeypatch.setattr(attention, "dropout", recorded)
-    pretraining_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
+    loss_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.
     assert len(used) == len(set(used)) == 1 + 3 * config.num_layers
     used.clear()
-    pretraining_sums(BertForPreTraining(config), params, batch)
+    loss_sums(BertForPreTraining(config), params, batch)
     jax.effects_barrier()
     assert not used

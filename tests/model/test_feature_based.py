@@ -11,10 +11,12 @@ import pytest
 import bert_jax
 from bert_jax import finetune
 from bert_jax.data.features import Feature, RowShape
-from bert_jax.interop.parameters import LoadedModel, LoadReport
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import BertConfig
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
+from bert_jax.model.heads import TAGGING
+from bert_jax.tasks import tagging
+from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
 from configs.finetune import conll2003, feature_based
@@ -32,7 +34,7 @@ def test_packed_sequences_do_not_touch_each_other():
     sequences = [
         Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
     ]
-    shape = RowShape(16, 3, "tagging", 0)
+    shape = RowShape(16, 3, TAGGING.labels, 0)
     packed, single = shape.empty(1), shape.empty(3)
     shape.fill(packed, 0, sequences)
     for row, feature in enumerate(sequences):
@@ -126,7 +128,7 @@ def test_a_tagger_learns_and_tags_text_of_any_length(tagger):
     assert model.tag("") == ([], [])
 
 
-def test_a_frozen_encoder_stays_as_it_was(tagger, weights):
+def test_frozen_encoder_does_not_change(tagger, weights):
     module, _, model = tagger
     before, after = bert_jax.load(weights).params["bert"], model.params["bert"]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
@@ -134,41 +136,38 @@ def test_a_frozen_encoder_stays_as_it_was(tagger, weights):
 
 
 @pytest.mark.parametrize("tagger", [feature_based], indirect=True)
-def test_a_head_of_other_features_or_size_is_refused(tagger):
+def test_head_with_other_features_or_size_is_an_error(tagger):
     _, _, model = tagger
-    report = LoadReport((), (), ())
-    source = LoadedModel(model.params, model.settings, model.tokenizer, report)
-    assert "head" in finetune.wanted_params(source, model.head, new_head=False)
+    assert "head" in initial_params(model.params, model.head, model.head, new_head=False)
     for change in ({"features": "last"}, {"lstm_size": 16}):
         ((name, value),) = change.items()
         with pytest.raises(ValueError, match=f"a head with {name}={model.head[name]}.* {value}:"):
-            finetune.wanted_params(source, model.head | change, new_head=False)
-        assert set(finetune.wanted_params(source, model.head | change, new_head=True)) == {"bert"}
+            initial_params(model.params, model.head, model.head | change, new_head=False)
+        params = initial_params(model.params, model.head, model.head | change, new_head=True)
+        assert set(params) == {"bert"}
 
 
 @pytest.mark.parametrize("tagger", [conll2003], indirect=True)
-def test_a_head_for_tags_of_another_scheme_is_refused(tagger, weights, tmp_path, caplog):
+def test_head_for_tags_of_another_scheme_is_an_error(tagger, weights, tmp_path, caplog):
     _, _, model = tagger
-    source = LoadedModel(model.params, model.settings, model.tokenizer, LoadReport((), (), ()))
     (tmp_path / "dev.txt").write_text(TEXT)
     config = conll2003.get_config()
     config.data.train, config.data.test, config.data.dev = "", "", str(tmp_path / "dev.txt")
-    finetune.with_labels(config, source)
+    use_labels_of_head(config, tagging, model.head)
     for name, value in (("scheme", "iob1"), ("document_context", True)):
-        says = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
-        with pytest.raises(ValueError, match=says):
-            finetune.wanted_params(source, model.head | {name: value}, new_head=False)
+        message = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
+        with pytest.raises(ValueError, match=message):
+            initial_params(model.params, model.head, model.head | {name: value}, new_head=False)
         other = config.copy_and_resolve_references()
         other.data[name] = value
-        with pytest.raises(ValueError, match=says):
-            finetune.with_labels(other, source)
-    # Of a head that does not say it, the scheme is what the configuration says.
-    silent = {name: model.head[name] for name in ("task", "labels")}
-    source = source._replace(settings=model.settings | {"head": silent})
-    assert "head" in finetune.wanted_params(source, model.head, new_head=False)
-    assert "taken for --config.data.scheme=iob2" in caplog.text
+        with pytest.raises(ValueError, match=message):
+            use_labels_of_head(other, tagging, model.head)
+    # A head that does not record its scheme is assumed to have that of the configuration.
+    without_scheme = {name: model.head[name] for name in ("task", "labels")}
+    assert "head" in initial_params(model.params, without_scheme, model.head, new_head=False)
+    assert "assuming --config.data.scheme=iob2" in caplog.text
 
 
-def test_a_model_without_a_tagging_head_is_refused(weights):
+def test_model_without_a_tagging_head_is_an_error(weights):
     with pytest.raises(ValueError, match="cannot tag words"):
         bert_jax.load(weights).tag("the king")

@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks.conll import read_conll
-from bert_jax.tasks.tagging import find_labels, tagging_features
+from bert_jax.tasks.tagging import find_tag_set, tagging_features
 from bert_jax.tokenization import load_tokenizer
 
 WORDS = {"train": 203_621, "valid": 51_362, "test": 46_435}
@@ -26,7 +26,7 @@ def test_every_word_of_conll_2003_is_predicted_once_at_any_length(name):
     sentences = read_conll(pathlib.Path(files[0]) / f"{name}.txt", word_column=0, tag_column=-1)
     tokenizer, labels = (
         load_tokenizer(pathlib.Path(files[1]) / "vocab.txt"),
-        find_labels(sentences, "none"),
+        find_tag_set(sentences, "none"),
     )
     expected = list(itertools.chain(*(sentence.tags for sentence in sentences)))
     assert len(expected) == WORDS[name]

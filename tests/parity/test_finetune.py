@@ -10,15 +10,15 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
 from bert_jax import partitioning
-from bert_jax.data.features import NO_LABEL, Feature, RowShape, steps_per_epoch, train_batches
+from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches, steps_per_epoch
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import make_model
-from bert_jax.training import finetune_step as task_step
+from bert_jax.model.heads import HEADS, make_model
+from bert_jax.training.finetune_step import make_finetune_step
 from bert_jax.training.optimizer import linear_schedule, make_optimizer
-from bert_jax.training.pretrain_step import TrainState
-from tests.helpers import make_random
+from bert_jax.training.state import TrainState
+from tests.helpers import write_torch_model
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
@@ -52,7 +52,7 @@ def make_features(kind: str) -> list[Feature]:
 
 
 def ours(model, features) -> dict:
-    """The parameters after all epochs: packed rows, two to a chunk."""
+    """Returns the parameters after all epochs on packed rows, two per microbatch."""
     head = model.settings["head"]
     network = make_model(BertConfig(**model.settings["bert"] | {"dropout_rate": 0.0}), head)
     num_steps = round(CONFIG.num_epochs * steps_per_epoch(EXAMPLES, CONFIG.batch_size))
@@ -62,21 +62,21 @@ def ours(model, features) -> dict:
     optimizer = make_optimizer("adamw", schedule)
     mesh = partitioning.make_mesh(devices=jax.devices()[:1])
     state = TrainState(np.int32(0), model.params, optimizer.init(model.params))
-    layout = partitioning.shardings(state, mesh, partitioning.TASK_RULES)
-    state = jax.device_put(state, layout)
-    update = task_step.make_update_step(network, optimizer, layout, 2)
-    batches = train_batches(
+    shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
+    state = jax.device_put(state, shardings)
+    update = make_finetune_step(network, HEADS[head["task"]], optimizer, shardings, 2)
+    batches = finetune_batches(
         features,
-        RowShape(LENGTH, 3, network.kind, 0),
+        RowShape(LENGTH, 3, HEADS[head["task"]].labels, 0),
         partitioning.batch_sharding(mesh),
         batch_size=CONFIG.batch_size,
-        chunk_rows=2,
+        microbatch_rows=2,
         seed=0,
         start=0,
         stop=num_steps,
     )
-    for rows, num_chunks in batches:
-        state, _ = update(state, rows, num_chunks, jax.random.key(0))
+    for rows, num_microbatches in batches:
+        state, _ = update(state, rows, num_microbatches, jax.random.key(0))
     return jax.device_get(state.params)
 
 
@@ -130,7 +130,7 @@ def test_the_same_batches_lead_to_the_same_parameters(
     architecture, kind, settings, tmp_path, monkeypatch
 ):
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = make_random(tmp_path, architecture, std=0.05, **settings, **no_dropout)
+    model = write_torch_model(tmp_path, architecture, std=0.05, **settings, **no_dropout)
     features, read = make_features(kind), read_model(tmp_path)
     before = load_file(tmp_path / "model.safetensors")
 

@@ -1,4 +1,4 @@
-"""Weights in and out, against transformers in torch and real TensorFlow (`make parity`)."""
+"""Imported and exported weights against transformers and TensorFlow (`make parity`)."""
 
 import copy
 import json
@@ -13,9 +13,9 @@ import bert_jax
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import POOLED, make_model
+from bert_jax.model.heads import HEADS, make_model
 from bert_jax.training.checkpoint import write_checkpoint
-from tests.helpers import TORCH_PIECES, TORCH_SIZES, make_random
+from tests.helpers import TORCH_PIECES, TORCH_SIZES, write_torch_model
 
 SENTENCES = [
     "The river rises in the mountains and flows north to the sea.",
@@ -24,15 +24,6 @@ SENTENCES = [
     "No.",
     "It is long. " * 40,
 ]
-
-
-def there_and_back(directory: pathlib.Path) -> pathlib.Path:
-    """Hugging Face -> native on disk -> Hugging Face."""
-    model = read_model(directory)
-    assert not model.report.unused
-    write_checkpoint(directory / "native", *model[:3])
-    save_huggingface(directory / "back", *read_model(directory / "native")[:3])
-    return directory / "back"
 
 
 @pytest.mark.parametrize(
@@ -49,12 +40,16 @@ def there_and_back(directory: pathlib.Path) -> pathlib.Path:
         ("BertForMultipleChoice", {}),
     ],
 )
-def test_there_and_back_all_tensors_and_logits_are_the_same(architecture, settings, tmp_path):
+def test_round_trip_keeps_all_tensors_and_logits(architecture, settings, tmp_path):
     import torch
     import transformers
 
-    model = make_random(tmp_path, architecture, **settings)
-    back = there_and_back(tmp_path)
+    model = write_torch_model(tmp_path, architecture, **settings)
+    native = read_model(tmp_path)
+    assert not native.report.unused
+    write_checkpoint(tmp_path / "native", *native[:3])
+    back = tmp_path / "back"
+    save_huggingface(back, *read_model(tmp_path / "native")[:3])
     ours, theirs = (load_file(path / "model.safetensors") for path in (back, tmp_path))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -66,7 +61,7 @@ def test_there_and_back_all_tensors_and_logits_are_the_same(architecture, settin
     assert loaded.config.id2label == model.config.id2label or "Multiple" in architecture
     ids = torch.randint(5, 40, (2, 3, 16) if "Multiple" in architecture else (2, 16))
     with torch.no_grad():
-        # Copied: torch rounds some products by where in memory a tensor lies.
+        # Copied because some of torch's rounding depends on memory alignment.
         outputs = [copy.deepcopy(each).eval()(ids).to_tuple() for each in (model, loaded)]
         assert all(torch.equal(one, two) for one, two in zip(*outputs, strict=True))
     tokenizer = transformers.BertTokenizer.from_pretrained(back)
@@ -82,13 +77,11 @@ def test_there_and_back_all_tensors_and_logits_are_the_same(architecture, settin
         "BertForMultipleChoice",
     ],
 )
-def test_our_heads_give_the_logits_of_transformers_with_segments_and_padding(
-    architecture, tmp_path
-):
+def test_logits_of_heads_equal_transformers_with_segments_and_padding(architecture, tmp_path):
     import torch
 
     labels = {"num_labels": 3} if architecture.endswith("Classification") else {}
-    theirs = make_random(tmp_path, architecture, **labels)
+    theirs = write_torch_model(tmp_path, architecture, **labels)
     ours = read_model(tmp_path)
     head = ours.settings["head"]
     rng = np.random.default_rng(0)
@@ -109,7 +102,7 @@ def test_our_heads_give_the_logits_of_transformers_with_segments_and_padding(
     pairs = np.stack([np.zeros(6, int), starts, lengths], axis=-1)[:, None].astype(np.int32)
     model = make_model(BertConfig(**ours.settings["bert"]), head)
     found = model.apply({"params": ours.params}, {"tokens": tokens, "pairs": pairs})
-    if head["task"] in POOLED:
+    if HEADS[head["task"]].pooled:
         found, expected = found[:, 0], expected.reshape(6, -1)
     else:
         found, expected = found[real], expected[real]
@@ -118,22 +111,22 @@ def test_our_heads_give_the_logits_of_transformers_with_segments_and_padding(
     assert found.shape == expected.shape and error < 1e-5
 
 
-def test_pickled_weights_are_read_as_the_same(tmp_path):
+def test_pickled_weights_equal_safetensors(tmp_path):
     import torch
 
-    model = make_random(tmp_path, "BertForPreTraining")
+    model = write_torch_model(tmp_path, "BertForPreTraining")
     expected = read_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     found = read_model(tmp_path)
-    assert set(found.report.loaded) > set(expected.report.loaded)  # Tied tensors twice.
+    assert set(found.report.loaded) > set(expected.report.loaded)  # Tied tensors are stored twice.
     np.testing.assert_equal(found.params, expected.params)
 
 
 @pytest.fixture(scope="module")
 def minilm():
     if not (directory := os.environ.get("BERT_JAX_MINILM")):
-        pytest.skip("BERT_JAX_MINILM names no directory: `make parity` fetches the weights")
+        pytest.skip("BERT_JAX_MINILM is not set: `make parity` fetches the weights")
     return pathlib.Path(directory)
 
 
@@ -164,7 +157,7 @@ def test_encode_and_features_of_released_weights_equal_transformers(minilm):
         assert np.abs(features[row] - states).max() < 1e-5
 
 
-def test_a_checkpoint_of_tensorflow_in_the_released_names_is_imported_exactly(tmp_path):
+def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path):
     tf = pytest.importorskip("tensorflow")
     hidden, feed_forward, rng = 24, 20, np.random.default_rng(0)
     layer = {
@@ -213,7 +206,7 @@ def test_a_checkpoint_of_tensorflow_in_the_released_names_is_imported_exactly(tm
     assert set(report.unused) == {*slots, "global_step"}
     bert, layers = params["bert"], params["bert"]["encoder"]["layers"]
     expected = {
-        "bert/embeddings/word_embeddings": (bert["embeddings"]["token_embedding"][:40]),
+        "bert/embeddings/word_embeddings": bert["embeddings"]["token_embedding"][:40],
         "bert/embeddings/position_embeddings": bert["embeddings"]["position_embedding"],
         "bert/embeddings/token_type_embeddings": bert["embeddings"]["segment_embedding"],
         "bert/embeddings/LayerNorm": bert["embeddings"]["layer_norm"],
@@ -236,8 +229,8 @@ def test_a_checkpoint_of_tensorflow_in_the_released_names_is_imported_exactly(tm
     }
     for index in (0, 1):
         for theirs, ours in modules.items():
-            sliced = {leaf: value[index] for leaf, value in layers[ours].items()}
-            expected[f"bert/encoder/layer_{index}/{theirs}"] = sliced
+            one_layer = {leaf: value[index] for leaf, value in layers[ours].items()}
+            expected[f"bert/encoder/layer_{index}/{theirs}"] = one_layer
     leaves = {"kernel": "kernel", "bias": "bias", "gamma": "scale", "beta": "bias"}
     for name, value in values.items():
         module, leaf = name.rsplit("/", 1)

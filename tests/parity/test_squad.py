@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from bert_jax.tasks import spans
-from bert_jax.tasks.spans import SpanSettings
-from bert_jax.tasks.squad import find_answer
+from bert_jax.tasks.spans import SpanConfig
+from bert_jax.tasks.squad import locate
 from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
 from bert_jax.tokenization import load_tokenizer
@@ -94,7 +94,7 @@ def test_gold_answers_of_xquad_are_recovered_unless_they_end_within_a_piece(leng
     weights = given("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
     tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")
     questions = read_questions(source, "dev", null_answers=False)
-    settings = SpanSettings(max_seq_length=length, max_query_length=32, doc_stride=48)
+    settings = SpanConfig(max_seq_length=length, max_query_length=32, doc_stride=48)
     passages = spans.make_passages(
         [question.question for question in questions],
         [question.context for question in questions],
@@ -104,7 +104,7 @@ def test_gold_answers_of_xquad_are_recovered_unless_they_end_within_a_piece(leng
     exact, within_piece = 0, []
     for question, passage in zip(questions, passages, strict=True):
         ((gold, begin),) = question.answers
-        features = spans.label_windows(passage, find_answer(question, passage))
+        features = spans.label_windows(passage, locate(question.answers[0], passage))
         texts = set()
         for window, feature in zip(passage.windows, features, strict=True):
             if feature.label != spans.NO_ANSWER:

@@ -15,7 +15,7 @@ def test_ids_equal_transformers_on_10000_strings(lower_case):
     rng = random.Random(1)
     texts = [golden.random_text(rng) for _ in range(NUM_TEXTS - len(golden.CASES))]
     texts += golden.CASES
-    # Trained on some of the strings, so that the others meet characters it has never seen.
+    # Trained on some of the strings, so that the others contain unknown characters.
     vocabulary = golden.train_vocabulary(texts[:4000], lower_case, size=12_000)
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(vocabulary).encode())
     assert tokenizer.lower_case == lower_case
@@ -24,6 +24,6 @@ def test_ids_equal_transformers_on_10000_strings(lower_case):
     different = [
         text for text, a, b in zip(texts, found, expected, strict=True) if list(a) != list(b)
     ]
-    assert not different, f"{len(different)} of {NUM_TEXTS}, the first: {different[0]!r}"
+    assert not different, f"{len(different)} of {NUM_TEXTS} differ, first: {different[0]!r}"
     ids = [token_id for row in found for token_id in row]
     assert ids.count(tokenizer.unk_id) < 0.5 * len(ids)

@@ -1,10 +1,10 @@
-"""Wrong flags end in a line that says what is meant."""
+"""Invalid flags give a one-line message that helps to correct them."""
 
 import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.runtime.flag_errors import parse_flags
+from bert_jax.runtime.command_line import parse_flags
 
 
 @pytest.mark.parametrize(
@@ -15,12 +15,12 @@ from bert_jax.runtime.flag_errors import parse_flags
         ("learning_rat=1", "'learning_rat': Did you mean \"learning_rate\""),
     ],
 )
-def test_field_that_is_not_there_is_named_beside_those_that_are(argument, message, monkeypatch):
+def test_unknown_field_is_named_with_the_known_ones(argument, message, monkeypatch):
     arguments = ["--config=configs/finetune/glue.py:mrpc", f"--config.{argument}"]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     monkeypatch.setattr(flags, "FLAGS", values)
     monkeypatch.setattr("sys.argv", ["finetune.py"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         parse_flags(["finetune", *arguments])
-    assert str(ended.value).startswith(f"finetune: {message}")
+    assert str(exited.value).startswith(f"finetune: {message}")

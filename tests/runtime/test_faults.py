@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.runtime.exit_status import PREEMPTED
+from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.training.checkpoint import find_checkpoint, saved_steps, training_state
 from tests import helpers
 from tests.helpers import saved_params
@@ -27,7 +27,7 @@ FIELDS = (
     *(f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7"),
     "shard_weight_update=True",  # As on pods.
 )
-PATIENCE = {"heartbeat_seconds": 10}
+PATIENCE = {"heartbeat_timeout": 10}
 
 
 def last_step(workdir) -> int:
@@ -66,7 +66,7 @@ def says_to_start_again(process, log: pathlib.Path) -> bool:
     status, said = process.wait(200), log.read_text()
     if status == -signal.SIGABRT:  # A shell shows it as ABORTED.
         return "distributed service detected fatal errors" in said
-    return status == PREEMPTED and "it goes on from the last checkpoint" in said
+    return status == PREEMPTED and "to resume from the last checkpoint" in said
 
 
 def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
@@ -146,4 +146,4 @@ def test_full_disk_in_a_save_ends_both_and_the_same_command_goes_on(corpus, tmp_
     assert 1 in statuses
     step = last_step(workdir)
     helpers.run(workdir, corpus, *fields, num_processes=2)
-    assert f"Going on from the checkpoint of step {step}" in helpers.log_of(workdir).read_text()
+    assert f"Resuming from step {step} in" in helpers.log_of(workdir).read_text()

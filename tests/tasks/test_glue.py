@@ -1,4 +1,4 @@
-"""Each of GLUE's ten sets out of a small download in the benchmark's layout, and out of TFDS."""
+"""Each of GLUE's ten sets from a small download in the benchmark's layout, and from TFDS."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from configs.finetune.glue import get_config
 from tests.helpers import write_random_encoder, write_vocabulary
 
 PAIRS = [("the river", "a town"), ('a "stone', "the king"), ("old road", "new city"), ("war", "")]
-# How the download writes each set: header of train and dev, header of test, and a line of both.
+# Format of each set in the download: header of train and dev, header of test, and a line of each.
 LAYOUT = {
     "cola": (None, "index\tsentence", "gj04\t{label}\t*\t{0}", "{index}\t{0}"),
     "sst2": ("sentence\tlabel", "index\tsentence", "{0}\t{label}", "{index}\t{0}"),
@@ -62,12 +62,12 @@ LAYOUT["wnli"] = LAYOUT["rte"]
 
 
 def label_text(name: str, number: int) -> str:
-    """Of the example `number`, as the download writes it."""
+    """Returns the label of the example `number` as the download writes it."""
     labels = glue.SETS[name].labels
     if not labels:
         return f"{number + 0.5}"
     index = number % len(labels)
-    return labels[index] if glue.SETS[name].words else str(index)
+    return labels[index] if glue.SETS[name].submits_names else str(index)
 
 
 def write_download(root: pathlib.Path, name: str) -> None:
@@ -86,7 +86,7 @@ def write_download(root: pathlib.Path, name: str) -> None:
 
 
 def fake_tfds(name: str):
-    """tensorflow_datasets, which has shuffled the examples and hides the labels of tests."""
+    """Returns a stand-in for tensorflow_datasets, which shuffles examples and hides test labels."""
     chosen = glue.SETS[name]
     columns = chosen.tfds_texts or chosen.texts
 
@@ -116,7 +116,7 @@ def read(tokenizer, name: str, directory, **data):
 
 
 @pytest.mark.parametrize("name", glue.SETS)
-def test_each_set_is_read_from_the_download(name, tokenizer, tmp_path):
+def test_every_set_is_read_from_the_download(name, tokenizer, tmp_path):
     write_download(tmp_path, name)
     task, chosen = read(tokenizer, name, tmp_path), glue.SETS[name]
     expected = [float(label_text(name, i)) if name == "stsb" else i for i in range(4)]
@@ -139,7 +139,7 @@ def test_each_set_is_read_from_the_download(name, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", glue.SETS)
-def test_tfds_gives_the_same_as_the_download(name, tokenizer, tmp_path, monkeypatch):
+def test_tfds_gives_the_same_features_as_the_download(name, tokenizer, tmp_path, monkeypatch):
     write_download(tmp_path, name)
     expected = read(tokenizer, name, tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake_tfds(name))
@@ -159,11 +159,11 @@ def test_tfds_gives_the_same_as_the_download(name, tokenizer, tmp_path, monkeypa
         ("stsb", {"spearman": 0.8, "pearson": 0.8}),
     ],
 )
-def test_the_metrics_are_the_official_ones(name, metrics, tokenizer, tmp_path):
+def test_metrics_are_the_official_ones(name, metrics, tokenizer, tmp_path):
     write_download(tmp_path, name)
     dev = read(tokenizer, name, tmp_path).splits[0]
     outputs = {
-        # Expected are 0 1 0 1, and 0 1 2 0 for three classes; predicted 0 1 0 0.
+        # Expected: 0 1 0 1, or 0 1 2 0 for three classes. Predicted: 0 1 0 0.
         2: np.eye(2)[[0, 1, 0, 0]],
         3: np.eye(3)[[0, 1, 0, 1]],
         0: np.array([[1.0], [2.0], [4.0], [3.0]]),
@@ -197,14 +197,14 @@ def test_submissions_are_in_the_benchmarks_format(name, files, tokenizer, tmp_pa
         assert (tmp_path / f"{file}.tsv").read_text() == expected
 
 
-def test_labels_in_the_order_of_a_head_give_the_same_scores_and_submissions(tokenizer, tmp_path):
+def test_order_of_labels_does_not_change_scores_and_submissions(tokenizer, tmp_path):
     write_download(tmp_path, "mrpc")
     plain = read(tokenizer, "mrpc", tmp_path)
-    turned = read(tokenizer, "mrpc", tmp_path, labels=("equivalent,not_equivalent",))
-    assert [feature.label for feature in turned.train] == [1, 0, 1, 0]
+    reordered = read(tokenizer, "mrpc", tmp_path, labels=("equivalent,not_equivalent",))
+    assert [feature.label for feature in reordered.train] == [1, 0, 1, 0]
     outputs = np.eye(2)[[0, 1, 0, 0]]
-    assert turned.splits[0].score(outputs[:, ::-1]) == plain.splits[0].score(outputs)
-    turned.splits[1].write(outputs[:, ::-1], tmp_path)
+    assert reordered.splits[0].score(outputs[:, ::-1]) == plain.splits[0].score(outputs)
+    reordered.splits[1].write(outputs[:, ::-1], tmp_path)
     assert (tmp_path / "MRPC.tsv").read_text().split()[2:] == [
         "0",
         "0",
@@ -217,7 +217,7 @@ def test_labels_in_the_order_of_a_head_give_the_same_scores_and_submissions(toke
     ]
 
 
-def test_broken_lines_of_qqp_are_counted_and_skipped_in_train_and_dev_only(tokenizer, tmp_path):
+def test_malformed_lines_of_qqp_are_skipped_and_counted_except_in_test(tokenizer, tmp_path):
     write_download(tmp_path, "qqp")
     for split in ("train", "test"):
         path = tmp_path / "QQP" / f"{split}.tsv"
@@ -225,16 +225,16 @@ def test_broken_lines_of_qqp_are_counted_and_skipped_in_train_and_dev_only(token
         if split == "train":
             task = read(tokenizer, "qqp", tmp_path)
             assert task.notes["train malformed and skipped"] == 1 and len(task.train) == 4
-    with pytest.raises(ValueError, match=r"test\.tsv, line 6: 2 fields between tabs, expected 3"):
+    with pytest.raises(ValueError, match=r"test\.tsv, line 6: 2 tab-separated fields, expected 3"):
         read(tokenizer, "qqp", tmp_path)
 
 
-def test_the_original_release_of_mrpc_is_divided_by_the_benchmarks_ids(tokenizer, tmp_path):
+def test_original_release_of_mrpc_is_split_by_the_ids_of_the_benchmark(tokenizer, tmp_path):
     header = "\ufeff" + LAYOUT["mrpc"][0]
     lines = [f"{i % 2}\t{i}\t{i + 1}\tthe river\ta town" for i in range(6)]
     for name in ("train", "test"):
         (tmp_path / f"msr_paraphrase_{name}.txt").write_text("\r\n".join([header, *lines]) + "\r\n")
-    with pytest.raises(FileNotFoundError, match=r"mrpc_dev_ids\.tsv beside it"):
+    with pytest.raises(FileNotFoundError, match=r"mrpc_dev_ids\.tsv.* beside it"):
         read(tokenizer, "mrpc", tmp_path)
     (tmp_path / "mrpc_dev_ids.tsv").write_text("1\t2\n4\t5\n")
     task = read(tokenizer, "mrpc", tmp_path)
@@ -259,7 +259,7 @@ def replace(old: str, new: str):
         ("rte", {}, lambda path: path.unlink(), r"no file .*RTE/train\.tsv"),
         ("rte", {}, lambda path: path.write_text("index\n"), "train of rte holds no examples"),
         ("rte", {}, replace("sentence2", "other"), "train.tsv, line 2: expected the columns sent"),
-        ("rte", {}, replace("\tlabel", "\tgold"), "train.tsv, line 2: no label, which all"),
+        ("rte", {}, replace("\tlabel", "\tgold"), "train.tsv, line 2: no 'label': every"),
         (
             "rte",
             {},
@@ -268,10 +268,10 @@ def replace(old: str, new: str):
         ),
         ("wnli", {}, replace("king\t1", "king\t-2"), "label '-2', expected not_entailment or"),
         ("stsb", {}, replace("1.5", "nan"), "line 3: score is 'nan', expected a finite number"),
-        ("sst2", {}, replace("old road\t0", "old road"), "line 4: 1 fields between tabs, expect"),
+        ("sst2", {}, replace("old road\t0", "old road"), "line 4: 1 tab-separated fields, expect"),
     ],
 )
-def test_bad_input_is_a_clear_error(name, data, spoil, message, tokenizer, tmp_path):
+def test_bad_input_raises_a_clear_error(name, data, spoil, message, tokenizer, tmp_path):
     if name in glue.SETS:
         write_download(tmp_path, name)
     if spoil:
@@ -280,17 +280,17 @@ def test_bad_input_is_a_clear_error(name, data, spoil, message, tokenizer, tmp_p
         read(tokenizer, name, data.pop("directory", tmp_path), **data)
 
 
-def test_an_index_that_comes_twice_is_an_error_and_a_missing_test_set_is_not(tokenizer, tmp_path):
+def test_a_duplicate_index_is_an_error_and_a_missing_test_set_is_not(tokenizer, tmp_path):
     write_download(tmp_path, "rte")
     path = tmp_path / "RTE" / "test.tsv"
     path.write_text(path.read_text().replace("3\twar", "1\twar"))
-    with pytest.raises(ValueError, match=r"line 5: id '1' stands in .*test\.tsv, line 3 already"):
+    with pytest.raises(ValueError, match=r"line 5: id '1' is already used in .*test\.tsv, line 3"):
         read(tokenizer, "rte", tmp_path)
     path.unlink()
     assert [split.name for split in read(tokenizer, "rte", tmp_path).splits] == ["dev"]
 
 
-def test_with_no_epochs_a_set_is_predicted_without_the_files_of_training(tokenizer, tmp_path):
+def test_with_no_epochs_no_training_files_are_needed(tokenizer, tmp_path):
     write_download(tmp_path, "rte")
     config = get_config("rte")
     config.data.directory, config.num_epochs = str(tmp_path), 0.0
@@ -311,7 +311,7 @@ def test_configurations_take_a_set_and_runlocal():
         get_config("mnli,fast")
 
 
-def test_a_run_of_mnli_predicts_the_diagnostic_set_as_the_model_that_it_leaves(tokenizer, tmp_path):
+def test_an_mnli_run_predicts_the_diagnostic_set_like_the_loaded_model(tokenizer, tmp_path):
     init = write_random_encoder(tmp_path / "init", tokenizer)
     for name in ("mnli", "ax"):
         write_download(tmp_path / "glue", name)
@@ -322,7 +322,7 @@ def test_a_run_of_mnli_predicts_the_diagnostic_set_as_the_model_that_it_leaves(t
         run_config.per_device_batch_size = 1
         return finetune.train_and_evaluate(run_config, tmp_path / name)
 
-    with pytest.raises(ValueError, match=r"nothing to train on, and .*init has no head"):
+    with pytest.raises(ValueError, match=r"no training data, and .*init has no head"):
         run("ax", init)
     result = run("mnli", init)
     assert result.keys() >= {"dev_matched", "dev_mismatched"}

@@ -1,4 +1,4 @@
-"""SWAG, out of its CSV files and out of TFDS."""
+"""SWAG from its CSV files and from TFDS."""
 
 import sys
 import types
@@ -45,7 +45,7 @@ def read(tokenizer, directory, **changes):
     return multiple_choice.get_task(config, tokenizer)
 
 
-def test_an_example_is_a_feature_of_four_sequences(tokenizer, directory):
+def test_an_example_gives_a_feature_of_four_sequences(tokenizer, directory):
     task = read(tokenizer, directory)
     assert [feature.label for feature in task.train] == [3, 0]
     for feature, row in zip(task.train, ROWS, strict=True):
@@ -57,7 +57,7 @@ def test_an_example_is_a_feature_of_four_sequences(tokenizer, directory):
             assert tokens.tolist() == first + rest and second == len(first)
 
 
-def test_long_choices_are_cut_by_themselves_and_counted(tokenizer, directory):
+def test_each_long_choice_is_truncated_separately_and_examples_are_counted(tokenizer, directory):
     task = read(tokenizer, directory, max_seq_length=8)
     assert task.notes["train truncated"] == 1
     assert [len(tokens) for tokens in task.train[0].sequences] == [8, 8, 8, 8]
@@ -72,7 +72,7 @@ def test_empty_texts_are_counted(tokenizer, directory):
     assert (notes["dev with an empty text"], notes["train with an empty text"]) == (2, 0)
 
 
-def test_dev_is_scored_and_test_is_predicted(tokenizer, directory):
+def test_dev_is_scored_and_test_is_only_predicted(tokenizer, directory):
     dev, test = read(tokenizer, directory).splits
     outputs = [np.array([0.0, 2, 1, 0]), np.array([0.0, 0, 0, 3])]
     assert dev.score(outputs) == {"accuracy": 0.5} and test.score is None
@@ -82,7 +82,7 @@ def test_dev_is_scored_and_test_is_predicted(tokenizer, directory):
     assert lines[0].startswith(ids + '"choice": 1, "probability": 0.61')
 
 
-def test_tfds_gives_the_same_as_the_files(tokenizer, directory, monkeypatch):
+def test_tfds_gives_the_same_features_as_the_files(tokenizer, directory, monkeypatch):
     def data_source(name, split):
         labels = {"train": (3, 0), "validation": (1, 2), "test": (-1, -1)}[split]
         for row, label in zip(ROWS, labels, strict=True):
@@ -102,11 +102,11 @@ def test_tfds_gives_the_same_as_the_files(tokenizer, directory, monkeypatch):
     ("name", "change", "message"),
     [
         ("train.csv", ("ending3", "ending4"), r"train\.csv, line 2: no column 'ending3'"),
-        ("train.csv", ("the,3", "the,4"), r"train\.csv, line 2: label '4', expected 0, 1, 2 or 3"),
-        ("val.csv", ("stone,2", "stone,"), r"val\.csv, line 3: no label"),
+        ("train.csv", ("the,3", "the,4"), r"train\.csv, line 2: label '4', expected one of 0, 1"),
+        ("val.csv", ("stone,2", "stone,"), r"val\.csv, line 3: no 'label': every"),
     ],
 )
-def test_bad_input_is_a_clear_error(name, change, message, tokenizer, directory):
+def test_bad_input_raises_a_clear_error(name, change, message, tokenizer, directory):
     path = directory / name
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(ValueError, match=message):
@@ -120,7 +120,7 @@ def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
         read(tokenizer, tmp_path)
 
 
-def test_with_no_epochs_stories_are_predicted_without_the_files_of_training(tokenizer, directory):
+def test_with_no_epochs_no_training_files_are_needed(tokenizer, directory):
     for gone, left in (("train", ["dev", "test"]), ("val", ["test"])):
         (directory / f"{gone}.csv").unlink()
         task = read(tokenizer, directory, num_epochs=0.0)
@@ -130,7 +130,7 @@ def test_with_no_epochs_stories_are_predicted_without_the_files_of_training(toke
         read(tokenizer, directory, num_epochs=0.0)
 
 
-def test_a_run_learns_which_ending_is_right(tokenizer, tmp_path):
+def test_a_run_learns_the_correct_ending(tokenizer, tmp_path):
     rng, lines = np.random.default_rng(0), [HEADER + ",label"]
     others = [word for word in WORDS if word != "river"]
     for number in range(64):

@@ -1,4 +1,4 @@
-"""Queries and passages: read, cut, ranked, scored; and both roles trained."""
+"""Queries and passages: reading, truncation, ranking and scores; and training of both roles."""
 
 import json
 
@@ -9,6 +9,7 @@ import bert_jax
 from bert_jax import finetune
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
+from bert_jax.model import heads
 from bert_jax.tasks import retrieval
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import retrieval as config_file
@@ -49,30 +50,28 @@ def decode(tokenizer, tokens):
 
 def test_bi_encoder_takes_query_positive_and_negatives_as_sequences(tmp_path, tokenizer):
     task = make_task(tmp_path, tokenizer)
-    assert task.kind == "embedding" and task.labels == ()
+    assert task.head is heads.EMBEDDING and task.labels == ()
     found = [decode(tokenizer, tokens) for tokens in task.train[0].sequences]
     assert found == [
         "[CLS] old river [SEP]",
         "[CLS] the river grew old [SEP]",
         "[CLS] a king [SEP]",
     ]
-    # The same number for the same text, so that the loss can leave copies out.
+    # Equal texts have equal numbers, so that the loss can mask copies.
     labels = np.array([feature.label for feature in task.train])
     assert labels[0, 0] == labels[2, 0] and len(np.unique(labels)) == 5
 
 
-def test_cross_encoder_takes_pairs_and_the_first_is_right(tmp_path, tokenizer):
+def test_cross_encoder_takes_pairs_of_which_the_first_is_correct(tmp_path, tokenizer):
     task = make_task(tmp_path, tokenizer, "cross_encoder")
-    assert task.kind == "multiple_choice" and task.train[0].label == 0
+    assert task.head is heads.MULTIPLE_CHOICE and task.train[0].label == 0
     feature = task.train[1]
     assert decode(tokenizer, feature.sequences[0]) == "[CLS] king [SEP] a king of the people [SEP]"
     assert feature.second_starts[0] == 3
-    assert len(task.splits[0].features) == 9  # Each query with its three passages.
+    assert len(task.splits[0].features) == 9  # Three passages for each query.
 
 
-def test_rankings_of_both_roles_are_scored_and_written_in_the_form_that_is_read(
-    tmp_path, tokenizer
-):
+def test_rankings_are_scored_and_written_in_the_input_format(tmp_path, tokenizer):
     for role in retrieval.ROLES:
         (split,) = make_task(tmp_path, tokenizer, role).splits
         outputs = []
@@ -80,7 +79,7 @@ def test_rankings_of_both_roles_are_scored_and_written_in_the_form_that_is_read(
             passages = len(split.features) - 3
             vectors = np.eye(passages, dtype=np.float32)
             order = list(dict.fromkeys(p for q in LINES for p in (q["positive"], *q["negatives"])))
-            # The first two queries find theirs; the third prefers another.
+            # The first two queries find their passage; the third prefers another.
             for line, wanted in zip(LINES, (0, 3, order.index("the war")), strict=True):
                 vector = vectors[wanted] + 0.5 * vectors[order.index(line["positive"])]
                 outputs.append(vector[None])
@@ -99,7 +98,7 @@ def test_rankings_of_both_roles_are_scored_and_written_in_the_form_that_is_read(
         (tmp_path / "dev.jsonl").unlink()
 
 
-def test_rank_of_a_model_that_knows_nothing_is_the_last():
+def test_equal_scores_give_the_last_rank():
     query = retrieval.Query("0", "q", "p", (), "")
     ranking = retrieval.Ranking(query, ["p", "x", "y"], np.zeros(3), 0)
     assert ranking.rank() == 3
@@ -108,13 +107,13 @@ def test_rank_of_a_model_that_knows_nothing_is_the_last():
     )
 
 
-def test_collection_is_searched_besides_the_passages_of_the_file(tmp_path, tokenizer):
+def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path, tokenizer):
     passages = write_lines(tmp_path / "passages.jsonl", [{"text": "the war"}, {"text": "new"}])
     (split,) = make_task(tmp_path, tokenizer, data__passages=passages).splits
     assert len(split.features) == 3 + 7  # "the war" is one passage, though in both.
 
 
-def test_set_without_positives_is_ranked_and_not_scored(tmp_path, tokenizer):
+def test_queries_without_positives_are_ranked_but_not_scored(tmp_path, tokenizer):
     dev = [{"query": "king", "negatives": ["a king", "the city"]}]
     for role in retrieval.ROLES:
         (split,) = make_task(tmp_path, tokenizer, role, dev=dev).splits
@@ -126,7 +125,7 @@ def test_set_without_positives_is_ranked_and_not_scored(tmp_path, tokenizer):
         assert line["negatives"] == ["the city", "a king"] and "rank" not in line
 
 
-def test_long_texts_are_cut_and_counted(tmp_path, tokenizer):
+def test_long_texts_are_truncated_and_counted(tmp_path, tokenizer):
     rng = np.random.default_rng(0)
     long = [
         {
@@ -142,7 +141,7 @@ def test_long_texts_are_cut_and_counted(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("role", retrieval.ROLES)
-def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
+def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     config = config_file.get_config(f"{role},runlocal")
     config.init_from = str(write_weights(tmp_path / "weights", vocabulary))
@@ -161,11 +160,11 @@ def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
     assert "head" not in model.params
     vectors = model.encode([line["query"], *line["negatives"]])
     np.testing.assert_allclose(vectors[1:] @ vectors[0], line["scores"], atol=1e-4)
-    # With nothing to train on the same predictions are made.
+    # Without training data it makes the same predictions.
     again = config_file.get_config(f"{role},runlocal")
     again.init_from, again.data.dev = str(tmp_path / "run"), config.data.dev
     assert finetune.train_and_evaluate(again.lock(), tmp_path / "again")["dev"] == result["dev"]
-    # For other libraries it is a plain encoder; back from there it is what it was.
+    # Exported, it is a plain encoder for other libraries; imported again, it is unchanged.
     params, settings, own, _ = read_model(tmp_path / "run")
     save_huggingface(tmp_path / "exported", params, settings, own)
     exported = bert_jax.load(tmp_path / "exported")
@@ -173,7 +172,7 @@ def test_both_roles_train_and_the_vectors_are_those_of_encode(role, tmp_path):
     np.testing.assert_allclose(exported.encode([line["query"]])[0], vectors[0], atol=1e-6)
 
 
-WRONG = {
+BAD_LINES = {
     "no query": ([{"positive": "a"}], "line 1: 'query' is ''"),
     "empty positive": ([{"query": "a", "positive": " "}], "'positive' is ' ', expected a text"),
     "negatives that are no list": ([LINES[0] | {"negatives": "a"}], "expected a list of texts"),
@@ -183,21 +182,21 @@ WRONG = {
         [LINES[0] | {"negatives": ["the river grew old"]}],
         "one of the negatives too",
     ),
-    "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' stands in"),
-    "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive', and training needs one"),
-    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "unlike"),
+    "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' is already used"),
+    "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive': every example needs one"),
+    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "no 'positive': label all"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_line_is_named(case, tmp_path, tokenizer):
-    lines, message = WRONG[case]
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_bad_line_is_named(case, tmp_path, tokenizer):
+    lines, message = BAD_LINES[case]
     with pytest.raises(ValueError, match=message) as raised:
         make_task(tmp_path, tokenizer, train=lines)
     assert "train.jsonl, line" in str(raised.value)
 
 
-def test_wrong_settings_are_named(tmp_path, tokenizer):
+def test_bad_config_is_named(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"data.role=reader: expected bi_encoder or cross_encoder"):
         make_task(tmp_path, tokenizer, data__role="reader")
     with pytest.raises(ValueError, match="at most half of max_seq_length"):
@@ -210,7 +209,7 @@ def test_wrong_settings_are_named(tmp_path, tokenizer):
         config_file.get_config("bi_encoder,runlocl")
 
 
-def test_squad_questions_become_queries_divided_by_article(tmp_path, capsys):
+def test_squad_questions_become_queries_split_by_article(tmp_path, capsys):
     def article(name, answerable=True):
         return {
             "title": name,

@@ -1,4 +1,4 @@
-"""Windows over contexts, answers to tokens and back, and the search for the best spans."""
+"""Windows over contexts, answers as tokens and back, and the search for the best spans."""
 
 import random
 
@@ -7,12 +7,12 @@ import pytest
 
 from bert_jax.data.features import Feature
 from bert_jax.tasks import spans
-from bert_jax.tasks.spans import Passage, SpanSettings, Window
-from bert_jax.tokenization import WORDPIECE_SPECIAL_TOKENS, tokenizer_from_bytes
+from bert_jax.tasks.spans import ContextWindow, Passage, SpanConfig
+from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
 from tools.train_vocab import train_sentencepiece
 
-# Accents composed and not, CJK, Hangul (which decomposes), letters whose lower case is longer, and
-# what tokenization drops from inside a word.
+# Composed and decomposed accents, CJK, Hangul (which decomposes), letters whose lower case is
+# longer, and characters that tokenization drops inside a word.
 LETTERS = [
     *"abcxyzABC0159é\u00f1\u00c5\u0130\u00df\u00bd北京한글",
     "e\u0301",
@@ -25,7 +25,7 @@ MARKS = ["", "", "", ",", ".", ")", "%", "…"]
 
 
 def random_context(rng: random.Random, marks=MARKS) -> tuple[str, list[tuple[int, int]]]:
-    """A text, and the characters of each of its words, without the mark behind."""
+    """Returns a text, and the characters of each word without the mark that follows it."""
     text, words = rng.choice(["", " ", "\u00a0"]), []
     for _ in range(rng.randint(1, 60)):
         word = "".join(rng.choices(LETTERS, k=rng.randint(1, 6)))
@@ -35,7 +35,7 @@ def random_context(rng: random.Random, marks=MARKS) -> tuple[str, list[tuple[int
 
 
 def wordpiece(letters: str):
-    pieces = [*WORDPIECE_SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
+    pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
     return tokenizer_from_bytes("vocab.txt", "\n".join(pieces).encode())
 
 
@@ -56,7 +56,7 @@ def tokenizers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
-def test_offsets_are_in_order_within_the_text_and_hold_all_but_white_space(tokenizers, kind):
+def test_offsets_are_ordered_and_cover_everything_but_white_space(tokenizers, kind):
     rng = random.Random(0)
     for _ in range(200):
         text, _ = random_context(rng)
@@ -71,17 +71,17 @@ def test_offsets_are_in_order_within_the_text_and_hold_all_but_white_space(token
 
 @pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
 @pytest.mark.parametrize("length", [24, 64])
-def test_answer_recovered_from_its_labels_is_the_gold_text(tokenizers, kind, length):
+def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
     rng, tokenizer, recovered = random.Random(length), tokenizers[kind], 0
-    settings = SpanSettings(max_seq_length=length, max_query_length=8, doc_stride=5)
-    # A piece of SentencePiece may hold a letter and the mark behind it.
+    config = SpanConfig(max_seq_length=length, max_query_length=8, doc_stride=5)
+    # A SentencePiece piece may hold a letter and the mark after it.
     marks = [""] if kind == "sentencepiece" else MARKS
     for _ in range(150):
         context, words = random_context(rng, marks)
         first = rng.randrange(len(words))
         last = min(first + rng.randrange(3), len(words) - 1)
         begin, end = words[first][0], words[last][1]
-        (passage,) = spans.make_passages(["ab, xyz"], [context], tokenizer, settings)
+        (passage,) = spans.make_passages(["ab, xyz"], [context], tokenizer, config)
         tokens = spans.find_tokens(passage.offsets, begin, end)
         for window, feature in zip(
             passage.windows, spans.label_windows(passage, tokens), strict=True
@@ -95,13 +95,13 @@ def test_answer_recovered_from_its_labels_is_the_gold_text(tokenizers, kind, len
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_windows_cover_every_token_and_each_is_owned_where_it_has_most_context(seed):
+def test_windows_cover_all_tokens_and_own_those_with_their_largest_context(seed):
     rng = random.Random(seed)
     count, room, stride = rng.randint(0, 200), rng.randint(1, 60), rng.randint(1, 70)
     windows = spans.cut_windows(count, room, stride)
     assert {token for begin, end in windows for token in range(begin, end)} == set(range(count))
     assert all(end - begin <= room for begin, end in windows)
-    owner = spans.most_context(windows, count)
+    owner = spans.largest_context(windows, count)
     for token in range(count):
         context = [
             min(token - begin, end - 1 - token) + 0.01 * (end - begin)
@@ -113,10 +113,10 @@ def test_windows_cover_every_token_and_each_is_owned_where_it_has_most_context(s
 
 
 def test_each_token_of_a_passage_is_owned_by_one_window(tokenizers):
-    settings = SpanSettings(max_seq_length=32, max_query_length=8, doc_stride=7)
+    config = SpanConfig(max_seq_length=32, max_query_length=8, doc_stride=7)
     context = "ab c. " * 40
-    with pytest.warns(UserWarning, match="1 of 1 questions are cut to 8 tokens"):
-        (passage,) = spans.make_passages(["x" * 50], [context], tokenizers["cased"], settings)
+    with pytest.warns(UserWarning, match="1 of 1 questions are truncated to 8 tokens"):
+        (passage,) = spans.make_passages(["x" * 50], [context], tokenizers["cased"], config)
     times = np.zeros(len(passage.offsets), int)
     for window, feature in zip(passage.windows, passage.features, strict=True):
         times[window.begin : window.end] += window.owned
@@ -128,13 +128,14 @@ def test_each_token_of_a_passage_is_owned_by_one_window(tokenizers):
 
 
 def random_passage(rng: np.random.Generator) -> tuple[Passage, list[np.ndarray]]:
-    """One-letter tokens from few letters, so that texts come twice; and random outputs."""
+    """Returns tokens of one letter out of two, so that texts repeat, and random outputs."""
     count = int(rng.integers(1, 30))
     context = "".join(rng.choice([*"ab"], count))
     cut = spans.cut_windows(count, 12, 5)
-    owner = spans.most_context(cut, count)
+    owner = spans.largest_context(cut, count)
     windows = [
-        Window(begin, end, 3, owner[begin:end] == number) for number, (begin, end) in enumerate(cut)
+        ContextWindow(begin, end, 3, owner[begin:end] == number)
+        for number, (begin, end) in enumerate(cut)
     ]
     features = [Feature((np.zeros(end - begin + 4, np.int32),), (3,)) for begin, end in cut]
     offsets = np.stack([np.arange(count), np.arange(count) + 1], axis=1)
@@ -143,7 +144,7 @@ def random_passage(rng: np.random.Generator) -> tuple[Passage, list[np.ndarray]]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_best_spans_are_those_of_all_pairs(seed):
+def test_best_spans_equal_those_of_an_exhaustive_search(seed):
     passage, outputs = random_passage(np.random.default_rng(seed))
     expected = {}
     for window, output in zip(passage.windows, outputs, strict=True):
@@ -159,20 +160,20 @@ def test_best_spans_are_those_of_all_pairs(seed):
     np.testing.assert_allclose([s.score for s in found], sorted(expected.values())[:-6:-1], 1e-6)
 
 
-def test_no_answer_is_scored_by_the_window_where_it_fits_least():
+def test_null_span_has_the_lowest_score_over_the_windows():
     outputs = [np.array([[2.0, 3.0]]), np.array([[4.0, 0.5]]), np.array([[9.0, 9.0]])]
     assert spans.null_span(outputs) == (0, 0, 4.0, 0.5)
 
 
-def test_context_without_tokens_has_an_empty_answer(tokenizers):
-    (passage,) = spans.make_passages(["ab"], ["\u200b"], tokenizers["cased"], SpanSettings())
+def test_context_without_tokens_gives_the_empty_answer(tokenizers):
+    (passage,) = spans.make_passages(["ab"], ["\u200b"], tokenizers["cased"], SpanConfig())
     (feature,) = passage.features
     best = spans.best_spans(passage, [np.zeros((len(feature), 2), np.float32)], 30, 20)
     assert [passage.text(span) for span in best] == [""]
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("fields", "message"),
     [
         (
             {"max_seq_length": 64, "max_query_length": 61},
@@ -183,6 +184,6 @@ def test_context_without_tokens_has_an_empty_answer(tokenizers):
         ({"max_answer_length": -1}, "max_answer_length must be at least 1"),
     ],
 )
-def test_impossible_settings_get_a_clear_error(settings, message):
+def test_impossible_config_raises_a_clear_error(fields, message):
     with pytest.raises(ValueError, match=message):
-        SpanSettings(**settings)
+        SpanConfig(**fields)

@@ -15,7 +15,7 @@ from bert_jax.finetune import train_and_evaluate
 from bert_jax.interop.huggingface import HEAD_KEY, save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import BertForTask
+from bert_jax.model.heads import SPAN, BertForTask
 from bert_jax.tasks.squad import get_task
 from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
@@ -48,11 +48,11 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(tokenizer, tmp_path_factory):
-    """A tiny BERT that was never trained."""
+    """A tiny untrained BERT."""
     directory = tmp_path_factory.mktemp("pretrained") / "1"
     config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
-    row = RowShape(8, 1, "span", 0).empty(1)
-    params = jax.jit(BertForTask(config, "span", 2).init)(jax.random.key(0), row)["params"]
+    row = RowShape(8, 1, SPAN.labels, 0).empty(1)
+    params = jax.jit(BertForTask(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["bert/pooler", "mlm", "nsp"]}
     write_checkpoint(directory, {"bert": params["bert"]}, settings, tokenizer)
     return str(directory)
@@ -73,7 +73,7 @@ def finetune(version, pretrained, directory, **data):
 
 @pytest.fixture(scope="module")
 def finished(pretrained, tmp_path_factory):
-    """A run on questions half of which have no answer, and its result."""
+    """A run on questions of which half have no answer, its result and its data."""
     directory = tmp_path_factory.mktemp("v2")
     answered = [entry(n, ["king", "old king", "river", "village"][n % 4]) for n in range(8)]
     unanswered = [entry(n, "", is_impossible=True) for n in range(8, 16)]
@@ -83,7 +83,7 @@ def finished(pretrained, tmp_path_factory):
     return directory / "run", result, path
 
 
-def test_predictions_have_the_official_format_and_the_thresholds_score(finished):
+def test_predictions_have_the_official_format_and_the_score_of_the_result(finished):
     workdir, result, path = finished
     threshold = bert_jax.load(workdir).head["null_threshold"]
     dev = workdir / "predictions" / "dev"
@@ -109,7 +109,7 @@ def test_predictions_have_the_official_format_and_the_thresholds_score(finished)
         assert files["predictions"][id_] == (best if answers else "")
 
 
-def test_questions_without_answers_are_predicted_and_not_scored(finished):
+def test_unlabeled_questions_are_predicted_but_not_scored(finished):
     workdir, result, _ = finished
     predictions = json.loads((workdir / "predictions" / "test" / "predictions.json").read_text())
     assert list(predictions) == ["q0", "q1", "q2"]
@@ -126,7 +126,7 @@ def test_loaded_model_answers_as_the_run_predicted(finished):
     )
     for question in read_questions(path, "dev", True):
         answers = model.answer(question.question, question.context, top_k=3)
-        # One question's odds are the threshold itself: there rounding decides.
+        # The threshold is the odds of one question, where rounding decides.
         if abs(odds[question.id] - model.head["null_threshold"]) > 1e-5:
             assert answers[0].text == predictions[question.id]
         expected = {each["text"]: each["probability"] for each in nbest[question.id]}
@@ -140,7 +140,7 @@ def test_threshold_decides_between_an_answer_and_none(finished):
     for threshold, answers in ((1e9, True), (-1e9, False)):
         model.head["null_threshold"] = threshold
         assert bool(model.answer("the king", CONTEXT)[0].text) == answers
-    # Given, it makes any head say "no answer".
+    # As an argument, it lets any head give no answer.
     del model.head["null_answers"]
     assert model.answer("the king", CONTEXT)[0].text
     assert not model.answer("the king", CONTEXT, null_threshold=-1e9)[0].text
@@ -148,9 +148,7 @@ def test_threshold_decides_between_an_answer_and_none(finished):
         model.answer("the king", CONTEXT, null_threshold="0")
 
 
-def test_searched_threshold_goes_on_with_the_head_unless_another_is_given(
-    finished, pretrained, tmp_path
-):
+def test_tuned_threshold_is_kept_with_the_head_unless_one_is_given(finished, pretrained, tmp_path):
     run, _, path = finished
     blind = write_squad(tmp_path / "blind.json", [entry(n) for n in range(3)])
     searched = bert_jax.load(run).head["null_threshold"]
@@ -164,7 +162,9 @@ def test_searched_threshold_goes_on_with_the_head_unless_another_is_given(
     ]:
         config = make_config("v2", **given | data)
         config.init_from = str(start)
-        config.num_epochs = float(not config.data.train)  # Epochs of nothing are none.
+        config.num_epochs = float(
+            not config.data.train
+        )  # Without training data, epochs have no steps.
         result = train_and_evaluate(config, str(tmp_path / name))
         model = bert_jax.load(tmp_path / name)
         threshold = model.head["null_threshold"]
@@ -174,11 +174,11 @@ def test_searched_threshold_goes_on_with_the_head_unless_another_is_given(
         odds = json.loads((files / "null_odds.json").read_text())
         texts = json.loads((files / "predictions.json").read_text())
         assert all(bool(texts[id_]) == (odds[id_] <= threshold) for id_ in odds)
-        # The same command again finds its own run, whatever threshold was found.
+        # The same command resumes its own run, whatever threshold was found.
         assert train_and_evaluate(config, str(tmp_path / name)) == result
 
 
-def test_answers_that_are_not_in_their_contexts_are_named(tokenizer, tmp_path, caplog):
+def test_answers_outside_their_contexts_are_named(tokenizer, tmp_path, caplog):
     second = [{"text": text, "answer_start": 8} for text in ("king", "castle", "village")]
     entries = [entry(0, "king"), entry(1, answers=second), entry(2, "mountain")]
     path = write_squad(tmp_path / "data.json", entries)
@@ -186,14 +186,14 @@ def test_answers_that_are_not_in_their_contexts_are_named(tokenizer, tmp_path, c
     assert list(task.notes.values()) == [1, 3]
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     place = f"{path}, article 1, paragraph 1, question"
-    says = "answers are not in their contexts where the file says, the first of"
+    says = "answers are not at their answer_start:"
     assert lines == [
         f"1 {says} {place} 3 (id q2)",
         f"3 {says} {place} 2 (id q1); {place} 3 (id q2)",
     ]
 
 
-def test_exported_head_keeps_its_settings(finished, tmp_path):
+def test_exported_head_keeps_its_config(finished, tmp_path):
     expected = read_model(finished[0] / "best")
     save_huggingface(tmp_path / "huggingface", *expected[:3])
     found = read_model(tmp_path / "huggingface").settings["head"]
@@ -201,7 +201,7 @@ def test_exported_head_keeps_its_settings(finished, tmp_path):
     assert found["null_answers"] and "null_threshold" in found and "max_query_length" in found
 
 
-def test_head_without_settings_reads_windows_as_far_as_its_positions_go(finished, tmp_path):
+def test_head_without_config_uses_windows_that_fit_its_positions(finished, tmp_path):
     save_huggingface(tmp_path / "huggingface", *read_model(finished[0] / "best")[:3])
     config = tmp_path / "huggingface" / "config.json"
     values = json.loads(config.read_text())
@@ -213,13 +213,13 @@ def test_head_without_settings_reads_windows_as_far_as_its_positions_go(finished
     assert 0 < answer.probability <= 1
 
 
-def test_version_1_answers_every_question_and_counts_what_it_skips(pretrained, tmp_path):
+def test_version_1_answers_every_question_and_counts_skipped_ones(pretrained, tmp_path):
     entries = [entry(n, "village") for n in range(6)]
     entries += [entry(6, "mountain"), entry(7, "king", question="king " * 40)]
     entries[1]["answers"][0]["answer_start"] += 1
     path = write_squad(tmp_path / "data.json", entries)
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
-    with pytest.warns(UserWarning, match="1 of 8 questions are cut to 8 tokens"):
+    with pytest.warns(UserWarning, match="1 of 8 questions are truncated to 8 tokens"):
         task = get_task(make_config("v1", train=path, dev=path), tokenizer)
         result = finetune("v1", pretrained, tmp_path / "run", train=path, dev=path)
     assert list(task.notes.values()) == [2, 2]
@@ -242,7 +242,7 @@ def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch)
         assert one.probability == pytest.approx(other.probability, rel=1e-4)
 
 
-def test_tfds_is_read_as_the_official_file(monkeypatch, tmp_path):
+def test_tfds_gives_the_same_question_as_the_official_file(monkeypatch, tmp_path):
     examples = [
         {
             "id": b"q1",
@@ -270,18 +270,18 @@ def test_tfds_is_read_as_the_official_file(monkeypatch, tmp_path):
         ('{"data": 3}', ValueError, "expected 'data', a list, .* found int"),
         ('{"data": [3]}', ValueError, "article 1: expected 'paragraphs', a list, .* found none"),
         ('{"data": []}', ValueError, "holds no questions"),
-        ([entry(1, "king"), entry(1, "king")], ValueError, r"question 2 \(id q1\): its id stands"),
+        ([entry(1, "king"), entry(1, "king")], ValueError, r"\(id q1\): id 'q1' is already used"),
         ([entry(1, "king", question=" ")], ValueError, r"\(id q1\): the question is empty"),
-        ([entry(1, "king"), entry(2)], ValueError, r"\(id q2\): no answers, unlike the first"),
-        ([entry(1, "")], ValueError, "no answer; SQuAD 2.0 allows that: .*squad.py:v2"),
+        ([entry(1, "king"), entry(2)], ValueError, r"\(id q2\): no 'answers': label all"),
+        ([entry(1, "")], ValueError, "no answer, which only SQuAD 2.0 allows: .*squad.py:v2"),
         ([entry(1, answers=[{"text": "king"}])], ValueError, "expected 'answer_start', a int"),
         ([entry(1)], ValueError, "no answers, and training needs them"),
-        ([entry(1, "castle")], ValueError, r"none of 1 questions .* first is .*data.*\(id q1\)"),
+        ([entry(1, "castle")], ValueError, r"all 1 lack their answer .*data.*\(id q1\)"),
         ([entry(1, "king", is_impossible="no")], ValueError, "expected 'is_impossible', a bool"),
         ([entry(1, "king", is_impossible=True)], ValueError, "is_impossible, but it has answers"),
     ],
 )
-def test_bad_files_get_a_clear_error(tokenizer, tmp_path, content, error, message):
+def test_bad_files_raise_a_clear_error(tokenizer, tmp_path, content, error, message):
     path = tmp_path / "data.json"
     if isinstance(content, list):
         write_squad(path, content)
@@ -291,7 +291,7 @@ def test_bad_files_get_a_clear_error(tokenizer, tmp_path, content, error, messag
         get_task(make_config("v1", train=str(path)), tokenizer)
 
 
-def test_bad_questions_get_a_clear_error(finished, pretrained):
+def test_bad_questions_raise_a_clear_error(finished, pretrained):
     model = bert_jax.load(finished[0] / "best")
     for arguments, error, message in [
         ((["q"], CONTEXT), TypeError, "question must be one string, got list"),
@@ -304,12 +304,12 @@ def test_bad_questions_get_a_clear_error(finished, pretrained):
         bert_jax.load(pretrained).answer("q", CONTEXT)
 
 
-def test_run_without_questions_says_what_to_give(tokenizer):
-    with pytest.raises(ValueError, match="give the questions to train on"):
+def test_missing_files_raise_a_clear_error(tokenizer):
+    with pytest.raises(ValueError, match=r"give --config\.data\.train=FILE to train"):
         get_task(make_config("v1"), tokenizer)
 
 
 @pytest.mark.parametrize("argument", ["v3", "v1,fast", "fast"])
-def test_unknown_version_gets_a_clear_error(argument):
+def test_unknown_version_raises_a_clear_error(argument):
     with pytest.raises(ValueError, match="unknown argument"):
         squad_config.get_config(argument)

@@ -1,4 +1,4 @@
-"""CoNLL files to features and back to files."""
+"""CoNLL files, their features, and the files of predictions."""
 
 import itertools
 import random
@@ -45,12 +45,12 @@ def make_config(directory, train=TRAIN, **texts):
 
 
 def trained_tags(task):
-    """All labels of the training features, in order."""
+    """Returns all labels of the training features, in order."""
     return [task.labels[n] for each in task.train for n in each.label if n != NO_LABEL]
 
 
 def random_text(seed, num_sentences=30):
-    """Of a CoNLL file; some words have no piece and some have very many."""
+    """Returns a CoNLL file in which some words have no piece and some have very many."""
     rng = random.Random(seed)
     lines = []
     for number in range(num_sentences):
@@ -73,7 +73,7 @@ def test_every_word_gets_one_prediction_at_any_length(
     config.max_seq_length, config.data.document_context = length, document_context
     (split,) = tagging.get_task(config, tokenizer).splits
     assert max(map(len, split.features)) <= length
-    # A head that is right wherever a word is predicted, and elsewhere says what is wrong.
+    # Outputs that are correct at the predicted positions and wrong elsewhere.
     outputs = [np.eye(5, dtype=np.float32)[np.maximum(f.label, 2)] for f in split.features]
     for output, feature in zip(outputs, split.features, strict=True):
         places = np.flatnonzero(feature.label != NO_LABEL)
@@ -89,7 +89,7 @@ def test_every_word_gets_one_prediction_at_any_length(
     assert written.count("\n\n") == 30  # A blank line after each sentence.
 
 
-def test_windows_are_filled_from_both_sides_and_predict_each_word_once():
+def test_windows_extend_to_both_sides_and_predict_each_word_once():
     rng = random.Random(0)
     for _ in range(300):
         room = rng.randint(2, 40)
@@ -100,18 +100,18 @@ def test_windows_are_filled_from_both_sides_and_predict_each_word_once():
         for start, begin, end, stop in windows:
             size, spare = sum(sizes[start:stop]), room - sum(sizes[begin:end])
             assert start <= begin < end <= stop and size <= room
-            # No word more fits at the end, and at the start none without taking the end's half.
+            # No further word fits at the end, nor at the start without using the end's half.
             assert stop == len(sizes) or size + sizes[stop] > room
             left, right = sum(sizes[start:begin]), sum(sizes[end:])
             assert not start or left + sizes[start - 1] > max(spare // 2, spare - right)
 
 
-def test_a_sentence_that_fits_is_predicted_whole(tmp_path, tokenizer):
+def test_a_sentence_that_fits_is_one_feature(tmp_path, tokenizer):
     task = tagging.get_task(make_config(tmp_path), tokenizer)
     assert [(each.label != NO_LABEL).sum() for each in task.train] == [3, 2, 1]
 
 
-def test_document_context_shows_the_neighbours_and_predicts_only_the_sentence(tmp_path, tokenizer):
+def test_document_context_shows_neighbors_but_predicts_only_the_sentence(tmp_path, tokenizer):
     config = make_config(tmp_path)
     config.data.document_context = True
     first, second, other = tagging.get_task(config, tokenizer).train
@@ -130,7 +130,7 @@ def test_document_context_shows_the_neighbours_and_predicts_only_the_sentence(tm
         ("bioes", "B-LOC E-LOC O S-PER S-PER O"),
     ],
 )
-def test_every_scheme_is_read_and_trained(tmp_path, tokenizer, scheme, tags):
+def test_every_scheme_is_detected_and_converted(tmp_path, tokenizer, scheme, tags):
     one, two, three, four, five, six = tags.split()
     text = f"the {one}\nriver {two}\nbuilt {three}\n\nking {four}\nking {five}\n\nold {six}\n"
     config = make_config(tmp_path, text)
@@ -142,7 +142,7 @@ def test_every_scheme_is_read_and_trained(tmp_path, tokenizer, scheme, tags):
     assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
 
 
-def test_a_column_of_other_tags_is_scored_by_accuracy(tmp_path, tokenizer):
+def test_tags_without_entities_are_scored_by_accuracy(tmp_path, tokenizer):
     config = make_config(tmp_path, "the DT O\nking NN O\n", dev="king NN O\n")
     config.data.tag_column, config.data.scheme = 1, "none"
     task = tagging.get_task(config, tokenizer)
@@ -150,7 +150,7 @@ def test_a_column_of_other_tags_is_scored_by_accuracy(tmp_path, tokenizer):
     assert task.splits[0].score([np.eye(2)[[0, 1, 0]]]) == {"accuracy": 1}
 
 
-def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
+def test_words_without_tags_are_predicted_but_not_scored(tmp_path, tokenizer):
     task = tagging.get_task(make_config(tmp_path, test="the\nking\n\nold\n"), tokenizer)
     (split,) = task.splits
     assert split.score is None
@@ -158,7 +158,7 @@ def test_words_without_tags_are_predicted_and_not_scored(tmp_path, tokenizer):
     assert (tmp_path / "test.txt").read_text() == "the B-LOC\nking I-LOC\n\nold B-PER\n\n"
 
 
-def test_with_nothing_to_train_on_the_labels_are_given(tmp_path, tokenizer):
+def test_labels_can_be_given_without_training_data(tmp_path, tokenizer):
     config = make_config(tmp_path, dev=TRAIN, test="the\nking\n")
     config.data.train, config.data.labels = "", ("O,B-LOC,I-LOC,B-PER,I-PER",)
     task = tagging.get_task(config, tokenizer)
@@ -167,7 +167,7 @@ def test_with_nothing_to_train_on_the_labels_are_given(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("tag_column", [-1, 2])
-def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_column):
+def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokenizer, tag_column):
     config = make_config(tmp_path, test="the DT\nking NN\n\nold JJ\n")
     config.data.tag_column = tag_column
     task = tagging.get_task(config, tokenizer)
@@ -183,25 +183,29 @@ def test_words_and_parts_of_speech_alone_have_no_tags(tmp_path, tokenizer, tag_c
         ({"train": "the X O\nking O\n"}, {}, "train.txt, line 2: 2 columns, but line 1 has 3"),
         ({}, {"tag_column": 3}, "train.txt, line 3: 3 columns, so there is no column 3"),
         ({"train": "the B-A\nking X-A\n"}, {}, "train.txt, line 2: tag 'X-A', expected O, or"),
-        ({"train": "the B-A\nking O\nthe I-A\n"}, {}, "line 1: 'B-A' is in IOB2, but 'I-A' on"),
-        ({"train": "the S-A\nking B-A\nthe O\n"}, {}, "line 3: 'O' is in IOB, but 'S-A' on line 1"),
-        ({"train": "the B-A\n\nking E-A\n"}, {}, "'E-A' on line 3 is in BIOES"),
+        (
+            {"train": "a B-A\nb O\nc I-A\n"},
+            {},
+            "(line 3: 'I-A' is not IOB2; line 1: 'B-A' is not IOB1",
+        ),
+        ({"train": "the S-A\nking B-A\nthe O\n"}, {}, "IOB1; line 2: 'B-A' is not BIOES)"),
+        ({"train": "the B-A\n\nking E-A\n"}, {}, "line 1: 'B-A' is not BIOES"),
         (
             {"dev": "the O\nking B-ORG\n"},
             {},
-            "dev.txt, line 2: tag 'B-ORG' is none of those trained",
+            "dev.txt, line 2: tag 'B-ORG' is not one of the labels",
         ),
-        ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', is none of"),
-        ({"train": "the\nking\n"}, {}, "words only, and training needs a tag for each"),
-        ({"train": "the O\nking O\n"}, {}, "has the one tag 'O': expected at least two"),
+        ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', is"),
+        ({"train": "the\nking\n"}, {}, "has only words, but training needs their tags"),
+        ({"train": "the O\nking O\n"}, {}, "has a single tag, 'O': expected at least two"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
-        ({}, {"scheme": "iob"}, "data.scheme is 'iob': expected iob1, iob2, bioes, or none"),
-        ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is none of those trained"),
-        ({}, {"labels": ("O", "B-A", "S-A")}, "O, B-A, S-A are of BIOES, and the scheme is iob2"),
-        ({"train": ""}, {"train": ""}, "give the sentences to train on: --config.data.train=FILE"),
+        ({}, {"scheme": "iob"}, "--config.data.scheme=iob: expected iob1, iob2, bioes, or none"),
+        ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
+        ({}, {"labels": ("O", "B-A", "S-A")}, "O, B-A, S-A are BIOES tags, but the scheme is iob2"),
+        ({"train": ""}, {"train": ""}, "no examples: give --config.data.train=FILE to train"),
     ],
 )
-def test_bad_input_is_named_with_its_place(tmp_path, tokenizer, texts, settings, message):
+def test_bad_input_raises_an_error_with_its_place(tmp_path, tokenizer, texts, settings, message):
     config = make_config(tmp_path, **texts)
     config.data.update(settings)
     with pytest.raises(ValueError) as error:
@@ -209,7 +213,7 @@ def test_bad_input_is_named_with_its_place(tmp_path, tokenizer, texts, settings,
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_words_of_a_text_know_their_characters():
+def test_split_words_returns_words_and_their_characters():
     text = "Dr. O'Brien's U.N. talks cost $3,000-5,000 (net)."
     words, spans = split_words(text)
     assert " ".join(words) == "Dr . O'Brien 's U.N . talks cost $ 3,000-5,000 ( net ) ."

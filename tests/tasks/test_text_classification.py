@@ -1,4 +1,4 @@
-"""A user's own table of texts: CSV, TSV and JSONL, to classes or to a number."""
+"""Classification and regression on the user's own tables: CSV, TSV and JSONL."""
 
 import json
 
@@ -10,8 +10,9 @@ from ml_collections import config_flags
 import bert_jax
 from bert_jax import finetune
 from bert_jax.tasks import text_classification
+from bert_jax.tasks.labels import given_labels
+from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tasks.tables import read_table
-from bert_jax.tasks.text_classification import truncate
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune.text_classification import get_config
 from tests.helpers import WORDS, write_random_encoder, write_vocabulary
@@ -40,15 +41,15 @@ def read(tokenizer, tmp_path):
     return read_task
 
 
-def test_labels_are_sorted_whatever_the_order_of_the_file(read):
+def test_labels_are_sorted_unless_given(read):
     task = read()
-    assert task.labels == ("a", "b") and task.kind == "classification"
+    assert task.labels == ("a", "b") and task.head.name == "classification"
     assert [feature.label for feature in task.train] == [1, 0, 1]
     assert [feature.label for feature in task.splits[0].features] == [0]
     named = read(labels=("b", "a", "c"))
     assert named.labels == ("b", "a", "c")
     assert [feature.label for feature in named.train] == [0, 1, 0]
-    assert named.notes["labels"] == 3 and named.notes["train 'c', the rarest of them"] == 0
+    assert named.notes["labels"] == 3 and named.notes["train 'c', the rarest label"] == 0
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_labels_are_sorted_whatever_the_order_of_the_file(read):
     ],
     ids=["csv", "csv_of_windows", "jsonl"],
 )  # fmt: skip
-def test_quotes_commas_and_line_ends_in_a_text_are_of_the_text(suffix, text, tmp_path):
+def test_texts_may_contain_quotes_commas_and_line_ends(suffix, text, tmp_path):
     path = tmp_path / f"table.{suffix}"
     path.write_bytes(text.encode())
     records = read_table(path, ("id", "text", "label"))
@@ -73,7 +74,7 @@ def test_quotes_commas_and_line_ends_in_a_text_are_of_the_text(suffix, text, tmp
     assert records[1].place.endswith(f"line {4 if suffix == 'csv' else 3}")
 
 
-def test_quotation_marks_mean_nothing_in_tsv_and_long_texts_are_read(tmp_path):
+def test_tsv_has_no_quoting_and_texts_may_be_long(tmp_path):
     path = tmp_path / "table.tab"
     path.write_text('text\tlabel\nd\tc\nclass\t\n"open\ta\n' + "x" * 200_000 + "\tb\n")
     first, second = read_table(path, ("text", "label"), header_lines=3)
@@ -81,10 +82,10 @@ def test_quotation_marks_mean_nothing_in_tsv_and_long_texts_are_read(tmp_path):
     assert len(second.columns["text"]) == 200_000
 
 
-def test_pairs_are_two_segments_and_numbers_are_values(read, tokenizer):
+def test_pairs_are_two_segments_and_regression_labels_are_numbers(read, tokenizer):
     table = "text,other,label\nthe river,a town,0.5\nold road,new,-2\n"
     task = read(table, table, text_pair="other", regression=True)
-    assert task.kind == "regression" and [feature.label for feature in task.train] == [0.5, -2]
+    assert task.head.name == "regression" and [feature.label for feature in task.train] == [0.5, -2]
     first = [tokenizer.cls_id, *tokenizer.encode("the river"), tokenizer.sep_id]
     second = [*tokenizer.encode("a town"), tokenizer.sep_id]
     assert task.train[0].sequences[0].tolist() == first + second
@@ -96,8 +97,6 @@ def test_pairs_are_two_segments_and_numbers_are_values(read, tokenizer):
 @pytest.mark.parametrize(
     ("lengths", "room", "expected"),
     [
-        ((3,), 5, (3,)),
-        ((9,), 5, (5,)),
         ((2, 2), 4, (2, 2)),
         ((9, 1), 4, (3, 1)),
         ((1, 9), 4, (1, 3)),
@@ -106,13 +105,13 @@ def test_pairs_are_two_segments_and_numbers_are_values(read, tokenizer):
         ((5, 5), 6, (3, 3)),
     ],
 )
-def test_the_longer_text_is_cut_token_by_token(lengths, room, expected):
-    cut = truncate([list(range(length)) for length in lengths], room)
-    assert tuple(map(len, cut)) == expected
-    one_by_one = [list(range(length)) for length in lengths]  # As released.
-    while sum(map(len, one_by_one)) > room:
-        (one_by_one[0] if len(one_by_one[0]) > len(one_by_one[-1]) else one_by_one[-1]).pop()
-    assert cut == one_by_one
+def test_the_longer_text_is_truncated_token_by_token(lengths, room, expected):
+    first, second = (list(range(length)) for length in lengths)
+    found = truncate_longest_first(first, second, room)
+    assert tuple(map(len, found)) == expected
+    while len(first) + len(second) > room:  # As released.
+        (first if len(first) > len(second) else second).pop()
+    assert found == (first, second)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +135,14 @@ def test_labels_can_be_given_as_flags(name, given, labels):
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     values(["finetune", *arguments])
-    assert text_classification.given_labels(values.config) == labels
+    assert given_labels(values.config) == labels
 
 
-def test_labels_given_as_numbers_are_those_of_the_file(read):
+def test_labels_given_as_numbers_match_the_text_of_the_file(read):
     table = "text,label\nthe king,0\nwar,1\n"
     task = read(table, table, labels=(1, 0))
     assert task.labels == ("1", "0") and [feature.label for feature in task.train] == [1, 0]
-    with pytest.raises(ValueError, match=r"label 'b' is none of those trained, which are 0, 1: "):
+    with pytest.raises(ValueError, match=r"label 'b', expected one of 0, 1; fix it"):
         read(labels=(0, 1))
 
 
@@ -178,29 +177,29 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"train": None}, r"give the examples to train on: --config\.data\.train=FILE; or"),
+        ({"train": None}, r"data\.labels=: expected at least two; is it the correct column"),
         ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no column 'label'; it has 'text'"),
         ({"dev": "words,label\nthe,a\n"}, r"dev\.csv, line 2: no column 'text'.*--config\.data"),
         (
             {"dev": "text,lable\nthe,a\n"},
             r"dev\.csv, line 2: no column 'label'; it has 'text', 'la",
         ),
-        ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* commas, a \.tsv tabs between"),
+        ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* commas, a \.tsv by tabs"),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
-        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c' is none of .* are a, b"),
-        ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label', but others of the file have"),
+        ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c', expected one of a, b; fix"),
+        ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label': label all examples, or none"),
         ({"dev": DEV + " ,a\n"}, r"dev\.csv, line 3: 'text' is empty"),
-        ({"train": TRAIN + "war,\n"}, r"train\.csv, line 5: 'label' is empty, and training needs"),
+        ({"train": TRAIN + "war,\n"}, r"train\.csv, line 5: no 'label': every example needs one"),
         (
             {"id": "text", "dev": DEV + DEV[11:]},
-            r"dev\.csv, line 3: id 'the king' stands in .* al",
+            r"dev\.csv, line 3: id 'the king' is already used in .*2",
         ),
-        ({"id": "text", "train": TRAIN + TRAIN[11:]}, r"train\.csv, line 5: id 'the river' stands"),
+        ({"id": "text", "train": TRAIN + TRAIN[11:]}, r"train\.csv, line 5: id 'the river' is"),
         ({"suffix": "txt"}, r"train\.txt has an unknown suffix: expected \.csv, \.tsv"),
         ({"train": TRAIN.encode() + b"w\xff,a\n"}, r"train\.csv, line 5, byte 44: not UTF-8"),
         (
             {"train": "text,label\nthe,a\nof,a\n"},
-            r"train\.csv: column 'label' has the one class",
+            r"train\.csv: column 'label' has a single label, 'a'",
         ),
         ({"regression": True}, r"train\.csv, line 2: label is 'b', expected a finite number"),
         (
@@ -218,19 +217,19 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
         ({"metric": "accuracy", "regression": True}, "expected one of pearson, spearman"),
         (
             {"train": TRAIN + "war, b\n"},
-            r"train\.csv, line 5: label ' b' begins or ends with white",
+            r"train\.csv, line 5: remove the white space around the label ' b'",
         ),
-        ({"labels": ("a", "b", "a")}, r"data\.labels=a,b,a: one of them is there twice"),
+        ({"labels": ("a", "b", "a")}, r"data\.labels=a,b,a: a label is listed twice"),
         (
             {"suffix": "jsonl", "train": '{"text": ["the"], "label": 1}\n'},
-            "line 1: 'text' is a list, expected a text or a number",
+            "line 1: 'text' is a list, expected text or a number",
         ),
         ({"labels": ("a",)}, r"data\.labels=a: expected at least two"),
-        ({"labels": ("a", "b"), "train": None, "dev": None}, r"--config\.data\.train=FILE; or"),
-        ({"labels": ("a", "c")}, r"train\.csv, line 2: label 'b' .* a, c"),
+        ({"labels": ("a", "b"), "train": None, "dev": None}, r"--config\.data\.train=FILE to"),
+        ({"labels": ("a", "c")}, r"train\.csv, line 2: label 'b', .* a, c"),
     ],
 )
-def test_bad_input_is_a_clear_error(given, message, read):
+def test_bad_input_raises_a_clear_error(given, message, read):
     with pytest.raises(ValueError, match=message) as caught:
         read(**given)
     assert "\n" not in str(caught.value)
@@ -241,7 +240,7 @@ def test_a_missing_file_is_named():
         read_table("nowhere.csv", ())
 
 
-def test_a_run_learns_a_number_and_the_model_that_it_leaves_gives_it(tokenizer, tmp_path):
+def test_a_run_learns_a_number_and_the_loaded_model_predicts_it(tokenizer, tmp_path):
     rng, texts, lines = np.random.default_rng(0), [], ["text,label"]
     for _ in range(64):
         texts.append(" ".join(rng.choice(WORDS, 4)))

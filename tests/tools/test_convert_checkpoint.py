@@ -1,4 +1,4 @@
-"""The conversion tool as a user runs it."""
+"""The conversion tool, run as a user runs it."""
 
 import json
 import subprocess
@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.interop.huggingface import huggingface_name
-from bert_jax.interop.parameters import parameter_shapes
-from bert_jax.model.config import BertConfig
-from tests import helpers
-
-ROOT = helpers.ROOT
-CONFIG = BertConfig(vocab_size=9, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=12)
+from tests.helpers import CONFIG_JSON, PIECES, ROOT, state_dict
 
 
 def convert(*arguments):
@@ -23,50 +17,37 @@ def convert(*arguments):
 
 
 @pytest.fixture
-def theirs(tmp_path):
-    """BertModel with a tensor that nobody knows."""
-    directory, rng, tensors = tmp_path / "theirs", np.random.default_rng(0), {"extra": np.ones(1)}
-    for path, shape in parameter_shapes(CONFIG).items():
-        name = huggingface_name(path).removeprefix("bert.")
-        shape = (9, *shape[1:]) if shape[0] == CONFIG.padded_vocab_size else shape
-        for layer in range(2 if "{layer}" in name else 0 if name.startswith("cls.") else 1):
-            size = shape[1:] if "{layer}" in name else shape
-            size = size[::-1] if path.endswith("kernel") else size
-            tensors[name.format(layer=layer)] = rng.standard_normal(size, np.float32)
+def source(tmp_path):
+    """A directory with transformers' BertModel and an unknown tensor."""
+    directory, tensors = tmp_path / "source", {"extra": np.ones(1)}
+    for name, value in state_dict().items():
+        if name.startswith("bert."):
+            tensors[name.removeprefix("bert.")] = value.astype(np.float32)
     directory.mkdir()
     save_file(tensors, directory / "model.safetensors")
-    values = {
-        "model_type": "bert",
-        "vocab_size": 9,
-        "hidden_size": 8,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 12,
-    }
-    (directory / "config.json").write_text(json.dumps(values))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
-    (directory / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    (directory / "config.json").write_text(json.dumps(CONFIG_JSON))
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
     return directory
 
 
-def test_there_and_back_with_a_table_of_what_was_read(theirs, tmp_path):
-    there = convert("--to=native", theirs, tmp_path / "made" / "native")
-    assert there.returncode == 0 and there.stderr == ""
-    lines = [line.split() for line in there.stdout.splitlines()]
+def test_round_trip_keeps_all_tensors_and_prints_a_table(source, tmp_path):
+    result = convert("--to=native", source, tmp_path / "made" / "native")
+    assert result.returncode == 0 and result.stderr == ""
+    lines = [line.split() for line in result.stdout.splitlines()]
     assert ["loaded", "2", "encoder.layer.*.attention.self.query.weight"] in lines
     assert ["missing", "1", "cls.predictions.bias"] in lines
     assert ["unused", "1", "extra"] in lines
-    back = convert("--to=huggingface", tmp_path / "made" / "native", tmp_path / "back")
-    assert back.returncode == 0, back.stderr
+    result = convert("--to=huggingface", tmp_path / "made" / "native", tmp_path / "back")
+    assert result.returncode == 0, result.stderr
     found = load_file(tmp_path / "back" / "model.safetensors")
-    expected = load_file(theirs / "model.safetensors")
+    expected = load_file(source / "model.safetensors")
     del expected["extra"]
     np.testing.assert_equal(found, expected)
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["native"]
 
 
 @pytest.mark.parametrize(
-    ("flag", "spoil", "message"),
+    ("flag", "damage", "message"),
     [
         (
             "--to=native",
@@ -81,9 +62,9 @@ def test_there_and_back_with_a_table_of_what_was_read(theirs, tmp_path):
         ),
     ],
 )
-def test_bad_input_ends_in_one_line_and_leaves_nothing(flag, spoil, message, theirs, tmp_path):
-    spoil(theirs)
-    result = convert(flag, theirs, tmp_path / "out")
+def test_bad_input_is_a_one_line_error_and_leaves_nothing(flag, damage, message, source, tmp_path):
+    damage(source)
+    result = convert(flag, source, tmp_path / "out")
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr.startswith("convert_checkpoint: ") and message in result.stderr
     assert result.stderr.count("\n") == 1

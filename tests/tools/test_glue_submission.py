@@ -1,4 +1,4 @@
-"""The tool that collects what the benchmark's server takes, as a user runs it."""
+"""The tool that collects the files for the benchmark's server, run as a user does."""
 
 import pathlib
 import subprocess
@@ -25,15 +25,15 @@ def predict(run: pathlib.Path, *names: str, count: int = 146) -> None:
     (run / "predictions" / "dev.jsonl").write_text("{}\n")
 
 
-def test_predictions_are_collected_and_what_is_missing_is_named(tmp_path):
+def test_predictions_are_collected_and_missing_files_are_reported(tmp_path):
     predict(tmp_path / "mnli", "MNLI-m", "MNLI-mm", "AX")
     predict(tmp_path / "wnli", "WNLI")
     done = collect("mnli", "wnli", "--output=out.zip", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "WNLI.tsv: 146 predictions\n" in done.stdout
     assert "AX.tsv: 146 predictions: expected 1,104" in done.stdout
-    assert done.stdout.endswith("missing, and the server wants all: CoLA, SST-2, MRPC, STS-B, QQP, "
-                                "QNLI, RTE\n")  # fmt: skip
+    assert done.stdout.endswith("Missing, but the server expects all: CoLA, SST-2, MRPC, STS-B, "
+                                "QQP, QNLI, RTE\n")  # fmt: skip
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert archive.namelist() == ["MNLI-m.tsv", "MNLI-mm.tsv", "WNLI.tsv", "AX.tsv"]
         assert archive.read("WNLI.tsv").startswith(b"index\tprediction\n0\t0\n")
@@ -43,13 +43,13 @@ def test_predictions_are_collected_and_what_is_missing_is_named(tmp_path):
     ("arguments", "message"),
     [
         (["nowhere"], "no workdir nowhere"),
-        (["empty"], "empty holds no predictions of a GLUE test set\n"),
-        (["seeds"], "a GLUE test set; of its seeds give one, as seeds/seed_0"),
-        (["one", "two"], "two/predictions/RTE.tsv and one/predictions/RTE.tsv: give one run"),
+        (["empty"], "empty has no predictions of a GLUE test set\n"),
+        (["seeds"], "a GLUE test set; give the workdir of one seed, e.g. seeds/seed_0"),
+        (["one", "two"], "two/predictions/RTE.tsv and one/predictions/RTE.tsv: give only one"),
         (["one", "--output=there.zip"], "there.zip"),
     ],
 )
-def test_what_cannot_be_collected_is_a_clear_error(arguments, message, tmp_path):
+def test_bad_runs_give_a_clear_error(arguments, message, tmp_path):
     predict(tmp_path / "one", "RTE")
     predict(tmp_path / "two", "RTE")
     predict(tmp_path / "seeds" / "seed_0", "RTE")

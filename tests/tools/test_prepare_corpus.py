@@ -1,4 +1,4 @@
-"""The two corpus tools as a user runs them."""
+"""Runs the two corpus tools from the command line."""
 
 import json
 import re
@@ -28,14 +28,16 @@ def test_text_to_vocabulary_to_corpus(tmp_path):
     vocab, output = tmp_path / "vocab.txt", tmp_path / "corpus"
     trained = run_tool("train_vocab", f"--input={text}", f"--output={vocab}", "--size=5000")
     assert trained.returncode == 0, trained.stderr
-    assert "uncased wordpiece" in trained.stdout and "--size=5,000 was asked" in trained.stderr
+    assert (
+        "uncased wordpiece" in trained.stdout and "fewer than --size=5,000 pieces" in trained.stderr
+    )
     flags = [f"--input={text}", f"--vocab={vocab}", f"--output={output}", "--max_seq_length=64"]
     built = run_tool("prepare_corpus", *flags, "--heldout_fraction=0.2", "--processes=1")
     assert built.returncode == 0, built.stderr
     assert "train: " in built.stdout and "complete after" in built.stdout
     manifest = json.loads((output / "manifest.json").read_text())
-    assert manifest["settings"]["max_seq_length"] == 64
-    assert manifest["settings"]["heldout_fraction"] == 0.2
+    assert manifest["config"]["max_seq_length"] == 64
+    assert manifest["config"]["heldout_fraction"] == 0.2
     again = run_tool("prepare_corpus", *flags)
     assert again.returncode == 1 and "--overwrite" in again.stderr
 
@@ -49,7 +51,7 @@ def test_text_to_vocabulary_to_corpus(tmp_path):
         ({"max_seq_length": "3"}, "max_seq_length=3; expected 5 to"),
     ],
 )
-def test_bad_arguments_end_in_one_line_not_a_traceback(tmp_path, changes, message):
+def test_bad_arguments_give_one_line_and_no_traceback(tmp_path, changes, message):
     (tmp_path / "text.txt").write_text(SENTENCE)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
     flags = {
@@ -65,14 +67,14 @@ def test_bad_arguments_end_in_one_line_not_a_traceback(tmp_path, changes, messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and no other"),
+        (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and only that"),
         (["--output={0}"], "(it is a directory); expected a file"),
-        (["--output={0}/text.txt/v.txt"], "expected a file in a directory"),
+        (["--output={0}/text.txt/v.txt"], "expected a file in a new or writable directory"),
         (["--output={0}/x.txt", "{0}/more.txt"], "more.txt']; quote a glob"),
         (["--output={0}/x.txt", "--input={0}/absent"], "absent matches no file"),
     ],
 )
-def test_bad_arguments_of_a_training_end_in_one_line_before_it(tmp_path, arguments, message):
+def test_bad_training_arguments_give_one_line_before_training(tmp_path, arguments, message):
     (tmp_path / "text.txt").write_text(SENTENCE)
     arguments = [argument.format(tmp_path) for argument in arguments]
     result = run_tool("train_vocab", f"--input={tmp_path}/text.txt", *arguments)
@@ -85,11 +87,17 @@ def test_bad_arguments_of_a_training_end_in_one_line_before_it(tmp_path, argumen
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("A river.\n\n" * 200, "100% of the train pairs are NotNext, .* no true next; take out"),
-        ("A river. " * 400, "0% of the train pairs are NotNext, .* needs other documents; put"),
+        (
+            "A river.\n\n" * 200,
+            "100% of the train pairs are NotNext, .* no true next sentence; remove",
+        ),
+        (
+            "A river. " * 400,
+            "0% of the train pairs are NotNext, .* needs other documents; separate",
+        ),
     ],
 )
-def test_warning_of_uneven_labels_names_the_cause(tmp_path, text, message):
+def test_warning_about_unbalanced_labels_names_the_cause(tmp_path, text, message):
     (tmp_path / "text.txt").write_text(text)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
     files = (f"--{name}={tmp_path}/{name}.txt" for name in ("vocab", "output"))

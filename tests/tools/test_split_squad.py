@@ -1,4 +1,4 @@
-"""Articles of a SQuAD file are held out whole."""
+"""Splitting a SQuAD file by article."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ CONTENT = {"version": "1.1", "data": [{"title": str(number)} for number in range
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_article_is_in_one_part_in_the_order_of_the_file(seed):
+def test_every_article_is_in_one_part_in_file_order(seed):
     train, dev = split(CONTENT, dev_articles=3, seed=seed)
     titles = [[int(article["title"]) for article in part["data"]] for part in (train, dev)]
     assert [len(part) for part in titles] == [7, 3]
@@ -23,13 +23,13 @@ def test_every_article_is_in_one_part_in_the_order_of_the_file(seed):
     assert train["version"] == dev["version"] == "1.1"
 
 
-def test_seed_decides_which_articles():
+def test_seed_selects_the_articles():
     assert len({str(split(CONTENT, 3, seed)) for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize("count", [0, 10])
-def test_holding_out_none_or_all_gets_a_clear_error(count):
-    with pytest.raises(ValueError, match=f"--dev_articles={count}, but there are 10 articles"):
+def test_empty_part_raises_a_clear_error(count):
+    with pytest.raises(ValueError, match=f"--dev_articles={count}: expected 1 to 9 of"):
         split(CONTENT, count, 0)
 
 
@@ -40,7 +40,7 @@ def test_holding_out_none_or_all_gets_a_clear_error(count):
         ({"data": [{"paragraphs": [{"context": "x"}]}]}, "article 1, paragraph 1: expected 'qas'"),
     ],
 )
-def test_what_is_not_squads_format_is_named_in_one_line(content, message, tmp_path):
+def test_other_formats_are_reported_in_one_line(content, message, tmp_path):
     (tmp_path / "squad.json").write_text(json.dumps(content))
     command = [sys.executable, TOOL, tmp_path / "squad.json", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True)

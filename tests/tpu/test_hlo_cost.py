@@ -1,12 +1,12 @@
-"""Cycles, FLOPs and collectives out of HLO text: by hand, and of programs compiled here."""
+"""Cycles, FLOPs and collectives of HLO text, handwritten and compiled for the CPU."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.tpu import hlo_cost as compiled_cost
+from bert_jax.tpu import hlo_cost
 
-# Three trips of a loop with one product, an all-reduce and a copy; then an update.
+# A loop of three trips with a matrix product, an all-reduce and a sort; then an update.
 MODULE = """
 HloModule step, is_scheduled=true
 
@@ -52,15 +52,15 @@ metadata={op_name="jit(update_step)/mul"}, backend_config={"estimated_cycles":"7
 """
 
 
-def cost_of(replicas: str = "{{0,1,2,3},{4,5,6,7}}", **changes: str) -> compiled_cost.Cost:
+def cost_of(replicas: str = "{{0,1,2,3},{4,5,6,7}}", **changes: str) -> hlo_cost.Cost:
     text = MODULE.replace("REPLICAS", replicas)
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
-    return compiled_cost.step_cost(text)
+    return hlo_cost.step_cost(text)
 
 
-def test_a_loop_counts_as_often_as_it_runs():
+def test_loop_body_counts_once_per_trip():
     cost = cost_of()
     assert cost.cycles == {("attention", "forward"): 300, ("optimizer", "update"): 7}
     assert cost.total_cycles == 307
@@ -69,21 +69,21 @@ def test_a_loop_counts_as_often_as_it_runs():
     assert cost.loops_counted_once == []
 
 
-def test_the_trips_that_the_compiler_notes_win_over_the_condition():
+def test_noted_trip_count_has_precedence_over_the_loop_condition():
     noted = 'body=%body, backend_config={"known_trip_count":{"n":"5"}}'
     assert cost_of(**{"body=%body": noted}).cycles[("attention", "forward")] == 500
 
 
-def test_a_loop_of_unknown_trips_is_named_not_guessed():
+def test_loop_with_unknown_trip_count_is_reported_and_counted_once():
     cost = cost_of(**{"constant(3)": "parameter(1)"})
     assert cost.loops_counted_once == ["loop"] and cost.total_cycles == 107
 
 
-def test_what_has_no_estimate_is_named():
+def test_instruction_without_estimate_is_reported():
     assert cost_of().not_estimated == {"sort": 3}
 
 
-def test_a_custom_kernel_is_named_by_its_target():
+def test_custom_kernel_is_reported_by_its_target():
     kernel = 'custom-call(%keys), custom_call_target="tpu_custom_call"'
     cost = cost_of(**{"sort(%keys), dimensions={0}, to_apply=%add": kernel})
     assert cost.not_estimated == {"tpu_custom_call": 3}
@@ -98,19 +98,19 @@ def test_a_custom_kernel_is_named_by_its_target():
         ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", 2),
     ],
 )
-def test_link_bytes_follow_from_the_size_of_the_group(replicas, size):
+def test_link_bytes_of_an_all_reduce_depend_on_the_group_size(replicas, size):
     record = cost_of(replicas).collectives["all-reduce"]
     payload = 8 * 32 * 2
     assert (record.count, record.num_bytes) == (3, 3 * payload)
     assert record.link_bytes == pytest.approx(3 * 2 * payload * (size - 1) / size)
 
 
-def test_a_reduction_that_widens_counts_what_it_gives():
+def test_all_reduce_to_a_wider_dtype_counts_its_result():
     wide = cost_of(**{"%reduced = bf16[8,32]{1,0}": "%reduced = f32[8,32]{1,0}"})
     assert wide.collectives["all-reduce"].num_bytes == 3 * 8 * 32 * 4
 
 
-def test_steps_of_one_channel_are_one_exchange():
+def test_steps_of_one_channel_count_as_one_collective():
     reduce = "all-reduce(%dense), channel_id=5, replica_groups={{0,1}}"
     steps = cost_of(
         **{
@@ -123,7 +123,7 @@ def test_steps_of_one_channel_are_one_exchange():
     assert steps.collectives == cost_of("{{0,1}}").collectives  # Three trips, not seven.
 
 
-def test_gathering_counts_the_gathered_array_and_scattering_moves_half_of_a_reduction():
+def test_all_gather_counts_the_gathered_array_and_reduce_scatter_half_an_all_reduce():
     gather = cost_of(**{"all-reduce(%dense)": "all-gather(%dense)"}).collectives["all-gather"]
     assert gather.num_bytes == 3 * 4 * 8 * 32 * 2
     scatter = cost_of(
@@ -138,7 +138,15 @@ def test_gathering_counts_the_gathered_array_and_scattering_moves_half_of_a_redu
     assert (scatter.count, scatter.num_bytes, scatter.link_bytes) == (1, 4, 2)
 
 
-def test_a_batched_product_written_as_a_dilated_convolution_counts_once_for_each_batch():
+def test_all_branches_of_a_conditional_are_counted():
+    called = "conditional(%p, %a, %b), branch_computations={%fused, %fused}"
+    named = "conditional(%p, %a, %b), true_computation=%fused, false_computation=%fused"
+    for conditional in (called, named):
+        cost = cost_of(**{"fusion(%result), kind=kLoop, calls=%add": conditional})
+        assert cost.flops == (3 + 2) * 2 * 8 * 16 * 32
+
+
+def test_batched_product_as_a_dilated_convolution_counts_once_per_batch_element():
     cost = cost_of(
         **{
             "bf16[8,32]{1,0:T(8,128)(2,1)} convolution(%p, %q), dim_labels=bf_io->bf": (
@@ -152,9 +160,9 @@ def test_a_batched_product_written_as_a_dilated_convolution_counts_once_for_each
     assert cost.flops == 3 * 2 * (16 * 12) * 128 * 64 * 32
 
 
-def test_text_that_is_no_module_is_refused():
+def test_text_without_an_entry_computation_is_rejected():
     with pytest.raises(ValueError, match="no ENTRY computation"):
-        compiled_cost.step_cost("HloModule nothing")
+        hlo_cost.step_cost("HloModule nothing")
 
 
 @pytest.mark.parametrize(
@@ -177,20 +185,20 @@ def test_text_that_is_no_module_is_refused():
         ("", ("other", "update")),
     ],
 )
-def test_instructions_belong_to_the_part_that_their_path_names(op_name, part):
-    assert compiled_cost.part_of(op_name) == part
+def test_op_name_decides_the_part_and_direction(op_name, part):
+    assert hlo_cost.part_of(op_name) == part
 
 
-def test_bytes_of_a_shape_sum_over_its_arrays():
-    assert compiled_cost.array_bytes("(f32[8,128]{1,0:T(8,128)}, s32[], bf16[3], pred[5])") == 4111
+def test_bytes_of_a_tuple_shape_are_those_of_its_arrays():
+    assert hlo_cost.array_bytes("(f32[8,128]{1,0:T(8,128)}, s32[], bf16[3], pred[5])") == 4111
 
 
-def test_flops_of_a_compiled_loop_of_products():
+def test_flops_of_a_loop_compiled_for_the_cpu():
     @jax.jit
     def repeated(x, weights):
         return jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, weights)[0]
 
     shapes = jnp.zeros((64, 256)), jnp.zeros((5, 256, 256))
-    cost = compiled_cost.step_cost(repeated.lower(*shapes).compile().as_text())
+    cost = hlo_cost.step_cost(repeated.lower(*shapes).compile().as_text())
     assert cost.flops == 5 * 2 * 64 * 256 * 256
     assert cost.cycles == {} and cost.loops_counted_once == []

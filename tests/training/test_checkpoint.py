@@ -16,8 +16,6 @@ import bert_jax
 from bert_jax import pretrain
 from bert_jax.interop.read import abstract_params, read_model
 from bert_jax.model.config import BertConfig
-from bert_jax.training import settings
-from bert_jax.training.assembly import assemble
 from bert_jax.training.checkpoint import (
     Checkpointer,
     CheckpointError,
@@ -26,6 +24,7 @@ from bert_jax.training.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from bert_jax.training.setup import open_phases, setup_pretraining
 from tests.helpers import small_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -59,9 +58,9 @@ def test_damage_is_noticed_or_harmless(config, workdir, tmp_path):
     """Each file in turn is missing, or cut in half: what passes can be loaded and gone on with."""
     copied = tmp_path / "checkpoints" / "9"
     shutil.copytree(find_checkpoint(workdir), copied)
-    phases = settings.open_phases(config)
+    phases = open_phases(config)
     tokenizer = phases[0].rows.load_tokenizer()
-    abstract = assemble(config, phases, tokenizer, jax.devices()[:1]).state
+    abstract = setup_pretraining(config, phases, tokenizer, jax.devices()[:1]).abstract_state
     checkpointer = Checkpointer(tmp_path, {}, tokenizer, keep_last=1)
     expected, noticed = read(copied), 0
     for path in sorted(path for path in copied.rglob("*") if path.is_file()):

@@ -1,4 +1,4 @@
-"""One update of every head: packing, chunks and devices change neither its loss nor gradients."""
+"""One update of every head: packing, microbatches and devices change neither loss nor gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,14 @@ import optax
 import pytest
 
 from bert_jax import partitioning
-from bert_jax.data.features import NO_LABEL, Feature, RowShape, train_batches
+from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import KINDS, BertForTask, Similarity, in_batch_loss
-from bert_jax.training import finetune_step as task_step
-from bert_jax.training.finetune_step import fit_chunks
-from bert_jax.training.pretrain_step import TrainState
+from bert_jax.model.heads import HEADS, BertForTask, Similarity, in_batch_loss
+from bert_jax.training import finetune_step
+from bert_jax.training.finetune_step import fit_microbatch_rows
+from bert_jax.training.state import TrainState
+
+KINDS = sorted(HEADS.keys() - {"feature_based"})
 
 BATCH, LENGTH, SEQUENCES = 13, 64, {"multiple_choice": 3, "embedding": 3}
 OUTPUTS = {"classification": 3, "tagging": 4, "span": 2, "embedding": 0}
@@ -49,41 +51,45 @@ def make_model(kind: str, dropout_rate: float = 0.0, **similarity):
         max_position_embeddings=LENGTH,
         dropout_rate=dropout_rate,
     )
-    return BertForTask(config, kind, OUTPUTS.get(kind, 1), Similarity(**similarity))
+    return BertForTask(config, HEADS[kind], OUTPUTS.get(kind, 1), Similarity(**similarity))
 
 
 def row_shape(kind: str, packed: bool = True) -> RowShape:
     each = SEQUENCES.get(kind, 1)
-    return RowShape(LENGTH, (8 if packed else 1) * each, kind, 0, each)
+    return RowShape(LENGTH, (8 if packed else 1) * each, HEADS[kind].labels, 0, each)
 
 
 def initial(model: BertForTask) -> dict:
-    row = jax.tree.map(jnp.asarray, row_shape(model.kind).empty(1))
+    row = jax.tree.map(jnp.asarray, row_shape(model.kind.name).empty(1))
     return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
 
-def update(kind, *, packed=True, chunk_rows=16, devices=1, **model):
-    """The loss of the one batch, and its gradients: what one step of plain descent takes off."""
+def update(kind, *, packed=True, microbatch_rows=16, devices=1, **model):
+    """Returns the loss of one batch, its gradients (from a step of SGD), and its microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
     mesh = partitioning.make_mesh(devices=jax.devices()[:devices])
     optimizer, params = optax.sgd(1.0), initial(model)
     state = TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
-    layout = partitioning.shardings(state, mesh, partitioning.TASK_RULES)
-    step = task_step.make_update_step(model, optimizer, layout, chunk_rows)
-    ((rows, num_chunks),) = train_batches(
+    shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
+    step = finetune_step.make_finetune_step(
+        model, HEADS[kind], optimizer, shardings, microbatch_rows
+    )
+    ((rows, num_microbatches),) = finetune_batches(
         make_features(kind),
         shape,
         partitioning.batch_sharding(mesh),
         batch_size=BATCH,
-        chunk_rows=chunk_rows,
+        microbatch_rows=microbatch_rows,
         seed=0,
         start=0,
         stop=1,
     )
     before = jax.device_get(params)
-    state, metrics = step(jax.device_put(state, layout), rows, num_chunks, jax.random.key(2))
+    state, metrics = step(
+        jax.device_put(state, shardings), rows, num_microbatches, jax.random.key(2)
+    )
     after = jax.device_get(state.params)
-    return float(metrics["loss"]), jax.tree.map(np.subtract, before, after), num_chunks
+    return float(metrics["loss"]), jax.tree.map(np.subtract, before, after), num_microbatches
 
 
 def assert_same(one, two):
@@ -93,31 +99,34 @@ def assert_same(one, two):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packing_chunks_and_devices_change_no_update(kind):
-    packed, apart = update(kind), update(kind, packed=False, chunk_rows=8, devices=4)
+def test_update_does_not_depend_on_packing_microbatches_and_devices(kind):
+    packed, apart = update(kind), update(kind, packed=False, microbatch_rows=8, devices=4)
     assert (packed[2], apart[2]) == (1, 2)
     assert_same(packed, apart)
 
 
 @pytest.mark.parametrize("kind", ["tagging", "embedding"])
-def test_chunks_and_devices_change_no_update_with_dropout(kind):
+def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
     one, four = (
-        update(kind, packed=False, chunk_rows=chunk_rows, devices=devices, dropout_rate=0.1)
-        for chunk_rows, devices in ((5, 1), (8, 4))
+        update(
+            kind, packed=False, microbatch_rows=microbatch_rows, devices=devices, dropout_rate=0.1
+        )
+        for microbatch_rows, devices in ((5, 1), (8, 4))
     )
     assert (one[2], four[2]) == (3, 2)
     assert_same(one, four)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_predictions_equal_predictions_of_each_alone(kind):
+def test_packed_predictions_equal_unpacked(kind):
     model, features = make_model(kind), make_features(kind)
     mesh = partitioning.make_mesh(devices=jax.devices()[:1])
-    step = task_step.make_predict_step(model, mesh)
+    step = finetune_step.make_predict_step(model, mesh)
     packed, alone = (
-        task_step.predict(
+        finetune_step.predict(
             step,
             initial(model),
+            HEADS[kind],
             features,
             row_shape(kind, packed),
             4,
@@ -152,7 +161,7 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     assert not np.any(found[6:])
 
 
-def test_in_batch_loss_equals_its_definition_and_leaves_copies_out():
+def test_in_batch_loss_equals_its_definition_without_copies():
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(5, 3, 8)).astype(np.float32)
     passages = np.array([[0, 1], [2, 3], [0, 4], [5, 0], [6, 7]], np.int32)
@@ -169,33 +178,33 @@ def test_in_batch_loss_equals_its_definition_and_leaves_copies_out():
 
 
 @pytest.mark.parametrize("wrong", [{"pooling": "max"}, {"temperature": 0.0}])
-def test_impossible_similarity_is_refused(wrong):
+def test_invalid_similarity_is_an_error(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*: expected"):
         Similarity(**wrong)
 
 
-def padding(chunk: int, rows: list[int]) -> int:
-    return sum(-count % chunk for count in rows)
+def padding(size: int, rows: list[int]) -> int:
+    return sum(-count % size for count in rows)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 8])
-def test_a_chunk_is_divided_among_the_devices_and_no_larger_than_fits(num_shards):
-    for most in range(num_shards, 8 * num_shards, num_shards):
+def test_microbatch_is_divisible_by_the_devices_and_no_larger_than_the_maximum(num_shards):
+    for maximum in range(num_shards, 8 * num_shards, num_shards):
         for rows in range(1, 100):
-            chunk = fit_chunks(most, [rows], num_shards)
-            assert 0 < chunk <= most and chunk % num_shards == 0
-            assert padding(chunk, [rows]) <= padding(most, [rows])
+            size = fit_microbatch_rows(maximum, [rows], num_shards)
+            assert 0 < size <= maximum and size % num_shards == 0
+            assert padding(size, [rows]) <= padding(maximum, [rows])
 
 
 @pytest.mark.parametrize(
-    ("rows", "chunk"),
+    ("rows", "size"),
     [
         ([3, 3, 3], 3),  # No padding for short texts.
         ([14, 15, 14, 14], 15),
-        ([14, 14, 15, 14, 13, 14, 14, 14, 14, 17], 15),  # Two chunks for the rare one.
-        ([20, 20], 10),  # Even ones, not 16 and 4.
-        ([64, 64], 16),  # And as few as fit.
+        ([14, 14, 15, 14, 13, 14, 14, 14, 14, 17], 15),  # Two microbatches for the rare large one.
+        ([20, 20], 10),  # Equal ones, not 16 and 4.
+        ([64, 64], 16),  # As few as fit.
     ],
 )
-def test_chunks_hold_batches_with_little_padding(rows, chunk):
-    assert fit_chunks(16, rows, 1) == chunk
+def test_microbatches_hold_batches_with_little_padding(rows, size):
+    assert fit_microbatch_rows(16, rows, 1) == size

@@ -1,4 +1,4 @@
-"""The optimizers against float64 transcriptions of their formulas, and what they leave alone."""
+"""The optimizers agree with float64 transcriptions of their formulas."""
 
 import re
 
@@ -27,28 +27,28 @@ UNDECAYED = re.compile("LayerNorm|layer_norm|bias")
 
 
 def random_tensors(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """One float64 array for each tensor of transformers' state dict: layers are not stacked."""
+    """Returns float64 arrays named and shaped as in transformers' state dict, layers unstacked."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for path, shape in parameter_shapes(CONFIG).items():
         name = huggingface_name(path)
         shape = shape[1:] if "{layer}" in name else shape
         for layer in range(CONFIG.num_layers if "{layer}" in name else 1):
-            # Layers of different size, so that their norms differ.
+            # Scaled per layer, so that the norms of the layers differ.
             value = rng.standard_normal(shape) * scale * (1 + layer)
             tensors[name.format(layer=layer)] = value.T if path.endswith("kernel") else value
     return tensors
 
 
 def random_gradients(step: int) -> dict[str, np.ndarray]:
-    """From far below the clipping norm to far above it; some tensors have none for a while."""
+    """Returns gradients from far below to far above the clipping norm; some are 0 at first."""
     gradients = random_tensors(1000 + step, scale=10.0 ** (step % 7 - 4))
     gradients["bert.pooler.dense.weight"] *= step >= 5
     return {name: value.astype(np.float32).astype(np.float64) for name, value in gradients.items()}
 
 
 def released_rate(step: int) -> float:
-    """`polynomial_decay` to 0 with power 1, and in its place the ramp while step < warm-up."""
+    """Returns the rate of `polynomial_decay` to 0 with power 1, or of the ramp in the warm-up."""
     if step < WARMUP_STEPS:
         return PEAK * step / WARMUP_STEPS
     return PEAK * (1 - min(step, NUM_STEPS) / NUM_STEPS)
@@ -89,7 +89,7 @@ def largest_difference(one: dict, two: dict) -> float:
 
 
 @pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
-def test_100_steps_equal_the_formula_in_float64(name):
+def test_100_steps_agree_with_the_formula_in_float64(name):
     optimizer = make_optimizer(name, linear_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
     update = jax.jit(optimizer.update)
     tensors, slots = random_tensors(0, scale=0.1), {}
@@ -117,12 +117,12 @@ def test_schedule_has_the_released_values():
     for step in (0, 1, 9, 10, 11, 50, 99, 100, 150):
         assert float(schedule(step)) == pytest.approx(released_rate(step), rel=1e-6, abs=1e-9)
     assert float(schedule(0)) == 0.0
-    # The decay counts from step 0: the rate never quite reaches its peak.
+    # The decay counts from step 0, so the rate never quite reaches its peak.
     assert float(schedule(WARMUP_STEPS)) == pytest.approx(0.9 * PEAK)
     assert float(linear_schedule(PEAK, NUM_STEPS, 0)(0)) == pytest.approx(PEAK)
 
 
-def test_weight_decay_leaves_out_what_the_released_optimizer_leaves_out():
+def test_weight_decay_excludes_the_same_parameters_as_the_released_optimizer():
     params = as_tree(random_tensors(0))
     decayed = flax.traverse_util.flatten_dict(is_decayed(params), sep="/")
     assert decayed.keys() == parameter_shapes(CONFIG).keys()
@@ -131,7 +131,7 @@ def test_weight_decay_leaves_out_what_the_released_optimizer_leaves_out():
 
 
 @pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
-def test_gradients_above_the_clipping_norm_count_by_direction_only(name):
+def test_only_the_direction_of_clipped_gradients_matters(name):
     params = as_tree(random_tensors(0))
     optimizer = make_optimizer(name, lambda step: 0.1, clip_norm=1.0)
     gradients = as_tree(random_tensors(1))
@@ -143,7 +143,7 @@ def test_gradients_above_the_clipping_norm_count_by_direction_only(name):
     assert largest_difference(*updates) < 1e-6
 
 
-def test_lamb_of_stacked_layers_equals_lamb_of_separate_ones():
+def test_lamb_of_stacked_layers_equals_lamb_of_separate_layers():
     rng = np.random.default_rng(0)
     sizes = np.array([0.1, 1.0, 0.0, 10.0])[:, None, None]  # A layer of zeros is not rescaled.
     kernel = (rng.standard_normal((4, 6, 5)) * sizes).astype(np.float32)
@@ -169,13 +169,13 @@ def test_lamb_of_stacked_layers_equals_lamb_of_separate_ones():
 
 
 @pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
-def test_no_gradient_and_no_weight_give_no_update(name):
+def test_zero_gradients_and_weights_give_zero_updates(name):
     params = {"pooler": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}}
     optimizer = make_optimizer(name, lambda step: 0.1)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert largest_difference(updates, params) == 0.0
 
 
-def test_an_unknown_optimizer_is_named_with_the_known_ones():
+def test_unknown_optimizer_is_an_error_that_lists_the_known_ones():
     with pytest.raises(ValueError, match="unknown optimizer 'adm': expected one of bert_adam"):
         make_optimizer("adm", lambda step: 0.1)

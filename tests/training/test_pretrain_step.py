@@ -1,5 +1,6 @@
 """The loss and the update step: packing, accumulation, devices, layers, and that it learns."""
 
+import dataclasses
 import functools
 import math
 
@@ -11,20 +12,22 @@ import pytest
 
 from bert_jax import partitioning
 from bert_jax.corpus.packing import row_dtype
+from bert_jax.data.masking import Masking
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse
-from bert_jax.training import pretrain_step as train
+from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import linear_schedule, make_optimizer
 
 LENGTH, PAIRS, VOCAB = 64, 4, 300
-MASKING = {
-    "special_ids": (0, 1, 2, 3, 4),
-    "mask_id": 4,
-    "vocab_size": VOCAB,
-    "max_predictions": 10,
-}
+MASKING = Masking(
+    special_ids=(0, 1, 2, 3, 4),
+    mask_id=4,
+    vocab_size=VOCAB,
+    word_start=np.ones(VOCAB, bool),
+    max_predictions=10,
+)
 
 
 def small_model(**changes):
@@ -88,7 +91,7 @@ def one_pair_a_row(batch: dict, rows: dict) -> dict:
 
 
 def mean_loss(model, params, batch):
-    sums = train.pretraining_sums(model, params, batch)
+    sums = pretrain_step.loss_sums(model, params, batch)
     return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
 
 
@@ -100,19 +103,19 @@ def largest_difference(one, two) -> float:
 
 
 def fresh(model, optimizer=None, **mesh):
-    """A state on a mesh (of one device, if no axes are given), and its layout."""
+    """A state on a mesh (of one device, if no axes are given), and its shardings."""
     optimizer = optimizer or make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
     mesh = mesh or {"devices": jax.devices()[:1]}
-    state = train.init_state(jax.random.key(0), model, optimizer)
-    layout = partitioning.shardings(state, partitioning.make_mesh(**mesh))
-    return jax.device_put(state, layout), layout
+    state = pretrain_step.init_state(jax.random.key(0), model, optimizer)
+    shardings = partitioning.infer_shardings(state, partitioning.make_mesh(**mesh))
+    return jax.device_put(state, shardings), shardings
 
 
 def test_packed_loss_and_gradients_equal_unpacked():
     model = small_model()
     state, _ = fresh(model)
     rows = random_rows(6, pair_lengths=(30, 20, 9))
-    packed = train.corrupt(rows, jax.random.key(0), **MASKING)
+    packed = pretrain_step.unpack_and_mask(rows, jax.random.key(0), MASKING)
     unpacked = one_pair_a_row(packed, rows)
     assert unpacked["tokens"].shape[0] == 18
     loss_fn = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(model, params, batch)))
@@ -136,27 +139,29 @@ def test_cross_entropy_equals_float64():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(7, 50)).astype(np.float32) * 20
     targets = rng.integers(0, 50, 7)
-    loss, right = train.cross_entropy(jnp.array(logits), jnp.array(targets))
+    loss, right = pretrain_step.cross_entropy(jnp.array(logits), jnp.array(targets))
     exact = logits.astype(np.float64)
     log_sum = np.log(np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)) + exact.max(-1)
     np.testing.assert_allclose(loss, log_sum - exact[np.arange(7), targets], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(right, exact.argmax(-1) == targets)
 
 
-def one_step(model, optimizer, rows, accumulate=1, num_steps=1, **mesh):
+def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     """State and metrics after `num_steps` updates with `rows`, on the host."""
-    state, layout = fresh(model, optimizer, **mesh)
-    update = train.make_update_step(model, optimizer, layout, 0, accumulate=accumulate, **MASKING)
-    rows = jax.device_put(rows, partitioning.batch_sharding(layout.step.mesh))
+    state, shardings = fresh(model, optimizer, **mesh)
+    update = pretrain_step.make_pretrain_step(
+        model, optimizer, shardings, MASKING, seed=0, num_microbatches=num_microbatches
+    )
+    rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
     for _ in range(num_steps):
         state, metrics = update(state, rows)
     return jax.device_get((state.params, metrics))
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "mesh"), [(2, {}), (4, {}), (2, {"data": 4}), (2, {"data": 2, "fsdp": 2})]
+    ("num_microbatches", "mesh"), [(2, {}), (4, {}), (2, {"data": 4}), (2, {"data": 2, "fsdp": 2})]
 )
-def test_accumulated_gradients_equal_one_big_batch(accumulate, mesh):
+def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     # Rows of different length: a mean of the slices' means would differ. With dropout too, which
     # belongs to a row's place in the batch.
     rows = random_rows(8)
@@ -167,7 +172,7 @@ def test_accumulated_gradients_equal_one_big_batch(accumulate, mesh):
     devices = {"devices": jax.devices()[: max(math.prod(mesh.values()), 1)]}
     # Plain gradients: Adam's ratio would hide a wrong scale.
     one = one_step(model, optax.sgd(1.0), rows)
-    many = one_step(model, optax.sgd(1.0), rows, accumulate, **mesh, **devices)
+    many = one_step(model, optax.sgd(1.0), rows, num_microbatches, **mesh, **devices)
     assert largest_difference(one, many) < 1e-5
 
 
@@ -198,14 +203,14 @@ def test_training_on_every_mesh_equals_training_on_one_device(mesh, name):
     assert largest_difference(trained_on_one_device(name), trained(name, **mesh)) < 1e-5
 
 
-def divided(state, layout):
+def divided(state, shardings):
     """Both, with the state divided over `data`."""
-    layout = partitioning.divide_over_data(layout, state)
-    return jax.device_put(state, layout), layout
+    shardings = partitioning.shard_over_data(shardings, state)
+    return jax.device_put(state, shardings), shardings
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "accumulate"),
+    ("name", "mesh", "num_microbatches"),
     [
         *(("adamw", mesh, 1) for mesh in MESHES),
         # Accumulated as in `lamb_64k.py`.
@@ -213,13 +218,15 @@ def divided(state, layout):
     ],
     ids=str,
 )
-def test_dividing_the_weight_update_changes_no_result(name, mesh, accumulate):
+def test_dividing_the_weight_update_changes_no_result(name, mesh, num_microbatches):
     model = small_model(num_heads=4, dropout_rate=0.1)
     rows = random_rows(16)
     optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
-    state, layout = divided(*fresh(model, optimizer, **mesh))
-    update = train.make_update_step(model, optimizer, layout, 0, accumulate=accumulate, **MASKING)
-    rows = jax.device_put(rows, partitioning.batch_sharding(layout.step.mesh))
+    state, shardings = divided(*fresh(model, optimizer, **mesh))
+    update = pretrain_step.make_pretrain_step(
+        model, optimizer, shardings, MASKING, seed=0, num_microbatches=num_microbatches
+    )
+    rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
     for _ in range(3):
         state, metrics = update(state, rows)
     found = jax.device_get((state.params, metrics))
@@ -227,40 +234,45 @@ def test_dividing_the_weight_update_changes_no_result(name, mesh, accumulate):
 
 
 def exchanges(
-    divides: bool, accumulate: int, name: str = "adamw"
+    divides: bool, num_microbatches: int, name: str = "adamw"
 ) -> tuple[list[tuple[str, str, int]], int]:
     """(computation, kind, bytes) of what 8 data shards exchange in a step, but for scalars.
 
     Together with the bytes of all parameters.
     """
     optimizer = make_optimizer(name, linear_schedule(1e-3, 100, 0))
-    state, layout = fresh(small_model(dropout_rate=0.1), optimizer, data=8)
-    state, layout = divided(state, layout) if divides else (state, layout)
-    update = train.make_update_step(
-        small_model(dropout_rate=0.1), optimizer, layout, 0, accumulate=accumulate, **MASKING
+    state, shardings = fresh(small_model(dropout_rate=0.1), optimizer, data=8)
+    state, shardings = divided(state, shardings) if divides else (state, shardings)
+    update = pretrain_step.make_pretrain_step(
+        small_model(dropout_rate=0.1),
+        optimizer,
+        shardings,
+        MASKING,
+        seed=0,
+        num_microbatches=num_microbatches,
     )
-    rows = jax.device_put(random_rows(16), partitioning.batch_sharding(layout.step.mesh))
+    rows = jax.device_put(random_rows(16), partitioning.batch_sharding(shardings.step.mesh))
     computations, entry = parse(update.lower(state, rows).compile().as_text())
     found = [
         ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
         for name, body in computations.items()
-        for instruction in body
+        for instruction in body.values()
         if instruction.opcode.removesuffix("-start") in COLLECTIVES
         and array_bytes(instruction.shape) >= 512
     ]
     return found, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_data_shards_exchange_gradients_once_and_nothing_inside_a_loop(accumulate):
-    ((where, kind, num_bytes),), size = exchanges(divides=False, accumulate=accumulate)
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_data_shards_exchange_gradients_once_and_nothing_inside_a_loop(num_microbatches):
+    ((where, kind, num_bytes),), size = exchanges(divides=False, num_microbatches=num_microbatches)
     assert (where, kind) == ("entry", "all-reduce")
     assert size <= num_bytes < size + 256  # The sums of the metrics go with them.
 
 
-@pytest.mark.parametrize(("name", "accumulate"), [("adamw", 1), ("lamb", 2)])
-def test_divided_weight_update_gathers_parameters_and_never_a_moment(name, accumulate):
-    found, size = exchanges(divides=True, accumulate=accumulate, name=name)
+@pytest.mark.parametrize(("name", "num_microbatches"), [("adamw", 1), ("lamb", 2)])
+def test_divided_weight_update_gathers_parameters_and_never_a_moment(name, num_microbatches):
+    found, size = exchanges(divides=True, num_microbatches=num_microbatches, name=name)
     assert {(where, kind) for where, kind, _ in found} == {
         ("entry", "reduce-scatter"),
         ("entry", "all-gather"),
@@ -276,9 +288,11 @@ def test_divided_weight_update_gathers_parameters_and_never_a_moment(name, accum
 def test_overfits_64_rows_to_95_percent_masked_accuracy():
     model = small_model(hidden_size=64, intermediate_size=256, initializer_range=0.02)
     optimizer = make_optimizer("adamw", linear_schedule(4e-3, 300, 30))
-    state, layout = fresh(model, optimizer)
+    state, shardings = fresh(model, optimizer)
     # The same masks in every epoch.
-    update = train.make_update_step(model, optimizer, layout, 0, repeat_after=1, **MASKING)
+    update = pretrain_step.make_pretrain_step(
+        model, optimizer, shardings, dataclasses.replace(MASKING, repeat_after=1), seed=0
+    )
     rows = random_rows(64)
     for _ in range(300):
         state, step_metrics = update(state, rows)
@@ -290,7 +304,8 @@ def test_masks_differ_between_epochs():
     rows = random_rows(8)
     later = rows | {"epochs": rows["epochs"] + 1}
     first, again, second = (
-        train.corrupt(each, jax.random.key(0), **MASKING)["tokens"] for each in (rows, rows, later)
+        pretrain_step.unpack_and_mask(each, jax.random.key(0), MASKING)["tokens"]
+        for each in (rows, rows, later)
     )
     np.testing.assert_array_equal(first, again)
     assert (first != second).any(axis=1).all()
@@ -298,8 +313,8 @@ def test_masks_differ_between_epochs():
 
 def test_dropout_differs_between_steps():
     model = small_model(dropout_rate=0.5)
-    state, layout = fresh(model, optax.sgd(0.0))
-    update = train.make_update_step(model, optax.sgd(0.0), layout, 0, **MASKING)
+    state, shardings = fresh(model, optax.sgd(0.0))
+    update = pretrain_step.make_pretrain_step(model, optax.sgd(0.0), shardings, MASKING, seed=0)
     rows = random_rows(8)
     state, first = update(state, rows)
     state, second = update(state, rows)  # Parameters have not moved; only dropout has.
@@ -308,8 +323,8 @@ def test_dropout_differs_between_steps():
 
 def test_filled_up_rows_do_not_count():
     model = small_model()
-    state, layout = fresh(model)
-    eval_step = train.make_eval_step(model, layout.step.mesh, 0, **MASKING)
+    state, shardings = fresh(model)
+    eval_step = pretrain_step.make_eval_step(model, shardings.step.mesh, MASKING, seed=0)
     rows = random_rows(8)
     whole = eval_step(state.params, {n: v[:5] for n, v in rows.items()})
     rows["row_weights"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], np.float32)

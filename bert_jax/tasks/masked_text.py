@@ -1,0 +1,43 @@
+"""Text with masks to token ids, and masked-LM probabilities to text with the masks filled in."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.tokenization import Tokenizer
+
+
+class Fill(NamedTuple):
+    """A token predicted for a mask, its probability, and the text with the mask replaced."""
+
+    token: str
+    probability: float
+    text: str
+
+
+def tokenize_masked(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the token ids `[CLS] ... [SEP]` of `text`, and the positions of its masks."""
+    first, *others = text.split(tokenizer.mask_token)
+    tokens, positions = [tokenizer.cls_id, *tokenizer.encode(first)], []
+    for part in others:
+        positions.append(len(tokens))
+        tokens += [tokenizer.mask_id, *tokenizer.encode(part, continues=True)]
+    return [*tokens, tokenizer.sep_id], positions
+
+
+def best_fills(
+    text: str, probabilities: np.ndarray, top_k: int, tokenizer: Tokenizer
+) -> list[list[Fill]]:
+    """Returns the `top_k` fills of each mask, best first, from `[masks, vocab]` probabilities."""
+    mask = tokenizer.mask_token
+    parts, fills = text.split(mask), []
+    for number, row in enumerate(probabilities, start=1):
+        before, after = mask.join(parts[:number]), mask.join(parts[number:])
+        fills.append([])
+        for token_id in np.argsort(-row, kind="stable")[:top_k]:
+            token = tokenizer.id_to_token(int(token_id))
+            # A token that does not begin a word continues the previous one.
+            start = before if tokenizer.word_start[token_id] else before.rstrip()
+            filled = start + token.removeprefix("##").removeprefix("▁") + after
+            fills[-1].append(Fill(token, float(row[token_id]), filled))
+    return fills

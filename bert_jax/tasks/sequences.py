@@ -1,0 +1,45 @@
+"""Texts and pairs of texts as token sequences of limited length."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bert_jax.data.features import make_sequence
+from bert_jax.tokenization import Tokenizer
+
+
+def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, list[int]]:
+    """Returns the token ids of each distinct text, by text."""
+    distinct = list(dict.fromkeys(texts))
+    return dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
+
+
+def make_sequences(
+    texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seq_length: int
+) -> tuple[list[tuple[np.ndarray, int]], list[bool]]:
+    """Returns the sequence of each text or pair, as `make_sequence` does, and if it was truncated.
+
+    Args:
+      texts: one text or two for each example.
+      max_seq_length: in tokens, with [CLS] and [SEP].
+    """
+    ids_of = tokenize(tokenizer, (text for each in texts for text in each))
+    sequences, truncated = [], []
+    for each in texts:
+        ids = [ids_of[text] for text in each]
+        max_tokens = max_seq_length - 1 - len(ids)
+        truncated.append(sum(map(len, ids)) > max_tokens)
+        ids = truncate_longest_first(*ids, max_tokens) if len(ids) == 2 else [ids[0][:max_tokens]]
+        sequences.append(make_sequence(tokenizer, *ids))
+    return sequences, truncated
+
+
+def truncate_longest_first(
+    first: Sequence[int], second: Sequence[int], max_tokens: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Truncates a pair to `max_tokens`, token by token from the end of the longer (a tie: second).
+
+    This is the released rule for fine-tuning; `corpus.pairs` truncates front or back at random.
+    """
+    second = second[: max(max_tokens // 2, max_tokens - len(first))]
+    return first[: max_tokens - len(second)], second

@@ -1,0 +1,34 @@
+"""Masked text is tokenized as one text, and filled in as one would write it."""
+
+import numpy as np
+
+from bert_jax.tasks.masked_text import best_fills, tokenize_masked
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from tests.helpers import write_vocabulary
+from tools.train_vocab import train_sentencepiece
+
+
+def test_sentencepiece_begins_no_word_after_a_mask_without_a_space(tmp_path):
+    (tmp_path / "text.txt").write_text(
+        "the river, and the town. people made a boat, as rivers do\n"
+    )
+    content = train_sentencepiece(str(tmp_path / "text.txt"), 60, True)
+    tokenizer = tokenizer_from_bytes("spiece.model", content)
+    tokens, positions = tokenize_masked("a [MASK], and [MASK]s do", tokenizer)
+    pieces = [tokenizer.id_to_token(token) for token in tokens]
+    assert "".join(pieces) == "[CLS]▁a[MASK],▁and[MASK]s▁do[SEP]"
+    assert [pieces[position] for position in positions] == ["[MASK]", "[MASK]"]
+
+
+def test_continuation_joins_the_word_before_the_mask(tmp_path):
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    probabilities = np.zeros((2, tokenizer.vocab_size), np.float32)
+    probabilities[0, tokenizer.token_to_id("##s")] = 0.75
+    probabilities[0, tokenizer.token_to_id("city")] = 0.25
+    probabilities[1, tokenizer.token_to_id("king")] = 1
+    fills = best_fills("the river [MASK] and [MASK].", probabilities, 2, tokenizer)
+    assert [tuple(fill) for fill in fills[0]] == [
+        ("##s", 0.75, "the rivers and [MASK]."),
+        ("city", 0.25, "the river city and [MASK]."),
+    ]
+    assert fills[1][0] == ("king", 1, "the river [MASK] and king.")

@@ -1,0 +1,30 @@
+"""Which head a task takes over from the weights that it starts from."""
+
+import numpy as np
+import pytest
+
+from bert_jax.tasks import text_classification
+from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
+from configs.finetune.text_classification import get_config
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "message"),
+    [
+        ("span", ["start", "end"], "a head for span, not for classification: give .* trained one$"),
+        ("regression", ["value"], "not for classification: .*, or set .*data.regression=True$"),
+    ],
+)
+def test_without_training_data_a_head_for_another_task_is_an_error(task, labels, message):
+    with pytest.raises(ValueError, match=message):
+        use_labels_of_head(get_config(), text_classification, {"task": task, "labels": labels})
+
+
+def test_head_of_another_kind_is_ignored_and_reported(caplog):
+    params = {"bert": {"pooler": np.zeros(1)}, "head": {}}
+    found, wanted = (
+        {"task": task, "labels": ["north", "south"]} for task in ("classification", "tagging")
+    )
+    with caplog.at_level("INFO"):
+        assert set(initial_params(params, found, wanted, new_head=False)) == {"bert"}
+    assert "Ignoring the head for classification in the weights: this task needs" in caplog.text

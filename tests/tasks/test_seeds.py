@@ -1,0 +1,35 @@
+"""Several seeds of one fine-tuning: their directories, median, minimum and maximum."""
+
+import pytest
+
+from bert_jax.tasks.seeds import format_seeds, seed_directories, summarize_seeds
+
+
+def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
+    for seed in range(3):
+        (tmp_path / f"several/seed_{seed}/best/4").mkdir(parents=True)
+    (tmp_path / "several/seed_7/best").mkdir(parents=True)  # Nothing was saved.
+    (tmp_path / "one/checkpoints/4").mkdir(parents=True)
+    several = tmp_path / "several"
+    assert list(seed_directories(several, 0, 5)) == [0, 1, 2, 3, 4]
+    assert seed_directories(tmp_path / "one", 7, 1) == {7: tmp_path / "one"}
+    for first, count, num_seeds in ((3, 2, 5), (0, 2, 3), (0, 1, 3), (5, 1, 6)):
+        message = f"holds runs of the seeds 0, 1, 2: .* --config.seed=0 .*seeds={num_seeds}$"
+        with pytest.raises(ValueError, match=message):
+            seed_directories(several, first, count)
+    (tmp_path / "started/seed_0/best/4").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"of the seeds 0: .* --config\.num_seeds=2$"):
+        seed_directories(tmp_path / "started", 0, 1)
+    with pytest.raises(ValueError, match=r"one holds a run of one seed: give another --workdir"):
+        seed_directories(tmp_path / "one", 0, 2)
+
+
+def test_entity_type_that_only_some_seeds_predict_counts_as_0_in_the_others():
+    common = {"best_step": 1, "seconds": 1.0}
+    without = common | {"seed": 0, "dev": {"f1": 0.5, "f1/PER": 0.5}}
+    with_event = common | {"seed": 1, "dev": {"f1": 0.5, "f1/EVENT": 0.0, "f1/PER": 0.7}}
+    for results in ([without, with_event], [with_event, without]):
+        scores = summarize_seeds(results, "dev/f1")["scores"]
+        assert scores["dev/f1/EVENT"] == {"median": 0.0, "min": 0.0, "max": 0.0}
+        assert scores["dev/f1/PER"] == pytest.approx({"median": 0.6, "min": 0.5, "max": 0.7})
+        assert "dev/f1/EVENT 0.0000 (0.0000 to 0.0000)" in format_seeds(results)

@@ -1,0 +1,149 @@
+"""What a report makes of compiled steps, with a compiler that only pretends to compile."""
+
+import types
+
+import jax
+import pytest
+
+from bert_jax.tpu import compile as tpu
+from bert_jax.tpu import report as pod_report
+from bert_jax.tpu.hlo_cost import Cost
+from bert_jax.training import throughput
+from bert_jax.training.setup import Phase, setup_pretraining
+from configs.pretrain import bert_tiny
+
+TOPOLOGY = "v4:2x2x2"
+
+
+@pytest.fixture(autouse=True)
+def simulated_devices(monkeypatch):
+    """Describes every topology as eight v4 chips."""
+    devices = tpu.CHIPS["v4"], jax.devices()
+    monkeypatch.setattr(tpu, "describe_topology", lambda topology: devices)
+
+
+def make_phase(batch_size: int) -> Phase:
+    rows = types.SimpleNamespace(max_seq_length=128, max_pairs=8)
+    return Phase(rows, None, 0, 1, batch_size, max_predictions=20)
+
+
+def failed_report(rows_per_device: int) -> dict:
+    mesh = {"data": 8, "fsdp": 1, "tensor": 1}
+    phase = {"per_device_batch_size": rows_per_device}
+    return {"phases": [phase], "mesh": mesh, "num_devices": 8}
+
+
+def test_memory_savings_are_tried_in_order_of_cost(monkeypatch):
+    tried = []
+
+    def fake_report(config, topology, phases, tokenizer):
+        sharded = config.mesh.fsdp, config.mesh.tensor, config.shard_weight_update
+        tried.append((config.per_device_batch_size, config.model.remat, *sharded))
+        if config.mesh.fsdp == 4 and config.mesh.tensor == 1:
+            raise ValueError("invalid mesh")
+        return {"fits": len(tried) == 8}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    config = bert_tiny.get_config()
+    config.per_device_batch_size = 8
+    run = config, TOPOLOGY, [make_phase(256)], None
+    found = pod_report.find_fitting_changes(*run, failed_report(8))
+    smallest = 1, "full"
+    assert tried[:3] == [(rows, "none", 1, 1, False) for rows in (4, 2, 1)]
+    assert tried[3:5] == [(8, "full", 1, 1, False), (*smallest, 1, 1, False)]
+    assert tried[5:] == [(*smallest, 1, 1, True), (*smallest, 4, 1, True), (*smallest, 4, 2, True)]
+    fields = {"per_device_batch_size": 1, "model.remat": "full", "shard_weight_update": True}
+    assert found == fields | {"mesh.data": -1, "mesh.fsdp": 4, "mesh.tensor": 2}
+    assert config.per_device_batch_size == 8  # The given configuration is not modified.
+
+
+def test_no_configuration_is_compiled_twice(monkeypatch):
+    tried = []
+
+    def fake_report(config, *_):
+        tried.append((config.model.remat, config.shard_weight_update, config.mesh.fsdp))
+        return {"fits": False}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    config = bert_tiny.get_config()
+    config.model.remat = "full"
+    run = config, TOPOLOGY, [make_phase(8)], None
+    assert pod_report.find_fitting_changes(*run, failed_report(1)) is None
+    assert tried == [("full", True, 1), ("full", True, 4), ("full", True, 4)]
+
+
+def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
+    def fake_report(config, topology, phases, tokenizer):
+        setup_pretraining(config, phases, tokenizer)
+        return {"fits": False, "phases": []}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
+    invalid, other = pod_report.sweep(*run, ["3x1x1", "-1x4x1"], ["none"])
+    assert "does not divide the 8 devices" in invalid["error"] and not invalid["fits"]
+    assert other["sizes"] == "-1x4x1" and "error" not in other
+    with pytest.raises(ValueError, match="does not divide the 8 devices"):
+        list(pod_report.sweep(*run, ["3x1x1", "5x1x1"], ["none"]))
+
+
+def test_sweep_rejects_a_malformed_mesh_before_compiling(monkeypatch):
+    monkeypatch.setattr(pod_report, "report", lambda *_: pytest.fail("compiled"))
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
+    with pytest.raises(ValueError, match="mesh '2x2': expected data x fsdp x tensor"):
+        list(pod_report.sweep(*run, ["-1x1x1", "2x2"], ["none"]))
+
+
+def test_sweep_finds_the_largest_batch_by_compiling(monkeypatch):
+    step = {
+        "fits": True,
+        "per_device_batch_size": 8,
+        "mesh": {"data": 8, "fsdp": 1, "tensor": 1},
+        "hbm_parts": {"activations": 100},
+        "hbm_bytes_per_device": 300,
+        "hbm_capacity_bytes": 1000,  # Eight times the activations fit, perhaps more.
+    }
+    tried = []
+
+    def fake_report(config, topology, phases, tokenizer):
+        rows = phases[0].batch_size // 8
+        tried.append(rows)
+        return step | {"fits": rows <= 64, "phases": [step], "remat": config.model.remat}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
+    (row,) = pod_report.sweep(*run, ["-1x1x1"], ["none"])
+    assert (row["sizes"], row["remat"]) == ("-1x1x1", "none")
+    assert row["largest_batch"] == 64 and tried == [8, 128, 64]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "needed", "over", "seconds"),
+    [
+        ((100, 300, 200), 300, 0, 4.5),
+        ((300, (50, 40)), 50, 10, 3.5),  # A phase that does not fit comes before one that does.
+        (((70, 40), (50, 40)), 70, 30, 4.0),
+        (((70, 40), (None, None), 300), None, None, 5.5),
+        ((31 * 2**30, 300), 31 * 2**30, 2**28, 3.0),  # The compiler allows 30.75 of 32 GiB.
+    ],
+)
+def test_memory_at_the_top_level_is_that_of_the_largest_phase(
+    monkeypatch, outcomes, needed, over, seconds
+):
+    """An outcome is the bytes that a phase uses, or the (bytes, limit) of `DoesNotFit`."""
+    remaining = iter(outcomes)
+
+    def fake_compile_step(setup, phase):
+        outcome = next(remaining)
+        if isinstance(outcome, tuple):
+            raise tpu.DoesNotFit(*outcome, 5, 2.0)
+        cost = Cost({("other", "update"): 1}, 1.0, {}, [], {}, [])
+        return tpu.CompiledStep({"activations": outcome}, "", cost, 1.5)
+
+    monkeypatch.setitem(throughput.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setattr(tpu, "compile_step", fake_compile_step)
+    phases = [make_phase(8 * 2**index) for index in range(len(outcomes))]
+    report = pod_report.report(bert_tiny.get_config(), TOPOLOGY, phases, tpu.UNCASED_ENGLISH)
+    assert (report["hbm_bytes_per_device"], report["hbm_bytes_over"]) == (needed, over)
+    assert report["hbm_parts"] == ({"activations": needed} if needed in outcomes else None)
+    assert report["fits"] == (over == 0) and report["compile_seconds"] == seconds
+    assert report["batch_size"] == 8  # The first phase's.
