@@ -1,21 +1,29 @@
-# Everything is kept in .venv (or .venv-parity), inside this clone; the demo in runs/.
+# Installs into .venv (or .venv-parity) inside this clone; data and the demo's run are in runs/.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test parity tf-parity faults report-test lint lock clean
+.PHONY: demo test test-all slow-tests parity tf-parity faults report-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
+# The fast tier: under 8 minutes on 2 cores.
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
-		--no-loadscope-reorder
+	$(PYTEST) -m "not slow"
 
-# Compares with transformers in torch; downloads both, and the MiniLM weights. With XQUAD=FILE, the
-# English part of XQuAD, its answers are looked for in their features, too.
+# Both tiers: processes killed at random, every mesh with every optimizer, damage to every file.
+test-all: test slow-tests
+
+slow-tests: .venv/installed
+	$(PYTEST) -m slow
+
+# Compares with transformers in torch; downloads both, and the MiniLM weights. With XQUAD=FILE (the
+# English part of XQuAD) it also checks that features contain the answers of that file.
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
@@ -25,20 +33,20 @@ parity: .venv-parity/installed
 		BERT_JAX_SQUAD_METRICS=runs/data/squad/squad_metrics.py \
 		BERT_JAX_CONLL=runs/data/conll2003 BERT_JAX_CONLLEVAL=runs/data/conlleval/conlleval \
 		BERT_JAX_XQUAD=$(XQUAD) \
-		.venv-parity/bin/python -m pytest --override-ini addopts= -v tests/parity
+		.venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v tests/parity
 
 # Imports a checkpoint that TensorFlow writes; downloads TensorFlow.
 tf-parity: .venv-parity/tensorflow
-	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts= -v \
+	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v \
 		tests/parity/test_interop.py -k tensorflow
 
-# Kills a run of two processes at 20 random moments; a few minutes.
+# Kills a run of two processes at 20 random moments; about 8 minutes.
 faults: .venv/installed
-	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/test_faults.py
+	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/runtime/test_faults.py
 
-# What `make test` leaves out where there is no TPU compiler; downloads it.
+# The tests that need the TPU compiler, which it downloads.
 report-test: .venv/compiler
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/test_tpu_report.py
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -64,7 +72,7 @@ lint: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Pins what pyproject.toml asks for, with hashes, to what is newest now.
+# Pins the newest versions that pyproject.toml allows, with hashes.
 lock:
 	uv pip compile pyproject.toml --extra test --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-emit-index-url --no-annotate --output-file requirements.lock

@@ -24,7 +24,7 @@ import time
 
 from absl import app, flags, logging
 
-from bert_jax.runtime.huge_pages import TUNABLE
+from bert_jax.runtime.command_line import TUNABLE
 
 TASK = flags.DEFINE_enum("task", "r8", ["r8", "conll2003", "xquad"], "Task to compare on.")
 EXAMPLES = flags.DEFINE_integer(

@@ -1,14 +1,13 @@
-"""A whole training step on the CPU, beside transformers' BertForPreTraining with torch's AdamW.
+"""A whole training step on the CPU against transformers' BertForPreTraining with torch's AdamW.
 
 make .venv-parity/installed && .venv-parity/bin/python benchmarks/train_step.py
 
-Batch 32 x 128 with 20 predictions a row, float32, dropout 0.1, gradients clipped, AdamW. Ours also
-unpacks and masks the rows in each step; transformers is given masked ones. Each measurement is a
-fresh process on the same cores, and the sides take turns. The aim is a ratio of at least 2.5.
+Batch 32 x 128 with 20 predictions per row, float32, dropout 0.1, gradients clipped, AdamW. Our step
+also unpacks and masks the rows; transformers gets masked ones. Each measurement is a process of its
+own on the same cores, and the sides alternate. The aim is a ratio of at least 2.5.
 
-Two tables: both sides with glibc asking for huge pages, and both without. Our entry points ask for
-them by themselves (bert_jax/huge_pages.py), a torch script does not: so the first table is what the
-code is worth, both helped alike, and the second what it is worth where nobody asks.
+There are two tables: both sides with glibc asking for huge pages, and both without. Our mains ask
+for them (bert_jax/runtime/command_line.py), a torch script does not.
 """
 
 import functools
@@ -23,13 +22,15 @@ import numpy as np
 from absl import app, flags, logging
 
 from bert_jax.model.config import BertConfig
-from bert_jax.runtime.huge_pages import TUNABLE
+from bert_jax.runtime.command_line import TUNABLE
 
 SIZES = flags.DEFINE_list("sizes", ["tiny", "mini"], "Published sizes: 2/128 and 4/256.")
-REPEATS = flags.DEFINE_integer("repeats", 2, "Processes of each side, taking turns.")
-STEPS = flags.DEFINE_integer("steps", 10, "Timed steps of a process, after two that are not.")
-THREADS = flags.DEFINE_integer("threads", 0, "Cores of each process; 0: all there are.")
-SIDE = flags.DEFINE_enum("side", None, ["bert_jax", "transformers"], "Only measure this, here.")
+REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.")
+STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
+THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
+SIDE = flags.DEFINE_enum(
+    "side", None, ["bert_jax", "transformers"], "Only measures this side, here."
+)
 BATCH, LENGTH, PREDICTIONS, MASK_ID = 32, 128, 20, 103
 
 
@@ -82,7 +83,7 @@ def bert_jax_step(config: BertConfig):
 
 
 def transformers_step(config: BertConfig):
-    """The same by transformers and torch, eager, with its default attention."""
+    """Returns the same with transformers and torch, eager, with its default attention."""
     import torch
     import transformers
 
@@ -121,7 +122,7 @@ def transformers_step(config: BertConfig):
 
 
 def measure(side: str, size: str) -> list[float]:
-    """Seconds of each timed step, in this process."""
+    """Returns the seconds of each timed step, in this process."""
     # Unrolled, as a CPU run should be (configs/pretrain/demo.py).
     config = BertConfig.named(size, scan_layers=False)
     step = {"bert_jax": bert_jax_step, "transformers": transformers_step}[side](config)
@@ -133,8 +134,8 @@ def measure(side: str, size: str) -> list[float]:
     return seconds[2:]
 
 
-def measure_apart(side: str, size: str, huge_pages: bool) -> list[float]:
-    """The same in a process of its own."""
+def measure_in_process(side: str, size: str, huge_pages: bool) -> list[float]:
+    """Measures in a process of its own."""
     environment = os.environ | {"GLIBC_TUNABLES": TUNABLE if huge_pages else ""}
     environment |= {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, __file__, f"--side={side}", f"--sizes={size}"]
@@ -150,10 +151,10 @@ def main(argv: list[str]) -> None:
         print(json.dumps(measure(SIDE.value, SIZES.value[0])))
         return
     busy = os.getloadavg()[0]
-    if busy > 0.5:  # torch's threads wait for one another: it loses more than its share.
-        print(f"Other programs are at work (load average {busy:.1f}): the ratios favour bert_jax.")
+    if busy > 0.5:  # torch's threads wait for each other, so that it loses more than its share.
+        print(f"Other programs are running (load average {busy:.1f}): the ratios favor bert_jax.")
     cores = sorted(os.sched_getaffinity(0))[: THREADS.value or None]
-    os.sched_setaffinity(0, cores)  # The processes started from here inherit it.
+    os.sched_setaffinity(0, cores)  # Inherited by the processes started here.
     for huge_pages in (True, False):
         print(f"\nHuge pages {'on' if huge_pages else 'off'} for both, {len(cores)} cores; medians")
         print(f"{'':8} {'bert_jax':>20} {'transformers':>20}   ratio of sequences/s")
@@ -161,7 +162,7 @@ def main(argv: list[str]) -> None:
             seconds = {"bert_jax": [], "transformers": []}
             for _ in range(REPEATS.value):
                 for side, steps in seconds.items():
-                    steps += measure_apart(side, size, huge_pages)
+                    steps += measure_in_process(side, size, huge_pages)
             ours, theirs = (statistics.median(steps) for steps in seconds.values())
             cells = [f"{1e3 * s:.0f} ms, {BATCH / s:.0f} seq/s" for s in (ours, theirs)]
             print(f"{size:8} {cells[0]:>20} {cells[1]:>20}   {theirs / ours:.2f}", flush=True)

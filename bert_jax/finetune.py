@@ -21,7 +21,6 @@ from bert_jax.interop.parameters import format_report
 from bert_jax.interop.read import abstract_params, read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import Preempted
-from bert_jax.runtime.huge_pages import restart_with_huge_pages
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.tasks.seeds import format_scores, format_seeds, seed_directories, summarize_seeds
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
@@ -251,5 +250,4 @@ class BestCheckpoint:
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
     main.start(train_and_evaluate)

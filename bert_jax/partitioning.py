@@ -45,27 +45,24 @@ ROWS = P("fsdp")
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
     """Builds a mesh over `devices` (None: all); one size may be -1, to use the remaining devices.
 
-    TPU slices are ordered along `data`. Raises ValueError if the product of the sizes is not the
-    number of devices, or JAX cannot map the mesh to their interconnect.
+    TPU slices are ordered along `data`: the network between them is slow, and only gradients cross
+    it. Raises ValueError for sizes that do not fit the devices or their interconnect.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
     mesh = f"mesh (data={data}, fsdp={fsdp}, tensor={tensor})"
-    if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-        raise ValueError(f"{mesh}: sizes are positive, and at most one of them is -1")
-    known = math.prod(size for size in sizes if size != -1)
-    sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    if math.prod(sizes) != len(devices):
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = len(devices) // math.prod(size for size in sizes if size > 0)
+    if min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise ValueError(
             f"{mesh} does not divide the {len(devices)} devices of this run: choose sizes whose "
             f"product is {len(devices)}, or set one of them to -1"
         )
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
-    # The network between slices is slow: only gradients cross it, that is, only `data` does.
     if sizes[0] % num_slices:
         raise ValueError(
-            f"{mesh}: data={sizes[0]} must be a multiple of the {num_slices} slices, so that fsdp "
-            "and tensor stay within a slice: make them smaller"
+            f"{mesh}: data={sizes[0]} must be a multiple of the {num_slices} slices: choose a "
+            "smaller fsdp or tensor"
         )
     # Otherwise JAX refuses sizes that are not products of the torus's axes.
     options = {"devices": devices, "allow_split_physical_axes": True}
@@ -77,8 +74,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
             array = mesh_utils.create_hybrid_device_mesh(within, (num_slices, 1, 1), **options)
     except (AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"{mesh}: JAX cannot map it to the links of these {len(devices)} devices; choose other "
-            f"sizes: {error}"
+            f"{mesh} does not fit the links of these {len(devices)} devices: {error}"
         ) from error
     return Mesh(array, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
@@ -106,16 +102,15 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings) -> Callable:
     along it. The compiler remains in charge of the other mesh axes.
     """
 
-    def axis_over_data(sharding):
-        found = (axis for axis, names in enumerate(sharding.spec) if "data" in (names or ()))
-        return next(found, None)
+    def out_spec(sharding):
+        return P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
 
-    def reduce(sharding, tree):
-        axis = axis_over_data(sharding)
+    def reduce(spec, tree):
         if mesh.shape["data"] == 1:  # The partitioner fails on a sum over one shard.
             return tree
-        if axis is None:
+        if "data" not in spec:
             return jax.lax.psum(tree, "data")
+        axis = tuple(spec).index("data")
         if jax.process_count() > 1 and mesh.devices.flat[0].platform == "cpu":
             # The CPU's reduce-scatter between processes is not deterministic.
             total = jax.lax.psum(tree, "data")
@@ -124,15 +119,12 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings) -> Callable:
             return jax.lax.dynamic_slice_in_dim(total, start, size, axis)
         return jax.lax.psum_scatter(tree, "data", scatter_dimension=axis, tiled=True)
 
-    def out_spec(sharding):
-        axis = axis_over_data(sharding)
-        return P() if axis is None else P(*[None] * axis, "data")
-
+    out_specs = jax.tree.map(out_spec, shardings)
     return lambda params, batch, *rest: jax.shard_map(
-        lambda *args: jax.tree.map(reduce, shardings, function(*args)),
+        lambda *args: jax.tree.map(reduce, out_specs, function(*args)),
         mesh=mesh,
         in_specs=(P(), P("data"), *[P()] * len(rest)),
-        out_specs=jax.tree.map(out_spec, shardings),
+        out_specs=out_specs,
         axis_names={"data"},
         check_vma=False,
     )(params, batch, *rest)
@@ -156,10 +148,7 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
         matches = ((pattern, spec) for pattern, spec in rules if re.search(pattern, name))
         pattern, spec = next(matches, (None, None))
         if pattern is None:
-            raise ValueError(
-                f"no partitioning rule matches parameter {name!r} of shape {leaf.shape}: add one "
-                f"to RULES in {__name__}"
-            )
+            raise ValueError(f"no partitioning rule matches parameter {name!r}: add one to RULES")
         unused.pop(pattern, None)
         sharding = NamedSharding(mesh, spec)
         try:
@@ -173,8 +162,7 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
     shardings = jax.tree_util.tree_map_with_path(infer, tree)
     if unused:
         raise ValueError(
-            f"the partitioning rules {', '.join(map(repr, unused))} match no parameter: fix or "
-            "remove them"
+            f"the partitioning rules {', '.join(map(repr, unused))} match no parameter"
         )
     logging.info("Layout over %s:\n%s", dict(mesh.shape), "\n".join(table))
     return shardings

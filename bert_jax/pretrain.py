@@ -21,7 +21,6 @@ from bert_jax import partitioning
 from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_batches
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import Preempted
-from bert_jax.runtime.huge_pages import restart_with_huge_pages
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer
@@ -60,13 +59,12 @@ def _train_and_evaluate(
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
-    settings = config.to_dict() | {"bert": dataclasses.asdict(setup.bert)}
+    settings = config.to_dict() | {"bert": dataclasses.asdict(setup.model.config)}
     settings["rows"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
     claim_workdir(workdir, settings)
-    main.enable_compilation_cache(workdir)
-    compilations = stack.enter_context(main.count_compilations())
+    compilations = main.enable_compilation_cache(workdir)
     checkpointer = stack.enter_context(
         contextlib.closing(
             Checkpointer(
@@ -114,18 +112,19 @@ def _train_and_evaluate(
             num_microbatches=setup.num_microbatches(phase),
         )
         eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
+        rows = phase.rows
         row_flops = flops_per_row(
-            setup.bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+            setup.model.config, rows.max_seq_length, phase.max_predictions, rows.max_pairs
         )
         throughput = Throughput(row_flops, phase.batch_size)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
-            phase.rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
+            rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
         unreported = []
-        for step, rows in enumerate(batches, start + 1):
+        for step, batch in enumerate(batches, start + 1):
             watchdog.beat(f"{'compiling and ' if step == start + 1 else ''}running step {step}")
-            state, step_metrics = update_step(state, rows)
+            state, step_metrics = update_step(state, batch)
             unreported.append(step_metrics)
             main.limit_dispatch(unreported)
             progress.update()
@@ -190,5 +189,4 @@ def evaluate(eval_step, params, phase, sharding, config) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
     main.start(train_and_evaluate)

@@ -210,7 +210,7 @@ def test_without_training_data_the_labels_are_those_of_the_head(finished, given,
     with pytest.raises(ValueError, match=r"nothing to train on, and .*weights has no head: give"):
         finetune.prepare(small_config(given, data__train=""))
     nowhere = {"init_from": str(finished[0]), "data__train": "", "data__dev": ""}
-    with pytest.raises(ValueError, match=r"give the examples to train on: .* those to predict: "):
+    with pytest.raises(ValueError, match=r"no examples: give .*FILE to train, or .* to predict"):
         finetune.prepare(small_config(given, **nowhere))
 
 

@@ -52,7 +52,7 @@ RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
 # States of a queued resource, or of its TPU, that never become ACTIVE again.
 LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
 LEFT_ALONE = (
-    "Nothing was stopped: the slice may be running the job, and costs money. `launch` resumes "
+    "Nothing was stopped: a slice that exists costs money and may run its job. `launch` resumes "
     "watching it, `follow` only shows the log, and `delete` deletes the slice"
 )
 
@@ -74,8 +74,8 @@ def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     if kind in ("v5litepod", "v6e") and (size in (1, 4, 8) or (size >= 16 and size % 4 == 0)):
         return kind.replace("litepod", "e"), size, size // 4 if size > 8 else 1
     raise LaunchError(
-        f"--accelerator_type={accelerator_type} is unknown: expected v2-N, v3-N, v4-N or v5p-N with N a "
-        "multiple of 8, or v5litepod-N or v6e-N with N 1, 4, 8, or a multiple of 4 from 16"
+        f"--accelerator_type={accelerator_type} is unknown: expected v2-N, v3-N, v4-N or v5p-N, N "
+        "a multiple of 8; or v5litepod-N or v6e-N, N 1, 4, 8, or a multiple of 4 from 16"
     )
 
 

@@ -34,15 +34,9 @@ PROCESSES = flags.DEFINE_integer(
 # The fields of CorpusConfig.
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
-flags.DEFINE_float(
-    "short_seq_prob", DEFAULT.short_seq_prob, "Fraction of documents cut into shorter pairs."
-)
-flags.DEFINE_integer(
-    "dupe_factor", DEFAULT.dupe_factor, "Times that each training document is paired."
-)
-flags.DEFINE_float(
-    "heldout_fraction", DEFAULT.heldout_fraction, "Fraction of documents to hold out; 0 means none."
-)
+flags.DEFINE_float("short_seq_prob", DEFAULT.short_seq_prob, "Fraction cut into shorter pairs.")
+flags.DEFINE_integer("dupe_factor", DEFAULT.dupe_factor, "Times each document is paired.")
+flags.DEFINE_float("heldout_fraction", DEFAULT.heldout_fraction, "Fraction of held-out documents.")
 flags.DEFINE_integer("seed", DEFAULT.seed, "Random seed.")
 flags.DEFINE_enum(
     "sentences",

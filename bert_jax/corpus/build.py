@@ -1,11 +1,9 @@
 """Builds a corpus: documents in, shuffled shards of packed rows and a manifest out.
 
 The parent process assigns each document to a split and collects groups of about a megabyte of text.
-Worker processes turn groups into rows (`rows_of_group`). The parent appends these, in the order of
-the groups, to one spill file per shard; in the end each shard is shuffled and written. Randomness
-depends only on the seed and the index of the group or shard, so the output does not depend on the
-number of processes. Another runner, such as Beam, can call `make_groups`, `rows_of_group` and
-`write_shard` itself.
+Worker processes turn groups into rows. The parent appends these, in the order of the groups, to one
+spill file per shard; in the end each shard is shuffled and written. Randomness depends only on the
+seed and the index of the group or shard, so the output does not depend on the number of processes.
 """
 
 import collections
@@ -32,13 +30,11 @@ from bert_jax.corpus.sentences import MODES, UnreadableDocument, split_sentences
 from bert_jax.tokenization import Tokenizer
 
 SPLITS = ("train", "heldout")
-# Large enough to draw random next sentences from many documents, small enough that a few groups per
-# core fit into memory.
+# Many documents to draw random next sentences from; a few groups per core fit into memory.
 GROUP_CHARACTERS = 1 << 20
-# Bounds the memory needed to shuffle a shard: rows take fewer bytes than their text, and about as
-# many as a compressed dump. The number of shards is limited by the number of open files.
+# Bounds the memory needed to shuffle a shard: rows take about as many bytes as a compressed dump.
 INPUT_BYTES_PER_SHARD = 16 << 20
-MAX_SHARDS = 512
+MAX_SHARDS = 512  # open files
 MAX_VOCABULARY = 1 << 16  # rows hold uint16
 
 
@@ -116,19 +112,9 @@ def make_groups(
 
     A group never mixes splits, so no pair can join a train and a held-out document.
     """
-    waiting: dict[str, collections.deque[Document]] = {s: collections.deque() for s in SPLITS}
+    waiting: dict[str, list[Document]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
-    indices = dict.fromkeys(SPLITS, 0)
-
-    def next_group(split: str, min_characters: float) -> Group:
-        taken, characters = [], 0
-        while waiting[split] and characters < min_characters:
-            taken.append(waiting[split].popleft())
-            characters += len(taken[-1].text)
-        sizes[split] -= characters
-        indices[split] += 1
-        return Group(split, indices[split] - 1, taken)
-
+    indices = {split: itertools.count() for split in SPLITS}
     for document in documents:
         if not document.continues:
             split = split_of(document.text, config)
@@ -137,10 +123,16 @@ def make_groups(
         # Hold back half a group, so that the last group has enough documents to draw random next
         # sentences from.
         if sizes[split] >= 1.5 * group_characters:
-            yield next_group(split, group_characters)
+            count = characters = 0
+            while characters < group_characters:
+                characters += len(waiting[split][count].text)
+                count += 1
+            yield Group(split, next(indices[split]), waiting[split][:count])
+            del waiting[split][:count]
+            sizes[split] -= characters
     for split in SPLITS:
         if waiting[split]:
-            yield next_group(split, math.inf)
+            yield Group(split, next(indices[split]), waiting[split])
 
 
 def split_of(text: str, config: CorpusConfig) -> str:
@@ -154,10 +146,7 @@ def split_of(text: str, config: CorpusConfig) -> str:
 def rows_of_group(
     group: Group, tokenizer: Tokenizer, config: CorpusConfig, num_shards: dict[str, int]
 ) -> GroupRows:
-    """Splits, tokenizes, pairs and packs a group, and assigns each row to a random shard.
-
-    `num_shards` is given for each split, and the tokenizer has at most 65,536 pieces.
-    """
+    """Splits, tokenizes, pairs and packs a group, and assigns each row to a random shard."""
     counts: collections.Counter = collections.Counter()
     documents, sources, source = [], [], 0
     for document in group.documents:
@@ -179,7 +168,7 @@ def rows_of_group(
 
     special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     length, max_pairs = config.max_seq_length, config.max_pairs_per_row
-    rows = [np.zeros(0, row_dtype(length, max_pairs))]
+    rows = []
     # Held-out documents are never duplicated.
     for repetition in range(config.dupe_factor if group.split == "train" else 1):
         rng = random.Random(f"{config.seed}/{group.split}/{group.index}/{repetition}")
@@ -212,8 +201,7 @@ def build_corpus(
     """Builds a corpus in the directory `output` and returns its manifest.
 
     Args:
-      inputs: glob patterns (comma-separated or a list) of text files or Wikipedia dumps, or
-        "tfds:NAME".
+      inputs: as for `find_inputs`.
       tokenizer: copied into the corpus.
       output: new, empty, or left by an interrupted build.
       config: None means the defaults.
@@ -232,34 +220,29 @@ def build_corpus(
         )
     paths = find_inputs(inputs)
     sizes = [input_bytes(path) for path in paths]
-    splits = SPLITS if config.heldout_fraction else SPLITS[:1]
     needed_shards = math.ceil(sum(sizes) * config.dupe_factor / INPUT_BYTES_PER_SHARD)
     num_shards = {"train": config.num_shards or min(needed_shards, MAX_SHARDS)}
-    num_shards["heldout"] = math.ceil(num_shards["train"] * config.heldout_fraction)
+    if config.heldout_fraction:
+        num_shards["heldout"] = math.ceil(num_shards["train"] * config.heldout_fraction)
+    documents = itertools.chain.from_iterable(map(read_documents, paths))
+    make_rows = functools.partial(
+        rows_of_group, tokenizer=tokenizer, config=config, num_shards=num_shards
+    )
+    group_rows = ordered_map(make_rows, make_groups(documents, config), num_processes)
     with writing.scratch_directory(output, overwrite) as scratch:
         shards = {
             split: [scratch / writing.shard_name(split, index, number) for index in range(number)]
             for split, number in num_shards.items()
         }
-        documents = itertools.chain.from_iterable(map(read_documents, paths))
-        make_rows = functools.partial(
-            rows_of_group, tokenizer=tokenizer, config=config, num_shards=num_shards
-        )
-        group_rows = ordered_map(make_rows, make_groups(documents, config), num_processes)
         counts = _spill_rows(group_rows, shards, sum(sizes))
-        for split in splits:
-            if not counts[split]["rows"]:
-                raise ValueError(_no_rows(split, counts, config))
-        entries = _write_shards(shards, config, num_processes)
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
+        inputs_read = zip(paths, sizes, strict=True)
         manifest = {
             "format_version": writing.FORMAT_VERSION,
-            "splits": {s: _describe(counts[s], entries[s], config) for s in splits},
+            "splits": _write_splits(shards, counts, config, num_processes),
             "config": {
                 **dataclasses.asdict(config),
-                "inputs": [
-                    {"path": path, "bytes": size} for path, size in zip(paths, sizes, strict=True)
-                ],
+                "inputs": [{"path": path, "bytes": size} for path, size in inputs_read],
             },
             "vocabulary": {
                 "filename": tokenizer.filename,
@@ -275,16 +258,16 @@ def _spill_rows(
     group_rows: Iterable[GroupRows], shards: dict[str, list[pathlib.Path]], total_bytes: int
 ) -> dict[str, collections.Counter]:
     """Appends rows to the spill files of their shards; returns the counts of each split."""
-    counts: dict[str, collections.Counter] = {split: collections.Counter() for split in SPLITS}
-    with contextlib.ExitStack() as stack:
+    counts = {split: collections.Counter() for split in shards}
+    with (
+        contextlib.ExitStack() as stack,
+        tqdm.tqdm(total=total_bytes, desc="corpus", unit="B", unit_scale=True) as bar,
+    ):
         spills = {
             # Unbuffered, so that a full disk raises when writing, not when closing.
             split: [stack.enter_context(open(writing.spill_path(p), "wb", 0)) for p in paths]
             for split, paths in shards.items()
         }
-        bar = stack.enter_context(
-            tqdm.tqdm(total=total_bytes, desc="corpus", unit="B", unit_scale=True)
-        )
         for group in group_rows:
             for spill, rows in zip(spills[group.split], group.shards, strict=True):
                 try:
@@ -299,63 +282,49 @@ def _spill_rows(
     return counts
 
 
-def _write_shards(
-    shards: dict[str, list[pathlib.Path]], config: CorpusConfig, num_processes: int
-) -> dict[str, list[dict]]:
-    """Shuffles every spill file into its shard; returns the manifest's entries of each split."""
-    jobs = [
-        (path, (config.seed, SPLITS.index(split), index))
-        for split, paths in shards.items()
-        for index, path in enumerate(paths)
-    ]
-    # Starting processes takes longer than writing two shards.
-    num_processes = num_processes if len(jobs) > 2 else 1
-    entries = iter(list(ordered_map(functools.partial(_write_shard, config), jobs, num_processes)))
-    return {split: [next(entries) for _ in paths] for split, paths in shards.items()}
-
-
-def _write_shard(config: CorpusConfig, job: tuple[pathlib.Path, tuple[int, ...]]) -> dict:
-    path, seed = job
+def _write_splits(
+    shards: dict[str, list[pathlib.Path]],
+    counts: dict[str, collections.Counter],
+    config: CorpusConfig,
+    num_processes: int,
+) -> dict[str, dict]:
+    """Shuffles every spill file into its shard; returns the manifest's entry of each split."""
+    num_documents = sum(count["documents"] for count in counts.values())
+    if not num_documents:
+        raise ValueError("the input holds no document: it is blank, or a dump without articles")
     dtype = row_dtype(config.max_seq_length, config.max_pairs_per_row)
-    num_rows, size = writing.write_shard(path, dtype, config.block_rows, seed)
-    return {"file": path.name, "rows": num_rows, "bytes": size}
-
-
-def _describe(counts: collections.Counter, shards: list[dict], config: CorpusConfig) -> dict:
-    """Returns the manifest's entry of a split."""
-    rows, pairs, tokens = counts["rows"], counts["pairs"], counts["tokens"]
-    return {
-        "documents": counts["documents"],
-        "sentences": counts["sentences"],
-        "pairs": pairs,
-        "rows": rows,
-        "blocks": sum(math.ceil(shard["rows"] / config.block_rows) for shard in shards),
-        "tokens": tokens,
-        "fill": round(tokens / (rows * config.max_seq_length), 4),
-        "mean_pair_length": round(tokens / pairs, 2),
-        "nsp_labels": {"is_next": pairs - counts["not_next"], "not_next": counts["not_next"]},
-        "dropped": _dropped(counts),
-        "shards": shards,
-    }
-
-
-def _dropped(counts: collections.Counter) -> dict[str, int]:
-    names = sorted(name for name in counts if name.startswith("dropped_"))
-    return {name.removeprefix("dropped_"): counts[name] for name in names}
-
-
-def _no_rows(split: str, counts: dict[str, collections.Counter], config: CorpusConfig) -> str:
-    """Returns the error message for a split without rows."""
-    documents = sum(count["documents"] for count in counts.values())
-    if not documents:
-        return "the input holds no document: it is blank, or a dump without articles"
-    found = f"{counts[split]['documents']} of {documents} documents are in the {split} split"
-    if not counts[split]["documents"]:
-        return (
-            f"{found} with --heldout_fraction={config.heldout_fraction}; add documents (separated "
-            "by blank lines), or change the fraction or --seed"
-        )
-    return (
-        f"{found} and made no sentence pair (dropped: {_dropped(counts[split])}): a pair needs two "
-        "sentences or two documents; give more text, or change --heldout_fraction or --seed"
-    )
+    write = functools.partial(writing.write_shard, dtype=dtype, block_rows=config.block_rows)
+    splits = {}
+    for split, paths in shards.items():
+        count = counts[split]
+        rows, pairs, tokens = count["rows"], count["pairs"], count["tokens"]
+        dropped = {
+            name.removeprefix("dropped_"): count[name]
+            for name in sorted(count)
+            if name.startswith("dropped_")
+        }
+        if not rows:
+            raise ValueError(
+                f"{count['documents']} of {num_documents} documents are in the {split} split and "
+                f"made no sentence pair (dropped: {dropped}): a pair needs two sentences or two "
+                "documents, separated by blank lines; give more text, or change "
+                f"--heldout_fraction={config.heldout_fraction} or --seed"
+            )
+        seed = (config.seed, SPLITS.index(split))
+        jobs = [(path, (*seed, index)) for index, path in enumerate(paths)]
+        # Starting processes takes longer than writing two shards.
+        entries = list(ordered_map(write, jobs, num_processes if len(jobs) > 2 else 1))
+        splits[split] = {
+            "documents": count["documents"],
+            "sentences": count["sentences"],
+            "pairs": pairs,
+            "rows": rows,
+            "blocks": sum(math.ceil(entry["rows"] / config.block_rows) for entry in entries),
+            "tokens": tokens,
+            "fill": round(tokens / (rows * config.max_seq_length), 4),
+            "mean_pair_length": round(tokens / pairs, 2),
+            "nsp_labels": {"is_next": pairs - count["not_next"], "not_next": count["not_next"]},
+            "dropped": dropped,
+            "shards": entries,
+        }
+    return splits

@@ -35,7 +35,6 @@ class Rows:
       num_rows: rows in the split, which is one epoch.
       max_seq_length, max_pairs: the sizes of a row.
       vocab_size: of the corpus's vocabulary.
-      vocabulary_path: of the corpus's copy of the vocabulary.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Rows:
             self.max_pairs: int = config["max_pairs_per_row"]
             self.num_rows: int = self.manifest["splits"][split]["rows"]
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
-            self.vocabulary_path = self.directory / self.manifest["vocabulary"]["filename"]
             self._dtype = row_dtype(self.max_seq_length, self.max_pairs)
             self._open_shards(config["block_rows"])
             self.load_tokenizer()  # to check the vocabulary
@@ -86,16 +84,16 @@ class Rows:
 
     def load_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the corpus. Raises CorpusError if it is not the manifest's."""
+        path = self.directory / self.manifest["vocabulary"]["filename"]
         expected = self.manifest["vocabulary"]["sha256"]
         try:
-            tokenizer = load_tokenizer(self.vocabulary_path)
+            tokenizer = load_tokenizer(path)
         except (OSError, ValueError) as error:
             raise CorpusError(f"the corpus lost its vocabulary: {error}; {REBUILD}") from error
         if tokenizer.sha256 != expected:
             raise CorpusError(
-                f"{self.vocabulary_path} has SHA-256 {tokenizer.sha256}, but the corpus was built "
-                f"with {expected}: its ids would mean other words. Restore the vocabulary, or "
-                f"{REBUILD}"
+                f"{path} has SHA-256 {tokenizer.sha256}, but the corpus was built with {expected}: "
+                f"its ids would mean other words. Restore the vocabulary, or {REBUILD}"
             )
         return tokenizer
 

@@ -2,32 +2,30 @@
 
 import pathlib
 
-from bert_jax.interop.files import read_json
-from bert_jax.interop.huggingface import config_from_huggingface, huggingface_name
+from bert_jax.interop.huggingface import config_from_huggingface, huggingface_name, read_json
 from bert_jax.interop.parameters import LoadedModel, build_loaded_model, read_parameters
 from bert_jax.tokenization import load_tokenizer
 
-# transformers kept Google's names, with dots for slashes, except these.
-_PARAMETER_NAMES = {
-    "bert/embeddings/token_embedding": "bert/embeddings/word_embeddings",
-    "bert/embeddings/position_embedding": "bert/embeddings/position_embeddings",
-    "bert/embeddings/segment_embedding": "bert/embeddings/token_type_embeddings",
-    "mlm/bias": "cls/predictions/output_bias",
-    "nsp/kernel": "cls/seq_relationship/output_weights",
-    "nsp/bias": "cls/seq_relationship/output_bias",
-}
+# transformers kept Google's names except for these, replaced in this order.
+_REPLACEMENTS = (
+    ("layer.{layer}", "layer_{layer}"),
+    ("embeddings.weight", "embeddings"),
+    ("LayerNorm.weight", "LayerNorm.gamma"),
+    ("LayerNorm.bias", "LayerNorm.beta"),
+    ("predictions.bias", "predictions.output_bias"),
+    ("seq_relationship.weight", "seq_relationship.output_weights"),
+    ("seq_relationship.bias", "seq_relationship.output_bias"),
+    (".weight", ".kernel"),
+    (".", "/"),
+)
 
 
 def google_name(path: str) -> str:
     """Returns Google's name of a parameter, with `{layer}` where it is stacked."""
-    if path in _PARAMETER_NAMES:
-        return _PARAMETER_NAMES[path]
-    module = huggingface_name(path).rpartition(".")[0]
-    module = module.replace("layer.{layer}", "layer_{layer}").replace(".", "/")
-    leaf = path.rpartition("/")[2]
-    if module.endswith("LayerNorm"):
-        leaf = {"scale": "gamma", "bias": "beta"}[leaf]
-    return f"{module}/{leaf}"
+    name = huggingface_name(path)
+    for old, new in _REPLACEMENTS:
+        name = name.replace(old, new)
+    return name
 
 
 def load_google(directory: pathlib.Path) -> LoadedModel:

@@ -12,7 +12,6 @@ import flax
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.interop.files import read_json, read_tensors, read_tokenizer
 from bert_jax.interop.parameters import (
     PADDED,
     LoadedModel,
@@ -21,21 +20,20 @@ from bert_jax.interop.parameters import (
     read_parameters,
 )
 from bert_jax.model.config import BertConfig
-from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer
+from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer, WordPieceTokenizer, load_tokenizer
+
+WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
 
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""
 
-# Paths in the parameter tree -> names in transformers. A name with `{layer}` stands for one tensor
-# per layer, stacked along axis 0 in the parameter tree.
+# Paths of parameters or of their modules -> names in transformers, without ".weight" or ".bias".
+# `{layer}` stands for one tensor per layer.
 _LAYER = "bert.encoder.layer.{layer}"
-_PARAMETER_NAMES = {
-    "bert/embeddings/token_embedding": "bert.embeddings.word_embeddings.weight",
-    "bert/embeddings/position_embedding": "bert.embeddings.position_embeddings.weight",
-    "bert/embeddings/segment_embedding": "bert.embeddings.token_type_embeddings.weight",
-    "mlm/bias": "cls.predictions.bias",
-}
-_MODULE_NAMES = {
+_NAMES = {
+    "bert/embeddings/token_embedding": "bert.embeddings.word_embeddings",
+    "bert/embeddings/position_embedding": "bert.embeddings.position_embeddings",
+    "bert/embeddings/segment_embedding": "bert.embeddings.token_type_embeddings",
     "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
     "bert/encoder/layers/query": f"{_LAYER}.attention.self.query",
     "bert/encoder/layers/key": f"{_LAYER}.attention.self.key",
@@ -46,11 +44,11 @@ _MODULE_NAMES = {
     "bert/encoder/layers/output": f"{_LAYER}.output.dense",
     "bert/encoder/layers/output_layer_norm": f"{_LAYER}.output.LayerNorm",
     "bert/pooler": "bert.pooler.dense",
+    "mlm": "cls.predictions",
     "mlm/transform": "cls.predictions.transform.dense",
     "mlm/layer_norm": "cls.predictions.transform.LayerNorm",
     "nsp": "cls.seq_relationship",
 }
-_LEAF_NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 # Task -> transformers' class, the name of its head, and the head's labels where they are fixed.
 _TASK_HEADS = {
@@ -79,6 +77,7 @@ _CONFIG_KEYS = {
     "type_vocab_size": "type_vocab_size",
     "initializer_range": "initializer_range",
     "layer_norm_epsilon": "layer_norm_eps",
+    "dropout_rate": "hidden_dropout_prob",
 }
 
 # Tied tensors may be stored in addition to the original, or instead of it.
@@ -86,30 +85,24 @@ _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_OLD_LEAF_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def config_from_huggingface(values: Mapping) -> BertConfig:
     """Reads the architecture from a `config.json`. Raises ValueError if it is not supported."""
+    # The defaults are BERT_BASE in all three libraries.
+    values = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, **values}
     required = {
         "model_type": "bert",
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",
         "is_decoder": False,
+        "attention_probs_dropout_prob": values["hidden_dropout_prob"],
     }
     for name, expected in required.items():
         if values.get(name, expected) != expected:
             raise ValueError(f"config.json: {name} is {values[name]!r}, expected {expected!r}")
-    rates = {values.get(f"{part}_dropout_prob", 0.1) for part in ("hidden", "attention_probs")}
-    if len(rates) > 1:
-        raise ValueError(
-            "config.json: hidden_dropout_prob and attention_probs_dropout_prob differ "
-            f"({sorted(rates)}): set both to the same value"
-        )
-    # The defaults are BERT_BASE in all three libraries.
-    fields = {field: values[key] for field, key in _CONFIG_KEYS.items() if key in values}
     try:
-        return BertConfig(**fields, dropout_rate=rates.pop())
+        return BertConfig(**{x: values[key] for x, key in _CONFIG_KEYS.items() if key in values})
     except TypeError as error:
         raise ValueError(f"config.json: a value has the wrong type: {error}") from error
 
@@ -118,76 +111,63 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     """Reads the task's head from a `config.json`; None without a head.
 
     Returns its "task" and "labels", or all of its settings if `save_huggingface` wrote them; warns
-    if the file has become another task's since. Raises ValueError for a head with several labels or
-    values per text.
+    if the file has become another task's since. Raises ValueError for several labels per text.
     """
-    head, stored = _head_of_architecture(values), values.get(HEAD_KEY)
-    if stored is None:
-        return head
+    names, stored = values.get("id2label", {}), values.get(HEAD_KEY)
+    count = len(names) or values.get("num_labels", 2)
+    labels = [names.get(str(i), f"LABEL_{i}") for i in range(count)]
+    head = None
+    for task, (architecture, _, fixed_labels) in _TASK_HEADS.items():
+        if architecture in (values.get("architectures") or ()):
+            head = head or {"task": task, "labels": list(fixed_labels or labels)}
+    if head and head["task"] == "classification":
+        problem = values.get("problem_type")
+        if count == 1:
+            head["task"] = "regression"
+        elif problem not in (None, "single_label_classification"):
+            raise ValueError(
+                f"config.json: problem_type {problem!r} with {count} labels is not supported: "
+                "remove `architectures` to read the encoder alone"
+            )
     # To transformers, an embedding model is an encoder without a head.
     expected = head or {"task": "embedding", "labels": []}
     if isinstance(stored, Mapping) and expected.items() <= stored.items():
         return dict(stored)
-    found = f"a head for {head['task']}" if head else "no head"
-    warnings.warn(f"config.json has {found}: ignoring another head in {HEAD_KEY}", stacklevel=2)
+    if stored is not None:
+        found = f"a head for {head['task']}" if head else "no head"
+        warnings.warn(f"config.json has {found}: ignoring another in {HEAD_KEY}", stacklevel=2)
     return head
-
-
-def _head_of_architecture(values: Mapping) -> dict | None:
-    architectures = values.get("architectures") or ()
-    task = next((task for task, head in _TASK_HEADS.items() if head[0] in architectures), None)
-    if task is None:
-        return None
-    names = values.get("id2label", {})
-    count = len(names) or values.get("num_labels", 2)
-    labels = _TASK_HEADS[task][2] or [names.get(str(i), f"LABEL_{i}") for i in range(count)]
-    if task == "classification" and count == 1:
-        task = "regression"
-    problem = values.get("problem_type")
-    if task == "classification" and problem not in (None, "single_label_classification"):
-        raise ValueError(
-            f"config.json: problem_type {problem!r} with {count} labels is not supported: remove "
-            "`architectures` to read the encoder alone"
-        )
-    return {"task": task, "labels": list(labels)}
 
 
 def huggingface_name(path: str, head: Mapping | None = None) -> str:
     """Returns transformers' name of a parameter, with `{layer}` where it is stacked."""
-    if path in _PARAMETER_NAMES:
-        return _PARAMETER_NAMES[path]
     module, leaf = path.rsplit("/", 1)
-    name = _TASK_HEADS[head["task"]][1] if module == "head" else _MODULE_NAMES[module]
-    return f"{name}.{_LEAF_NAMES[leaf]}"
-
-
-def _current_name(name: str) -> str:
-    """Returns transformers' current name, with the prefix `bert.`, of a tensor in a state dict."""
-    for old, new in _OLD_LEAF_NAMES.items():
-        name = name.replace(old, new)
-    return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+    names = _NAMES | ({"head": _TASK_HEADS[head["task"]][1]} if head else {})
+    name = names[path if path in names else module]
+    return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def params_from_huggingface(
     tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
 ) -> tuple[dict, LoadReport]:
-    """Converts the state dict of any BERT model, of any float dtype, to a parameter tree.
-
-    Names may lack the prefix `bert.`. Without `head`, a task's head is not read.
+    """Converts the state dict of any BERT model to a parameter tree, of a task only with `head`.
 
     Returns and raises as `read_parameters`; raises ValueError, too, if the decoder is not tied.
     """
-    stored_names, copies = {}, []
+    stored_names = {}
     for stored in tensors:
-        name = _current_name(stored)
+        name = stored.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+        if name.startswith(("embeddings.", "encoder.", "pooler.")):
+            name = f"bert.{name}"
         if stored_names.setdefault(name, stored) != stored:
             raise ValueError(f"tensor {name}: found twice, as {stored_names[name]} and {stored}")
     for copy, original in _TIED.items():
         stored = stored_names.pop(copy, None)
-        if stored and stored_names.setdefault(original, stored) != stored:
-            if not np.array_equal(tensors[stored], tensors[stored_names[original]]):
-                raise ValueError(f"tensor {copy}: expected a copy of {original}, values differ")
-            copies.append(stored)
+        if stored and not np.array_equal(
+            tensors[stored], tensors[stored_names.setdefault(original, stored)]
+        ):
+            raise ValueError(f"tensor {copy}: expected a copy of {original}, values differ")
     params, report = read_parameters(
         config,
         head,
@@ -196,7 +176,8 @@ def params_from_huggingface(
         name_of=lambda path: huggingface_name(path, head),
         is_transposed=lambda path: path.endswith("/kernel"),
     )
-    return params, report._replace(loaded=(*report.loaded, *copies))
+    loaded = tuple(name for name in tensors if name not in report.unused)  # And copies.
+    return params, report._replace(loaded=loaded)
 
 
 def params_to_huggingface(
@@ -220,15 +201,105 @@ def params_to_huggingface(
     return tensors
 
 
+def read_json(path: pathlib.Path) -> dict:
+    """Reads a JSON object. Raises FileNotFoundError or ValueError, naming the file."""
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads `model.safetensors`, or else `pytorch_model.bin`.
+
+    Raises ImportError if that needs torch, ValueError if the file is damaged or of another dtype.
+    """
+    path, pickled = (directory / name for name in WEIGHTS_FILENAMES)
+    if path.exists():
+        tensors = {}
+        try:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118
+                    dtype = file.get_slice(name).get_dtype()
+                    tensors[name] = file.get_tensor(name)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path.name} is damaged: {error}") from error
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"tensor {name}: unsupported dtype {dtype}; convert it to F32, F16 or BF16"
+            ) from error
+        return tensors
+    try:
+        import torch
+
+        tensors = torch.load(pickled, map_location="cpu", weights_only=True)
+    except ImportError as error:
+        message = f"{pickled} needs torch: pip install torch, or add {path.name}"
+        raise ImportError(message) from error
+    except Exception as error:  # pickle, zipfile and torch raise errors of many types.
+        raise ValueError(f"{pickled.name} is not a valid state dict: {error}") from error
+    # torch cannot convert bfloat16 to numpy.
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+
+def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
+    """Reads `vocab.txt`, or else the WordPiece vocabulary of `tokenizer.json`.
+
+    Warns if the directory specifies another text normalization than the tokenizer applies. Raises
+    FileNotFoundError without either file, ValueError if it is damaged or not WordPiece.
+    """
+    path = directory / "tokenizer.json"
+    if (directory / WORDPIECE_FILENAME).exists():
+        tokenizer = load_tokenizer(directory / WORDPIECE_FILENAME)
+        path = directory / "tokenizer_config.json"
+        options = read_json(path) if path.exists() else {}
+    elif path.exists():
+        values = read_json(path)
+        tokenizer = _wordpiece_from_json(path, values)
+        options = values.get("normalizer") or {}
+    else:
+        raise FileNotFoundError(f"{directory} has neither {WORDPIECE_FILENAME} nor {path.name}")
+    lower_case = tokenizer.lower_case
+    applied = {"do_lower_case": lower_case, "lowercase": lower_case, "strip_accents": lower_case}
+    applied |= {"tokenize_chinese_chars": True, "handle_chinese_chars": True}
+    ignored = [
+        f"{name}={options[name]}"
+        for name, value in applied.items()
+        if options.get(name) not in (None, value)
+    ]
+    if ignored:
+        done = "lower-cased and stripped of accents" if lower_case else "not lower-cased"
+        warnings.warn(
+            f"{path}: {', '.join(ignored)} is ignored: by its vocabulary, text is {done}, and "
+            "Chinese characters are split",
+            stacklevel=2,
+        )
+    return tokenizer
+
+
+def _wordpiece_from_json(path: pathlib.Path, values: dict) -> Tokenizer:
+    model = values.get("model", {})
+    if model.get("type") != "WordPiece":
+        raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected 'WordPiece'")
+    ids = model["vocab"] | {each["content"]: each["id"] for each in values.get("added_tokens", ())}
+    pieces = sorted(ids, key=ids.get)
+    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+        raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} exactly once")
+    return WordPieceTokenizer("".join(f"{piece}\n" for piece in pieces).encode(), str(path))
+
+
 def load_huggingface(directory: pathlib.Path) -> LoadedModel:
     """Loads a directory that transformers' `save_pretrained` wrote.
 
-    The earliest conversions have a `bert_config.json`. Raises FileNotFoundError if a file is
-    missing, ImportError if torch is, and ValueError if a file is damaged, unsupported, or
-    inconsistent with others.
+    Raises FileNotFoundError if a file is missing, ImportError if torch is, and ValueError if a file
+    is damaged, unsupported, or inconsistent with others.
     """
-    paths = (directory / "config.json", directory / "bert_config.json")
-    values = read_json(next((path for path in paths if path.exists()), paths[0]))
+    path = directory / "config.json"
+    early = directory / "bert_config.json"  # In the earliest conversions.
+    values = read_json(early if early.exists() and not path.exists() else path)
     config, head = config_from_huggingface(values), head_from_huggingface(values)
     try:
         params, report = params_from_huggingface(read_tensors(directory), config, head)
@@ -245,17 +316,13 @@ def save_huggingface(
     Raises OSError if it exists, ValueError if transformers lacks such a vocabulary or head.
     """
     if tokenizer.filename != WORDPIECE_FILENAME:
-        raise ValueError(
-            f"transformers' BERT supports WordPiece only, and the vocabulary is a SentencePiece "
-            f"model ({tokenizer.filename})"
-        )
+        raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
     config, head = BertConfig(**settings["bert"]), settings.get("head")
     values = {
         "model_type": "bert",
         "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
         **{key: getattr(config, field) for field, key in _CONFIG_KEYS.items()},
         "hidden_act": "gelu",
-        "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.dropout_rate,
         "pad_token_id": tokenizer.pad_id,
         "dtype": "float32",

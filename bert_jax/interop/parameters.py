@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -15,13 +14,14 @@ import numpy as np
 
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import HEADS
+from bert_jax.model.heads import HEADS, make_model
 from bert_jax.tokenization import Tokenizer
 
 PADDED = ("bert/embeddings/token_embedding", "mlm/bias")
 """Parameters whose first axis is the vocabulary, padded to whole tiles."""
 
-OPTIONAL_PARTS = ("bert/pooler", "mlm", "nsp", "head")
+OPTIONAL_PARTS = ("bert/pooler", "mlm", "nsp")
+"""Parts that a model may lack, besides a task's head."""
 
 
 class LoadReport(NamedTuple):
@@ -45,9 +45,8 @@ def format_report(report: LoadReport) -> str:
     """Formats a table that counts names together if they differ in a number only."""
     lines = ["         tensors  name (* stands for numbers)"]
     for status, names in report._asdict().items():
-        patterns = collections.Counter(re.sub(r"\d+", "*", name) for name in names)
+        patterns = collections.Counter(re.sub(r"\d+", "*", name) for name in names) or {"": 0}
         lines += [f"{status:8} {count:7}  {pattern}" for pattern, count in patterns.items()]
-        lines += [f"{status:8}       0"] if not names else []
     return "\n".join(lines)
 
 
@@ -63,6 +62,18 @@ def unexpected_tensors(report: LoadReport) -> str:
     )
 
 
+def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict[str, tuple[int, ...]]:
+    """Returns path -> shape of the parameters of `BertForPreTraining`, and of a task's head."""
+    ids = jnp.zeros((1, 2), jnp.int32)
+    init, key = BertForPreTraining(config).init, jax.random.key(0)
+    params = jax.eval_shape(init, key, *[ids] * 6)["params"]
+    if head and head["labels"]:  # An embedding head has no parameters.
+        rows = {"tokens": ids, "pairs": jnp.zeros((1, 1, 3), jnp.int32)}
+        params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
+    paths = flax.traverse_util.flatten_dict(params, sep="/")
+    return {path: leaf.shape for path, leaf in paths.items()}
+
+
 def read_parameters(
     config: BertConfig,
     head: Mapping | None,
@@ -72,69 +83,48 @@ def read_parameters(
     name_of: Callable[[str], str],
     is_transposed: Callable[[str], bool],
 ) -> tuple[dict, LoadReport]:
-    """Builds the parameter tree from named tensors.
+    """Builds the parameter tree, without the optional parts that the file lacks, and a report.
+
+    The tree has float32 numpy arrays, and zeros as the padding of the vocabulary. Raises ValueError
+    if a tensor is missing or has the wrong shape.
 
     Args:
       stored_names: name of a tensor -> its name in the file.
       read_tensor: name in the file -> tensor.
       name_of: path of a parameter -> name of its tensor, with `{layer}` where it is stacked.
       is_transposed: path of a parameter -> whether it is stored as `[outputs, inputs]`.
-
-    Returns:
-      The tree of float32 numpy arrays without the optional parts that the file lacks, the padding
-      of the vocabulary zero; and a report.
-
-    Raises:
-      ValueError: a tensor is missing or has the wrong shape.
     """
     params, loaded, missing = {}, [], []
 
     def read(path, name, shape):
-        expected = shape[::-1] if is_transposed(path) else shape
-        if name not in stored_names:
-            raise ValueError(f"tensor {name}: expected shape {expected}, found no such tensor")
-        tensor = np.asarray(read_tensor(stored_names[name]))
-        if tensor.shape != expected:
-            raise ValueError(f"tensor {name}: expected shape {expected}, found {tensor.shape}")
-        loaded.append(stored_names[name])
+        expected, stored = shape[::-1] if is_transposed(path) else shape, stored_names.get(name)
+        tensor = np.asarray(read_tensor(stored)) if stored else None
+        if tensor is None or tensor.shape != expected:
+            found = "no such tensor" if tensor is None else tensor.shape
+            raise ValueError(f"tensor {name}: expected shape {expected}, found {found}")
+        loaded.append(stored)
         return (tensor.T if is_transposed(path) else tensor).astype(np.float32)
 
-    shapes = parameter_shapes(config, len(head["labels"]) if head else 0)
-    present = {_optional_part(path) for path in shapes if name_of(path) in stored_names}
+    shapes = parameter_shapes(config, head)
+    present = [path for path in shapes if name_of(path) in stored_names]
+    parts = [f"{part}/" for part in ("head", *OPTIONAL_PARTS)]
+    absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
     for path, shape in shapes.items():
         name = name_of(path)
-        if _optional_part(path) and _optional_part(path) not in present:
+        if path.startswith(absent):
             missing.append(name)
         elif "{layer}" in name:
             names = [name.format(layer=layer) for layer in range(config.num_layers)]
             params[path] = np.stack([read(path, each, shape[1:]) for each in names])
         elif path in PADDED:
-            rows = read(path, name, (config.vocab_size, *shape[1:]))
             params[path] = np.zeros(shape, np.float32)
-            params[path][: config.vocab_size] = rows
+            params[path][: config.vocab_size] = read(path, name, (config.vocab_size, *shape[1:]))
         else:
             params[path] = read(path, name, shape)
     used = set(loaded)
     unused = tuple(name for name in stored_names.values() if name not in used)
     tree = flax.traverse_util.unflatten_dict(params, sep="/")
     return tree, LoadReport(tuple(loaded), tuple(missing), unused)
-
-
-def _optional_part(path: str) -> str | None:
-    return next((part for part in OPTIONAL_PARTS if path.startswith(f"{part}/")), None)
-
-
-@functools.lru_cache(maxsize=8)
-def parameter_shapes(config: BertConfig, num_outputs: int = 0) -> Mapping[str, tuple[int, ...]]:
-    """Returns path -> shape of `BertForPreTraining(config)`, and of a head with `num_outputs`."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    init = BertForPreTraining(config).init
-    params = jax.eval_shape(init, jax.random.key(0), *[ids] * 6)["params"]
-    paths = flax.traverse_util.flatten_dict(params, sep="/")
-    shapes = {path: leaf.shape for path, leaf in paths.items()}
-    if num_outputs:
-        shapes |= {"head/kernel": (config.hidden_size, num_outputs), "head/bias": (num_outputs,)}
-    return shapes
 
 
 def build_loaded_model(
@@ -149,17 +139,16 @@ def build_loaded_model(
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
             f"{directory}: the vocabulary has {tokenizer.vocab_size:,} pieces, expected "
-            f"{config.vocab_size:,} (vocab_size): use the model's own vocabulary, or add a line "
-            "[unusedN] to vocab.txt for each spare row at the end of the embedding"
+            f"{config.vocab_size:,} (vocab_size): use the model's own, or add lines [unusedN]"
         )
-    parts = {_optional_part(path) for path in flax.traverse_util.flatten_dict(params, sep="/")}
-    absent = [part for part in OPTIONAL_PARTS if part not in {*parts, "head"}]
-    settings = {"bert": dataclasses.asdict(config), "absent": absent}
-    if "head" in parts and "bert/pooler" not in parts and HEADS[head["task"]].pooled:
+    if "head" in params and HEADS[head["task"]].pooled and "pooler" not in params["bert"]:
         raise ValueError(
             f"{directory}: the head for {head['task']} needs a pooler, which is missing: remove "
             "`architectures` from config.json to read the encoder alone"
         )
-    if head and ("head" in parts or not head["labels"]):  # An embedding head has no parameters.
+    present = {*params, *(f"bert/{name}" for name in params["bert"])}
+    absent = [part for part in OPTIONAL_PARTS if part not in present]
+    settings = {"bert": dataclasses.asdict(config), "absent": absent}
+    if head and ("head" in params or not head["labels"]):  # An embedding head has no parameters.
         settings["head"] = dict(head)
     return LoadedModel(params, settings, tokenizer, report)

@@ -6,12 +6,10 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from bert_jax.interop.files import WEIGHTS_FILENAMES
 from bert_jax.interop.google import load_google
-from bert_jax.interop.huggingface import load_huggingface
+from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
 from bert_jax.interop.parameters import LoadedModel, LoadReport, parameter_shapes
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import make_model
 from bert_jax.training.checkpoint import load_checkpoint
 
 
@@ -29,18 +27,15 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     try:
         params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     except FileNotFoundError as error:
+        hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if seeds := sorted(directory.glob("seed_*")):
-            raise FileNotFoundError(
-                f"{directory} holds the runs of several seeds: give one of them, such as {seeds[0]}"
-            ) from error
-        if shards := list(directory.glob("*.index.json")):
-            raise FileNotFoundError(
-                f"{shards[0]}: weights in several files are not supported: merge them with "
-                "transformers' save_pretrained(DIR, max_shard_size='100GB')"
-            ) from error
-        raise FileNotFoundError(
-            f"{error}; or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
-        ) from error
+            hint = f"it holds the runs of several seeds: give one of them, such as {seeds[0]}"
+        elif list(directory.glob("*.index.json")):
+            hint = (
+                "weights in several files are not supported: merge them with transformers' "
+                "save_pretrained(DIR, max_shard_size='100GB')"
+            )
+        raise FileNotFoundError(f"{error}; {hint}") from error
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("scored_head", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
@@ -50,14 +45,11 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
 
 def abstract_params(settings: dict) -> dict:
     """Returns the shapes and dtypes of a native checkpoint's parameters, from its settings."""
-    config, head = BertConfig(**settings["bert"]), settings.get("head")
-    if head and head["task"] == "feature_based":
-        row = {"tokens": jnp.zeros((1, 2), jnp.int32), "pairs": jnp.zeros((1, 1, 3), jnp.int32)}
-        return jax.eval_shape(make_model(config, head).init, jax.random.key(0), row)["params"]
+    shapes = parameter_shapes(BertConfig(**settings["bert"]), settings.get("head"))
     absent = tuple(f"{part}/" for part in settings.get("absent", ()))
     params = {
         path: jax.ShapeDtypeStruct(shape, jnp.float32)
-        for path, shape in parameter_shapes(config, len(head["labels"]) if head else 0).items()
+        for path, shape in shapes.items()
         if not path.startswith(absent)
     }
     return flax.traverse_util.unflatten_dict(params, sep="/")

@@ -32,6 +32,7 @@ class FeatureBasedTagger(nn.Module):
     """
 
     config: BertConfig
+    kind: object  # Its `Head`.
     num_outputs: int
     features: str
     lstm_size: int = 768

@@ -22,7 +22,43 @@ from bert_jax.model.feature_based import FeatureBasedTagger
 from bert_jax.model.losses import cross_entropy
 
 Outputs = Sequence[np.ndarray]
-"""Outputs of a head for each feature, float32; their shapes are `Head.output`'s."""
+"""A head's float32 output for each feature: classification `[classes]`, regression `[1]`, multiple
+choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`, embedding `[sequences, H]`."""
+ONE_LABEL_PER_FEATURE = LabelLayout()
+
+
+def _one_class(features, outputs):
+    return len({int(each.argmax()) for each in outputs}) == 1
+
+
+def _one_value(features, outputs):
+    """Returns whether values spread less than a thousandth of the labels, or of the largest one."""
+    labels = [feature.label for feature in features if feature.label is not None]
+    scale = (np.ptp(labels) if labels else 0) or np.abs(outputs).max()
+    return bool(np.ptp(outputs) <= 1e-3 * scale)
+
+
+def _equal_vectors(features, outputs):
+    return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
+
+
+def _one_choice(features, outputs):
+    # A cross-encoder scores passages one by one.
+    return (_equal_vectors if outputs[0].size == 1 else _one_class)(features, outputs)
+
+
+def _one_tag(features, outputs):
+    """Looks at the labeled positions, or without labels at all between [CLS] and [SEP]."""
+    tags = [
+        output[slice(1, -1) if feature.label is None else feature.label != NO_LABEL].argmax(-1)
+        for feature, output in zip(features, outputs, strict=True)
+    ]
+    return len(np.unique(np.concatenate(tags))) == 1
+
+
+def _no_spans(features, outputs):
+    """Returns whether every span is at [CLS]: no answer anywhere."""
+    return not any(each.argmax(axis=0).any() for each in outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,31 +66,31 @@ class Head:
     """All that distinguishes one kind of head from the others.
 
     Attributes:
-      name: the name under which checkpoints store it.
-      reads: "pooled" (tanh of [CLS]) or "sequences" give an output per sequence, "positions" one
+      name: under which checkpoints store it.
+      loss: (outputs of the model, rows) -> float32 loss of each label in nats, of the shape of
+        `label_weights`; None if there is a `batch_loss`.
+      reads: "pooled" (tanh of [CLS]) and "sequences" give an output per sequence, "positions" one
         per position.
       labels: layout of the labels in rows.
-      loss: (outputs of the model, rows) -> the loss of each label in nats, float32, of the shape of
-        `label_weights`; None if `batch_loss` is set.
-      batch_loss: (vectors `[examples, sequences, H]`, labels, weights, temperature) -> the sum of
-        the losses of a whole batch, if it compares the examples of a batch with each other.
       output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
-      collapsed: (features, outputs) -> whether all predictions are the same, which is the sign of a
-        run that has learned nothing.
-      dropout: whether the dense layer's input has dropout, as released.
-      module: (config, description of the head in the settings) -> the Flax module; None for
-        `BertForTask` without options.
+      collapsed: (features, outputs) -> whether all predictions are the same: a failed run.
+      batch_loss: sum of the losses of a batch whose examples are compared with each other, as
+        `in_batch_loss`.
+      dropout: whether the input of the dense layer has dropout, as released.
+      module: its Flax module; None for `BertForTask`.
+      options: names of the module's fields that the settings hold.
     """
 
     name: str
-    reads: str
-    labels: LabelLayout
     loss: Callable[[jax.Array, dict], jax.Array] | None
-    output: Callable[[np.ndarray], np.ndarray]
-    collapsed: Callable[[Sequence[Feature], Outputs], bool]
+    reads: str = "pooled"
+    labels: LabelLayout = ONE_LABEL_PER_FEATURE
+    output: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs
+    collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
     dropout: bool = True
-    module: Callable[[BertConfig, Mapping], nn.Module] | None = None
+    module: type[nn.Module] | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def pooled(self) -> bool:
@@ -65,38 +101,22 @@ class Head:
         return self.reads == "positions"
 
 
-@dataclasses.dataclass(frozen=True)
-class Similarity:
-    """How the vectors of "embedding" are computed and compared.
-
-    Attributes:
-      pooling: "mean" of the last layer over the tokens of a sequence, or "cls".
-      normalize: whether vectors have length 1, so that dot products are cosines.
-      temperature: divides the dot products before the softmax in training.
-    """
-
-    pooling: str = "mean"
-    normalize: bool = True
-    temperature: float = 0.05
-
-    def __post_init__(self):
-        if self.pooling not in ("mean", "cls"):
-            raise ValueError(f"pooling is {self.pooling!r}: expected 'mean' or 'cls'")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}: expected more than 0")
-
-
 class BertForTask(nn.Module):
     """Encoder and head.
 
-    `num_outputs` is the number of classes or tags, 2 for a span, 1 for a value or a choice, and
-    unused for an embedding, which `similarity` describes.
+    Attributes:
+      num_outputs: number of classes or tags; 2 for a span, 1 for a value or a choice.
+      pooling: of an embedding, "mean" of the last layer over the tokens of a sequence, or "cls".
+      normalize: whether embeddings have length 1, so that dot products are cosines.
+      temperature: divides the dot products before the softmax in training.
     """
 
     config: BertConfig
     kind: Head
     num_outputs: int
-    similarity: Similarity = Similarity()
+    pooling: str = "mean"
+    normalize: bool = True
+    temperature: float = 0.05
 
     def setup(self):
         self.bert = Bert(self.config)
@@ -106,15 +126,10 @@ class BertForTask(nn.Module):
     def __call__(
         self, rows: dict[str, jax.Array], *, dropout_rows: jax.Array | None = None
     ) -> jax.Array:
-        """Returns the head's outputs, float32.
+        """Returns float32 outputs: `[B, P, outputs]` if pooled, `[B, L, outputs]` per position.
 
-        Args:
-          rows: `tokens` int32 `[B, L]` and `pairs` int32 `[B, P, 3]`, as `unpack_rows` takes them.
-          dropout_rows: see `Bert`; None disables dropout.
-
-        Returns:
-          `[B, P, outputs]` for pooled heads, `[B, L, outputs]` per position, and for embeddings
-          `[B, P, H]`, 0 in unused slots.
+        Embeddings are `[B, P, H]`, 0 in unused slots. `rows` are those that `unpack_rows` takes,
+        `dropout_rows` as in `Bert`.
         """
         batch = unpack_rows(rows)
         x = self.bert(
@@ -136,21 +151,20 @@ class BertForTask(nn.Module):
         """Returns a float32 vector per sequence: `[B, L, H]` of any float dtype -> `[B, P, H]`."""
         position = jnp.arange(x.shape[1])
         start, _, end = jnp.moveaxis(pairs[..., None], -2, 0)
-        if self.similarity.pooling == "cls":
+        if self.pooling == "cls":
             end = jnp.minimum(end, start + 1)
         chosen = ((position >= start) & (position < end)).astype(x.dtype)  # [B, P, L]
         vectors = jnp.einsum("bpl,blh->bph", chosen, x, preferred_element_type=jnp.float32)
-        if self.similarity.normalize:
+        if self.normalize:
             return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, -1, keepdims=True) + 1e-12)
         return vectors / jnp.maximum(end - start, 1)
 
 
 def make_model(config: BertConfig, described: Mapping) -> nn.Module:
-    """Builds the model with the head that settings describe by "task" (its name) and "labels"."""
+    """Builds the model with the head that settings describe: its name ("task"), labels, options."""
     head = HEADS[described["task"]]
-    if head.module:
-        return head.module(config, described)
-    return BertForTask(config, head, len(described["labels"]))
+    options = {name: described[name] for name in head.options}
+    return (head.module or BertForTask)(config, head, len(described["labels"]), **options)
 
 
 def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
@@ -216,111 +230,55 @@ def in_batch_loss(
     return jnp.sum(cross_entropy(scores, own)[0] * weights)
 
 
-def _one_class(features, outputs):
-    return len({int(each.argmax()) for each in outputs}) == 1
-
-
-def _one_value(features, outputs):
-    """Returns whether values spread less than a thousandth of the labels, or of the largest one."""
-    labels = [feature.label for feature in features if feature.label is not None]
-    scale = (np.ptp(labels) if labels else 0) or np.abs(outputs).max()
-    return bool(np.ptp(outputs) <= 1e-3 * scale)
-
-
-def _equal_vectors(features, outputs):
-    return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
-
-
-def _one_choice(features, outputs):
-    # A cross-encoder scores passages one by one: all scores alike.
-    if outputs[0].size == 1:
-        return _equal_vectors(features, outputs)
-    return _one_class(features, outputs)
-
-
-def _one_tag(features, outputs):
-    """Looks at the labeled positions, or without labels at all between [CLS] and [SEP]."""
-    tags = [
-        output[slice(1, -1) if feature.label is None else feature.label != NO_LABEL].argmax(-1)
-        for feature, output in zip(features, outputs, strict=True)
-    ]
-    return len(np.unique(np.concatenate(tags))) == 1
-
-
-def _no_spans(features, outputs):
-    """Returns whether every span is at [CLS]: no answer anywhere."""
-    return not any(each.argmax(axis=0).any() for each in outputs)
-
-
-def _embedding_module(config, described):
-    names = [field.name for field in dataclasses.fields(Similarity)]
-    similarity = Similarity(**{name: described[name] for name in names})
-    return BertForTask(config, EMBEDDING, 0, similarity)
-
-
-def _feature_based_module(config, described):
-    return FeatureBasedTagger(
-        config, len(described["labels"]), described["features"], described["lstm_size"]
-    )
-
-
-CLASSIFICATION = Head(
-    name="classification",
-    reads="pooled",
-    labels=LabelLayout(),
-    loss=_classification_loss,
-    output=lambda outputs: outputs[0],  # [classes]
-    collapsed=_one_class,
-)
+CLASSIFICATION = Head("classification", _classification_loss, output=lambda outputs: outputs[0])
 REGRESSION = Head(
-    name="regression",
-    reads="pooled",
+    "regression",
+    _regression_loss,
     labels=LabelLayout(dtype=np.float32),
-    loss=_regression_loss,
-    output=lambda outputs: outputs[0],  # [1]
+    output=lambda outputs: outputs[0],
     collapsed=_one_value,
 )
 MULTIPLE_CHOICE = Head(
-    name="multiple_choice",
-    reads="pooled",
-    labels=LabelLayout(),
-    loss=_choice_loss,
-    output=lambda outputs: outputs[:, 0],  # [choices]
+    "multiple_choice",
+    _choice_loss,
+    output=lambda outputs: outputs[:, 0],
     collapsed=_one_choice,
 )
 TAGGING = Head(
-    name="tagging",
+    "tagging",
+    _tagging_loss,
     reads="positions",
     labels=LabelLayout(per_position=True),
-    loss=_tagging_loss,
-    output=lambda outputs: outputs,  # [length, tags]
     collapsed=_one_tag,
 )
+FEATURE_BASED = dataclasses.replace(
+    TAGGING,
+    name="feature_based",
+    module=FeatureBasedTagger,
+    options=("features", "lstm_size"),
+)
 SPAN = Head(
-    name="span",
+    "span",
+    _span_loss,
     reads="positions",
     labels=LabelLayout(shape=(2,), are_positions=True),
-    loss=_span_loss,
-    output=lambda outputs: outputs,  # [length, 2]
     collapsed=_no_spans,
     dropout=False,
 )
 EMBEDDING = Head(
-    name="embedding",
-    reads="sequences",
-    labels=LabelLayout(per_passage=True),
+    "embedding",
     loss=None,
     batch_loss=in_batch_loss,
-    output=lambda outputs: outputs,  # [sequences, hidden]
+    reads="sequences",
+    labels=LabelLayout(per_passage=True),
     collapsed=_equal_vectors,
-    module=_embedding_module,
+    options=("pooling", "normalize", "temperature"),
 )
-FEATURE_BASED = dataclasses.replace(TAGGING, name="feature_based", module=_feature_based_module)
 
 HEADS = {
     head.name: head
     for head in (
         *(CLASSIFICATION, REGRESSION, MULTIPLE_CHOICE),
-        *(TAGGING, SPAN, EMBEDDING, FEATURE_BASED),
+        *(TAGGING, FEATURE_BASED, SPAN, EMBEDDING),
     )
 }

@@ -1,11 +1,13 @@
-"""Flag parsing, exit codes, and the exceptions that end a run with a one-line message."""
+"""How a program starts and ends: huge pages, flags, exit codes, and errors of one line."""
 
+import contextlib
 import os
 import pathlib
 import re
 import signal
 import sys
 import traceback
+from typing import NoReturn
 
 from absl import flags
 
@@ -13,8 +15,7 @@ PREEMPTED = os.EX_TEMPFAIL
 """75: stopped after saving a checkpoint, or lost another process; run the same command again."""
 INTERRUPTED = 128 + signal.SIGINT
 """130: stopped by Ctrl-C."""
-ABORTED = 128 + signal.SIGABRT
-"""134, as reported by shells: JAX aborts when it loses another process. Run the command again."""
+TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 class CheckpointError(RuntimeError):
@@ -33,29 +34,42 @@ class Preempted(Exception):
         super().__init__(f"Stopped and saved at step {step}. Run the same command to resume.")
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """Returns the positional arguments; exits with a one-line message for an invalid flag.
+def restart_with_huge_pages() -> None:
+    """Restarts this program, once, with glibc's allocator using transparent huge pages.
 
-    For `app.run(flags_parser=parse_flags)`.
+    XLA's CPU client allocates temporaries anew in every step, and clearing them takes long with
+    4 KiB pages (see `benchmarks/train_step.py`). glibc reads the setting only at the start.
     """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = TUNABLE
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """Returns the positional arguments; exits with a one-line message for an invalid flag."""
     try:
         return flags.FLAGS(argv)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as raised:
-        error = raised
-        while isinstance(error, Exception) and error.args:  # Unwrap nested exceptions.
-            error = error.args[0]
+        message = raised
+        while isinstance(message, Exception) and message.args:  # Unwrap nested exceptions.
+            message = message.args[0]
         # A config file rejects its argument with a ValueError: drop the traceback above it.
-        message = re.sub(
-            r"Error whilst parsing config file:\n.*\nValueError: ", "", str(error), flags=re.DOTALL
-        )
+        traced = r"Error whilst parsing config file:\n.*\nValueError: "
+        message = re.sub(traced, "", str(message), flags=re.DOTALL)
         *_, (frame, _) = traceback.walk_tb(raised.__traceback__)
         config = frame.f_locals.get("self")
         if re.fullmatch(r"'\w+'", message) and hasattr(config, "keys"):
             # ConfigDict's KeyError names only the missing key.
             message = f"there is no field {message}; there are {', '.join(map(str, config.keys()))}"
-        if "Traceback" not in message:
-            message = message.replace("\n", ": ")
+        message = message.replace("\nDid you mean", ": Did you mean").strip()
         sys.exit(f"{program_name()}: {message}")
+
+
+def exit_now(message: str, exit_code: int) -> NoReturn:
+    """Prints `message` and exits without waiting for other processes or running compilations."""
+    with contextlib.suppress(OSError):  # The log may be on a full disk.
+        print(f"\n{program_name()}: {message}", file=sys.stderr, flush=True)
+    os._exit(exit_code)
 
 
 def program_name() -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
-from bert_jax.runtime.command_line import INTERRUPTED
+from bert_jax.runtime.command_line import INTERRUPTED, exit_now
 
 
 def initialize(
@@ -25,48 +25,30 @@ def initialize(
     initialization_timeout: int = 300,
     heartbeat_timeout: int = 100,
 ) -> None:
-    """Connects this process with the others; must run before any other use of JAX.
+    """Connects this process with the others, before any other use of JAX; timeouts in seconds.
 
-    Ends the process with exit code 1 and a message if they do not connect in time.
-
-    Args:
-      coordinator: "HOST:PORT" of process 0; None asks the cluster (Cloud TPU, GKE, Slurm, MPI).
-      num_processes: expected number of processes; None accepts the cluster's.
-      process_id: index of this process; None asks the cluster.
-      initialization_timeout: seconds to wait for the other processes.
-      heartbeat_timeout: seconds without a heartbeat before a process is considered dead.
-
-    Raises ValueError if the arguments and the cluster do not agree, or do not suffice.
+    Without a `coordinator`, "HOST:PORT" of process 0, JAX asks the cluster (Cloud TPU, GKE, Slurm,
+    MPI). Exits with a message if the processes do not connect in time. Raises ValueError if the
+    arguments and the cluster do not agree, or do not suffice.
     """
-    if coordinator and (num_processes is None or process_id is None):
-        raise ValueError("--coordinator needs --num_processes and --process_id")
-    if coordinator and not re.fullmatch(r".+:\d+", coordinator):
+    if coordinator and not (
+        re.fullmatch(r".+:\d+", coordinator) and process_id in range(num_processes or 0)
+    ):
         raise ValueError(
-            f"--coordinator={coordinator}: expected HOST:PORT, with a free port on the host of "
-            "process 0, the same for all processes"
+            f"--coordinator={coordinator} --num_processes={num_processes} "
+            f"--process_id={process_id}: expected HOST:PORT of process 0, the number of processes, "
+            "and the index of this one, from 0"
         )
-    if coordinator and process_id >= num_processes:
-        raise ValueError(
-            f"--process_id={process_id}, but --num_processes={num_processes}: indices start at 0"
-        )
-
-    def give_up():  # JAX itself would abort without a message.
-        print(
-            f"\nprocess {'of this host' if process_id is None else process_id}: not all of "
-            f"{num_processes or 'the'} processes connected to {coordinator or 'process 0'} within "
-            f"{initialization_timeout} s. Run the same command on every host (--process_id=0 on "
-            "that of --coordinator), check the logs of the missing processes, and that the port is "
-            "free and not blocked by a firewall",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)
-
+    name = "this host" if process_id is None else f"process {process_id}"
+    message = (
+        f"{name}: not all of {num_processes or 'the'} processes connected to "
+        f"{coordinator or 'process 0'} within {initialization_timeout} s. Run the same command on "
+        "every host, and check the logs of the missing processes, the port, and the firewall"
+    )
+    timer = threading.Timer(initialization_timeout, exit_now, (message, 1))
+    timer.start()  # JAX itself would abort without a message.
     # JAX then catches SIGTERM and agrees with all processes on the last step; see Preemption.
     jax.config.update("jax_enable_preemption_service", True)
-    timer = threading.Timer(initialization_timeout, give_up)
-    timer.daemon = True
-    timer.start()
     try:
         jax.distributed.initialize(
             coordinator,
@@ -77,8 +59,7 @@ def initialize(
         )
     except ValueError as error:
         raise ValueError(
-            f"the cluster does not define the processes ({error}): give --coordinator=HOST:PORT "
-            "--num_processes=N --process_id=I"
+            f"{error} Without a cluster, give --coordinator, --num_processes and --process_id"
         ) from error
     finally:
         timer.cancel()
@@ -86,7 +67,7 @@ def initialize(
     if num_processes and found != num_processes:
         raise ValueError(
             f"found {found} processes, but --num_processes={num_processes}: run the command on "
-            "every host of the slice (--worker=all), or correct the number"
+            "every host (--worker=all), or correct the number"
         )
     logging.info("Process %d of %d, %d devices", jax.process_index(), found, jax.device_count())
 
@@ -97,8 +78,8 @@ class LostProcess(RuntimeError):
 
 def is_lost_process_error(error: Exception) -> bool:
     """Returns whether a runtime error is about the connection with other processes."""
-    words = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "Gloo", "oordination", "heartbeat", "onnection")
-    return any(word in str(error) for word in (*words, "barrier"))
+    words = "UNAVAILABLE|DEADLINE_EXCEEDED|Gloo|oordination|heartbeat|onnection|barrier"
+    return re.search(words, str(error)) is not None
 
 
 def allgather_texts(text: str) -> list[str]:
@@ -106,43 +87,36 @@ def allgather_texts(text: str) -> list[str]:
     if jax.process_count() == 1:
         return [text]
     content = np.frombuffer(text.encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array([content.size], np.int32)).ravel()
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: content.size] = content
-    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    sizes = multihost_utils.process_allgather(np.array(content.size, np.int32))
+    rows = multihost_utils.process_allgather(np.pad(content, (0, sizes.max() - content.size)))
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 @contextlib.contextmanager
 def raise_on_all_processes() -> Iterator[None]:
-    """Raises an error of one process in all of them: as ValueError where none was raised.
+    """Raises an error of one process as a ValueError in the others, which would wait for it.
 
-    Otherwise the others would wait for it in their next collective. The body itself must not
-    wait for other processes.
+    The body itself must not wait for other processes.
     """
-    error = None
     try:
         yield
-    except Exception as raised:
-        error = raised
-    # The message of an error may be empty, as with a bare `assert`.
-    messages = allgather_texts("" if error is None else str(error) or repr(error))
-    if error:
-        raise error
-    for process, message in enumerate(messages):
+    except Exception as error:
+        allgather_texts(str(error) or repr(error))  # A bare `assert` has no message.
+        raise
+    for process, message in enumerate(allgather_texts("")):
         if message:
             raise ValueError(f"process {process}: {message}")
 
 
 def check_equal_on_all_processes(settings: dict[str, object]) -> None:
-    """Raises ValueError in every process if the flat `settings` of any differ from process 0's."""
+    """Raises ValueError in every process if the flat `settings` of any two differ."""
     first, *others = map(json.loads, allgather_texts(json.dumps(settings)))
     for process, other in enumerate(others, 1):
         for name in sorted(first.keys() | other.keys()):
             if first.get(name) != other.get(name):
                 raise ValueError(
                     f"process {process} has {name}={other.get(name)!r}, but process 0 has "
-                    f"{first.get(name)!r}: start all with the same command and the same files"
+                    f"{first.get(name)!r}: start all with the same command and files"
                 )
 
 
@@ -150,12 +124,11 @@ class Preemption:
     """Stops all processes after the same step, on SIGTERM (a host is reclaimed) or Ctrl-C."""
 
     def __init__(self):
-        self.interrupted = False
-        self._stop_requested = False
+        self.interrupted = self._stop_requested = False
         self._is_distributed = jax.process_count() > 1
-        self._previous = {signal.SIGINT: signal.signal(signal.SIGINT, self._interrupt)}
-        if not self._is_distributed:  # Otherwise JAX handles SIGTERM.
-            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._request_stop)
+        # JAX handles SIGTERM in a run of several processes.
+        signals = [signal.SIGINT] if self._is_distributed else [signal.SIGINT, signal.SIGTERM]
+        self._previous = {number: signal.signal(number, self._handle) for number in signals}
 
     def should_stop_after(self, step: int) -> bool:
         """Returns whether `step` is the last; every process must ask after each step."""
@@ -168,13 +141,12 @@ class Preemption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _request_stop(self, number, frame):
+    def _handle(self, number, frame):
         self._stop_requested = True
-
-    def _interrupt(self, number, frame):
-        if self.interrupted:
-            os._exit(INTERRUPTED)
-        print("\nInterrupted: saving this step. Press Ctrl-C again to exit now.", file=sys.stderr)
-        self.interrupted = self._stop_requested = True
-        if self._is_distributed:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if number == signal.SIGINT:
+            if self.interrupted:
+                os._exit(INTERRUPTED)
+            self.interrupted = True
+            print("\nInterrupted: saving this step. Press Ctrl-C again to exit.", file=sys.stderr)
+            if self._is_distributed:
+                os.kill(os.getpid(), signal.SIGTERM)

@@ -15,30 +15,27 @@ class Watchdog:
     """
 
     def __init__(self, limit_seconds: float):
-        self._limit = limit_seconds
-        self._activity, self._since = "starting", time.monotonic()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._progress, self._closed = threading.Event(), False
+        self._thread = threading.Thread(target=self._watch, args=(limit_seconds,), daemon=True)
+        self.beat("starting")
         self._thread.start()
 
     def beat(self, activity: str) -> None:
         """Reports progress; `activity` is what the run does next."""
         self._activity, self._since = activity, time.monotonic()
+        self._progress.set()
 
     def close(self) -> None:
         """Ends the thread."""
-        self._closed.set()
+        self._closed = True
+        self._progress.set()
         self._thread.join()
 
-    def _watch(self):
-        reported = self._since
-        while not self._closed.wait(self._limit / 10):
-            now = time.monotonic()
-            if now - max(self._since, reported) > self._limit:
-                reported = now
-                logging.error(
-                    "No progress for %.0f s while %s. Stacks of all threads:",
-                    now - self._since,
-                    self._activity,
-                )
+    def _watch(self, limit):
+        while not self._closed:
+            if self._progress.wait(limit):
+                self._progress.clear()
+            else:
+                seconds = time.monotonic() - self._since
+                logging.error("No progress for %.0f s while %s. Stacks:", seconds, self._activity)
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)

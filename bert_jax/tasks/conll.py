@@ -36,11 +36,8 @@ def read_conll(
     """Reads the sentences of a file; columns count from 0, or from the end with -1 for the last.
 
     A file with fewer than `min_columns` columns has no tags, only words or, if the training file
-    has more columns, words and parts of speech.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ValueError: not UTF-8, no words, no such column, or lines with different numbers of columns.
+    has more columns, words and parts of speech. Raises FileNotFoundError without the file, and
+    ValueError for anything wrong in it.
     """
     path = pathlib.Path(path)
     text = read_text(path, "a CoNLL file, a word and its columns on each line")
@@ -56,18 +53,15 @@ def read_conll(
         if not sentences:
             first_line, num_columns = number, len(fields)
             has_tags = num_columns >= min_columns
-            used = {"word_column": word_column} | ({"tag_column": tag_column} if has_tags else {})
-            for name, column in used.items():
+            for column in (word_column, tag_column) if has_tags else (word_column,):
                 if not -num_columns <= column < num_columns:
                     raise ValueError(
                         f"{place}: {num_columns} columns, so there is no column {column}: set "
-                        f"--config.data.{name}, or fix the file"
+                        "--config.data.word_column and tag_column, or fix the file"
                     )
         if len(fields) != num_columns:
-            raise ValueError(
-                f"{place}: {len(fields)} columns, but line {first_line} has {num_columns}: fix the "
-                "line"
-            )
+            found = f"{len(fields)} columns, but line {first_line} has {num_columns}"
+            raise ValueError(f"{place}: {found}: fix the line")
         if begins_sentence:
             sentences.append(Sentence([], [], [] if has_tags else None, document, num_columns))
             begins_sentence = False
@@ -85,26 +79,23 @@ def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
 
     Raises ValueError, with the line, for a tag that cannot mark an entity and for mixed schemes.
     """
-    for sentence in sentences:
-        for line, tag in zip(sentence.lines, sentence.tags, strict=True):
-            if tag != "O" and not re.fullmatch("[BIES]-.+", tag):
-                raise ValueError(
-                    f"{path}, line {line}: tag {tag!r}, expected O, or B-, I-, E- or S- and a "
-                    "type; for tags that mark no entities set --config.data.scheme=none"
-                )
+    lines = [line for sentence in sentences for line in sentence.lines]
+    tags = [tag for sentence in sentences for tag in sentence.tags]
+    for line, tag in zip(lines, tags, strict=True):
+        if tag != "O" and not re.fullmatch("[BIES]-.+", tag):
+            raise ValueError(
+                f"{path}, line {line}: tag {tag!r}, expected O, or B-, I-, E- or S- and a type; "
+                "for tags that mark no entities set --config.data.scheme=none"
+            )
     illegal = []
     for scheme in ("iob2", "iob1", "bioes"):
-        found = (
-            f"line {line}: {tag!r} is not {scheme.upper()}"
-            for sentence in sentences
-            for line, tag, legal in zip(
-                sentence.lines, sentence.tags, convert_tags(sentence.tags, scheme), strict=True
-            )
-            if tag != legal
-        )
-        if not (first := next(found, "")):
+        legal = [tag for sentence in sentences for tag in convert_tags(sentence.tags, scheme)]
+        if legal == tags:
             return scheme
-        illegal.append(first)
+        line, tag = next(
+            (line, tag) for line, tag, other in zip(lines, tags, legal, strict=True) if tag != other
+        )
+        illegal.append(f"line {line}: {tag!r} is not {scheme.upper()}")
     raise ValueError(f"{path}: use one scheme in the whole file ({'; '.join(illegal)})")
 
 

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from bert_jax.data.features import Feature
 from bert_jax.model import heads
 from bert_jax.tasks import scores
-from bert_jax.tasks.labels import check_labeled, given_labels
-from bert_jax.tasks.tables import Record, example_ids, finite_number, read_text, read_tfds
+from bert_jax.tasks.labels import check_labeled, given_labels, read_label
+from bert_jax.tasks.tables import Record, example_ids, read_text, read_tfds
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tasks.text_classification import choose_metric, make_split, text_features
 from bert_jax.tokenization import Tokenizer
@@ -92,15 +92,13 @@ SETS = {
     # No training set: an MNLI model predicts it.
     "ax": dataclasses.replace(_MNLI, folder="AX", submissions={"test": "AX"}, dev=()),
 }
+_UNLABELED = ("", "-1", "-1.0")  # TFDS has -1 in test sets.
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")
 _DIAGNOSTIC = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "diagnostic.tsv", "AX.tsv")
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the set `config.data.name`; see configs/finetune/glue.py.
-
-    Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
-    """
+    """Reads the set `config.data.name`; see configs/finetune/glue.py."""
     data = config.data
     if data.name not in SETS:
         raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(SETS)}")
@@ -112,6 +110,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         raise ValueError(
             f"--config.data.labels={','.join(labels)}: expected {', '.join(expected)}, in any order"
         )
+    numbers = {str(number): label for number, label in enumerate(glue_set.labels)}
     notes: dict[str, int] = {}
 
     def read(name: str, split: str) -> tuple[list[Record], list[Feature]]:
@@ -120,7 +119,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             raise ValueError(f"{data.directory}: {split} of {name} holds no examples")
         columns = _text_columns(glue_set, records[0])
         texts = [[record.columns[column] for column in columns] for record in records]
-        values = [_label(record, glue_set, labels) for record in records]
+        column = glue_set.label if glue_set.label in records[0].columns else "label"
+        values = [
+            read_label(record, column, labels if glue_set.labels else (), _UNLABELED, numbers)
+            for record in records
+        ]
         check_labeled(records, values, glue_set.label, split in ("train", *glue_set.dev))
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
         counts = {
@@ -180,29 +183,26 @@ def _make_split(
             )
             for metric, function in metrics.items()
         }
-    split = make_split(name, features, ids, labels if glue_set.labels else (), metrics)
+    split = make_split(
+        name, features, [{"id": each} for each in ids], labels if glue_set.labels else (), metrics
+    )
     if not submission:
         return split
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
         split.write(outputs, directory)
-        predictions = submission_values(outputs, glue_set, labels)
         with open(directory / f"{submission}.tsv", "w") as stream:
             stream.write("index\tprediction\n")
-            for example, prediction in zip(ids, predictions, strict=True):
+            for example, output in zip(ids, outputs, strict=True):
+                if not glue_set.labels:
+                    prediction = f"{np.clip(output[0], 0, 5):.3f}"
+                else:
+                    prediction = labels[int(np.argmax(output))]
+                    if not glue_set.submits_names:
+                        prediction = glue_set.labels.index(prediction)
                 stream.write(f"{example}\t{prediction}\n")
 
     return dataclasses.replace(split, write=write)
-
-
-def submission_values(outputs: Outputs, glue_set: GlueSet, labels: Sequence[str]) -> list[str]:
-    """Returns predictions as the server expects them: class names or numbers, or values 0 to 5."""
-    if not glue_set.labels:
-        return [f"{np.clip(output[0], 0, 5):.3f}" for output in outputs]
-    names = [labels[int(np.argmax(output))] for output in outputs]
-    if glue_set.submits_names:
-        return names
-    return [str(glue_set.labels.index(name)) for name in names]
 
 
 def _text_columns(glue_set: GlueSet, record: Record) -> tuple[str, ...]:
@@ -213,20 +213,6 @@ def _text_columns(glue_set: GlueSet, record: Record) -> tuple[str, ...]:
         f"{record.place}: expected the columns {', '.join(glue_set.texts)}; it has "
         f"{', '.join(record.columns)}"
     )
-
-
-def _label(record: Record, glue_set: GlueSet, labels: Sequence[str]) -> int | float | None:
-    """Returns the index in `labels`, or the value; None if unknown."""
-    column = glue_set.label if glue_set.label in record.columns else "label"
-    text = record.columns.get(column, "")
-    if text in ("", "-1", "-1.0"):  # TFDS has -1 in test sets.
-        return None
-    if not glue_set.labels:
-        return finite_number(record, column)
-    numbers = {str(index): name for index, name in enumerate(glue_set.labels)}
-    if (name := numbers.get(text, text)) not in labels:
-        raise ValueError(f"{record.place}: label {text!r}, expected {' or '.join(glue_set.labels)}")
-    return labels.index(name)
 
 
 def _exists(directory: str, name: str, split: str) -> bool:

@@ -1,10 +1,11 @@
 """Labels: the classes given by flags or found in a file, and the label of each example."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from bert_jax.tasks.tables import Record, finite_number
+from bert_jax.tasks.tables import Record
 
 
 def given_labels(config: ConfigDict) -> tuple[str, ...]:
@@ -43,23 +44,33 @@ def read_label(
     column: str,
     labels: Sequence[str],
     unlabeled: Sequence[str] = ("",),
+    aliases: Mapping[str, str] | None = None,
     hint: str = "",
 ) -> int | float | None:
     """Returns the index of a record's label in `labels`, or with no `labels` its value.
 
-    None if the record has no such column, or one of the `unlabeled` values there. Raises ValueError
-    for any other text; `hint` ends its message.
+    None if the record has no such column, or one of the `unlabeled` values there.
+
+    Args:
+      aliases: other texts for a label -> the label.
+      hint: end of the message of the ValueError for any other text.
     """
     text = record.columns.get(column, "")
     if text in unlabeled:
         return None
-    if not labels:
-        return finite_number(record, column)
-    if text not in labels:
-        raise ValueError(
-            f"{record.place}: label {text!r}, expected one of {', '.join(labels)}{hint}"
-        )
-    return labels.index(text)
+    if labels:
+        name = (aliases or {}).get(text, text)
+        if name not in labels:
+            expected = ", ".join(labels)
+            raise ValueError(f"{record.place}: label {text!r}, expected one of {expected}{hint}")
+        return labels.index(name)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{record.place}: {column} is {text!r}, expected a finite number")
+    return value
 
 
 def check_labeled(

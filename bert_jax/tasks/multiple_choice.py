@@ -11,9 +11,9 @@ from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.labels import check_labeled, read_label
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.tables import Record, read_table, read_tfds, write_json_lines
-from bert_jax.tasks.task import Outputs, Split, Task
-from bert_jax.tasks.text_classification import most_probable
+from bert_jax.tasks.tables import Record, read_table, read_tfds
+from bert_jax.tasks.task import Split, Task
+from bert_jax.tasks.text_classification import make_split
 from bert_jax.tokenization import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -21,14 +21,10 @@ CHOICES = ("0", "1", "2", "3")
 COLUMNS = ("sent1", "sent2", *ENDINGS)
 IDS = ("video-id", "fold-ind")  # Written with the predictions; several examples may share them.
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
-TFDS_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads SWAG from `config.data.directory`, CSV files or TFDS; see configs/finetune/swag.py.
-
-    Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
-    """
+    """Reads SWAG from `config.data.directory`, CSV files or TFDS; see configs/finetune/swag.py."""
     directory = config.data.directory
     if not directory:
         raise ValueError(
@@ -40,7 +36,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
     def read(split: str) -> tuple[list[Record], list[Feature]]:
         if is_tfds:
-            records = read_tfds(directory.removeprefix("tfds:"), TFDS_SPLITS[split], COLUMNS)
+            records = read_tfds(
+                directory.removeprefix("tfds:"), split.replace("dev", "validation"), COLUMNS
+            )
         else:
             records = read_table(pathlib.Path(directory) / FILES[split], COLUMNS)
         labels = [read_label(each, "label", CHOICES, unlabeled=("", "-1")) for each in records]
@@ -54,14 +52,24 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         )
         return records, features
 
+    def read_split(split: str) -> Split:
+        records, features = read(split)
+        ids = [
+            {"id": str(number)}
+            | {each: record.columns[each] for each in IDS if each in record.columns}
+            for number, record in enumerate(records)
+        ]
+        metrics = {"accuracy": scores.accuracy}
+        return make_split(split, features, ids, range(len(ENDINGS)), metrics, label_name="choice")
+
     def exists(split: str) -> bool:  # TFDS has all splits of a set.
         return is_tfds or (pathlib.Path(directory) / FILES[split]).exists()
 
     splits = []
     if config.num_epochs or exists("dev") or not exists("test"):
-        splits.append(make_split("dev", *read("dev")))
+        splits.append(read_split("dev"))
     if exists("test"):
-        splits.append(make_split("test", *read("test")))
+        splits.append(read_split("test"))
     return Task(
         head=heads.MULTIPLE_CHOICE,
         labels=("score",),
@@ -94,22 +102,3 @@ def choice_features(
         own = sequences[count * index : count * (index + 1)]
         features.append(Feature(*zip(*own, strict=True), label))
     return features, int(np.reshape(truncated, (-1, count)).any(axis=1).sum())
-
-
-def make_split(name: str, records: list[Record], features: list[Feature]) -> Split:
-    """Builds a split that is scored by accuracy."""
-    expected = np.array([feature.label for feature in features])
-
-    def score(outputs: Outputs) -> dict[str, float]:
-        return {"accuracy": scores.accuracy(np.argmax(outputs, axis=-1), expected)}
-
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        lines = []
-        for number, (record, output) in enumerate(zip(records, outputs, strict=True)):
-            ids = {each: record.columns[each] for each in IDS if each in record.columns}
-            best, probability = most_probable(output)
-            prediction = {"choice": best, "probability": probability}
-            lines.append({"id": str(number)} | ids | prediction)
-        write_json_lines(directory / f"{name}.jsonl", lines)
-
-    return Split(name, features, score if features[0].label is not None else None, write)

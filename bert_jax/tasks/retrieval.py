@@ -43,24 +43,8 @@ class Query(NamedTuple):
         return (self.positive, *self.negatives) if self.positive else self.negatives
 
 
-class Ranking(NamedTuple):
-    """A query's candidates, their scores, and the index of its positive (None if unknown)."""
-
-    query: Query
-    passages: Sequence[str]
-    scores: np.ndarray
-    positive: int | None
-
-    def rank(self) -> int:
-        """Returns the rank of the positive, from 1, after other passages of the same score."""
-        return int(np.sum(self.scores >= self.scores[self.positive]))
-
-
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files named in `config.data`; see configs/finetune/retrieval.py.
-
-    Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
-    """
+    """Reads the files named in `config.data`; see configs/finetune/retrieval.py."""
     data = config.data
     check_files_given(data)
     if data.role not in ROLES:
@@ -92,22 +76,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     texts = TokenizedTexts(
         tokenizer, everything, collection, data.max_query_length, config.max_seq_length
     )
-    if is_bi_encoder:
-        features = [texts.bi_encoder_feature(query) for query in train]
-    else:
-        features = [
-            texts.cross_encoder_feature(query.text, query.candidates(), 0) for query in train
-        ]
+    make_feature = texts.bi_encoder_feature if is_bi_encoder else texts.cross_encoder_feature
+    make_split = bi_encoder_split if is_bi_encoder else cross_encoder_split
     return Task(
         head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
         labels=() if is_bi_encoder else ("score",),
-        train=features,
-        splits=tuple(
-            bi_encoder_split(name, queries, texts, collection)
-            if is_bi_encoder
-            else cross_encoder_split(name, queries, texts)
-            for name, queries in splits.items()
-        ),
+        train=[make_feature(query) for query in train],
+        splits=tuple(make_split(name, queries, texts) for name, queries in splits.items()),
         metric=f"dev/mrr_at_{TOP}",
         notes=texts.notes,
         head_settings={
@@ -156,22 +131,23 @@ class TokenizedTexts:
     """All queries and passages of a task, each tokenized and truncated once.
 
     Attributes:
+      collection: passages to search in addition to those of the queries.
       notes: how many queries and passages were truncated.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        queries: Iterable[Query],
-        collection: Iterable[str],
+        queries: Sequence[Query],
+        collection: Sequence[str],
         max_query_length: int,
         max_seq_length: int,
     ):
-        self.tokenizer, self.max_seq_length, self.notes = tokenizer, max_seq_length, {}
+        self.tokenizer, self.max_seq_length = tokenizer, max_seq_length
+        self.collection, self.notes = collection, {}
         passages = (*collection, *(text for query in queries for text in query.candidates()))
-        self._queries = self._truncated(
-            "queries", (query.text for query in queries), max_query_length - 2
-        )
+        texts = [query.text for query in queries]
+        self._queries = self._truncated("queries", texts, max_query_length - 2)
         self._passages = self._truncated("passages", passages, max_seq_length - 2)
         self._numbers = {text: number for number, text in enumerate(self._passages)}
 
@@ -188,43 +164,44 @@ class TokenizedTexts:
         """Returns the sequence of a passage, as `make_sequence` does."""
         return make_sequence(self.tokenizer, self._passages[text])
 
+    def pair(self, query: str, passage: str) -> tuple[np.ndarray, int]:
+        """Returns the sequence of a query and a passage, as `make_sequence` does."""
+        first = self._queries[query]
+        second = self._passages[passage][: self.max_seq_length - 3 - len(first)]
+        return make_sequence(self.tokenizer, first, second)
+
     def bi_encoder_feature(self, query: Query) -> Feature:
-        """Returns a query, its positive and its negatives; the labels identify the passages."""
+        """Returns a query, its positive and its negatives; the labels number the passages."""
         passages = query.candidates()
         label = np.array([self._numbers[passage] for passage in passages], np.int32)
         return _feature([self.query(query.text), *map(self.passage, passages)], label)
 
-    def cross_encoder_feature(
-        self, query: str, passages: Iterable[str], label: int | None = None
-    ) -> Feature:
-        """Returns a query paired with each of `passages`; `label` is the index to choose."""
-        first, pairs = self._queries[query], []
-        for passage in passages:
-            second = self._passages[passage][: self.max_seq_length - 3 - len(first)]
-            pairs.append(make_sequence(self.tokenizer, first, second))
-        return _feature(pairs, label)
+    def cross_encoder_feature(self, query: Query) -> Feature:
+        """Returns a query paired with its positive, which is to be chosen, and its negatives."""
+        return _feature([self.pair(query.text, passage) for passage in query.candidates()], 0)
 
 
 def _feature(sequences: Iterable[tuple[np.ndarray, int]], label=None) -> Feature:
     return Feature(*zip(*sequences, strict=True), label)
 
 
-def bi_encoder_split(
-    name: str, queries: list[Query], texts: TokenizedTexts, collection: Sequence[str]
-) -> Split:
+Rankings = Iterator[tuple[Query, Sequence[str], np.ndarray, int | None]]
+"""Queries, the passages ranked, their scores, and the index of the positive (None if unknown)."""
+
+
+def bi_encoder_split(name: str, queries: list[Query], texts: TokenizedTexts) -> Split:
     """Builds a split that ranks all passages of the collection and of the file for each query."""
     own = (passage for query in queries for passage in query.candidates())
-    passages = list(dict.fromkeys([*collection, *own]))
+    passages = list(dict.fromkeys([*texts.collection, *own]))
     if not passages:
         raise ValueError(f"{queries[0].place}: no passages; give some in --config.data.passages")
     index_of = {passage: index for index, passage in enumerate(passages)}
     sequences = [texts.query(query.text) for query in queries] + [*map(texts.passage, passages)]
 
-    def rankings(outputs: Outputs) -> Iterator[Ranking]:
+    def rankings(outputs: Outputs) -> Rankings:
         vectors = np.concatenate(outputs)
         for query, vector in zip(queries, vectors, strict=False):
-            scores = vectors[len(queries) :] @ vector
-            yield Ranking(query, passages, scores, index_of.get(query.positive))
+            yield query, passages, vectors[len(queries) :] @ vector, index_of.get(query.positive)
 
     return _make_split(name, queries, [_feature([each]) for each in sequences], rankings)
 
@@ -235,14 +212,14 @@ def cross_encoder_split(name: str, queries: list[Query], texts: TokenizedTexts) 
     for query in queries:
         if not query.candidates():
             raise ValueError(f"{query.place}: no 'negatives': expected passages to rank")
-        features += [texts.cross_encoder_feature(query.text, [each]) for each in query.candidates()]
+        features += [_feature([texts.pair(query.text, each)]) for each in query.candidates()]
 
-    def rankings(outputs: Outputs) -> Iterator[Ranking]:
+    def rankings(outputs: Outputs) -> Rankings:
         scores, start = np.concatenate(outputs), 0
         for query in queries:
             passages = query.candidates()
             own, start = scores[start : start + len(passages)], start + len(passages)
-            yield Ranking(query, passages, own, 0 if query.positive else None)
+            yield query, passages, own, 0 if query.positive else None
 
     return _make_split(name, queries, features, rankings)
 
@@ -251,26 +228,30 @@ def _make_split(
     name: str,
     queries: list[Query],
     features: list[Feature],
-    rankings: Callable[[Outputs], Iterator[Ranking]],
+    rankings: Callable[[Outputs], Rankings],
 ) -> Split:
     def score(outputs: Outputs) -> dict[str, float]:
-        return rank_scores([ranking.rank() for ranking in rankings(outputs)])
+        return rank_scores([rank(found, index) for _, _, found, index in rankings(outputs)])
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        """Writes the form that is read: the best passages but the positive as hard negatives."""
+        """Writes the input format; the best passages except the positive are hard negatives."""
         lines = []
-        for ranking in rankings(outputs):
-            best = np.argsort(-ranking.scores, kind="stable")[: TOP + 1]
-            best = [index for index in best if index != ranking.positive][:TOP]
-            values = {"id": ranking.query.id, "query": ranking.query.text}
-            if ranking.positive is not None:
-                values |= {"positive": ranking.query.positive, "rank": ranking.rank()}
-            values["negatives"] = [ranking.passages[index] for index in best]
-            values["scores"] = [float(ranking.scores[index]) for index in best]
-            lines.append(values)
+        for query, passages, found, positive in rankings(outputs):
+            best = np.argsort(-found, kind="stable")[: TOP + 1]
+            best = [index for index in best if index != positive][:TOP]
+            values = {"id": query.id, "query": query.text}
+            if positive is not None:
+                values |= {"positive": query.positive, "rank": rank(found, positive)}
+            values["negatives"] = [passages[index] for index in best]
+            lines.append(values | {"scores": [float(found[index]) for index in best]})
         write_json_lines(directory / f"{name}.jsonl", lines)
 
     return Split(name, features, score if queries[0].positive else None, write)
+
+
+def rank(scores: np.ndarray, index: int) -> int:
+    """Returns the rank of a passage, from 1, after the others with the same score."""
+    return int(np.sum(scores >= scores[index]))
 
 
 def rank_scores(ranks: Sequence[int]) -> dict[str, float]:

@@ -30,13 +30,9 @@ from bert_jax.training.state import TrainState
 class FinetuneSetup:
     """What the runs of all seeds share.
 
-    Attributes:
-      settings: resolved configuration, which each checkpoint stores.
-      pretrained: parameters to start from; `init` adds those that are missing.
-      microbatch_rows, predict_rows: rows computed at once in training and prediction.
-      schedule: learning rate of a step, counted from 0.
-      init: (key, pretrained) -> initial state.
-      shardings: NamedShardings of the state.
+    `settings` is the resolved configuration that checkpoints store; `init` turns a key and the
+    `pretrained` parameters into the initial state; `microbatch_rows` and `predict_rows` are the
+    rows computed at once in training and prediction.
     """
 
     config: ConfigDict

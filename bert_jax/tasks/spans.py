@@ -48,8 +48,8 @@ class SpanConfig:
         limit = self.max_seq_length - 4
         if not 1 <= self.max_query_length <= limit:
             raise ValueError(
-                f"max_query_length is {self.max_query_length}: expected 1 to {limit}, to leave "
-                f"room for a context in max_seq_length={self.max_seq_length}"
+                f"max_query_length is {self.max_query_length}: expected 1 to {limit} with "
+                f"max_seq_length={self.max_seq_length}"
             )
         for name in ("doc_stride", "max_answer_length"):
             if getattr(self, name) < 1:

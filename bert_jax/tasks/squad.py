@@ -20,10 +20,7 @@ from bert_jax.tokenization import Tokenizer
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files named in `config.data`; see configs/finetune/squad.py.
-
-    Raises FileNotFoundError and ValueError like `read_questions`.
-    """
+    """Reads the files named in `config.data`; see configs/finetune/squad.py."""
     data = config.data
     check_files_given(data)
     fields = [field.name for field in dataclasses.fields(SpanConfig)]
@@ -99,7 +96,7 @@ def training_features(
 
 
 def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
-    """Returns the first and last token of an answer; None if it is not where its start says."""
+    """Returns the first and last token of an answer; None if it is not at its answer_start."""
     text, begin = answer
     if not text.strip() or begin < 0 or not passage.context.startswith(text, begin):
         return None

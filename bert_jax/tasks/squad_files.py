@@ -11,12 +11,10 @@ from bert_jax.tasks.tables import check_unique, read_text
 
 
 class Question(NamedTuple):
-    """A question about a context.
+    """A question about a context, and its place in the file, for messages.
 
-    Attributes:
-      answers: text of each answer and its first character in the context; () if the question has no
-        answer, None if that is unknown.
-      place: where it was read, for messages.
+    `answers` are texts and the first character of each in the context; () if the question has no
+    answer, None if that is unknown.
     """
 
     id: str
@@ -29,14 +27,9 @@ class Question(NamedTuple):
 def read_questions(source: str, split: str, null_answers: bool) -> list[Question]:
     """Reads the questions of a file, or of a split of the prepared TFDS set "tfds:NAME".
 
-    Args:
-      null_answers: whether questions may have no answer (version 2.0).
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ImportError: TFDS is not installed.
-      ValueError: not SQuAD's JSON, a duplicate id, an empty question or context, answers to some
-        questions only, a missing answer, or answers to an impossible question.
+    `null_answers` tells whether questions may have no answer (version 2.0). Raises
+    FileNotFoundError without the file, ImportError without TFDS, and ValueError for anything wrong
+    in it.
     """
     if source.startswith("tfds:"):
         questions = list(_read_tfds(source, "validation" if split == "dev" else split))
@@ -80,8 +73,7 @@ def _read_json(path: pathlib.Path) -> Iterator[Question]:
                         (_get(answer, "text", str, place), _get(answer, "answer_start", int, place))
                         for answer in _get(entry, "answers", list, place)
                     )
-                is_given = entry.get("is_impossible") is not None
-                if is_given and _get(entry, "is_impossible", bool, place):
+                if entry.get("is_impossible") and _get(entry, "is_impossible", bool, place):
                     if answers:
                         raise ValueError(f"{place}: is_impossible, but it has answers: remove one")
                     answers = ()
@@ -93,19 +85,14 @@ def _get(holder: object, name: str, kind: type, place: str):
     value = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
         found = "none" if value is None else type(value).__name__
-        raise ValueError(
-            f"{place}: expected {name!r}, a {kind.__name__}, as in SQuAD's JSON; found {found}"
-        )
+        raise ValueError(f"{place}: expected {name!r}, a {kind.__name__}; found {found}")
     return value
 
 
 def _read_tfds(source: str, split: str) -> Iterator[Question]:
     name = source.removeprefix("tfds:")
     for number, example in enumerate(import_tfds(name).data_source(name, split=split)):
-        id_, question, context = (
-            bytes(example[field]).decode() for field in ("id", "question", "context")
-        )
-        answers = example["answers"]
-        pairs = zip(answers["text"], answers["answer_start"], strict=True)
-        answers = tuple((bytes(text).decode(), int(start)) for text, start in pairs)
-        yield Question(id_, question, context, answers, f"{source}, {split} {number} (id {id_})")
+        texts = [bytes(example[field]).decode() for field in ("id", "question", "context")]
+        answers = zip(example["answers"]["text"], example["answers"]["answer_start"], strict=True)
+        answers = tuple((bytes(text).decode(), int(start)) for text, start in answers)
+        yield Question(*texts, answers, f"{source}, {split} {number} (id {texts[0]})")

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -36,12 +35,8 @@ def read_table(
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file that has all of `columns`.
 
     CSV fields may be quoted; in TSV a quotation mark is an ordinary character. The first of
-    `header_lines` names the columns, the others are skipped.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      ValueError: an unknown suffix, not UTF-8, no examples, a line with too few or too many fields,
-        a missing or duplicate column, or a value in JSONL that is neither text nor a number.
+    `header_lines` names the columns, the others are skipped. Raises FileNotFoundError without the
+    file, and ValueError for anything wrong in it.
     """
     path = pathlib.Path(path)
     if path.suffix == ".jsonl":
@@ -59,11 +54,11 @@ def check_columns(records: Iterable[Record], columns: Sequence[str]) -> None:
     for record in records:
         for column in columns:
             if column not in record.columns:
-                hint = "; a .csv separates fields by commas, a .tsv by tabs"
+                found = ", ".join(map(repr, record.columns))
+                hint = "" if len(record.columns) > 1 else " (commas separate a .csv, tabs a .tsv)"
                 raise ValueError(
-                    f"{record.place}: no column {column!r}; it has "
-                    f"{', '.join(map(repr, record.columns))}: give the correct name in "
-                    f"--config.data{hint if len(record.columns) < 2 else ''}"
+                    f"{record.place}: no column {column!r}; it has {found}{hint}: give the correct "
+                    "name in --config.data"
                 )
 
 
@@ -123,26 +118,24 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    records = []
     try:
         names = next(reader, [])
-        if duplicates := [name for name in names if name and names.count(name) > 1]:
-            raise ValueError(
-                f"{path}: the header names {duplicates[0]!r} twice: rename one of the columns"
-            )
-        for number, fields in enumerate(reader, start=1):
-            if number >= header_lines and any(fields):
-                place = f"{path}, line {reader.line_num}"
-                if len(fields) != len(names):
-                    raise ValueError(
-                        f"{place}: {len(fields)} fields, but the header names {len(names)} columns"
-                    )
-                records.append(Record(dict(zip(names, fields, strict=True)), place))
+        lines = [(f"{path}, line {reader.line_num}", fields) for fields in reader]
     except csv.Error as error:
         raise ValueError(
             f"{path}, line {reader.line_num}: {error}; quote a field that contains a quotation "
             "mark, comma or line end, and double the quotation marks in it"
         ) from None
+    if duplicates := [name for name in names if name and names.count(name) > 1]:
+        raise ValueError(f"{path}: the header names {duplicates[0]!r} twice: rename one of them")
+    records = []
+    for number, (place, fields) in enumerate(lines, start=1):
+        if number >= header_lines and any(fields):
+            if len(fields) != len(names):
+                raise ValueError(
+                    f"{place}: {len(fields)} fields, but the header names {len(names)}"
+                )
+            records.append(Record(dict(zip(names, fields, strict=True)), place))
     if not records:
         raise ValueError(f"{path} holds no examples")
     return records
@@ -150,16 +143,10 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
 
 def read_tfds(name: str, split: str, columns: Sequence[str] = ()) -> list[Record]:
     """Reads a split of a prepared TFDS data set, without TensorFlow, as records with `columns`."""
-    records = [
-        Record(
-            {
-                column: value.decode() if isinstance(value, bytes) else str(value)
-                for column, value in example.items()
-            },
-            f"tfds:{name}, {split}, example {number}",
-        )
-        for number, example in enumerate(import_tfds(name).data_source(name, split=split))
-    ]
+    records = []
+    for number, example in enumerate(import_tfds(name).data_source(name, split=split)):
+        values = {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in example.items()}
+        records.append(Record(values, f"tfds:{name}, {split}, example {number}"))
     check_columns(records, columns)
     return records
 
@@ -188,16 +175,3 @@ def check_unique(examples: Iterable, ids: Iterable[str]) -> None:
         if name in places:
             raise ValueError(f"{example.place}: id {name!r} is already used in {places[name]}")
         places[name] = example.place
-
-
-def finite_number(record: Record, column: str) -> float:
-    """Returns the value of `column`; raises ValueError unless it is a finite number."""
-    try:
-        value = float(record.columns[column])
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(
-            f"{record.place}: {column} is {record.columns[column]!r}, expected a finite number"
-        )
-    return value

@@ -36,7 +36,7 @@ class Tagging(NamedTuple):
 def split_words(text: str | Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
     """Returns the words and punctuation marks of a text, and the characters of each.
 
-    A list of words is taken as it is; its characters count as if the words were joined by spaces.
+    A list of words is used unchanged; its characters count as if the words were joined by spaces.
     Raises TypeError for anything else.
     """
     if isinstance(text, str):

@@ -13,10 +13,11 @@ from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_conll
 from bert_jax.tasks.labels import given_labels
+from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import check_files_given
 from bert_jax.tasks.tagging_scores import entity_scores, find_strict_entities, split_tag
 from bert_jax.tasks.task import Outputs, Split, Task
-from bert_jax.tasks.windows import split_into_windows, window_tokens, word_pieces
+from bert_jax.tasks.windows import split_into_windows, window_tokens
 from bert_jax.tokenization import Tokenizer
 
 
@@ -32,10 +33,7 @@ class TaggedFile(NamedTuple):
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files named in `config.data`; see configs/finetune/conll2003.py.
-
-    Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
-    """
+    """Reads the files named in `config.data`; see configs/finetune/conll2003.py."""
     data = config.data
     check_files_given(data)
     if data.scheme not in (*SCHEMES, "none"):
@@ -145,7 +143,9 @@ def tagging_features(
     document.
     """
     room = max_seq_length - 2  # [CLS] and [SEP].
-    pieces_of = word_pieces(tokenizer, (word for each in sentences for word in each.words))
+    ids_of = tokenize(tokenizer, (word for each in sentences for word in each.words))
+    # A word such as a control character may have no pieces.
+    pieces_of = {word: ids or [tokenizer.unk_id] for word, ids in ids_of.items()}
     numbers = {label: number for number, label in enumerate(labels)}
     features, positions = [], []
     texts = [[sentence] for sentence in sentences]

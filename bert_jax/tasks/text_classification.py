@@ -32,10 +32,7 @@ def get_head(config: ConfigDict) -> Head:
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files named in `config.data`; see configs/finetune/text_classification.py.
-
-    Raises FileNotFoundError and ValueError, with file and line, for what cannot be read.
-    """
+    """Reads the files named in `config.data`; see configs/finetune/text_classification.py."""
     data = config.data
     check_files_given(data)
     metrics = CORRELATIONS if data.regression else METRICS
@@ -43,13 +40,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     texts = tuple(filter(None, (data.text, data.text_pair)))
     notes: dict[str, int] = {}
 
-    def read(name: str) -> tuple[list[Record], list[str]]:
+    def read(name: str) -> tuple[list[Record], list[dict]]:
         # A test file may have no labels; in a dev file a missing column is probably a typo.
         label = data.label if name != "test" else ""
         columns = [*texts, *filter(None, (data.id, label))]
         records = read_table(data[name], columns, data.header_lines)
         check_texts(records, texts)
-        return records, example_ids(records, data.id)
+        return records, [{"id": each} for each in example_ids(records, data.id)]
 
     def make_features(name: str, records: list[Record]) -> list[Feature]:
         hint = "; fix it, or list all labels in --config.data.labels"
@@ -105,11 +102,15 @@ def text_features(
 def make_split(
     name: str,
     features: list[Feature],
-    ids: Sequence[str],
-    labels: Sequence[str],
+    ids: Sequence[dict[str, str]],
+    labels: Sequence,
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+    label_name: str = "label",
 ) -> Split:
-    """Builds a split that is scored by `metrics`; without `labels` the outputs are values."""
+    """Builds a split of classes, or without `labels` of values, that is scored by `metrics`.
+
+    Each line that it writes holds the `ids` of an example and its prediction.
+    """
     expected = np.array([feature.label for feature in features])
 
     def score(outputs: Outputs) -> dict[str, float]:
@@ -119,15 +120,15 @@ def make_split(
             predicted = np.array([output[0] for output in outputs], np.float64)
         return {metric: function(predicted, expected) for metric, function in metrics.items()}
 
-    def prediction(output: np.ndarray) -> dict:
-        if not labels:
-            return {"value": float(output[0])}
-        best, probability = most_probable(output)
-        return {"label": labels[best], "probability": probability}
-
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        pairs = zip(ids, outputs, strict=True)
-        lines = ({"id": example} | prediction(output) for example, output in pairs)
+        lines = []
+        for example, output in zip(ids, outputs, strict=True):
+            if labels:
+                best, probability = most_probable(output)
+                prediction = {label_name: labels[best], "probability": probability}
+            else:
+                prediction = {"value": float(output[0])}
+            lines.append(example | prediction)
         write_json_lines(directory / f"{name}.jsonl", lines)
 
     return Split(name, features, score if features[0].label is not None else None, write)

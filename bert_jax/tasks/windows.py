@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.features import make_sequence
-from bert_jax.tasks.sequences import tokenize
 from bert_jax.tokenization import Tokenizer
 
 
@@ -18,11 +17,6 @@ class WordWindow(NamedTuple):
     begin: int
     end: int
     stop: int
-
-
-def word_pieces(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, list[int]]:
-    """Returns the pieces of each word; [UNK] for a word without any, e.g. a control character."""
-    return {word: ids or [tokenizer.unk_id] for word, ids in tokenize(tokenizer, words).items()}
 
 
 def split_into_windows(

@@ -44,8 +44,7 @@ class Chip:
       usable_hbm_bytes: memory that the compiler allows a program (more than `hbm_bytes` on v5p).
       link_bytes_per_second: bandwidth to the neighbors, summed over all links, in one direction.
       dimensions: number of dimensions of the torus.
-      devices_per_chip: JAX devices.
-      options: arguments of `get_topology_desc`; "megacore" joins the two cores of a chip.
+      megacore: whether the compiler joins the two cores of a chip into one device.
     """
 
     clock_hz: float
@@ -54,35 +53,30 @@ class Chip:
     link_bytes_per_second: float
     dimensions: int
     devices_per_chip: int = 1
-    options: tuple[tuple[str, str], ...] = ()
+    megacore: bool = False
 
 
 # Sources: Cloud TPU's system architecture pages (HBM; interconnect, half of it in each direction),
 # Jouppi et al. (2020) for the links of v3 and (2023) for those of v4. Google does not publish the
 # clock of v6e: 1750 MHz follows from 918 TFLOP/s if it has four matrix units of 256 x 256. The
 # compiler's estimate for a product of 8192^3 is 70 % of peak (90 % on v5p): 2490 MHz at most.
-MEGACORE = (("chip_config_name", "megacore"),)
 CHIPS = {
     "v3": Chip(940e6, 16 * GIB, 15.48 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices_per_chip=2),
-    "v4": Chip(1050e6, 32 * GIB, 30.75 * GIB, 6 * 50e9, dimensions=3, options=MEGACORE),
+    "v4": Chip(1050e6, 32 * GIB, 30.75 * GIB, 6 * 50e9, dimensions=3, megacore=True),
     "v5e": Chip(1500e6, 16 * GIB, 15.75 * GIB, 400e9 / 2, dimensions=2),
-    "v5p": Chip(1750e6, 95 * GIB, 95.74 * GIB, 1200e9 / 2, dimensions=3, options=MEGACORE),
+    "v5p": Chip(1750e6, 95 * GIB, 95.74 * GIB, 1200e9 / 2, dimensions=3, megacore=True),
     "v6e": Chip(1750e6, 32 * GIB, 31.25 * GIB, 800e9 / 2, dimensions=2),
 }
 
 
 @dataclasses.dataclass
 class DoesNotFit(Exception):
-    """The compiler ran out of device memory.
+    """The compiler ran out of device memory after `seconds`.
 
-    Attributes:
-      num_bytes: bytes that the step needs; None if the compiler does not report them.
-      limit: bytes that the compiler allows, likewise.
-      argument_bytes: bytes of parameters, optimizer state and rows.
-      seconds: time until the compiler gave up.
+    `argument_bytes` are those of parameters, optimizer state and rows.
     """
 
-    num_bytes: int | None
+    num_bytes: int | None  # Needed; None if the compiler does not report it.
     limit: int | None
     argument_bytes: int
     seconds: float
@@ -105,10 +99,7 @@ class CompiledStep:
 
 
 def parse_topology(topology: str) -> tuple[str, list[int], int]:
-    """Parses "v4:4x4x4:2" into chip, slice shape in chips and number of slices (default 1).
-
-    Raises ValueError.
-    """
+    """Parses "v4:4x4x4:2": chip, slice shape in chips, number of slices. Raises ValueError."""
     found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::([1-9]\d*))?", topology)
     name, shape, num_slices = found.groups() if found else ("", "", None)
     sizes = [int(size) for size in shape.split("x") if size]
@@ -126,14 +117,14 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
     name, shape, num_slices = parse_topology(topology)
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("the TPU compiler is not installed: pip install 'jax[tpu]'")
-    options = dict(CHIPS[name].options)
+    options = {"chip_config_name": "megacore"} if CHIPS[name].megacore else {}
     if num_slices > 1:
         options["num_slices"] = num_slices
     try:
         description = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{name}:{'x'.join(map(str, shape))}", **options
         )
-    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+    except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"the compiler rejects topology {topology!r}: {reason}") from error
     return CHIPS[name], list(description.devices)

@@ -133,18 +133,16 @@ def step_cost(text: str) -> Cost:
         )
 
     cycles, not_estimated = collections.Counter(), collections.Counter()
-    exchanges, costliest, loops_counted_once = {}, [], []
-    num_flops = 0.0
+    exchanges, costliest, loops_counted_once, total_flops = {}, [], [], 0.0
     for runs, home, instruction in executed(computations, entry):
         fused = instruction.opcode in ("fusion", "custom-call") and instruction.called("calls")
-        num_flops += runs * flops(instruction, computations[home])
-        num_flops += runs * computation_flops(fused) if fused else 0.0
+        total_flops += runs * flops(instruction, computations[home])
+        total_flops += runs * computation_flops(fused) if fused else 0.0
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             loops_counted_once.append(instruction.name)
         found = collectives_in(instruction, computations, home)
         for kind, channel, num_bytes, link_bytes in found:
-            # A collective that overlaps with arithmetic is split into steps of one channel: the
-            # step that moves most bytes stands for all.
+            # One that overlaps with arithmetic is split into steps of one channel: count one step.
             key = channel or (home, instruction.name)
             exchange = runs * num_bytes, runs * link_bytes, runs, kind
             exchanges[key] = max(exchanges.get(key, exchange), exchange)
@@ -155,14 +153,18 @@ def step_cost(text: str) -> Cost:
             target = instruction.attribute(r'custom_call_target="([^"]*)"')
             name = re.sub(r"[.\d]+$", "", instruction.name)
             not_estimated[target or (name if fused else instruction.opcode)] += runs
-    costliest.sort(key=lambda row: -row[0])
     totals = collections.defaultdict(Collective)
     for num_bytes, link_bytes, runs, kind in exchanges.values():
         totals[kind].count += runs
         totals[kind].num_bytes += num_bytes
         totals[kind].link_bytes += link_bytes
     return Cost(
-        dict(cycles), num_flops, dict(totals), costliest, dict(not_estimated), loops_counted_once
+        cycles=dict(cycles),
+        flops=total_flops,
+        collectives=dict(totals),
+        costliest=sorted(costliest, key=lambda row: -row[0]),
+        not_estimated=dict(not_estimated),
+        loops_counted_once=loops_counted_once,
     )
 
 

@@ -41,8 +41,7 @@ def report(
       num_costliest: how many of the costliest instructions to list.
       hlo_path: file for the scheduled HLO of the first phase.
 
-    Raises:
-      ValueError: the topology, mesh or batch is invalid.
+    Raises ValueError if the topology, mesh or batch is invalid.
     """
     chip, devices = tpu.describe_topology(topology)
     setup = setup_pretraining(config, phases, tokenizer, devices)
@@ -66,7 +65,7 @@ def report(
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices_per_chip,
         "num_slices": tpu.parse_topology(topology)[-1],
-        "num_params": num_params(setup.bert),
+        "num_params": num_params(setup.model.config),
         "clock_hz": chip.clock_hz,
         "remat": config.model.remat,
         "phases": figures,
@@ -95,7 +94,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip: tpu.Chip) -> dict:
         "mesh": dict(setup.mesh.shape),
         "per_device_batch_size": phase.batch_size // setup.num_microbatches(phase) // shards,
         "model_flops_per_sequence": throughput.flops_per_row(
-            setup.bert, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+            setup.model.config, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
         ),
     }
 
@@ -114,9 +113,7 @@ def _failure_figures(error: tpu.DoesNotFit) -> dict:
     }
 
 
-def _step_figures(
-    step: tpu.CompiledStep, known: dict, chip: tpu.Chip, devices: list, num_costliest: int
-) -> dict:
+def _step_figures(step: tpu.CompiledStep, known, chip, devices, num_costliest) -> dict:
     cost, batch_size = step.cost, known["batch_size"]
     num_chips = len(devices) // chip.devices_per_chip
     seconds = cost.total_cycles / chip.clock_hz
@@ -221,10 +218,9 @@ def sweep(
     of two times the configured one; None if not even that fits. An invalid mesh, which does not
     divide the devices, a batch or an array, has `error` instead of a report.
 
-    Raises:
-      ValueError: a mesh cannot be parsed, or all of them are invalid.
+    Raises ValueError if the topology or the format of a mesh is invalid, or if all meshes are.
     """
-    tpu.describe_topology(topology)  # An invalid one is not an error of each mesh.
+    tpu.describe_topology(topology)  # Raises once, not for each mesh.
     for sizes in meshes:
         if not re.fullmatch(r"(-1|\d+)(x(-1|\d+)){2}", sizes):
             raise ValueError(f"mesh {sizes!r}: expected data x fsdp x tensor, as in -1x4x1")
@@ -246,9 +242,7 @@ def sweep(
         raise errors[0]
 
 
-def _largest_batch(
-    config: ConfigDict, topology: str, phases: list[Phase], tokenizer, figures: dict
-) -> int:
+def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     config = with_changes(config, {"per_device_batch_size": 0})
     worst = max(figures["phases"], key=lambda each: each["hbm_parts"]["activations"])
     phase = phases[figures["phases"].index(worst)]

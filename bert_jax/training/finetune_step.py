@@ -98,7 +98,7 @@ def make_finetune_step(
             examples, labels, weights = (
                 x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
             )
-            loss = head.batch_loss(examples, labels, weights, model.similarity.temperature)
+            loss = head.batch_loss(examples, labels, weights, model.temperature)
             return loss / (count * mesh.shape["data"])
 
         loss, dvectors = jax.value_and_grad(batch_loss)(vectors)

@@ -8,7 +8,6 @@ All first clip gradients by their global norm; LayerNorm parameters and biases a
 """
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,10 @@ import optax
 OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 
 
-def linear_schedule(
-    peak: float, num_steps: int, warmup_steps: int
-) -> Callable[[jax.Array], jax.Array]:
+def linear_schedule(peak: float, num_steps: int, warmup_steps: int) -> optax.Schedule:
     """Returns the released schedule: step, counted from 0 -> learning rate, a float32 scalar.
 
-    As in `optimization.py`, linear decay is counted from step 0, and a ramp from 0 replaces its
-    first `warmup_steps`: the rate after the warm-up is `peak * (1 - warmup_steps / num_steps)`.
+    As in `optimization.py`, linear decay is counted from step 0; a ramp replaces its warm-up.
     """
 
     def learning_rate(step):
@@ -38,7 +34,7 @@ def linear_schedule(
 
 def make_optimizer(
     name: str,
-    learning_rate: Callable[[jax.Array], jax.Array],
+    learning_rate: optax.Schedule,
     *,
     weight_decay: float = 0.01,
     clip_norm: float = 1.0,
@@ -80,16 +76,10 @@ def is_decayed(params: optax.Params) -> optax.Params:
 def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
     """Scales by m / (sqrt(v) + epsilon), with m / (1 - b1^t), v / (1 - b2^t) if bias-corrected."""
 
-    def init(params):
-        # Separate zeros: a buffer that both share could not be donated.
-        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
-
     def update(gradients, state, params=None):
-        del params
         count = state.count + 1
-        mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, gradients, state.mu)
-        nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * g * g, gradients, state.nu)
+        mu = optax.tree.update_moment(gradients, state.mu, beta1, order=1)
+        nu = optax.tree.update_moment(gradients, state.nu, beta2, order=2)
         # expm1: 1 - 0.999^t loses five of float32's seven digits in the first steps.
         correction1, correction2 = (
             -jnp.expm1(count * math.log(beta)) if bias_correction else 1.0
@@ -100,7 +90,7 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
         )
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
 def _scale_by_layer_trust_ratio():
@@ -113,10 +103,10 @@ def _scale_by_layer_trust_ratio():
     def scale(path, update, param):
         if path[-1].key in ("bias", "scale"):
             return update
-        stacked = any(getattr(entry, "key", None) == "layers" for entry in path)
+        stacked = any(entry.key == "layers" for entry in path)
         axes = tuple(range(1 if stacked else 0, param.ndim))
-        param_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
-        update_norm = jnp.sqrt(jnp.sum(jnp.square(update), axes, keepdims=True))
+        squares = [jnp.sum(jnp.square(x), axes, keepdims=True) for x in (param, update)]
+        param_norm, update_norm = map(jnp.sqrt, squares)
         defined = (param_norm > 0) & (update_norm > 0)
         return update * jnp.where(defined, param_norm / jnp.where(defined, update_norm, 1.0), 1.0)
 

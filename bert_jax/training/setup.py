@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import optax
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -23,14 +24,13 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training.optimizer import linear_schedule, make_optimizer
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
-from bert_jax.training.workdir import flatten
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """The steps from `start` up to `stop`, on rows of one length.
 
-    To compile a step, `rows` needs no more than its sizes, and `heldout` may be None.
+    To compile a step, `rows` needs only its sizes, and `heldout` may be None.
     """
 
     rows: Rows
@@ -49,23 +49,22 @@ class Phase:
 class PretrainSetup:
     """What the steps of a run are built from.
 
-    Attributes:
-      schedule: learning rate of a step, counted from 0.
-      init: key -> initial state, to be jitted with `shardings` as `out_shardings`.
-      abstract_state: shapes, dtypes and shardings of the state.
-      shardings: NamedShardings of the state.
+    `schedule` is the learning rate of a step, counted from 0; `init` (key -> initial state) is
+    jitted with `shardings`; `abstract_state` has shapes, dtypes and shardings.
     """
 
     config: ConfigDict
-    bert: BertConfig
+    tokenizer: Tokenizer
     model: BertForPreTraining
     mesh: Mesh
     schedule: Callable[[int], jax.Array]
     optimizer: optax.GradientTransformation
     init: Callable[[jax.Array], TrainState]
     abstract_state: TrainState
-    shardings: TrainState
-    tokenizer: Tokenizer
+
+    @property
+    def shardings(self) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
     def masking(self, phase: Phase) -> Masking:
         return Masking(
@@ -127,18 +126,8 @@ def setup_pretraining(
     shardings = partitioning.infer_shardings(shapes, mesh)
     if config.shard_weight_update:
         shardings = partitioning.shard_over_data(shardings, shapes)
-    setup = PretrainSetup(
-        config=config,
-        bert=bert,
-        model=model,
-        mesh=mesh,
-        schedule=schedule,
-        optimizer=optimizer,
-        init=init,
-        abstract_state=partitioning.with_shardings(shapes, shardings),
-        shardings=shardings,
-        tokenizer=tokenizer,
-    )
+    state = partitioning.with_shardings(shapes, shardings)
+    setup = PretrainSetup(config, tokenizer, model, mesh, schedule, optimizer, init, state)
     for phase in phases:  # Raise now, not after hours of the phase before.
         setup.masking(phase)
         setup.num_microbatches(phase)
@@ -199,7 +188,7 @@ def check_numbers(config: ConfigDict) -> None:
 
 def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:
     """Raises ValueError for a field outside its bounds (names, min, max)."""
-    flat = flatten(config.to_dict())
+    flat = flatten_dict(config.to_dict(), sep=".")
     for names, minimum, maximum in bounds:
         for name in names.split():
             if not minimum <= flat[name] <= maximum:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator
 
 import jax
+from flax.traverse_util import flatten_dict
 
 import bert_jax
 from bert_jax.runtime import distributed
@@ -39,8 +40,6 @@ FREE_TO_CHANGE = (
     "step",
 )
 
-TOKEN = ".shared"
-
 
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
     """Writes config.json in a new workdir, or in that of a run with the same `settings`.
@@ -49,14 +48,14 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
     settings, or if settings, code or workdir differ between processes; CheckpointError if the
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
-    distributed.check_equal_on_all_processes(
-        flatten(settings) | {"workdir": str(workdir)} | _program()
-    )
+    given = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
+    distributed.check_equal_on_all_processes(given | {"workdir": str(workdir)} | _program())
     token = distributed.allgather_texts(secrets.token_hex())[0]
-    path = workdir / TOKEN
+    path = workdir / ".shared"
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
-            _claim(workdir, settings)
+            _check_settings(workdir, given)
+            write_json(workdir / "config.json", settings)
             write_text(path, token)
     with distributed.raise_on_all_processes():
         if not path.exists() or path.read_text() != token:
@@ -74,38 +73,32 @@ def _program() -> dict[str, str]:
     return {"version of jax": jax.__version__, "hash of bert_jax/*.py": code.hexdigest()[:12]}
 
 
-def _claim(workdir: pathlib.Path, settings: dict) -> None:
+def _check_settings(workdir: pathlib.Path, given: dict) -> None:
+    """Creates `workdir`; raises ValueError if its last checkpoint has other settings than given."""
     if ":/" in str(workdir):
         raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        for directory in (workdir / "checkpoints", workdir / "best"):
-            if steps := saved_steps(directory):
-                _check_same_settings(directory / str(steps[-1]), settings)
-                break
-        else:  # The checkpoints of an earlier run were removed.
+        directories = (workdir / "checkpoints", workdir / "best")
+        found = [each / str(step) for each in directories for step in saved_steps(each)[-1:]]
+        if not found:  # The checkpoints of an earlier run were removed.
             (workdir / "result.json").unlink(missing_ok=True)
+            return
     except OSError as error:
         raise OSError(f"--workdir={workdir}: {error}. Expected a writable directory") from error
-    write_json(workdir / "config.json", settings)
-
-
-def _check_same_settings(checkpoint: pathlib.Path, settings: dict) -> None:
     try:
-        saved = flatten(load_settings(checkpoint))
+        saved = flatten_dict(load_settings(found[0]), sep=".")
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before") from error
-    given = flatten(json.loads(json.dumps(settings)))  # JSON turns tuples into lists.
-    differences = [
-        f"  {name}: {saved.get(name)!r} in {checkpoint}, {given.get(name)!r} now"
+    differences = "\n".join(
+        f"  {name}: {saved.get(name)!r} in {found[0]}, {given.get(name)!r} now"
         for name in sorted(saved.keys() | given.keys())
         if saved.get(name) != given.get(name) and not name.startswith(FREE_TO_CHANGE)
-    ]
+    )
     if differences:
         raise ValueError(
-            f"{checkpoint.parents[1]} belongs to a run with other settings:\n"
-            + "\n".join(differences)
-            + "\nUse the same settings to resume it, or another --workdir to start a new run"
+            f"{workdir} belongs to a run with other settings:\n{differences}\n"
+            "Use the same settings to resume it, or another --workdir to start a new run"
         )
 
 
@@ -129,16 +122,5 @@ def error_names_file(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{path} could not be written: {error}. Free the disk (or fix the cause), and run the "
-            "same command to resume"
+            f"{path} could not be written: {error}. Free the disk, and run the same command again"
         ) from error
-
-
-def flatten(value, prefix: str = "") -> dict:
-    """Returns nested dicts as one: {"a": {"b": 1}} -> {"a.b": 1}."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat = {}
-    for name, inner in value.items():
-        flat |= flatten(inner, f"{prefix}.{name}" if prefix else name)
-    return flat

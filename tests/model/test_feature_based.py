@@ -14,7 +14,8 @@ from bert_jax.data.features import Feature, RowShape
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import BertConfig
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
-from bert_jax.model.heads import TAGGING
+from bert_jax.model.heads import FEATURE_BASED, TAGGING
+from bert_jax.tasks import feature_based as task
 from bert_jax.tasks import tagging
 from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
 from bert_jax.tokenization import load_tokenizer
@@ -29,7 +30,7 @@ TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))
 
 def test_packed_sequences_do_not_touch_each_other():
     config = BertConfig(vocab_size=50, max_position_embeddings=16, **SMALL)
-    model = FeatureBasedTagger(config, 3, "weighted_sum", lstm_size=8)
+    model = FeatureBasedTagger(config, FEATURE_BASED, 3, "weighted_sum", lstm_size=8)
     rng = np.random.default_rng(0)
     sequences = [
         Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
@@ -73,10 +74,11 @@ def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
     np.testing.assert_allclose(last.apply({"params": params}, expected, ids), found, atol=1e-6)
 
 
-def test_unknown_features_are_refused():
-    model = FeatureBasedTagger(BertConfig(vocab_size=50, **SMALL), 3, "first")
-    with pytest.raises(ValueError, match="unknown features 'first'"):
-        jax.eval_shape(model.init, jax.random.key(0), RowShape(8, 1, "tagging", 0).empty(1))
+def test_unknown_features_are_an_error():
+    config = feature_based.get_config()
+    config.features = "first"
+    with pytest.raises(ValueError, match="features is 'first': expected one of embeddings"):
+        task.get_task(config, None)
 
 
 @pytest.fixture(scope="module")

@@ -11,24 +11,24 @@ CASES = 1000
 
 
 def classes(rng: np.random.Generator, binary: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and expected classes: of a few examples or many, some skewed, constant or equal."""
+    """Returns random predicted and expected classes, some skewed, constant or equal."""
     size, count = int(rng.integers(1, 200)), 2 if binary else int(rng.integers(1, 9))
     predicted, expected = (
         rng.choice(count, size, p=rng.dirichlet(np.full(count, rng.choice([0.1, 1, 10]))))
         for _ in range(2)
     )
-    nasty = rng.integers(6)
-    if nasty == 0:
+    case = rng.integers(6)
+    if case == 0:
         predicted[:] = predicted[0]
-    elif nasty == 1:
+    elif case == 1:
         expected[:] = expected[0]
-    elif nasty == 2:
+    elif case == 2:
         predicted = expected.copy()
     return predicted, expected
 
 
 def values(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted (as float32, of any scale) and expected values, with ties; neither constant."""
+    """Returns predicted (float32, any scale) and expected values, with ties, neither constant."""
     size = int(rng.integers(2, 200))
     expected = np.round(rng.uniform(0, 5, size), int(rng.integers(0, 3)))
     predicted = rng.choice([0.0, 1.0, -1.0]) * expected + rng.normal(0, 1, size)
@@ -40,7 +40,7 @@ def values(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "macro_f1", "matthews"])
-def test_classes_are_scored_as_by_scikit_learn(name):
+def test_classification_metrics_equal_scikit_learn(name):
     metrics = pytest.importorskip("sklearn.metrics")
     theirs = {
         "accuracy": metrics.accuracy_score,
@@ -52,7 +52,7 @@ def test_classes_are_scored_as_by_scikit_learn(name):
     }[name]
     rng, worst = np.random.default_rng(0), 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of undefined values, which both give as 0.
+        warnings.simplefilter("ignore")  # For undefined values, which are 0 in both.
         for _ in range(CASES):
             predicted, expected = classes(rng, binary=name == "f1")
             found = getattr(scores, name)(predicted, expected)
@@ -62,7 +62,7 @@ def test_classes_are_scored_as_by_scikit_learn(name):
 
 
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
-def test_values_are_scored_as_by_scipy(name):
+def test_correlations_equal_scipy(name):
     import scipy.stats
 
     rng, worst = np.random.default_rng(0), 0.0

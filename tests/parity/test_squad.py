@@ -1,9 +1,9 @@
-"""SQuAD's scores against others' scorers, and the answers of XQuAD there and back (`make parity`).
+"""SQuAD's scores against other implementations, and the labels of XQuAD's answers (`make parity`).
 
-BERT_JAX_SQUAD_METRICS names transformers' scorer, which tools/fetch_data.py fetches. Where
-BERT_JAX_SQUAD_SCRIPTS names a directory with the official evaluate-v1.1.py and evaluate-v2.0.py,
-they are compared with too (what they gave is kept in tests/golden), and where BERT_JAX_XQUAD names
-xquad.en.json, its answers are checked.
+BERT_JAX_SQUAD_METRICS is the path of transformers' scorer, which tools/fetch_data.py fetches.
+BERT_JAX_SQUAD_SCRIPTS may be a directory of the official evaluate-v1.1.py and evaluate-v2.0.py, to
+compare with them too (tests/golden holds their results), and BERT_JAX_XQUAD the path of
+xquad.en.json, to check its answers.
 """
 
 import importlib.util
@@ -25,15 +25,15 @@ from tests.golden import make_squad_scores as golden
 
 
 def given(variable: str, what: str) -> str:
-    """The value of an environment variable; without one the test is skipped."""
+    """Returns the value of an environment variable, or skips the test without one."""
     if not (value := os.environ.get(variable)):
-        pytest.skip(f"{variable} does not name {what}")
+        pytest.skip(f"{variable} is not set to {what}")
     return value
 
 
 @pytest.fixture(scope="module")
 def squad_metrics():
-    """transformers' scorer as a module; what it imports beside is for other functions of it."""
+    """Returns transformers' scorer as a module, with stubs for imports that are not needed."""
     path = given(
         "BERT_JAX_SQUAD_METRICS", "transformers' squad_metrics.py: `make parity` fetches it"
     )
@@ -54,7 +54,7 @@ def squad_metrics():
 
 
 def assert_same(ours: dict, theirs: dict):
-    """Theirs are in percent, and count."""
+    """Compares scores; theirs are in percent."""
     for name, value in ours.items():
         scale = 1 if name.endswith("thresh") else 100
         assert scale * value == pytest.approx(theirs[name], abs=1e-9), name
@@ -89,17 +89,17 @@ def test_version_2_equals_the_official_script_over_1000_cases():
 
 
 @pytest.mark.parametrize("length", [96, 384])
-def test_gold_answers_of_xquad_are_recovered_unless_they_end_within_a_piece(length):
+def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(length):
     source = given("BERT_JAX_XQUAD", "xquad.en.json")
     weights = given("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
     tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")
     questions = read_questions(source, "dev", null_answers=False)
-    settings = SpanConfig(max_seq_length=length, max_query_length=32, doc_stride=48)
+    config = SpanConfig(max_seq_length=length, max_query_length=32, doc_stride=48)
     passages = spans.make_passages(
         [question.question for question in questions],
         [question.context for question in questions],
         tokenizer,
-        settings,
+        config,
     )
     exact, within_piece = 0, []
     for question, passage in zip(questions, passages, strict=True):

@@ -1,6 +1,6 @@
-"""Entity scores against seqeval, and against the script of the CoNLL shared tasks.
+"""Entity scores against seqeval, and against conlleval, the script of the CoNLL shared tasks.
 
-BERT_JAX_CONLLEVAL names that script, conlleval, which tools/fetch_data.py fetches; it needs Perl.
+BERT_JAX_CONLLEVAL is the path of conlleval, which tools/fetch_data.py fetches; it needs Perl.
 """
 
 import functools
@@ -18,7 +18,7 @@ SCHEMES = {"iob1": "IOB1", "iob2": "IOB2", "bioes": "IOBES"}
 
 
 def random_case(number: int, prefixes: str):
-    """A few sentences of random tags, most of them illegal, and predictions that share some."""
+    """Returns predicted and expected random tags of a few sentences; most are illegal."""
     rng = random.Random(number)
     types = rng.choice([["A"], ["A", "B"], ["PER", "X-Y", "B"]])
     tags = ["O", *(f"{prefix}-{each}" for prefix in prefixes for each in types)]
@@ -67,9 +67,9 @@ def test_strict_scores_equal_seqeval_in_1000_cases(scheme):
 
 def test_scores_equal_conlleval_in_1000_cases_of_iob():
     if not (script := os.environ.get("BERT_JAX_CONLLEVAL")):
-        pytest.skip("BERT_JAX_CONLLEVAL does not name conlleval: `make parity` fetches it")
+        pytest.skip("BERT_JAX_CONLLEVAL is not set: `make parity` fetches it")
     if not shutil.which("perl"):
-        pytest.skip("no perl here to run conlleval")
+        pytest.skip("conlleval needs Perl")
     for number in range(1000):
         predicted, expected = random_case(number, "BI")
         sentences = (

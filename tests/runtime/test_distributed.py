@@ -164,13 +164,21 @@ def test_unexpected_number_of_processes_is_an_error(monkeypatch):
         jax.config.update("jax_enable_preemption_service", preemption)
 
 
-def test_coordinator_without_number_of_processes_or_port_is_an_error():
-    with pytest.raises(ValueError, match="--process_id=2, but --num_processes=2"):
-        distributed.initialize(coordinator="localhost:1", num_processes=2, process_id=2)
-    with pytest.raises(ValueError, match="needs --num_processes and --process_id"):
-        distributed.initialize(coordinator="localhost:1")
-    with pytest.raises(ValueError, match="--coordinator=localhost: expected HOST:PORT"):
-        distributed.initialize(coordinator="localhost", num_processes=2, process_id=0)
+@pytest.mark.parametrize(
+    ("coordinator", "num_processes", "process_id"),
+    [("localhost:1", 2, 2), ("localhost:1", None, None), ("localhost", 2, 0)],
+)
+def test_coordinator_without_number_of_processes_or_port_is_an_error(
+    coordinator, num_processes, process_id
+):
+    message = (
+        f"--coordinator={coordinator} --num_processes={num_processes} --process_id={process_id}: "
+        "expected HOST:PORT of process 0, the number of processes, and the index"
+    )
+    with pytest.raises(ValueError, match=message):
+        distributed.initialize(
+            coordinator=coordinator, num_processes=num_processes, process_id=process_id
+        )
 
 
 def test_error_in_one_process_ends_all_with_exit_code_1(corpus, tmp_path):

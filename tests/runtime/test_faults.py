@@ -64,7 +64,7 @@ def assert_same_bits(*workdirs) -> None:
 def says_to_start_again(process, log: pathlib.Path) -> bool:
     """Whether a process that lost the other one ends as tools/tpu_worker.sh takes for preempted."""
     status, said = process.wait(200), log.read_text()
-    if status == -signal.SIGABRT:  # A shell shows it as ABORTED.
+    if status == -signal.SIGABRT:  # A shell shows it as 134.
         return "distributed service detected fatal errors" in said
     return status == PREEMPTED and "to resume from the last checkpoint" in said
 

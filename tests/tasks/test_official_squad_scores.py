@@ -1,4 +1,4 @@
-"""SQuAD's scores are those that the official scripts gave on random cases."""
+"""SQuAD's scores equal those of the official scripts on random cases."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""The metrics' values where they are easy to get wrong; tests/parity has random cases by the 1,000.
+"""Metrics of cases that are easy to get wrong; tests/parity has 1,000 random ones of each.
 
-What is expected was computed by hand, or is scikit-learn's and SciPy's.
+Expected values were computed by hand, or by scikit-learn and SciPy.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from bert_jax.tasks import scores
     [
         (scores.accuracy, [1, 0, 2], [1, 1, 2], 2 / 3),
         (scores.f1, [1, 1, 0, 0], [1, 0, 1, 0], 0.5),
-        (scores.f1, [0, 0], [0, 0], 0.0),  # No positive one anywhere.
+        (scores.f1, [0, 0], [0, 0], 0.0),  # No positives at all.
         (scores.f1, [0, 0], [1, 0], 0.0),
         (scores.f1, [1, 1], [1, 1], 1.0),
         (scores.macro_f1, [0, 0, 0], [0, 0, 1], 0.4),  # A class that is never predicted counts.
-        (scores.macro_f1, [0, 0, 2], [0, 0, 0], 0.4),  # And one that only is.
+        (scores.macro_f1, [0, 0, 2], [0, 0, 0], 0.4),  # And one that is never expected.
         (scores.macro_f1, [3, 3], [3, 3], 1.0),
         (scores.matthews, [1, 1, 0, 0], [1, 1, 0, 0], 1.0),
         (scores.matthews, [0, 0, 1, 1], [1, 1, 0, 0], -1.0),
@@ -37,11 +37,11 @@ from bert_jax.tasks import scores
         (scores.spearman, [7, 7], [1, 2], 0.0),
     ],
 )
-def test_values_of_nasty_cases(metric, predicted, expected, value):
+def test_metrics_of_edge_cases(metric, predicted, expected, value):
     found = metric(np.array(predicted), np.array(expected))
     assert isinstance(found, float) and found == pytest.approx(value, abs=1e-12)
 
 
-def test_f1_is_of_the_class_that_is_asked_for():
+def test_f1_is_of_the_given_class():
     predicted, expected = np.array([0, 0, 2, 1]), np.array([0, 2, 2, 0])
     assert [scores.f1(predicted, expected, each) for each in range(3)] == [0.5, 0.0, 2 / 3]

@@ -1,4 +1,4 @@
-"""The official rules on cases that scorers get wrong; tests/parity has 1,000 random ones."""
+"""The official rules on cases that are easy to get wrong; tests/parity has 1,000 random ones."""
 
 import math
 import random
@@ -18,9 +18,12 @@ from bert_jax.tasks.squad_scores import (
     ("text", "expected"),
     [
         ("The  Cat's\tanthem, an A.", "cats anthem"),
-        ("a.m.", "am"),  # Punctuation goes first: what is left is no article.
+        ("a.m.", "am"),  # Punctuation is removed first, and the rest is no article.
         ("the-end", "theend"),
-        ("\u00a0Caf\u00c9 \u2014 50\u00a0%", "caf\u00e9 \u2014 50"),  # Only ASCII punctuation goes.
+        (
+            "\u00a0Caf\u00c9 \u2014 50\u00a0%",
+            "caf\u00e9 \u2014 50",
+        ),  # Only ASCII punctuation is removed.
         ("THE", ""),
     ],
 )
@@ -51,8 +54,8 @@ def test_version_1_scores(prediction, gold, exact, f1):
         ("the", [], 1),
         ("cat", [], 0),
         ("", ["cat"], 0),
-        ("", ["the"], 1),  # An answer that normalizes to nothing is none,
-        ("a", ["the", "cat"], 0),  # unless there is another.
+        ("", ["the"], 1),  # An answer that is empty when normalized counts as none,
+        ("a", ["the", "cat"], 0),  # unless there is another one.
     ],
 )
 def test_version_2_scores(prediction, gold, score):
@@ -84,7 +87,7 @@ def test_scores_by_type_and_at_the_best_threshold():
     )
 
 
-def test_threshold_is_0_where_no_answer_anywhere_is_best():
+def test_best_threshold_is_0_if_no_answers_at_all_are_best():
     scores = {"1": 0.0, "2": 0.0}
     found = best_threshold({"1": ["x"], "2": []}, {"1": "y", "2": "z"}, scores, {"1": 1, "2": -1})
     assert found == (0.5, 0.0)
@@ -95,7 +98,7 @@ def f1_with(threshold, gold, predictions, odds):
     return evaluate_v2(gold, texts, odds)["f1"]
 
 
-def test_deciding_threshold_gives_the_best_f1_that_any_gives():
+def test_deciding_threshold_gives_the_best_f1():
     rng = random.Random(0)
     for _ in range(300):
         ids = range(rng.randint(1, 6))
@@ -109,12 +112,12 @@ def test_deciding_threshold_gives_the_best_f1_that_any_gives():
         assert found == pytest.approx(max(others))
 
 
-def test_deciding_threshold_is_the_official_one_unless_that_cannot_decide():
+def test_deciding_threshold_is_the_official_one_if_that_can_be_applied():
     gold, predictions = {1: ["cat"], 2: [], 3: []}, {1: "cat", 2: "dog", 3: "bird"}
     for odds, official, deciding, f1 in [
         ({1: -3, 2: -2, 3: 1}, -3, -3, 1),
-        ({1: -2, 2: -3, 3: -4}, 0, -5, 2 / 3),  # No answer anywhere is best; 0 answers all.
-        ({1: -3, 2: -3, 3: 1}, -3, -4, 1),  # Who stops between 1 and 2 has no threshold.
+        ({1: -2, 2: -3, 3: -4}, 0, -5, 2 / 3),  # No answers at all are best; 0 answers all.
+        ({1: -3, 2: -3, 3: 1}, -3, -4, 1),  # No threshold separates 1 and 2.
     ]:
         found = evaluate_v2(gold, predictions, odds)
         assert (found["best_f1_thresh"], found["best_f1"]) == pytest.approx((official, f1))

@@ -1,12 +1,12 @@
-"""Entities and their scores; against seqeval in tests/parity."""
+"""Entities and their scores; tests/parity compares them with seqeval."""
 
 import pytest
 
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import entity_scores, find_entities, find_strict_entities
 
-# Tags, what conlleval finds in them, what is strictly IOB2.
-NASTY = [
+# Tags, the entities that conlleval finds, and those that are strictly IOB2.
+EDGE_CASES = [
     ("", [], []),
     ("O O", [], []),
     ("B-A I-A O B-B", ["A02", "B34"], ["A02", "B34"]),
@@ -23,10 +23,8 @@ def shown(entities):
     return [f"{entity.type}{entity.start}{entity.end}" for entity in entities]
 
 
-@pytest.mark.parametrize(("tags", "loose", "strict"), NASTY)
-def test_illegal_sequences_are_read_as_conlleval_does_and_left_out_where_strict(
-    tags, loose, strict
-):
+@pytest.mark.parametrize(("tags", "loose", "strict"), EDGE_CASES)
+def test_illegal_sequences_are_read_like_conlleval_unless_strict(tags, loose, strict):
     assert shown(find_entities(tags.split())) == loose
     assert shown(find_strict_entities(tags.split())) == strict
 
@@ -42,19 +40,19 @@ def test_illegal_sequences_are_read_as_conlleval_does_and_left_out_where_strict(
         ("iob1", "I-A B-A B-B", ["A01"]),
     ],
 )
-def test_each_scheme_has_its_strict_entities(scheme, tags, strict):
+def test_strict_entities_of_each_scheme(scheme, tags, strict):
     assert shown(find_strict_entities(tags.split(), scheme)) == strict
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes"])
-def test_every_scheme_keeps_the_entities(scheme):
-    for tags, loose, _ in NASTY:
+def test_conversion_to_any_scheme_keeps_the_entities(scheme):
+    for tags, loose, _ in EDGE_CASES:
         converted = convert_tags(tags.split(), scheme)
         assert shown(find_entities(converted)) == loose
         assert shown(find_strict_entities(converted, scheme)) == loose
 
 
-def test_scores_count_whole_entities_of_the_right_type():
+def test_scores_count_whole_entities_of_the_correct_type():
     expected = [["B-A", "I-A", "O", "B-B"], ["B-A"]]
     predicted = [["B-A", "O", "O", "B-B"], ["B-B"]]
     scores = entity_scores(predicted, expected)
@@ -68,6 +66,6 @@ def test_no_entities_score_zero():
     assert entity_scores([["O"]], [["O"]]) == {"precision": 0, "recall": 0, "f1": 0}
 
 
-def test_every_word_needs_a_tag():
+def test_a_missing_tag_raises_a_clear_error():
     with pytest.raises(ValueError, match="1 tags are predicted for 2 words"):
         entity_scores([["O"]], [["O", "O"]])

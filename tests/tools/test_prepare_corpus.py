@@ -28,9 +28,7 @@ def test_text_to_vocabulary_to_corpus(tmp_path):
     vocab, output = tmp_path / "vocab.txt", tmp_path / "corpus"
     trained = run_tool("train_vocab", f"--input={text}", f"--output={vocab}", "--size=5000")
     assert trained.returncode == 0, trained.stderr
-    assert (
-        "uncased wordpiece" in trained.stdout and "fewer than --size=5,000 pieces" in trained.stderr
-    )
+    assert "uncased wordpiece" in trained.stdout and "fewer than --size=5,000" in trained.stderr
     flags = [f"--input={text}", f"--vocab={vocab}", f"--output={output}", "--max_seq_length=64"]
     built = run_tool("prepare_corpus", *flags, "--heldout_fraction=0.2", "--processes=1")
     assert built.returncode == 0, built.stderr
@@ -87,14 +85,8 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path, argument
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "A river.\n\n" * 200,
-            "100% of the train pairs are NotNext, .* no true next sentence; remove",
-        ),
-        (
-            "A river. " * 400,
-            "0% of the train pairs are NotNext, .* needs other documents; separate",
-        ),
+        ("A river.\n\n" * 200, "100% of the train pairs are NotNext, .* no true next .*; remove"),
+        ("A river. " * 400, "0% of the train pairs are NotNext, .* other documents; separate"),
     ],
 )
 def test_warning_about_unbalanced_labels_names_the_cause(tmp_path, text, message):

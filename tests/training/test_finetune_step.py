@@ -9,7 +9,7 @@ import pytest
 from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import HEADS, BertForTask, Similarity, in_batch_loss
+from bert_jax.model.heads import HEADS, BertForTask, in_batch_loss
 from bert_jax.training import finetune_step
 from bert_jax.training.finetune_step import fit_microbatch_rows
 from bert_jax.training.state import TrainState
@@ -41,7 +41,7 @@ def make_features(kind: str) -> list[Feature]:
     return features
 
 
-def make_model(kind: str, dropout_rate: float = 0.0, **similarity):
+def make_model(kind: str, dropout_rate: float = 0.0, **options):
     config = BertConfig(
         vocab_size=90,
         hidden_size=32,
@@ -51,7 +51,7 @@ def make_model(kind: str, dropout_rate: float = 0.0, **similarity):
         max_position_embeddings=LENGTH,
         dropout_rate=dropout_rate,
     )
-    return BertForTask(config, HEADS[kind], OUTPUTS.get(kind, 1), Similarity(**similarity))
+    return BertForTask(config, HEADS[kind], OUTPUTS.get(kind, 1), **options)
 
 
 def row_shape(kind: str, packed: bool = True) -> RowShape:
@@ -175,12 +175,6 @@ def test_in_batch_loss_equals_its_definition_without_copies():
                     logits.append(vectors[query, 0] @ vectors[other, place] / 0.5)
         expected += np.logaddexp.reduce(logits) - logits[0]
     assert in_batch_loss(vectors, passages, weights, 0.5) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("wrong", [{"pooling": "max"}, {"temperature": 0.0}])
-def test_invalid_similarity_is_an_error(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*: expected"):
-        Similarity(**wrong)
 
 
 def padding(size: int, rows: list[int]) -> int:
