@@ -39,9 +39,8 @@ def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
     with writing.scratch_directory(directory, overwrite=False) as scratch:
         path = scratch / writing.shard_name("train", 0, 1)
         rows.tofile(writing.spill_path(path))
-        _, size = writing.write_shard(path, rows.dtype, 256, (0,))
+        shard = writing.write_shard((path, (0,)), rows.dtype, 256)
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
-        shard = {"file": path.name, "rows": num_rows, "bytes": size}
         manifest = {
             "format_version": writing.FORMAT_VERSION,
             "splits": {"train": {"rows": num_rows, "shards": [shard]}},

@@ -1,9 +1,9 @@
-"""How much memory and time `bert_jax.load` takes, beside the parameters themselves.
+"""Measures the peak memory and time of `bert_jax.load`.
 
 python benchmarks/restore.py runs/base
 
-A fresh process with one CPU device, whatever wrote the checkpoint. The aim: peak memory about that
-of the parameters alone, not of the optimizer's state or of a second copy.
+Loads in new processes with one CPU device, whatever devices wrote the checkpoint. Peak memory
+should be close to the size of the parameters: no optimizer state, no second copy.
 """
 
 import json
@@ -16,23 +16,24 @@ import time
 
 from absl import app, flags
 
-REPEATS = flags.DEFINE_integer("repeats", 3, "Fresh processes.")
-HERE = flags.DEFINE_bool("here", False, "Only measure once, in this process.")
+REPEATS = flags.DEFINE_integer("repeats", 3, "Number of new processes.")
+HERE = flags.DEFINE_bool("here", False, "Measure once, in this process.")
 
 
 def resident() -> int:
-    """Bytes of this process now."""
+    """Returns the resident memory of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def measure(directory: str) -> dict[str, float]:
+    """Returns the seconds, parameter bytes and peak memory growth of one load."""
     import jax
 
     import bert_jax
 
     jax.devices()
-    load = bert_jax.load  # What it imports is not what it needs.
+    load = bert_jax.load  # Imports its module, which is not to be measured.
     before, started = resident(), time.monotonic()
     model = load(directory)
     seconds = time.monotonic() - started
@@ -43,7 +44,7 @@ def measure(directory: str) -> dict[str, float]:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
-        raise app.UsageError("expected one workdir or checkpoint")
+        raise app.UsageError("expected one argument: a workdir or a checkpoint")
     if HERE.value:
         print(json.dumps(measure(argv[1])))
         return
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
         statistics.median(run[name] for run in runs) for name in ("seconds", "parameters", "growth")
     )
     print(
-        f"parameters {size / 2**20:,.1f} MiB; peak memory above what it was before: "
+        f"parameters {size / 2**20:,.1f} MiB; peak memory growth "
         f"{growth / 2**20:,.1f} MiB, ratio {growth / size:.2f}; {seconds:.2f} s (medians of "
         f"{len(runs)})"
     )

@@ -11,20 +11,19 @@ import jax
 import numpy as np
 
 from bert_jax import partitioning
-from bert_jax.data.features import Feature, RowShape, make_sequence
+from bert_jax.data.features import Feature, RowShape
 from bert_jax.interop.parameters import unexpected_tensors
 from bert_jax.interop.read import read_model
 from bert_jax.model import forward
 from bert_jax.model.config import BertConfig
-from bert_jax.model.feature_based import FeatureBasedTagger
-from bert_jax.model.heads import HEADS, BertForTask, make_model
+from bert_jax.model.heads import HEADS, make_model
 from bert_jax.tasks import spans
 from bert_jax.tasks.conll import Sentence
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
-from bert_jax.tasks.sequences import truncate_longest_first
+from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.tagged_text import Tagging, split_words, tagged_text
 from bert_jax.tasks.tagging import best_tags, tagging_features
-from bert_jax.tasks.text_classification import most_probable, text_features
+from bert_jax.tasks.text_classification import most_probable
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import finetune_step
 
@@ -83,6 +82,10 @@ class Ranked(NamedTuple):
 class PretrainedModel:
     """A model restored by `load`, in float32 on one device.
 
+    Lengths count [CLS] and [SEP]. Texts that are too long are truncated, as in fine-tuning, with a
+    warning. An argument of the wrong type raises TypeError; an invalid value, or a model without
+    the head that a method needs, raises ValueError.
+
     Attributes:
       config: the architecture.
       tokenizer: the tokenizer of its vocabulary.
@@ -97,19 +100,19 @@ class PretrainedModel:
         self.config, self.tokenizer, self.params = config, tokenizer, params
         self.settings = settings or {}
         self.head = self.settings.get("head")
+        self._max_length = (self.head or {}).get("max_seq_length", config.max_position_embeddings)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
         """Predicts the tokens behind the masks of a text.
 
         Args:
-          text: a text with one mask (`[MASK]`) or several.
+          text: a text with one mask (`[MASK]`) or several, which is not truncated.
           top_k: number of predictions for each mask.
 
         Returns:
           The most probable tokens, best first; for several masks such a list for each of them.
 
         Raises:
-          TypeError: `text` is not a string.
           ValueError: no mask, too long a text, a `top_k` out of range, or no masked-LM head.
         """
         if not isinstance(text, str):
@@ -122,11 +125,13 @@ class PretrainedModel:
         tokens, masks = tokenize_masked(text, self.tokenizer)
         limit = self.config.max_position_embeddings
         if len(tokens) > limit:
-            raise ValueError(
-                f"text has {len(tokens)} tokens with [CLS] and [SEP], and this model takes at most "
-                f"{limit}: shorten or split it"
-            )
-        probabilities = forward.mlm_probabilities(self.config, self.params, tokens, masks)
+            found = f"{len(tokens)} tokens with [CLS] and [SEP]"
+            raise ValueError(f"text has {found}, and this model takes at most {limit}: shorten it")
+        feature = Feature((np.array(tokens),), (len(tokens),))
+        ((_, rows),) = forward.batch_by_length([feature], 1, limit)
+        positions = np.pad([masks], ((0, 0), (0, -len(masks) % 8)))  # Few shapes are compiled.
+        logits = forward.mlm_logits(self.config, self.params, rows, positions)[0, : len(masks)]
+        probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))
         fills = best_fills(text, probabilities, top_k, self.tokenizer)
         return fills[0] if len(fills) == 1 else fills
 
@@ -136,18 +141,13 @@ class PretrainedModel:
         """Finds answers to a question in a context of any length (paper, sections 4.2 and 4.3).
 
         Args:
-          question: the question, truncated as in fine-tuning, with a warning.
-          context: the text to find answers in.
-          top_k: maximum number of answers.
+          question, context: texts that are not empty.
+          top_k: maximum number of answers, at most 20.
           null_threshold: margin by which the logits of "no answer" must exceed an answer's to rank
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
 
         Returns:
           The best answers, best first; their probabilities are among the 20 best.
-
-        Raises:
-          TypeError: `question` or `context` is not a string, or `null_threshold` not a number.
-          ValueError: an empty text, a `top_k` out of range (1 to 20), or no span head.
         """
         for name, text in (("question", question), ("context", context)):
             if not isinstance(text, str):
@@ -156,24 +156,20 @@ class PretrainedModel:
                 raise ValueError(f"the {name} is empty")
         _check_top_k(top_k, spans.N_BEST)
         head = self._need_head("answer questions", "span")
-        span_config = spans.span_config(head, self.config.max_position_embeddings)
+        config = spans.span_config(head, self.config.max_position_embeddings)
         if null_threshold is not None:
             if not isinstance(null_threshold, int | float | np.number):
                 raise TypeError(f"null_threshold must be a number, got {null_threshold!r}")
-            changes = {"null_answers": True, "null_threshold": null_threshold}
-            span_config = dataclasses.replace(span_config, **changes)
-        (passage,) = spans.make_passages([question], [context], self.tokenizer, span_config)
+            config = dataclasses.replace(config, null_answers=True, null_threshold=null_threshold)
+        (passage,) = spans.make_passages([(question, context)], self.tokenizer, config)
         outputs = self._head_outputs(passage.features)
-        ranked = spans.best_spans(passage, outputs, span_config.max_answer_length, spans.N_BEST)
-        if span_config.null_answers:
+        ranked = spans.best_spans(passage, outputs, config.max_answer_length, spans.N_BEST)
+        if config.null_answers:
             null = spans.null_span(outputs)
-            place = sum(null.score - span.score <= span_config.null_threshold for span in ranked)
+            place = sum(null.score - span.score <= config.null_threshold for span in ranked)
             ranked.insert(place, null)
-        answers = [
-            Answer(passage.text(span), probability, span.begin, span.end)
-            for span, probability in zip(ranked, spans.probabilities(ranked), strict=True)
-        ]
-        return answers[:top_k]
+        best = list(zip(ranked, spans.probabilities(ranked), strict=True))[:top_k]
+        return [Answer(passage.text(span), p, span.begin, span.end) for span, p in best]
 
     def encode(
         self,
@@ -185,39 +181,35 @@ class PretrainedModel:
         """Computes a vector for each text.
 
         Args:
-          texts: texts of any length, truncated to `max_length` with a warning.
-          pooling: "mean" of the last layer over all tokens, [CLS] and [SEP] included; "cls", the
-            last layer at [CLS]; or "pooler", the tanh layer above that. None: "mean"; for a
-            bi-encoder its own, and normalized if it was trained so.
+          texts: texts of any length.
+          pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
+            "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
+            normalized if it was trained so.
           batch_size: maximum number of texts in a forward pass.
-          max_length: in tokens, [CLS] and [SEP] included. None: the position table; for a
-            bi-encoder `head["max_seq_length"]` (use `head["max_query_length"]` for queries).
+          max_length: in tokens. None: the position table; for a bi-encoder `head["max_seq_length"]`
+            (for queries, give `head["max_query_length"]`).
 
         Returns:
           float32 `[num_texts, hidden_size]`.
-
-        Raises:
-          TypeError: `texts` is not a list of strings.
-          ValueError: an invalid `pooling`, `batch_size` or `max_length`, or no pooler.
         """
         bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}
-        if max_length is None:
-            max_length = self._max_length(bi_encoder)
         limit = self.config.max_position_embeddings
+        if max_length is None:
+            max_length = bi_encoder.get("max_seq_length", limit)
         if not 2 <= max_length <= limit:
             raise ValueError(f"max_length must be in [2, {limit}], got {max_length!r}")
         normalize = pooling is None and bi_encoder.get("normalize", False)
         if pooling is None:
             pooling = bi_encoder.get("pooling", "mean")
-        if pooling not in forward.POOLINGS:
+        if pooling not in ("mean", "cls", "pooler"):
             raise ValueError(f"pooling must be 'mean', 'cls' or 'pooler', got {pooling!r}")
         params = self.params["bert"]
         if pooling == "pooler" and "pooler" not in params:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
         vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
-        batches = forward.text_batches(texts, self.tokenizer, batch_size, max_length)
-        for indices, tokens, lengths in batches:
-            pooled = forward.pooled_vectors(self.config, pooling, params, tokens, lengths)
+        features = self._features(texts, max_length)
+        for indices, rows in forward.batch_by_length(features, batch_size, max_length):
+            pooled = forward.pooled_vectors(self.config, pooling, params, rows)
             vectors[indices] = pooled[: len(indices)]
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -234,23 +226,19 @@ class PretrainedModel:
 
         Returns:
           For each text float32 `[num_tokens, len(layers), hidden_size]`, [CLS] and [SEP] included.
-
-        Raises:
-          TypeError: `texts` is not a list of strings.
-          ValueError: a layer that does not exist, or an invalid `batch_size`.
         """
         layers, last = tuple(layers), self.config.num_layers
         if not layers or not all(-last - 1 <= layer <= last for layer in layers):
-            expected = f"0 (the embeddings) to {last}, or -1 (the last) to {-last - 1}"
-            raise ValueError(f"layers must be in {expected}, got {layers!r}")
-        features, params = [np.zeros(0)] * len(texts), self.params["bert"]
+            raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
         limit = self.config.max_position_embeddings
-        batches = forward.text_batches(texts, self.tokenizer, batch_size, limit)
-        for indices, tokens, lengths in batches:
-            states = forward.hidden_states(self.config, layers, params, tokens, lengths)
-            for index, length, state in zip(indices, lengths, np.asarray(states), strict=False):
-                features[index] = state[:length].copy()  # A view would keep the whole batch.
-        return features
+        features = self._features(texts, limit)
+        found = [np.zeros(0)] * len(features)
+        for indices, rows in forward.batch_by_length(features, batch_size, limit):
+            states = forward.hidden_states(self.config, layers, self.params["bert"], rows)
+            for index, state in zip(indices, np.asarray(states), strict=False):
+                # A view would keep the whole batch.
+                found[index] = state[: len(features[index])].copy()
+        return found
 
     def classify(
         self, texts: Sequence[str | tuple[str, str]]
@@ -258,26 +246,14 @@ class PretrainedModel:
         """Classifies texts or pairs of texts, or predicts a value for each.
 
         Args:
-          texts: texts or pairs, truncated as in fine-tuning, with a warning.
+          texts: texts or pairs.
 
         Returns:
           The most probable label of each; for a regression head, its value.
-
-        Raises:
-          TypeError: `texts` is not a list of strings or of pairs of strings.
-          ValueError: no head for classification or regression.
         """
         head = self._need_head("classify", "classification", "regression")
-        parts = [text if isinstance(text, tuple | list) else (text,) for text in texts]
-        strings = all(isinstance(part, str) for each in parts for part in each)
-        if isinstance(texts, str) or not strings or {*map(len, parts)} not in (set(), {1}, {2}):
-            raise TypeError("texts must be a list of strings, or a list of pairs of strings")
-        if not parts:
-            return []
-        limit = self._max_length(head)
-        features, truncated = text_features(parts, [None] * len(parts), self.tokenizer, limit)
-        _warn_truncated(truncated, len(parts), limit)
-        outputs = self._head_outputs(features)
+        features = self._features(texts, self._max_length, pairs=True)
+        outputs = self._head_outputs(features) if features else []
         if head["task"] == "regression":
             return [float(output[0]) for output in outputs]
         best = map(most_probable, outputs)
@@ -288,14 +264,10 @@ class PretrainedModel:
 
         Args:
           text: the query, or the story.
-          candidates: passages or endings. Pairs are truncated as in fine-tuning, with a warning.
+          candidates: passages or endings.
 
         Returns:
           All candidates, best first.
-
-        Raises:
-          TypeError: `text` is not a string, or `candidates` is not a list of strings.
-          ValueError: no multiple-choice head.
         """
         head = self._need_head("rank texts", "multiple_choice")
         texts = [text, *candidates]
@@ -303,15 +275,9 @@ class PretrainedModel:
             raise TypeError("text must be one string, and candidates a list of strings")
         if not candidates:
             return []
-        limit = self._max_length(head)
-        first, *others = self.tokenizer.encode_batch(texts)
-        # Without the special tokens: two of a query, three of a pair.
-        query_room, room = head.get("max_query_length", limit) - 2, limit - 3
-        truncated = sum(len(first) > query_room or len(first + each) > room for each in others)
-        _warn_truncated(truncated, len(others), limit)
-        pairs = [truncate_longest_first(first[:query_room], each, room) for each in others]
-        sequences = [make_sequence(self.tokenizer, *pair) for pair in pairs]
-        features = [Feature((tokens,), (second,)) for tokens, second in sequences]
+        pairs, limit = [(text, each) for each in candidates], self._max_length
+        max_first = head.get("max_query_length", limit) - 2
+        features = self._features(pairs, limit, pairs=True, max_first=max_first)
         scores = np.concatenate(self._head_outputs(features))
         probabilities = np.exp(scores - np.logaddexp.reduce(scores))
         order = np.argsort(-scores, kind="stable").tolist()
@@ -326,25 +292,16 @@ class PretrainedModel:
         Returns:
           `words` with their tags, and `entities` with their types and characters `[start, end)`. In
           a list of words, characters are counted as if a space separated them.
-
-        Raises:
-          TypeError: `text` is not a string or a list of strings.
-          ValueError: no head for tagging.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
-        words, places = split_words(text)
-        if not words:
+        text, places = split_words(text)
+        if not places:
             return Tagging([], [])
-        sentence, limit = Sentence(words, [], None, 0), self._max_length(head)
+        words, limit = [text[start:end] for start, end in places], self._max_length
+        sentence = Sentence(words, [], None, 0)
         features, positions, _ = tagging_features([sentence], (), self.tokenizer, limit, False)
         numbers = best_tags(self._head_outputs(features), positions)
-        tags = [head["labels"][number] for number in numbers]
-        return tagged_text(text, words, places, tags)
-
-    def _max_length(self, head: Mapping) -> int:
-        """Returns the maximum sequence length of `head`, within the position table."""
-        limit = self.config.max_position_embeddings
-        return min(head.get("max_seq_length", limit), limit)
+        return tagged_text(text, places, [head["labels"][number] for number in numbers])
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head; raises ValueError if it is for none of `tasks`."""
@@ -356,34 +313,43 @@ class PretrainedModel:
             )
         return self.head
 
+    def _features(
+        self, texts: Sequence, max_length: int, pairs: bool = False, max_first: int | None = None
+    ) -> list[Feature]:
+        """Tokenizes texts, or if `pairs` also pairs of texts; warns of truncated ones."""
+        parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
+        strings = all(isinstance(part, str) for each in parts for part in each)
+        if isinstance(texts, str) or not strings or {*map(len, parts)} not in (set(), {1}, {2}):
+            expected = "a list of strings" + ", or a list of pairs of strings" * pairs
+            raise TypeError(f"texts must be {expected}, got {texts!r:.60}")
+        sequences, truncated = make_sequences(parts, self.tokenizer, max_length, max_first)
+        if any(truncated):
+            warnings.warn(
+                f"{sum(truncated)} of {len(parts)} texts are truncated to {max_length} tokens, "
+                "[CLS] and [SEP] included",
+                stacklevel=3,
+            )
+        return [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]
+
     def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
         """Returns the head's output for each feature, as described at `heads.Outputs`."""
-        model = make_model(self.config, self.head)
+        model, head = make_model(self.config, self.head), HEADS[self.head["task"]]
         length = forward.padded_length(max(map(len, features)), self.config.max_position_embeddings)
-        head = HEADS[self.head["task"]]
         shape = RowShape(length, max(length // 8, 1), head.labels, self.tokenizer.pad_id)
-        predict_step, sharding = _predict_step(model)
+        mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+        max_rows = finetune_step.default_microbatch_rows(length, 0, mesh)
         # A power of two, so that few shapes are compiled.
-        max_rows = finetune_step.default_microbatch_rows(length, 0, sharding.mesh)
         num_rows = min(max_rows, 1 << (len(features) - 1).bit_length())
+        sharding = partitioning.batch_sharding(mesh)
         return finetune_step.predict(
-            predict_step, self.params, head, features, shape, num_rows, sharding
+            _predict_step(model, mesh), self.params, head, features, shape, num_rows, sharding
         )
 
 
-@functools.lru_cache(maxsize=4)
-def _predict_step(model: BertForTask | FeatureBasedTagger):
-    """Returns the jitted prediction step on one device, and the sharding of its rows."""
-    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
-    return finetune_step.make_predict_step(model, mesh), partitioning.batch_sharding(mesh)
+# Compiled once for each model.
+_predict_step = functools.lru_cache(maxsize=4)(finetune_step.make_predict_step)
 
 
 def _check_top_k(top_k: int, limit: int) -> None:
     if not isinstance(top_k, int | np.integer) or not 1 <= top_k <= limit:
         raise ValueError(f"top_k must be a whole number in [1, {limit}], got {top_k!r}")
-
-
-def _warn_truncated(truncated: int, count: int, limit: int) -> None:
-    if truncated:
-        message = f"{truncated} of {count} texts are truncated to {limit} tokens"
-        warnings.warn(f"{message}, [CLS] and [SEP] included", stacklevel=3)

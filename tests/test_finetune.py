@@ -284,6 +284,7 @@ def test_empty_directory_is_no_checkpoint(given, tmp_path):
         finetune.train_and_evaluate(small_config(given, init_from=str(tmp_path)), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_score_as_one(given, tmp_path):
     config = small_config(given)
     command = ["bert_jax.finetune", "--config=configs/finetune/text_classification.py"]

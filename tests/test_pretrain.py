@@ -112,6 +112,7 @@ def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
     assert_equal_trees(before, saved_params(workdir))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["whole_word", "span"])
 def test_other_masking_units_train(corpus, tmp_path, unit):
     config = small_config(corpus, num_steps=2)
@@ -120,6 +121,7 @@ def test_other_masking_units_train(corpus, tmp_path, unit):
     assert np.isfinite(result["mlm_loss"])
 
 
+@pytest.mark.slow
 def test_sentencepiece_works_wherever_wordpiece_does(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(random_text(60).replace("\n\n", "\n"))
@@ -240,6 +242,7 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     assert doing[-3:] == ["saving step 6", "waiting for the last save", "evaluating at the end"]
 
 
+@pytest.mark.slow
 def test_save_in_progress_is_completed_when_the_run_ends(corpus, tmp_path):
     """Runs a process in which an error right after a save shuts the interpreter down."""
     script = f"""
@@ -260,6 +263,7 @@ pretrain.train_and_evaluate(small_config({str(corpus)!r}), {str(tmp_path)!r})
     assert find_checkpoint(tmp_path).name == "2"
 
 
+@pytest.mark.slow
 def test_workdir_of_a_rebuilt_corpus_is_an_error(corpus, tmp_path):
     shutil.copytree(corpus.parent, tmp_path / "input")
     config = small_config(tmp_path / "input" / "corpus", num_steps=2)

@@ -1,11 +1,11 @@
-"""Reads a checkpoint from end to end, and copies it so that the copy is whole or not there.
+"""Verifies a checkpoint, and optionally copies it atomically.
 
 python tools/check_checkpoint.py runs/base
 python tools/check_checkpoint.py runs/base --copy_to=/elsewhere/base-1000000
 
-The source is a workdir (its last checkpoint is taken) or one checkpoint. Exit status 1 if it is
-damaged: files missing or cut off, values not finite, arrays of other shapes. Bytes that changed
-into other numbers are not seen; a copy is compared with its source byte by byte.
+The source is a checkpoint, or a workdir (whose latest checkpoint is used). The exit code is 1 if
+it is damaged: missing or truncated files, non-finite values, wrong shapes. Bytes that changed to
+other finite numbers are not detected; a copy is compared with its source byte by byte.
 """
 
 import filecmp
@@ -16,16 +16,18 @@ import sys
 
 from absl import app, flags
 
-# A check is no work for an accelerator, which may be busy training.
+# An accelerator may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.interop.read import abstract_params
-from bert_jax.training.checkpoint import CheckpointError, find_checkpoint, verify_checkpoint
+from bert_jax.runtime.command_line import CheckpointError
+from bert_jax.training.checkpoint import find_checkpoint, verify_checkpoint
 
-COPY_TO = flags.DEFINE_string("copy_to", None, "Directory of the copy; must not exist.")
+COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
 
 
 def check(directory: pathlib.Path) -> None:
+    """Verifies a checkpoint and prints a summary; raises CheckpointError."""
     found = verify_checkpoint(directory, abstract_params)
     print(
         f"{directory}: complete, step {found['step']:,}, parameters {found['params']:,} bytes, "
@@ -34,11 +36,11 @@ def check(directory: pathlib.Path) -> None:
 
 
 def copy(source: pathlib.Path, destination: pathlib.Path) -> None:
-    """Under another name until the copy has been read back."""
+    """Copies a checkpoint, under a temporary name until the copy has been verified."""
     if destination.exists():
-        raise FileExistsError(f"{destination} exists already: give a --copy_to that does not")
+        raise FileExistsError(f"{destination} exists already: choose another --copy_to")
     if destination.is_relative_to(source):
-        raise ValueError(f"{destination} is within the checkpoint: give a --copy_to elsewhere")
+        raise ValueError(f"{destination} is within the checkpoint: choose another --copy_to")
     unfinished = destination.with_name(destination.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.copytree(source, unfinished)
@@ -46,14 +48,14 @@ def copy(source: pathlib.Path, destination: pathlib.Path) -> None:
     for path in source.rglob("*"):
         copied = unfinished / path.relative_to(source)
         if path.is_file() and not filecmp.cmp(path, copied, shallow=False):
-            raise OSError(f"{copied} is not what {path} is: the disk or the way to it is faulty")
+            raise OSError(f"{copied} differs from {path}: the disk or its connection is faulty")
     unfinished.rename(destination)
     print(f"copied to {destination}")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2:
-        raise app.UsageError("expected one workdir or checkpoint")
+        raise app.UsageError("expected one argument: a workdir or a checkpoint")
     try:
         source = find_checkpoint(argv[1])
         check(source)

@@ -34,7 +34,6 @@ from bert_jax.tokenization import (
     SENTENCEPIECE_FILENAME,
     SPECIAL_TOKENS,
     WORDPIECE_FILENAME,
-    bert_normalizer,
     tokenizer_from_bytes,
 )
 
@@ -71,7 +70,7 @@ def text_of_group(group: Group, lower_case: bool) -> tuple[list[str], TextCounts
             sentences += split_sentences(document)
         except UnreadableDocument:
             continue  # prepare_corpus counts these
-    normalizer = bert_normalizer(lower_case)
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     words: collections.Counter = collections.Counter()
     for sentence in sentences:
@@ -129,7 +128,7 @@ def train_wordpiece(path: str, counts: TextCounts, size: int, lower_case: bool) 
     alphabet = sorted(frequency, key=lambda c: (-frequency[c], c))[: min(MAX_ALPHABET, size // 4)]
     continuations = sorted(f"##{c}" for c in alphabet if counts.continuing[c])
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = bert_normalizer(lower_case)
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
     too_long = tokenizers.Regex(f".{{{MAX_WORD_CHARACTERS + 1},}}")
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [

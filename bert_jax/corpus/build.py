@@ -40,32 +40,18 @@ MAX_VOCABULARY = 1 << 16  # rows hold uint16
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-    """How to build a corpus; the manifest records it. Raises ValueError for an invalid field.
+    """How to build a corpus; the manifest records it. Raises ValueError for an invalid field."""
 
-    Attributes:
-      max_seq_length: tokens per row.
-      max_pairs_per_row: maximum number of sentence pairs packed into a row.
-      short_seq_prob: probability that a document is cut into shorter pairs.
-      dupe_factor: number of times that each training document is made into (different) pairs.
-      heldout_fraction: probability that a document is held out. Decided by a hash of its text, so
-        that copies of a document share a split.
-      seed: of all randomness.
-      sentences: "split" for free text, "lines" for one sentence per line.
-      language: of the sentence splitter, ISO 639-1; an unknown one is split as English.
-      block_rows: rows per record.
-      num_shards: of the train split; 0 chooses by the size of the input.
-    """
-
-    max_seq_length: int = 128
+    max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8
-    short_seq_prob: float = 0.1
-    dupe_factor: int = 1
-    heldout_fraction: float = 0.01
+    short_seq_prob: float = 0.1  # probability that a document is cut into shorter pairs
+    dupe_factor: int = 1  # times that each training document is made into (different) pairs
+    heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
     seed: int = 0
-    sentences: str = "split"
-    language: str = "en"
-    block_rows: int = 256
-    num_shards: int = 0
+    sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
+    language: str = "en"  # of the sentence splitter, ISO 639-1; an unknown one is split as English
+    block_rows: int = 256  # rows per record
+    num_shards: int = 0  # of the train split; 0 chooses by the size of the input
 
     def __post_init__(self):
         bounds = {
@@ -194,7 +180,7 @@ def build_corpus(
     inputs: str | Sequence[str],
     tokenizer: Tokenizer,
     output: str | os.PathLike,
-    config: CorpusConfig | None = None,
+    config: CorpusConfig,
     overwrite: bool = False,
     num_processes: int = 0,
 ) -> dict:
@@ -204,15 +190,11 @@ def build_corpus(
       inputs: as for `find_inputs`.
       tokenizer: copied into the corpus.
       output: new, empty, or left by an interrupted build.
-      config: None means the defaults.
       overwrite: whether a complete corpus in `output` may be replaced.
       num_processes: 0 means one per core. The output is the same for any number.
 
-    Raises:
-      FileNotFoundError, FileExistsError, OSError: an input is missing, or the output not writable.
-      ValueError: the input is unreadable, the vocabulary too large, or a split without rows.
+    Raises OSError or ValueError for a missing or bad input, or an output that is not writable.
     """
-    config = config or CorpusConfig()
     if tokenizer.vocab_size > MAX_VOCABULARY:
         raise ValueError(
             f"the vocabulary has {tokenizer.vocab_size:,} pieces; rows hold ids below "
@@ -236,13 +218,13 @@ def build_corpus(
         }
         counts = _spill_rows(group_rows, shards, sum(sizes))
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
-        inputs_read = zip(paths, sizes, strict=True)
+        input_sizes = zip(paths, sizes, strict=True)
         manifest = {
             "format_version": writing.FORMAT_VERSION,
             "splits": _write_splits(shards, counts, config, num_processes),
             "config": {
                 **dataclasses.asdict(config),
-                "inputs": [{"path": path, "bytes": size} for path, size in inputs_read],
+                "inputs": [{"path": path, "bytes": size} for path, size in input_sizes],
             },
             "vocabulary": {
                 "filename": tokenizer.filename,
@@ -310,8 +292,7 @@ def _write_splits(
                 "documents, separated by blank lines; give more text, or change "
                 f"--heldout_fraction={config.heldout_fraction} or --seed"
             )
-        seed = (config.seed, SPLITS.index(split))
-        jobs = [(path, (*seed, index)) for index, path in enumerate(paths)]
+        jobs = [(path, (config.seed, SPLITS.index(split), i)) for i, path in enumerate(paths)]
         # Starting processes takes longer than writing two shards.
         entries = list(ordered_map(write, jobs, num_processes if len(jobs) > 2 else 1))
         splits[split] = {

@@ -11,11 +11,10 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
     """Returns the dtype of a row.
 
     Fields:
-      tokens: uint16 [max_seq_length], `[CLS] first [SEP] second [SEP]` for each pair, then padding.
-      pairs: uint16 [max_pairs, 3], (start, second_start, end) of each pair: the positions of its
-        [CLS], of the first token of its second span, and one past its last [SEP]. All zero in an
-        unused slot.
-      nsp_labels: uint8 [max_pairs], 0 is IsNext, 1 is NotNext.
+      tokens: `[CLS] first [SEP] second [SEP]` for each pair, then padding.
+      pairs: (start, second_start, end) of each pair: the positions of its [CLS], of the first token
+        of its second span, and one past its last [SEP]. All zero in an unused slot.
+      nsp_labels: 0 is IsNext, 1 is NotNext.
     """
     return np.dtype(
         [
@@ -29,9 +28,8 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
 def pack_lengths(lengths: list[int], capacity: int, max_items: int) -> list[list[int]]:
     """Packs items by best fit decreasing; returns the indices of the items in each row.
 
-    An item goes into the open row with the smallest sufficient room. A bit set finds that room, so
-    the cost per item does not depend on the number of open rows. Items of equal length keep their
-    order, so shuffle them to mix their sources.
+    An item goes into the open row with the smallest sufficient room, which a bit set finds in
+    constant time. Items of equal length keep their order, so shuffle them to mix their sources.
     """
     rows: list[list[int]] = []
     open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]  # by remaining room
@@ -62,18 +60,9 @@ def pack_pairs(
     special_ids: tuple[int, int, int],
     rng: random.Random,
 ) -> np.ndarray:
-    """Packs pairs into rows.
+    """Packs pairs into rows of `row_dtype`; `special_ids` are those of [PAD], [CLS] and [SEP].
 
-    Args:
-      pairs: at most `max_seq_length` tokens each, special tokens included. Shuffled in place, so
-        that pairs of one document share a row only by chance.
-      max_seq_length: tokens per row.
-      max_pairs: maximum number of pairs per row.
-      special_ids: the ids of [PAD], [CLS] and [SEP].
-      rng: source of the shuffle.
-
-    Returns:
-      `row_dtype(max_seq_length, max_pairs)` [num_rows].
+    Shuffles `pairs` in place, so that pairs of one document share a row only by chance.
     """
     pad_id, cls_id, sep_id = special_ids
     rng.shuffle(pairs)

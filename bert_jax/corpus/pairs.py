@@ -1,11 +1,11 @@
 """Sentence pairs for next-sentence prediction, as in the released `create_pretraining_data.py`.
 
 Devlin et al. (2018), appendix A.2: half of the pairs are two consecutive spans of a document; in
-the other half the second span comes from another document. A pair never exceeds the sequence
-length. One document in ten is cut into shorter pairs, to reduce the mismatch between pre-training
-and fine-tuning.
+the other half the second span comes from another document. One document in ten is cut into shorter
+pairs, to reduce the mismatch between pre-training and fine-tuning.
 """
 
+import itertools
 import random
 from typing import NamedTuple
 
@@ -31,21 +31,19 @@ def make_pairs(
     rng: random.Random,
     sources: list[int] | None = None,
 ) -> list[Pair]:
-    """Returns the sentence pairs of one document.
+    """Returns the sentence pairs of `documents[index]`.
 
     Both labels are equally likely, except that a one-sentence document always gives NotNext, and
     that without another document to draw from all pairs are IsNext.
 
-    The released code labels every single sentence NotNext: one that alone reaches the target length
-    (which makes 61 % of the pairs on Wikipedia NotNext), and one left over at the end of a
-    document. Here the former waits for a second sentence, and the latter may also follow the
-    sentences before it, which are then used twice.
+    The released code labels every single sentence NotNext, which makes 61 % of the pairs on
+    Wikipedia NotNext. Here one that alone reaches the target length waits for a second sentence,
+    and one left over at the end may also follow the sentences before it, which are used twice.
 
     Args:
-      documents: the documents of a group, each a non-empty list of sentences, each a non-empty list
-        of token ids.
+      documents: non-empty lists of sentences, each a non-empty list of token ids.
       index: of the document to pair.
-      max_seq_length: maximum length of a pair with its special tokens; at least 5.
+      max_seq_length: of a pair with its special tokens; at least 5.
       short_seq_prob: probability that the document is cut into shorter pairs.
       rng: source of all randomness.
       sources: for each of `documents` the number of the long document that it is a part of; None if
@@ -75,22 +73,18 @@ def make_pairs(
                 chunk.insert(0, document[-len(chunk) - 1])
                 chunk_tokens += len(chunk[0])
         split = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
-        first = _join(chunk[:split])
+        first = list(itertools.chain(*chunk[:split]))
         if is_next:
-            second = _join(chunk[split:])
+            second = list(itertools.chain(*chunk[split:]))
         else:
             other = _another_document(sources, index, rng)
             second = _random_span(documents[other], target - len(first), rng)
             # The next pair uses the sentences that the random span replaced.
             position -= len(chunk) - split
-        label = IS_NEXT if is_next else NOT_NEXT
-        pairs.append(Pair(*truncate_pair(first, second, max_tokens, rng), label))
+        first, second = truncate_pair(first, second, max_tokens, rng)
+        pairs.append(Pair(first, second, IS_NEXT if is_next else NOT_NEXT))
         chunk, chunk_tokens = [], 0
     return pairs
-
-
-def _join(sentences: list[list[int]]) -> list[int]:
-    return [token for sentence in sentences for token in sentence]
 
 
 def _another_document(sources: list[int], index: int, rng: random.Random) -> int:
@@ -122,14 +116,10 @@ def truncate_pair(
     """
     if len(first) + len(second) <= max_tokens:
         return first, second
-    shorter = min(len(first), len(second))
-    if shorter <= max_tokens // 2:
-        lengths = [max_tokens - shorter] * 2
-        lengths[len(first) > len(second)] = shorter
-    else:
-        lengths = [max_tokens - max_tokens // 2, max_tokens // 2]
+    first_half = max_tokens - max_tokens // 2
+    first_length = min(len(first), max(first_half, max_tokens - len(second)))
     spans = []
-    for span, length in zip((first, second), lengths, strict=True):
+    for span, length in ((first, first_length), (second, max_tokens - first_length)):
         num_removed = len(span) - length
         front = rng.getrandbits(num_removed).bit_count()
         spans.append(span[front : front + length])

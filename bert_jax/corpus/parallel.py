@@ -2,31 +2,21 @@
 
 import collections
 import concurrent.futures
-import itertools
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+from typing import Any
 
 _function: Callable  # of a worker process, set once when it starts
 
 
-def ordered_map(
-    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int = 0
-) -> Iterator[Result]:
-    """Yields `function(item)` for each item, in order.
+def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> Iterator:
+    """Yields `function(item)` for each item, in order; 0 processes mean one per core.
 
     Unlike `Pool.imap`, it reads only two items per process ahead, and raises instead of hanging
-    when a process dies, for instance for lack of memory.
-
-    Args:
-      function: sent once to each process, so a `functools.partial` may bind large objects.
-      items: read in this process.
-      num_processes: 0 means one per core; 1 works in this process.
+    when a process dies, for instance for lack of memory. `function` is sent once to each process,
+    so a `functools.partial` may bind large objects.
     """
     num_processes = num_processes or usable_cores()
     if num_processes == 1:
@@ -35,18 +25,18 @@ def ordered_map(
     executor = concurrent.futures.ProcessPoolExecutor(
         num_processes,
         # Forking would copy locks that other threads of the parent hold.
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(function,),
+        multiprocessing.get_context("spawn"),
+        _start_worker,
+        (function,),
     )
     try:
-        items = iter(items)
-        ahead = itertools.islice(items, 2 * num_processes)
-        pending = collections.deque(_submit(executor, item) for item in ahead)
+        pending: collections.deque = collections.deque()
+        for item in items:
+            pending.append(_submit(executor, item))
+            if len(pending) == 2 * num_processes:
+                yield pending.popleft().result()
         while pending:
-            result = pending.popleft().result()
-            pending.extend(_submit(executor, item) for item in itertools.islice(items, 1))
-            yield result
+            yield pending.popleft().result()
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -58,7 +48,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _submit(executor: concurrent.futures.Executor, item: Item) -> concurrent.futures.Future:
+def _submit(executor: concurrent.futures.Executor, item: Any) -> concurrent.futures.Future:
     # Submitting may start a process, which inherits the mask: only the parent handles Ctrl-C.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -73,5 +63,5 @@ def _start_worker(function: Callable) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Every core already has a process.
 
 
-def _apply(item: Item) -> Result:
+def _apply(item: Any) -> Any:
     return _function(item)

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import TextIO
 from xml.etree import ElementTree
 
 # Longer documents are cut at a line break, which bounds memory for files without blank lines.
@@ -21,27 +20,18 @@ DUMP_NAME = re.compile(r".+\.xml(-p\d+p\d+[\w-]*)?(\.bz2)?", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One document, as read from its source.
+    """One document, as read from its source."""
 
-    Attributes:
-      text: lines of plain text, or wiki markup.
-      is_wikitext: whether `text` is wiki markup.
-      continues: whether this is the next part of the previous document, which was too long.
-      bytes_read: bytes of the source read since the previous document, for the progress bar.
-    """
-
-    text: str
+    text: str  # lines of plain text, or wiki markup
     is_wikitext: bool = False
-    continues: bool = False
-    bytes_read: int = 0
+    continues: bool = False  # the next part of the previous document, which was too long
+    bytes_read: int = 0  # bytes of the source since the previous document, for the progress bar
 
 
 def find_inputs(patterns: str | Sequence[str]) -> list[str]:
-    """Returns the files that match comma-separated globs; "tfds:NAME" is returned unchanged.
+    """Returns the files that match globs (a list, or comma-separated), and any "tfds:NAME".
 
-    Raises:
-      FileNotFoundError: a pattern matches no file.
-      ValueError: a file is empty or has an unknown suffix.
+    Raises FileNotFoundError, and ValueError for an empty file or an unknown suffix.
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
@@ -52,9 +42,7 @@ def find_inputs(patterns: str | Sequence[str]) -> list[str]:
             continue
         paths = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
         if not paths:
-            raise FileNotFoundError(
-                f"--input={pattern} matches no file; check the path (quote a *)"
-            )
+            raise FileNotFoundError(f"--input={pattern} matches no file; check it and quote a *")
         for path in paths:
             name = os.path.basename(path)
             if not TEXT_NAME.fullmatch(name) and not DUMP_NAME.fullmatch(name):
@@ -89,23 +77,23 @@ def read_documents(path: str) -> Iterator[Document]:
 def read_text_file(path: str) -> Iterator[Document]:
     """Yields the documents of a UTF-8 file, which are separated by blank lines.
 
-    Raises:
-      ValueError: a byte is not UTF-8, or a line is too long to be text.
+    Raises ValueError if a byte is not UTF-8, or a line is too long to be text.
     """
-    # Latin-1 maps each byte to one character. Python splits such text at "\n", "\r" and "\r\n",
-    # and bytes can still be counted.
+    # Latin-1 maps each byte to one character: bytes can be counted, and lines also end with "\r".
     with open(path, encoding="latin-1", newline="") as stream:
         lines: list[str] = []
         document_bytes = bytes_read = offset = 0
         continues = False
-        for line_number, line in enumerate(_bounded_lines(stream, path), start=1):
+        encoded = iter(lambda: stream.readline(MAX_LINE_BYTES).encode("latin-1"), b"")
+        for line_number, line in enumerate(encoded, start=1):
+            if len(line) == MAX_LINE_BYTES:
+                raise ValueError(f"{path} has a line of over {MAX_LINE_BYTES:,} bytes; is it text?")
             try:
                 text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path}, line {line_number}, byte {offset + error.start}: 0x"
-                    f"{line[error.start]:02x} is not UTF-8 ({error.reason}); convert the file, "
-                    "for instance with iconv -t UTF-8"
+                    f"{path}, line {line_number}, byte {offset + error.start}: "
+                    f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
                 ) from None
             offset += len(line)
             bytes_read += len(line)
@@ -116,32 +104,20 @@ def read_text_file(path: str) -> Iterator[Document]:
             if (is_blank and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
                 yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
                 lines, document_bytes, bytes_read = [], 0, 0
-                continues = not is_blank
-            elif is_blank:
-                continues = False
+                continues = True
+            continues = continues and not is_blank
         if lines:
             yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
 
 
-def _bounded_lines(stream: TextIO, path: str) -> Iterator[bytes]:
-    while line := stream.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES:
-            raise ValueError(f"{path} has a line of over {MAX_LINE_BYTES:,} bytes; is it text?")
-        yield line.encode("latin-1")
-
-
 def read_wikipedia_dump(path: str) -> Iterator[Document]:
-    """Yields the articles of a MediaWiki XML dump (.xml or .xml.bz2) as wiki markup.
+    """Yields the articles of a MediaWiki XML dump (.xml or .xml.bz2), without redirects.
 
-    Skips redirects and pages outside the article namespace.
-
-    Raises:
-      ValueError: the file is damaged, or not a MediaWiki dump.
+    Raises ValueError if the file is damaged, or not a MediaWiki dump.
     """
     opener = bz2.open if path.lower().endswith(".bz2") else contextlib.nullcontext
     with open(path, "rb") as compressed, opener(compressed) as stream:
-        position = 0
-        num_pages = 0
+        position = num_pages = 0
         try:
             events = ElementTree.iterparse(stream, events=("start", "end"))
             _, root = next(events)
@@ -179,7 +155,7 @@ def import_tfds(name: str) -> ModuleType:
         import tensorflow_datasets
     except ImportError as error:
         raise ImportError(
-            f"tfds:{name} needs TFDS: pip install tensorflow-datasets, and prepare the data with "
+            f"tfds:{name} needs TFDS (pip install tensorflow-datasets), and data prepared with "
             "file_format=array_record"
         ) from error
     return tensorflow_datasets

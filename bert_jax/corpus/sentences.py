@@ -16,14 +16,9 @@ class UnreadableDocument(ValueError):
 def split_sentences(document: Document, mode: str = "split", language: str = "en") -> list[str]:
     """Returns the non-empty sentences of `document`, stripped of surrounding white space.
 
-    Args:
-      document: plain text or wiki markup. Markup is always split, passage by passage.
-      mode: for plain text, "split" (free text, in which line breaks mean nothing) or "lines" (one
-        sentence per line, as in the input of the original BERT).
-      language: ISO 639-1 code, which selects the abbreviations that do not end a sentence.
-
-    Raises:
-      UnreadableDocument: the markup cannot be parsed.
+    Plain text is split in `mode` "split" (free text, in which line breaks mean nothing), or has one
+    sentence per line in "lines", as the input of the original BERT. Markup is always split. The
+    ISO 639-1 code `language` selects the abbreviations that do not end a sentence.
     """
     if document.is_wikitext:
         try:

@@ -52,10 +52,7 @@ def extract_passages(wikitext: str) -> list[str]:
     """Returns the running text of an article, one string per paragraph.
 
     Drops paragraphs that do not end like a sentence (captions, hand-written table rows, "See also"
-    lines, the line before a list).
-
-    Raises:
-      mwparserfromhell.parser.ParserError, RecursionError: the markup cannot be parsed.
+    lines, the line before a list). Raises ParserError or RecursionError for unparsable markup.
     """
     text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
     # A paragraph may span several lines; blank lines and lists end it.
@@ -85,10 +82,14 @@ def _node_text(node: nodes.Node) -> str:
     match node:
         case nodes.Text():
             return node.value
-        case nodes.Wikilink():
-            return _link_text(node)
-        case nodes.ExternalLink():
-            return plain_text(node.title) if node.title else ""
+        case nodes.Wikilink() if MEDIA_OR_CATEGORY.match(str(node.title)):
+            return ""
+        case nodes.Wikilink(text=Wikicode()):
+            return plain_text(node.text)
+        case nodes.Wikilink() if not OTHER_NAMESPACE.match(str(node.title)):
+            return str(node.title).removeprefix(":")
+        case nodes.ExternalLink(title=Wikicode()):
+            return plain_text(node.title)
         case nodes.HTMLEntity():
             return node.normalize()
         case nodes.Template():
@@ -97,17 +98,8 @@ def _node_text(node: nodes.Node) -> str:
             return "\n\n"
         case nodes.Tag():
             return _tag_text(node)
-        case _:  # comments, template parameters
+        case _:  # comments, template parameters, links to other namespaces
             return ""
-
-
-def _link_text(link: nodes.Wikilink) -> str:
-    title = str(link.title)
-    if MEDIA_OR_CATEGORY.match(title):
-        return ""
-    if link.text is not None:
-        return plain_text(link.text)
-    return "" if OTHER_NAMESPACE.match(title) else title.removeprefix(":")
 
 
 def _template_text(template: nodes.Template) -> str:
@@ -118,10 +110,8 @@ def _template_text(template: nodes.Template) -> str:
         return " ".join(arguments[:length])
     if name == "as of":
         return " ".join(["As of", *arguments[:1]])
-    position = 0 if name.startswith("lang-") else TEXT_TEMPLATES.get(name)
-    if position is None or position >= len(arguments) or not arguments:
-        return ""
-    return arguments[position]
+    position = 0 if name.startswith("lang-") else TEXT_TEMPLATES.get(name, len(arguments))
+    return "".join(arguments[position:][:1])
 
 
 def _tag_text(tag: nodes.Tag) -> str:

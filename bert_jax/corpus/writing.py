@@ -12,7 +12,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 MANIFEST = "manifest.json"
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Compresses each record alone, so that a block can be read without its neighbors.
 WRITER_OPTIONS = "group_size:1"
 
@@ -30,26 +30,18 @@ def spill_path(shard: pathlib.Path) -> pathlib.Path:
 def scratch_directory(directory: str | os.PathLike, overwrite: bool) -> Iterator[pathlib.Path]:
     """Creates the output directory, and an empty scratch directory in it that is removed on exit.
 
-    Raises:
-      FileExistsError: the directory holds a complete corpus and `overwrite` is false.
-      OSError: the directory cannot be created or written to.
+    Raises FileExistsError for a complete corpus without `overwrite`, and OSError.
     """
     directory = pathlib.Path(directory)
     scratch = directory / SCRATCH
     if (directory / MANIFEST).exists() and not overwrite:
-        raise FileExistsError(
-            f"{directory} already holds a complete corpus; choose another --output, or replace it "
-            "with --overwrite"
-        )
+        raise FileExistsError(f"{directory} holds a complete corpus; replace it with --overwrite")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)  # left by an interrupted build
         scratch.mkdir()
     except OSError as error:
-        raise type(error)(
-            f"cannot write into --output={directory} ({error.strerror}); expected a writable "
-            "directory or a new path"
-        ) from error
+        raise type(error)(f"cannot write into --output={directory}: {error.strerror}") from error
     try:
         yield scratch
     finally:
@@ -57,13 +49,14 @@ def scratch_directory(directory: str | os.PathLike, overwrite: bool) -> Iterator
 
 
 def write_shard(
-    path: pathlib.Path, dtype: np.dtype, block_rows: int, seed: tuple[int, ...]
-) -> tuple[int, int]:
-    """Shuffles the rows in `spill_path(path)` in memory and writes them to `path`.
+    job: tuple[pathlib.Path, tuple[int, ...]], dtype: np.dtype, block_rows: int
+) -> dict[str, str | int]:
+    """Shuffles the rows in the spill file of a shard and writes them; `job` is (path, seed).
 
     Each record holds the bytes of `block_rows` consecutive rows; the last may hold fewer. Returns
-    the number of rows, and the size of the shard in bytes.
+    the manifest's entry of the shard.
     """
+    path, seed = job
     rows = np.fromfile(spill_path(path), dtype)
     rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     try:
@@ -74,16 +67,13 @@ def write_shard(
     except RuntimeError as error:  # raised by the writer when the disk is full
         raise OSError(f"cannot write {path}: {error}; free the disk and run again") from error
     spill_path(path).unlink()
-    return len(rows), path.stat().st_size
+    return {"file": path.name, "rows": len(rows), "bytes": path.stat().st_size}
 
 
 def publish(scratch: pathlib.Path, manifest: dict) -> None:
-    """Moves the finished files out of `scratch`, replacing an older corpus in its parent.
-
-    The old manifest is removed first and the new one written last: a directory with a manifest
-    holds a complete corpus.
-    """
+    """Moves the finished files out of `scratch`, replacing an older corpus in its parent."""
     directory = scratch.parent
+    # Removed first and written last: a directory with a manifest holds a complete corpus.
     (directory / MANIFEST).unlink(missing_ok=True)
     for path in directory.glob("*-?????-of-?????.array_record"):
         path.unlink()

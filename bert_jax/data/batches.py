@@ -59,20 +59,6 @@ def _read(rows: Rows, first: int, ranges: list[tuple[int, int]]) -> dict[str, np
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-class _LocalBatches:
-    """Random access to this process's rows of each pre-training batch, for Grain to prefetch."""
-
-    def __init__(self, rows: Rows, batch_size: int, num_steps: int, ranges: list[tuple[int, int]]):
-        self.rows, self.batch_size, self.num_steps = rows, batch_size, num_steps
-        self.ranges = ranges
-
-    def __len__(self) -> int:
-        return self.num_steps
-
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        return _read(self.rows, step * self.batch_size, self.ranges)
-
-
 def pretrain_batches(
     rows: Rows, sharding: jax.sharding.Sharding, batch_size: int, start: int, stop: int
 ) -> Iterator[dict[str, jax.Array]]:
@@ -81,9 +67,11 @@ def pretrain_batches(
     Batch `s` holds rows `[s * batch_size, (s + 1) * batch_size)` of `Rows.stream`. No row of an
     epoch is dropped: a batch may hold the end of one epoch and the beginning of the next.
     """
-    source = _LocalBatches(rows, batch_size, stop, local_row_ranges(sharding, batch_size))
-    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
-    dataset = grain.MapDataset.source(source).slice(slice(start, stop)).to_iter_dataset(options)
+    ranges = local_row_ranges(sharding, batch_size)
+    steps = grain.MapDataset.range(start, stop)
+    dataset = steps.map(lambda step: _read(rows, step * batch_size, ranges)).to_iter_dataset(
+        grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    )
     return (make_global_batch(batch, sharding, batch_size) for batch in dataset)
 
 

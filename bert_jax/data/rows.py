@@ -6,6 +6,7 @@ pure function of (seed, start, stop): a run can resume anywhere, and any number 
 their own parts. Nothing here imports JAX.
 """
 
+import bisect
 import functools
 import json
 import os
@@ -42,45 +43,36 @@ class Rows:
     ):
         """Opens the "train" or "heldout" split, and checks that its files are complete.
 
-        Without a `shuffle_seed` there is one epoch, in the order on disk.
-
-        Raises:
-          FileNotFoundError: `directory` holds no complete corpus.
-          CorpusError: a shard or the vocabulary is missing, or does not match the manifest.
-          ValueError: there is no such split.
+        Without a `shuffle_seed` there is one epoch, in the order on disk. Raises FileNotFoundError
+        without a complete corpus, CorpusError for a damaged one, ValueError for an unknown split.
         """
-        self._arguments = (directory, split, shuffle_seed)
-        self.directory = pathlib.Path(directory)
-        self.split = split
+        self.directory, self.split = pathlib.Path(directory), split
         self.shuffle_seed = shuffle_seed
-        self.manifest = read_manifest(self.directory)
+        self.manifest = _read_manifest(self.directory)
         try:
-            if split not in self.manifest["splits"]:
+            splits, config = self.manifest["splits"], self.manifest["config"]
+            if split not in splits:
                 raise ValueError(
-                    f"{self.directory} has no split {split!r}, only "
-                    f"{', '.join(self.manifest['splits'])}; build it again with --overwrite and a "
-                    "--heldout_fraction above 0"
+                    f"{self.directory} has no split {split!r}, only {', '.join(splits)}; build it "
+                    "again with --overwrite and a --heldout_fraction above 0"
                 )
-            config = self.manifest["config"]
             self.max_seq_length: int = config["max_seq_length"]
             self.max_pairs: int = config["max_pairs_per_row"]
-            self.num_rows: int = self.manifest["splits"][split]["rows"]
+            self.num_rows: int = splits[split]["rows"]
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
             self._dtype = row_dtype(self.max_seq_length, self.max_pairs)
-            self._open_shards(config["block_rows"])
+            self._open_shards(splits[split]["shards"], config["block_rows"])
             self.load_tokenizer()  # to check the vocabulary
         except (KeyError, TypeError) as error:
-            raise CorpusError(
-                f"{self.directory / MANIFEST} is damaged ({type(error).__name__}: {error}); "
-                f"{REBUILD}"
-            ) from error
+            path, problem = self.directory / MANIFEST, f"{type(error).__name__}: {error}"
+            raise CorpusError(f"{path} is damaged ({problem}); {REBUILD}") from error
         self._lock = threading.Lock()
         # Consecutive batches, and prefetching threads, read the same few blocks.
         self._block = functools.lru_cache(CACHED_BLOCKS)(self._shuffled_block)
         self._epoch = functools.lru_cache(2)(self._epoch_order)
 
     def __reduce__(self):  # Another process opens its own readers.
-        return Rows, self._arguments
+        return Rows, (self.directory, self.split, self.shuffle_seed)
 
     def load_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the corpus. Raises CorpusError if it is not the manifest's."""
@@ -107,9 +99,8 @@ class Rows:
           row_ids: uint32 [num_rows], the index of the row in the split, in the order on disk.
           epochs: uint32 [num_rows].
 
-        Raises:
-          IndexError: the range is negative or reversed, or exceeds a split that is not shuffled.
-          CorpusError: a block is damaged.
+        Raises IndexError outside the stream, which without a `shuffle_seed` ends after one epoch,
+        and CorpusError for a damaged block.
         """
         if not 0 <= start <= stop or (self.shuffle_seed is None and stop > self.num_rows):
             raise IndexError(
@@ -144,9 +135,9 @@ class Rows:
             counts += np.bincount(tokens.ravel(), minlength=self.vocab_size)
         return counts
 
-    def _open_shards(self, block_rows: int) -> None:
-        self._shards, first_blocks, sizes = [], [], []
-        for entry in self.manifest["splits"][self.split]["shards"]:
+    def _open_shards(self, shards: list[dict], block_rows: int) -> None:
+        self._shards, sizes = [], []
+        for entry in shards:
             path = self.directory / entry["file"]
             if not path.is_file():
                 raise CorpusError(f"{path} is missing; {REBUILD}")
@@ -155,21 +146,19 @@ class Rows:
                     f"{path} has {path.stat().st_size:,} bytes, expected {entry['bytes']:,}: it is "
                     f"cut off or from another build; {REBUILD}"
                 )
-            first_blocks.append(len(sizes))
             starts = range(0, entry["rows"], block_rows)
-            sizes += [min(block_rows, entry["rows"] - start) for start in starts]
             reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
             if reader.num_records() != len(starts):
                 raise CorpusError(
                     f"{path} has {reader.num_records()} blocks, expected {len(starts)}; {REBUILD}"
                 )
-            self._shards.append((path, reader))
+            self._shards.append((len(sizes), path, reader))
+            sizes += [min(block_rows, entry["rows"] - start) for start in starts]
         if sum(sizes) != self.num_rows:
             raise CorpusError(
                 f"{self.directory / MANIFEST} counts {self.num_rows} rows of split {self.split!r}, "
                 f"but {sum(sizes)} in its shards; {REBUILD}"
             )
-        self._first_blocks = np.array(first_blocks)
         self._block_sizes = np.array(sizes, np.int64)
         self._block_starts = np.cumsum(self._block_sizes) - self._block_sizes
 
@@ -191,31 +180,24 @@ class Rows:
 
     def _read_block(self, block: int) -> np.ndarray:
         # The last shard that starts here: the ones before it are empty.
-        shard = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
-        path, reader = self._shards[shard]
-        record = block - int(self._first_blocks[shard])
+        shard = bisect.bisect_right(self._shards, block, key=lambda shard: shard[0]) - 1
+        first_block, path, reader = self._shards[shard]
+        place = f"{path}, block {block - first_block}"
         try:
-            (content,) = reader.read([record])
+            (content,) = reader.read([block - first_block])
         except (RuntimeError, ValueError, IndexError) as error:
-            raise CorpusError(f"{path}, block {record}: damaged ({error}); {REBUILD}") from error
+            raise CorpusError(f"{place}: damaged ({error}); {REBUILD}") from error
         rows = np.frombuffer(content, self._dtype)
-        largest = int(rows["tokens"].max())
-        if largest >= self.vocab_size:
+        if (largest := rows["tokens"].max()) >= self.vocab_size:
             raise CorpusError(
-                f"{path}, block {record}: token id {largest} is outside the corpus's vocabulary of "
+                f"{place}: token id {largest} is outside the corpus's vocabulary of "
                 f"{self.vocab_size:,}; {REBUILD}"
             )
         return rows
 
 
-def read_manifest(directory: str | os.PathLike) -> dict:
-    """Returns the manifest of a corpus.
-
-    Raises:
-      FileNotFoundError: there is none, so the directory holds no complete corpus.
-      CorpusError: it is damaged, or has another format version.
-    """
-    path = pathlib.Path(directory) / MANIFEST
+def _read_manifest(directory: pathlib.Path) -> dict:
+    path = directory / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is missing: {directory} holds no corpus, or its build was interrupted; "
@@ -227,7 +209,6 @@ def read_manifest(directory: str | os.PathLike) -> dict:
         raise CorpusError(f"{path} is not intact JSON ({error}); {REBUILD}") from error
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
-        raise CorpusError(
-            f"{path} has format_version {version}, expected {FORMAT_VERSION}; {REBUILD}"
-        )
+        problem = f"has format_version {version}, expected {FORMAT_VERSION}"
+        raise CorpusError(f"{path} {problem}; {REBUILD}")
     return manifest

@@ -101,8 +101,9 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     for name, expected in required.items():
         if values.get(name, expected) != expected:
             raise ValueError(f"config.json: {name} is {values[name]!r}, expected {expected!r}")
+    fields = {field: values[key] for field, key in _CONFIG_KEYS.items() if key in values}
     try:
-        return BertConfig(**{x: values[key] for x, key in _CONFIG_KEYS.items() if key in values})
+        return BertConfig(**fields)
     except TypeError as error:
         raise ValueError(f"config.json: a value has the wrong type: {error}") from error
 
@@ -176,7 +177,8 @@ def params_from_huggingface(
         name_of=lambda path: huggingface_name(path, head),
         is_transposed=lambda path: path.endswith("/kernel"),
     )
-    loaded = tuple(name for name in tensors if name not in report.unused)  # And copies.
+    # Copies of tied tensors count as loaded.
+    loaded = tuple(name for name in tensors if name not in report.unused)
     return params, report._replace(loaded=loaded)
 
 

@@ -97,7 +97,8 @@ def read_parameters(
     params, loaded, missing = {}, [], []
 
     def read(path, name, shape):
-        expected, stored = shape[::-1] if is_transposed(path) else shape, stored_names.get(name)
+        expected = shape[::-1] if is_transposed(path) else shape
+        stored = stored_names.get(name)
         tensor = np.asarray(read_tensor(stored)) if stored else None
         if tensor is None or tensor.shape != expected:
             found = "no such tensor" if tensor is None else tensor.shape

@@ -92,10 +92,8 @@ def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
         legal = [tag for sentence in sentences for tag in convert_tags(sentence.tags, scheme)]
         if legal == tags:
             return scheme
-        line, tag = next(
-            (line, tag) for line, tag, other in zip(lines, tags, legal, strict=True) if tag != other
-        )
-        illegal.append(f"line {line}: {tag!r} is not {scheme.upper()}")
+        first = next(place for place, tag in enumerate(tags) if tag != legal[place])
+        illegal.append(f"line {lines[first]}: {tags[first]!r} is not {scheme.upper()}")
     raise ValueError(f"{path}: use one scheme in the whole file ({'; '.join(illegal)})")
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
@@ -13,7 +12,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.features import Feature
 from bert_jax.model import heads
 from bert_jax.tasks import scores
-from bert_jax.tasks.labels import check_labeled, given_labels, read_label
+from bert_jax.tasks.labels import given_labels, read_labels
 from bert_jax.tasks.tables import Record, example_ids, read_text, read_tfds
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tasks.text_classification import choose_metric, make_split, text_features
@@ -28,11 +27,9 @@ class GlueSet:
       folder: its directory in the download.
       labels: the classes, in the order of their numbers in the files; () for values.
       submissions: test split -> name of the file to submit.
-      texts: the columns of the one or two texts; `tfds_texts` are their names in TFDS if different.
-      label: the column of the label.
-      metrics: the official ones; the first decides which checkpoint is kept.
+      texts: columns of the one or two texts; `tfds_texts` are their names in TFDS if different.
+      metrics: the official ones; the first selects the checkpoint.
       submits_names: whether classes are submitted by name, not by number.
-      dev: the development splits.
     """
 
     folder: str
@@ -93,7 +90,7 @@ SETS = {
     "ax": dataclasses.replace(_MNLI, folder="AX", submissions={"test": "AX"}, dev=()),
 }
 _UNLABELED = ("", "-1", "-1.0")  # TFDS has -1 in test sets.
-_COLA_COLUMNS = ("source", "label", "mark", "sentence")
+_COLA_COLUMNS = ["source", "label", "mark", "sentence"]
 _DIAGNOSTIC = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "diagnostic.tsv", "AX.tsv")
 
 
@@ -102,6 +99,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data = config.data
     if data.name not in SETS:
         raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(SETS)}")
+    # A namespace or a version is optional.
+    is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
+    if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
+        raise ValueError(
+            f"--config.data.directory={data.directory}: expected tfds:glue/{data.name}, or the "
+            "directory of the GLUE download"
+        )
     glue_set = SETS[data.name]
     metric = choose_metric(glue_set.metrics, data.metric)
     expected = glue_set.labels or ("value",)
@@ -110,21 +114,35 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         raise ValueError(
             f"--config.data.labels={','.join(labels)}: expected {', '.join(expected)}, in any order"
         )
+    columns = (is_tfds and glue_set.tfds_texts) or glue_set.texts
     numbers = {str(number): label for number, label in enumerate(glue_set.labels)}
     notes: dict[str, int] = {}
 
     def read(name: str, split: str) -> tuple[list[Record], list[Feature]]:
-        records, skipped = _read(data.directory, name, split)
+        skipped = 0
+        if is_tfds:
+            tfds_name = data.directory.removeprefix("tfds:")
+            records = read_tfds(tfds_name, split.replace("dev", "validation"), columns)
+            # TFDS shuffles what it prepares.
+            records.sort(key=lambda record: int(record.columns["idx"]))
+        else:
+            records, skipped = _read_file(data.directory, name, split)
         if not records:
             raise ValueError(f"{data.directory}: {split} of {name} holds no examples")
-        columns = _text_columns(glue_set, records[0])
+        if not set(columns) <= records[0].columns.keys():
+            raise ValueError(
+                f"{records[0].place}: expected the columns {', '.join(columns)}; it has "
+                f"{', '.join(records[0].columns)}"
+            )
         texts = [[record.columns[column] for column in columns] for record in records]
-        column = glue_set.label if glue_set.label in records[0].columns else "label"
-        values = [
-            read_label(record, column, labels if glue_set.labels else (), _UNLABELED, numbers)
-            for record in records
-        ]
-        check_labeled(records, values, glue_set.label, split in ("train", *glue_set.dev))
+        values = read_labels(
+            records,
+            "label" if is_tfds else glue_set.label,
+            labels if glue_set.labels else (),
+            required=split in ("train", *glue_set.dev),
+            unlabeled=_UNLABELED,
+            aliases=numbers,
+        )
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
         counts = {
             "malformed and skipped": skipped,
@@ -134,18 +152,15 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes.update({f"{split} {what}": count for what, count in counts.items() if count})
         return records, features
 
-    exists = functools.partial(_exists, data.directory)
-    trains = glue_set.dev and config.num_epochs
-    train = read(data.name, "train")[1] if trains else []
-    splits = [
-        _make_split(split, *read(data.name, split), glue_set, labels)
-        for split in glue_set.dev
-        if trains or exists(data.name, split)
-    ]
-    for split, file in glue_set.submissions.items():
-        if exists(data.name, split):
+    def exists(name: str, split: str) -> bool:  # TFDS has all splits of a set.
+        return name == data.name if is_tfds else _path(data.directory, name, split).exists()
+
+    train = read(data.name, "train")[1] if glue_set.dev and config.num_epochs else []
+    splits = []
+    for split, file in (dict.fromkeys(glue_set.dev, "") | glue_set.submissions).items():
+        if exists(data.name, split) or (train and not file):
             splits.append(_make_split(split, *read(data.name, split), glue_set, labels, file))
-        else:
+        elif file:
             logging.warning("%s has no %s: %s.tsv is not predicted", data.directory, split, file)
     if data.name == "mnli" and exists("ax", "test"):
         splits.append(_make_split("ax", *read("ax", "test"), glue_set, labels, "AX"))
@@ -168,24 +183,17 @@ def _make_split(
     features: list[Feature],
     glue_set: GlueSet,
     labels: tuple[str, ...],
-    submission: str = "",
+    submission: str,
 ) -> Split:
     """Builds a split with the official metrics that also writes the file to submit, if any."""
     id_column = next((each for each in ("index", "id", "idx") if each in records[0].columns), "")
     ids = example_ids(records, id_column)
     metrics = {metric: getattr(scores, metric) for metric in glue_set.metrics}
-    if glue_set.labels:
-        # F1 is of class 1 of the files, whatever the order of `labels`.
-        numbers = np.array([glue_set.labels.index(label) for label in labels])
-        metrics = {
-            metric: lambda predicted, expected, function=function: function(
-                numbers[predicted], numbers[expected]
-            )
-            for metric, function in metrics.items()
-        }
-    split = make_split(
-        name, features, [{"id": each} for each in ids], labels if glue_set.labels else (), metrics
-    )
+    if "f1" in metrics:  # Of class 1 of the files, whatever the order of `labels`.
+        positive = labels.index(glue_set.labels[1])
+        metrics["f1"] = functools.partial(scores.f1, positive=positive)
+    classes = labels if glue_set.labels else ()
+    split = make_split(name, features, [{"id": each} for each in ids], classes, metrics)
     if not submission:
         return split
 
@@ -194,36 +202,15 @@ def _make_split(
         with open(directory / f"{submission}.tsv", "w") as stream:
             stream.write("index\tprediction\n")
             for example, output in zip(ids, outputs, strict=True):
-                if not glue_set.labels:
+                if not classes:
                     prediction = f"{np.clip(output[0], 0, 5):.3f}"
                 else:
-                    prediction = labels[int(np.argmax(output))]
+                    prediction = classes[int(np.argmax(output))]
                     if not glue_set.submits_names:
                         prediction = glue_set.labels.index(prediction)
                 stream.write(f"{example}\t{prediction}\n")
 
     return dataclasses.replace(split, write=write)
-
-
-def _text_columns(glue_set: GlueSet, record: Record) -> tuple[str, ...]:
-    for columns in (glue_set.texts, glue_set.tfds_texts):
-        if columns and all(column in record.columns for column in columns):
-            return columns
-    raise ValueError(
-        f"{record.place}: expected the columns {', '.join(glue_set.texts)}; it has "
-        f"{', '.join(record.columns)}"
-    )
-
-
-def _exists(directory: str, name: str, split: str) -> bool:
-    if directory.startswith("tfds:"):
-        return _is_tfds_of(directory, name)  # TFDS has all splits of a set.
-    return _path(directory, name, split).exists()
-
-
-def _is_tfds_of(directory: str, name: str) -> bool:
-    """Returns whether it is tfds:glue/NAME, optionally with a namespace or a version."""
-    return re.fullmatch(rf"tfds:(.+:)?glue/{name}([:/].+)?", directory) is not None
 
 
 def _path(directory: str, name: str, split: str) -> pathlib.Path:
@@ -238,59 +225,36 @@ def _path(directory: str, name: str, split: str) -> pathlib.Path:
     return original if name == "mrpc" and not path.exists() and original.exists() else path
 
 
-def _read(directory: str, name: str, split: str) -> tuple[list[Record], int]:
-    """Reads the examples of a split; returns them and the number of malformed lines skipped."""
-    if not directory:
-        raise ValueError(
-            "give the directory of the GLUE download, or a prepared TFDS set: "
-            f"--config.data.directory=DIR|tfds:glue/{name}"
-        )
-    if directory.startswith("tfds:"):
-        if not _is_tfds_of(directory, name):
-            raise ValueError(f"--config.data.directory={directory}: expected tfds:glue/{name}")
-        records = read_tfds(directory.removeprefix("tfds:"), split.replace("dev", "validation"))
-        # TFDS shuffles what it prepares.
-        return sorted(records, key=lambda record: int(record.columns["idx"])), 0
-    path = _path(directory, name, split)
-    header = _COLA_COLUMNS if name == "cola" and split != "test" else None
-    records, skipped = _read_tsv(path, header, skips_short_lines=name == "qqp" and split != "test")
-    if path.name == "msr_paraphrase_train.txt":
-        # The original release, split as by the benchmark's download script.
-        names = ("dev_ids.tsv", "mrpc_dev_ids.tsv")
-        found = [path.with_name(each) for each in names if path.with_name(each).exists()]
-        if not found:
-            raise FileNotFoundError(
-                f"{path} is MRPC's original release: put the benchmark's {names[1]}, which lists "
-                "the pairs of the development set, beside it"
-            )
-        dev = {tuple(line.split("\t")) for line in read_text(found[0], "pairs of ids").splitlines()}
-        records = [
-            record
-            for record in records
-            if ((record.columns["#1 ID"], record.columns["#2 ID"]) in dev) == (split == "dev")
-        ]
-    return records, skipped
-
-
-def _read_tsv(
-    path: pathlib.Path, header: Sequence[str] | None, skips_short_lines: bool
-) -> tuple[list[Record], int]:
-    """Reads tab-separated lines without quoting; returns them and the number skipped.
+def _read_file(directory: str, name: str, split: str) -> tuple[list[Record], int]:
+    """Reads tab-separated lines without quoting; returns the examples and the number skipped.
 
     A line with too few fields is an error, or skipped: some of QQP's are damaged, and everybody
     leaves them out. Fields after the last column are ignored, as released.
     """
+    path = _path(directory, name, split)
     lines = read_text(path, "the GLUE download, or the folder of this set").split("\n")
-    names = header or lines[0].split("\t")
+    has_header = name != "cola" or split == "test"
+    names = lines[0].split("\t") if has_header else _COLA_COLUMNS
     records, skipped = [], 0
-    for number, line in enumerate(lines[0 if header else 1 :], start=1 if header else 2):
+    for number, line in enumerate(lines[has_header:], start=1 + has_header):
+        fields, place = line.split("\t"), f"{path}, line {number}"
         if not line.strip():
             continue
-        fields, place = line.split("\t"), f"{path}, line {number}"
         if len(fields) >= len(names):
             records.append(Record(dict(zip(names, fields, strict=False)), place))
-        elif skips_short_lines:
+        elif name == "qqp" and split != "test":
             skipped += 1
         else:
             raise ValueError(f"{place}: {len(fields)} tab-separated fields, expected {len(names)}")
+    if path.name == "msr_paraphrase_train.txt":
+        # The original release, split as by the benchmark's download script.
+        file = next(path.parent.glob("*dev_ids.tsv"), path.with_name("mrpc_dev_ids.tsv"))
+        text = read_text(file, "the benchmark's list of dev pairs, for the release beside it")
+        dev = {tuple(line.split("\t")) for line in text.splitlines()}
+        ids = [(record.columns["#1 ID"], record.columns["#2 ID"]) for record in records]
+        records = [
+            record
+            for record, pair in zip(records, ids, strict=True)
+            if (pair in dev) == (split == "dev")
+        ]
     return records, skipped

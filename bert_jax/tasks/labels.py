@@ -24,52 +24,61 @@ def find_labels(records: Sequence[Record], column: str, given: Sequence[str]) ->
 
     Raises ValueError for fewer than two labels, a duplicate, or surrounding white space.
     """
-    if len(set(given)) < len(given):
-        raise ValueError(f"--config.data.labels={','.join(given)}: a label is listed twice")
+    labels = tuple(given) or tuple(sorted({record.columns[column] for record in records}))
     for record in () if given else records:
         if (label := record.columns[column]) != label.strip():
             raise ValueError(f"{record.place}: remove the white space around the label {label!r}")
-    labels = tuple(given) or tuple(sorted({record.columns[column] for record in records}))
-    if len(labels) < 2:
-        found = f"--config.data.labels={','.join(labels)}"
+    if len(set(labels)) < max(len(labels), 2):
+        source = "--config.data.labels"
         if records and not given:
-            file = records[0].place.rpartition(", line")[0]
-            found = f"{file}: column {column!r} has a single label, {labels[0]!r}"
-        raise ValueError(f"{found}: expected at least two; is it the correct column?")
+            source = f"{records[0].place.rpartition(', line')[0]}: column {column!r}"
+        found = ", ".join(labels) or "none"
+        raise ValueError(f"{source}: expected two or more different labels, found {found}")
     return labels
 
 
-def read_label(
-    record: Record,
+def read_labels(
+    records: Sequence[Record],
     column: str,
     labels: Sequence[str],
+    required: bool,
     unlabeled: Sequence[str] = ("",),
     aliases: Mapping[str, str] | None = None,
     hint: str = "",
-) -> int | float | None:
-    """Returns the index of a record's label in `labels`, or with no `labels` its value.
+) -> list[int | float | None]:
+    """Returns the index of each record's label in `labels`, or with no `labels` its value.
 
-    None if the record has no such column, or one of the `unlabeled` values there.
+    None for a record without the column, or with one of the `unlabeled` values in it.
 
     Args:
+      required: as for `check_labeled`.
       aliases: other texts for a label -> the label.
       hint: end of the message of the ValueError for any other text.
     """
-    text = record.columns.get(column, "")
-    if text in unlabeled:
-        return None
-    if labels:
+    values = []
+    for record in records:
+        text = record.columns.get(column, "")
         name = (aliases or {}).get(text, text)
-        if name not in labels:
+        if text in unlabeled:
+            values.append(None)
+        elif not labels:
+            values.append(_finite_number(text, column, record.place))
+        elif name in labels:
+            values.append(labels.index(name))
+        else:
             expected = ", ".join(labels)
             raise ValueError(f"{record.place}: label {text!r}, expected one of {expected}{hint}")
-        return labels.index(name)
+    check_labeled(records, values, column, required)
+    return values
+
+
+def _finite_number(text: str, column: str, place: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{record.place}: {column} is {text!r}, expected a finite number")
+        raise ValueError(f"{place}: {column} is {text!r}, expected a finite number")
     return value
 
 

@@ -1,7 +1,6 @@
 """Multiple choice, the ending of a story: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
 
 import pathlib
-from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -9,7 +8,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.features import Feature
 from bert_jax.model import heads
 from bert_jax.tasks import scores
-from bert_jax.tasks.labels import check_labeled, read_label
+from bert_jax.tasks.labels import read_labels
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.tables import Record, read_table, read_tfds
 from bert_jax.tasks.task import Split, Task
@@ -35,20 +34,26 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     notes: dict[str, int] = {}
 
     def read(split: str) -> tuple[list[Record], list[Feature]]:
+        """Reads a split; a feature pairs sent1 with sent2 and each ending."""
         if is_tfds:
-            records = read_tfds(
-                directory.removeprefix("tfds:"), split.replace("dev", "validation"), COLUMNS
-            )
+            name = directory.removeprefix("tfds:")
+            records = read_tfds(name, split.replace("dev", "validation"), COLUMNS)
         else:
             records = read_table(pathlib.Path(directory) / FILES[split], COLUMNS)
-        labels = [read_label(each, "label", CHOICES, unlabeled=("", "-1")) for each in records]
-        check_labeled(records, labels, "label", required=split != "test")
-        features, notes[f"{split} truncated"] = choice_features(
-            records, labels, tokenizer, config.max_seq_length
+        labels = read_labels(
+            records, "label", CHOICES, required=split != "test", unlabeled=("", "-1")
         )
+        rows = [record.columns for record in records]
+        pairs = [(row["sent1"], f"{row['sent2']} {row[each]}") for row in rows for each in ENDINGS]
+        sequences, truncated = make_sequences(pairs, tokenizer, config.max_seq_length)
+        count = len(ENDINGS)
+        features = [
+            Feature(*zip(*sequences[count * index : count * (index + 1)], strict=True), label)
+            for index, label in enumerate(labels)
+        ]
+        notes[f"{split} truncated"] = int(np.reshape(truncated, (-1, count)).any(axis=1).sum())
         notes[f"{split} with an empty text"] = sum(
-            not all(record.columns[name].strip() for name in ("sent1", *ENDINGS))
-            for record in records
+            not all(row[name].strip() for name in ("sent1", *ENDINGS)) for row in rows
         )
         return records, features
 
@@ -65,11 +70,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     def exists(split: str) -> bool:  # TFDS has all splits of a set.
         return is_tfds or (pathlib.Path(directory) / FILES[split]).exists()
 
-    splits = []
-    if config.num_epochs or exists("dev") or not exists("test"):
-        splits.append(read_split("dev"))
-    if exists("test"):
-        splits.append(read_split("test"))
+    required = "dev" if config.num_epochs or not exists("test") else ""
+    splits = [read_split(name) for name in ("dev", "test") if name == required or exists(name)]
     return Task(
         head=heads.MULTIPLE_CHOICE,
         labels=("score",),
@@ -79,26 +81,3 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes=notes,
         head_settings={"max_seq_length": config.max_seq_length},
     )
-
-
-def choice_features(
-    records: Sequence[Record],
-    labels: Sequence[int | None],
-    tokenizer: Tokenizer,
-    max_seq_length: int,
-) -> tuple[list[Feature], int]:
-    """Returns a feature of four sequences for each record, and how many records were truncated.
-
-    Each sequence pairs the first sentence with the beginning of the second and one of its endings.
-    """
-    pairs = [
-        (record.columns["sent1"], f"{record.columns['sent2']} {record.columns[ending]}")
-        for record in records
-        for ending in ENDINGS
-    ]
-    sequences, truncated = make_sequences(pairs, tokenizer, max_seq_length)
-    count, features = len(ENDINGS), []
-    for index, label in enumerate(labels):
-        own = sequences[count * index : count * (index + 1)]
-        features.append(Feature(*zip(*own, strict=True), label))
-    return features, int(np.reshape(truncated, (-1, count)).any(axis=1).sum())

@@ -15,21 +15,26 @@ def tokenize(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, list[int]]
 
 
 def make_sequences(
-    texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seq_length: int
+    texts: Sequence[Sequence[str]],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    max_first: int | None = None,
 ) -> tuple[list[tuple[np.ndarray, int]], list[bool]]:
     """Returns the sequence of each text or pair, as `make_sequence` does, and if it was truncated.
 
     Args:
       texts: one text or two for each example.
       max_seq_length: in tokens, with [CLS] and [SEP].
+      max_first: maximum number of tokens of the first text, truncated before the pair.
     """
     ids_of = tokenize(tokenizer, (text for each in texts for text in each))
     sequences, truncated = [], []
     for each in texts:
         ids = [ids_of[text] for text in each]
-        max_tokens = max_seq_length - 1 - len(ids)
-        truncated.append(sum(map(len, ids)) > max_tokens)
+        num_tokens, max_tokens = sum(map(len, ids)), max_seq_length - 1 - len(ids)
+        ids[0] = ids[0][:max_first]
         ids = truncate_longest_first(*ids, max_tokens) if len(ids) == 2 else [ids[0][:max_tokens]]
+        truncated.append(sum(map(len, ids)) < num_tokens)
         sequences.append(make_sequence(tokenizer, *ids))
     return sequences, truncated
 

@@ -15,34 +15,20 @@ from bert_jax.data.features import Feature, make_sequence
 from bert_jax.tokenization import Tokenizer
 
 LABELS = ("start", "end")
-"""Names of the two outputs of the head."""
-
-N_BEST = 20
-"""Answers proposed for a question."""
-
-NO_ANSWER = (0, 0)
-"""Positions to predict for a window without the answer: [CLS]."""
+N_BEST = 20  # Answers proposed for a question.
+NO_ANSWER = (0, 0)  # Positions to predict for a window without the answer: [CLS].
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanConfig:
-    """How contexts are read and answers found; stored with a trained head. Lengths in tokens.
+    """How contexts are read and answers found; stored with a trained head. Lengths in tokens."""
 
-    Attributes:
-      max_seq_length: of a window, including the question and special tokens.
-      doc_stride: between the beginnings of consecutive windows.
-      max_query_length: of a question; longer ones are truncated.
-      max_answer_length: of an answer.
-      null_answers: whether a question may have no answer, as in SQuAD 2.0.
-      null_threshold: by how much the score of no answer must exceed that of the best answer.
-    """
-
-    max_seq_length: int = 384
-    doc_stride: int = 128
-    max_query_length: int = 64
+    max_seq_length: int = 384  # Of a window, including the question and special tokens.
+    doc_stride: int = 128  # Between the beginnings of consecutive windows.
+    max_query_length: int = 64  # Of a question; longer ones are truncated.
     max_answer_length: int = 30
-    null_answers: bool = False
-    null_threshold: float = 0.0
+    null_answers: bool = False  # Whether a question may have no answer, as in SQuAD 2.0.
+    null_threshold: float = 0.0  # By which the score of no answer must exceed the best answer's.
 
     def __post_init__(self):
         limit = self.max_seq_length - 4
@@ -66,35 +52,14 @@ def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
 
 
 class ContextWindow(NamedTuple):
-    """Tokens `begin` to `end` of a context, which begin at position `offset` of the feature.
+    """Tokens `begin` to `end` of a context.
 
     `owned`, bool `[end - begin]`: the tokens that have their largest context in this window.
     """
 
     begin: int
     end: int
-    offset: int
     owned: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Passage:
-    """A question's context, in windows.
-
-    Attributes:
-      context: its text.
-      offsets: int32 `[tokens, 2]`, the characters of each token; see `encode_with_offsets`.
-      windows: together they cover all tokens.
-      features: the unlabeled input of the model for each window.
-    """
-
-    context: str
-    offsets: np.ndarray
-    windows: tuple[ContextWindow, ...]
-    features: tuple[Feature, ...]
-
-    def text(self, span: "Span") -> str:
-        return self.context[span.begin : span.end]
 
 
 class Span(NamedTuple):
@@ -110,56 +75,68 @@ class Span(NamedTuple):
         return self.start_logit + self.end_logit
 
 
+class Passage(NamedTuple):
+    """A question's context, in windows that together cover all its tokens.
+
+    `offsets`, int32 `[tokens, 2]`, are the characters of each token; see `encode_with_offsets`.
+    `features` are the unlabeled input of the model for each window.
+    """
+
+    context: str
+    offsets: np.ndarray
+    windows: Sequence[ContextWindow]
+    features: Sequence[Feature]
+
+    def text(self, span: Span) -> str:
+        return self.context[span.begin : span.end]
+
+
 def make_passages(
-    questions: Sequence[str], contexts: Sequence[str], tokenizer: Tokenizer, config: SpanConfig
+    pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, config: SpanConfig
 ) -> list[Passage]:
-    """Returns a passage for each question and its context; warns of truncated questions."""
-    distinct = list(dict.fromkeys(contexts))  # Several questions share one.
-    encoded = dict(zip(distinct, tokenizer.encode_with_offsets(distinct), strict=True))
-    asked, limit = tokenizer.encode_batch(questions), config.max_query_length
-    if long := sum(len(ids) > limit for ids in asked):
+    """Returns the passage of each pair of question and context; warns of truncated questions."""
+    contexts = list(dict.fromkeys(context for _, context in pairs))  # Several questions share one.
+    encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
+    questions = tokenizer.encode_batch([question for question, _ in pairs])
+    limit = config.max_query_length
+    if long := sum(len(ids) > limit for ids in questions):
         warnings.warn(
-            f"{long} of {len(asked)} questions are truncated to {limit} tokens", stacklevel=2
+            f"{long} of {len(pairs)} questions are truncated to {limit} tokens", stacklevel=2
         )
     passages = []
-    for question, context in zip(asked, contexts, strict=True):
+    for question, (_, context) in zip(questions, pairs, strict=True):
         question, (ids, offsets) = question[:limit], encoded[context]
         room = config.max_seq_length - len(question) - 3
-        limits = cut_windows(len(ids), room, config.doc_stride)
-        owners = largest_context(limits, len(ids))
-        windows, features = [], []
-        for number, (begin, end) in enumerate(limits):
-            tokens, second_start = make_sequence(tokenizer, question, ids[begin:end])
-            owned = owners[begin:end] == number
-            windows.append(ContextWindow(begin, end, second_start, owned))
-            features.append(Feature((tokens,), (second_start,)))
-        passages.append(Passage(context, offsets, tuple(windows), tuple(features)))
+        windows = cut_windows(len(ids), room, config.doc_stride)
+        features = []
+        for window in windows:
+            tokens, start = make_sequence(tokenizer, question, ids[window.begin : window.end])
+            features.append(Feature((tokens,), (start,)))
+        passages.append(Passage(context, offsets, windows, features))
     return passages
 
 
-def cut_windows(num_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Returns (begin, end) of windows of at most `room` tokens that together cover all tokens."""
-    windows = [(0, min(room, num_tokens))]
-    while windows[-1][1] < num_tokens:
-        begin = windows[-1][0] + min(stride, room)
-        windows.append((begin, min(begin + room, num_tokens)))
-    return windows
+def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
+    """Returns windows of at most `room` tokens, every `stride` tokens, until all are covered.
 
-
-def largest_context(windows: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
-    """Returns the window in which each token has the largest context, int32 `[num_tokens]`.
-
-    The context is the smaller of those to the left and right. A longer window wins ties, then an
-    earlier one.
+    A token's context is the smaller of those to its left and right. A longer window wins ties, then
+    an earlier one.
     """
+    limits = [(0, min(room, num_tokens))]
+    while limits[-1][1] < num_tokens:
+        begin = limits[-1][0] + min(stride, room)
+        limits.append((begin, min(begin + room, num_tokens)))
     largest, owner = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int32)
-    for number, (begin, end) in enumerate(windows):
+    for number, (begin, end) in enumerate(limits):
         left = np.arange(end - begin)
         context = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
         larger = context > largest[begin:end]
         largest[begin:end][larger] = context[larger]
         owner[begin:end][larger] = number
-    return owner
+    return [
+        ContextWindow(begin, end, owner[begin:end] == number)
+        for number, (begin, end) in enumerate(limits)
+    ]
 
 
 def find_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
@@ -175,7 +152,7 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feat
     for window, feature in zip(passage.windows, passage.features, strict=True):
         label = NO_ANSWER
         if tokens and window.begin <= tokens[0] and tokens[1] < window.end:
-            shift = window.offset - window.begin
+            shift = feature.second_starts[0] - window.begin
             label = tokens[0] + shift, tokens[1] + shift
         features.append(dataclasses.replace(feature, label=label))
     return features
@@ -193,37 +170,25 @@ def best_spans(
     Args:
       outputs: float32 `[length, 2]` of the head for each window.
     """
-    found = []
-    for window, output in zip(passage.windows, outputs, strict=True):
-        count = window.end - window.begin
-        if not count:
-            continue
-        start, end = output[window.offset : window.offset + count].T
-        width = min(max_answer_length, count)
-        ends = np.append(end, np.full(width - 1, -np.inf, np.float32))
-        scores = start[:, None] + np.lib.stride_tricks.sliding_window_view(ends, width)
+    found, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
+    for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
+        start, end = output[feature.second_starts[0] :][: window.end - window.begin].T
+        ends = np.lib.stride_tricks.sliding_window_view(np.append(end, beyond), max_answer_length)
+        scores = start[:, None] + ends[: len(end)]
         scores[~window.owned] = -np.inf
-        # More than n_best, since some texts occur several times.
-        for index in _largest(scores.ravel(), 4 * n_best):
-            first, more = divmod(int(index), width)
-            characters = passage.offsets[
-                [window.begin + first, window.begin + first + more], [0, 1]
-            ]
-            found.append(Span(*characters.tolist(), float(start[first]), float(end[first + more])))
-    found.sort(key=lambda span: -span.score)
+        values = scores.ravel()
+        chosen = np.flatnonzero(np.isfinite(values))
+        count = 4 * n_best  # More than n_best, since some texts occur several times.
+        if len(chosen) > count:
+            chosen = chosen[np.argpartition(-values[chosen], count)[:count]]
+        for first, more in np.stack(np.divmod(chosen, max_answer_length), axis=1).tolist():
+            last = first + more
+            characters = passage.offsets[[window.begin + first, window.begin + last], [0, 1]]
+            found.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
     different = {}
-    for span in found:
+    for span in sorted(found, key=lambda span: -span.score):
         different.setdefault(passage.text(span), span)
     return list(different.values())[:n_best] or [Span(0, 0, 0.0, 0.0)]
-
-
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns the indices of the `count` largest values that are finite."""
-    if count < len(values):
-        chosen = np.argpartition(-values, count)[:count]
-    else:
-        chosen = np.arange(len(values))
-    return chosen[np.isfinite(values[chosen])]
 
 
 def null_span(outputs: Sequence[np.ndarray]) -> Span:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from bert_jax.data.features import Feature
 from bert_jax.model import heads
 from bert_jax.tasks import spans
-from bert_jax.tasks.spans import Passage, Span, SpanConfig
+from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tasks.squad_files import Question, read_questions
 from bert_jax.tasks.squad_scores import deciding_threshold, evaluate_v1, evaluate_v2
 from bert_jax.tasks.tables import check_files_given
@@ -23,32 +23,25 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
     data = config.data
     check_files_given(data)
-    fields = [field.name for field in dataclasses.fields(SpanConfig)]
-    given = {name: data[name] for name in fields if data.get(name) is not None}
+    files = ("train", "dev", "test")
+    given = {name: value for name, value in data.items() if value is not None and name not in files}
     span_config = SpanConfig(max_seq_length=config.max_seq_length, **given)
     head_settings = dataclasses.asdict(span_config)
     tunes = span_config.null_answers and "null_threshold" not in given
     notes: dict[str, int] = {}
-    splits, train = [], []
-    for name in ("train", "dev", "test"):
+    train, splits = [], []
+    for name in files:
         if not data[name]:
             continue
         questions = read_questions(data[name], name, span_config.null_answers)
-        passages = spans.make_passages(
-            [question.question for question in questions],
-            [question.context for question in questions],
-            tokenizer,
-            span_config,
-        )
+        pairs = [(each.question, each.context) for each in questions]
+        passages = spans.make_passages(pairs, tokenizer, span_config)
         if name == "train":
             train, lost = training_features(questions, passages)
             notes["train questions skipped, whose answer is not in the context"] = len(lost)
         else:
-            splits.append(
-                make_split(
-                    name, questions, passages, span_config, head_settings, tunes and name == "dev"
-                )
-            )
+            tunes_here = tunes and name == "dev"
+            splits.append(make_split(name, questions, passages, head_settings, tunes_here))
             lost = [
                 question.place
                 for question, passage in zip(questions, passages, strict=True)
@@ -107,7 +100,6 @@ def make_split(
     name: str,
     questions: Sequence[Question],
     passages: Sequence[Passage],
-    span_config: SpanConfig,
     head_settings: dict,
     tunes: bool,
 ) -> Split:
@@ -116,58 +108,55 @@ def make_split(
     The prediction is no answer above `head_settings["null_threshold"]`, which scoring sets anew if
     it `tunes`.
     """
+    null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
     gold = {
         question.id: [text for text, _ in question.answers]
         for question in questions
         if question.answers is not None
     }
 
-    def answers(outputs: Outputs, n_best: int) -> Iterator[tuple[str, Passage, list[Span], Span]]:
-        """Yields the id, passage, best spans and null span of each question."""
-        end = 0
+    def find_answers(outputs: Outputs, n_best: int) -> tuple[dict, dict, dict]:
+        """Returns the best answer, the null odds and the ranked spans of each question, by id."""
+        texts, odds, nbest, end = {}, {}, {}, 0
         for question, passage in zip(questions, passages, strict=True):
             begin, end = end, end + len(passage.windows)
-            own = outputs[begin:end]
-            best = spans.best_spans(passage, own, span_config.max_answer_length, n_best)
-            yield question.id, passage, best, spans.null_span(own)
-
-    def score(outputs: Outputs) -> dict[str, float]:
-        texts, odds = {}, {}
-        for id_, passage, best, null in answers(outputs, 1):
-            texts[id_], odds[id_] = passage.text(best[0]), null.score - best[0].score
-        if not span_config.null_answers:
-            return evaluate_v1(gold, texts)
-        if tunes:
-            head_settings["null_threshold"] = deciding_threshold(gold, texts, odds)
-        threshold = head_settings["null_threshold"]
-        texts = {id_: "" if odds[id_] > threshold else text for id_, text in texts.items()}
-        return evaluate_v2(gold, texts, odds)
-
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        predictions, nbest, odds = {}, {}, {}
-        for id_, passage, best, null in answers(outputs, spans.N_BEST):
-            predictions[id_] = passage.text(best[0])
-            if span_config.null_answers:
-                odds[id_] = null.score - best[0].score
-                if odds[id_] > head_settings["null_threshold"]:
-                    predictions[id_] = ""
-                best = sorted([*best, null], key=lambda span: -span.score)
-            nbest[id_] = [
+            ranked = spans.best_spans(passage, outputs[begin:end], max_length, n_best)
+            null = spans.null_span(outputs[begin:end])
+            texts[question.id] = passage.text(ranked[0])
+            odds[question.id] = null.score - ranked[0].score
+            if null_answers:
+                ranked = sorted([*ranked, null], key=lambda span: -span.score)
+            nbest[question.id] = [
                 {
                     "text": passage.text(span),
                     "probability": probability,
                     "start_logit": span.start_logit,
                     "end_logit": span.end_logit,
                 }
-                for span, probability in zip(best, spans.probabilities(best), strict=True)
+                for span, probability in zip(ranked, spans.probabilities(ranked), strict=True)
             ]
-        directory = directory / name
-        directory.mkdir(exist_ok=True)
-        files = {"predictions": predictions, "nbest_predictions": nbest}
-        if span_config.null_answers:
-            files["null_odds"] = odds
+        return texts, odds, nbest
+
+    def decide(texts: dict[str, str], odds: dict[str, float]) -> dict[str, str]:
+        threshold = head_settings["null_threshold"]
+        return {id_: "" if odds[id_] > threshold else text for id_, text in texts.items()}
+
+    def score(outputs: Outputs) -> dict[str, float]:
+        texts, odds, _ = find_answers(outputs, 1)
+        if not null_answers:
+            return evaluate_v1(gold, texts)
+        if tunes:
+            head_settings["null_threshold"] = deciding_threshold(gold, texts, odds)
+        return evaluate_v2(gold, decide(texts, odds), odds)
+
+    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+        texts, odds, nbest = find_answers(outputs, spans.N_BEST)
+        files = {"predictions": texts, "nbest_predictions": nbest}
+        if null_answers:
+            files |= {"predictions": decide(texts, odds), "null_odds": odds}
+        (directory / name).mkdir(exist_ok=True)
         for stem, content in files.items():
-            (directory / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
+            (directory / name / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
 
     features = [feature for passage in passages for feature in passage.features]
     return Split(name, features, score if gold else None, write)

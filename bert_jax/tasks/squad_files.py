@@ -27,7 +27,7 @@ class Question(NamedTuple):
 def read_questions(source: str, split: str, null_answers: bool) -> list[Question]:
     """Reads the questions of a file, or of a split of the prepared TFDS set "tfds:NAME".
 
-    `null_answers` tells whether questions may have no answer (version 2.0). Raises
+    Without `null_answers`, as in version 1.1, each question needs an answer. Raises
     FileNotFoundError without the file, ImportError without TFDS, and ValueError for anything wrong
     in it.
     """
@@ -37,9 +37,8 @@ def read_questions(source: str, split: str, null_answers: bool) -> list[Question
         questions = list(_read_json(pathlib.Path(source)))
     if not questions:
         raise ValueError(f"{source} holds no questions")
-    check_unique(questions, [question.id for question in questions])
-    answers = [question.answers for question in questions]
-    check_labeled(questions, answers, "answers", required=False)
+    check_unique(questions, [each.id for each in questions])
+    check_labeled(questions, [each.answers for each in questions], "answers", required=False)
     for question in questions:
         for name in ("question", "context"):
             if not getattr(question, name).strip():

@@ -1,11 +1,12 @@
 """SQuAD's official scores, versions 1.1 and 2.0, as fractions (the scripts print percent)."""
 
-import collections
+import functools
 import itertools
 import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -24,31 +25,35 @@ def exact_match(prediction: str, gold: str) -> float:
     return float(normalize(prediction) == normalize(gold))
 
 
-def f1(prediction: str, gold: str) -> float:
-    """Returns the F1 of the words; version 1.1 gives 0 if neither text has any."""
+def f1(prediction: str, gold: str, neither: float = 0.0) -> float:
+    """Returns the F1 of the words; `neither` if no text has any, 0 in version 1.1 and 1 in 2.0."""
     predicted, expected = normalize(prediction).split(), normalize(gold).split()
-    common = (collections.Counter(predicted) & collections.Counter(expected)).total()
+    if not predicted and not expected:
+        return neither
+    common = (Counter(predicted) & Counter(expected)).total()
     if not common:
         return 0.0
     precision, recall = common / len(predicted), common / len(expected)
     return 2 * precision * recall / (precision + recall)
 
 
-def f1_or_none(prediction: str, gold: str) -> float:
-    """Returns `f1`, but like version 2.0, 1.0 if neither text has a word."""
-    if not normalize(prediction) and not normalize(gold):
-        return 1.0
-    return f1(prediction, gold)
+f1_v2 = functools.partial(f1, neither=1.0)
+
+
+def _best(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
+    return max(score(prediction, answer) for answer in answers)
+
+
+def _nonempty(answers: Sequence[str]) -> Sequence[str]:
+    """Returns the answers that are not empty when normalized, or one empty answer."""
+    return [answer for answer in answers if normalize(answer)] or [""]
 
 
 def evaluate_v1(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
     """Computes the scores of evaluate-v1.1: the best over the answers, averaged over questions."""
     result = {}
     for name, score in (("exact", exact_match), ("f1", f1)):
-        best = [
-            max(score(predictions[id_], answer) for answer in answers)
-            for id_, answers in gold.items()
-        ]
+        best = [_best(score, predictions[id_], answers) for id_, answers in gold.items()]
         result[name] = math.fsum(best) / len(best)
     return result
 
@@ -61,22 +66,19 @@ def evaluate_v2(
 ) -> dict[str, float]:
     """Computes the scores of evaluate-v2.0: overall, by type, and at the best thresholds.
 
-    Args:
-      null_odds: for each question, greater if "no answer" is more probable.
-      threshold: null odds above which the prediction is no answer (`--na-prob-thresh`).
+    Above `threshold` (`--na-prob-thresh`), the null odds make the prediction no answer.
     """
     result, best = {}, {}
-    for name, score in (("exact", exact_match), ("f1", f1_or_none)):
+    for name, score in (("exact", exact_match), ("f1", f1_v2)):
         raw = {
-            id_: max(score(predictions[id_], answer) for answer in _nonempty(answers))
-            for id_, answers in gold.items()
+            id_: _best(score, predictions[id_], _nonempty(answers)) for id_, answers in gold.items()
         }
         scores = {
             id_: float(not gold[id_]) if null_odds[id_] > threshold else value
             for id_, value in raw.items()
         }
-        for kind, answered in (("", None), ("HasAns_", True), ("NoAns_", False)):
-            chosen = [value for id_, value in scores.items() if answered in (None, bool(gold[id_]))]
+        for kind, types in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+            chosen = [value for id_, value in scores.items() if bool(gold[id_]) in types]
             if chosen:
                 result[kind + name] = math.fsum(chosen) / len(chosen)
         best[f"best_{name}"], best[f"best_{name}_thresh"] = best_threshold(
@@ -113,18 +115,13 @@ def deciding_threshold(
     `best_threshold` differs where its result cannot be applied: it is 0 for no answers at all, and
     may answer only some of the questions with equal odds.
     """
+    threshold, total, best = min(null_odds.values()) - 1, 0.0, 0.0
     order = sorted(null_odds, key=null_odds.__getitem__)
-    threshold, total, best = null_odds[order[0]] - 1, 0.0, 0.0
-    for id_, following in itertools.zip_longest(order, order[1:]):
-        answers = _nonempty(gold[id_])
-        total += max(f1_or_none(predictions[id_], answer) for answer in answers)
-        total -= max(f1_or_none("", answer) for answer in answers)
-        is_last_of_equal = following is None or null_odds[following] > null_odds[id_]
-        if is_last_of_equal and total > best:
-            threshold, best = null_odds[id_], total
+    for odds, ids in itertools.groupby(order, null_odds.__getitem__):
+        for id_ in ids:
+            answers = _nonempty(gold[id_])
+            total += _best(f1_v2, predictions[id_], answers)
+            total -= _best(f1_v2, "", answers)
+        if total > best:
+            threshold, best = odds, total
     return threshold
-
-
-def _nonempty(answers: Sequence[str]) -> Sequence[str]:
-    """Returns the answers that are not empty when normalized, or one empty answer."""
-    return [answer for answer in answers if normalize(answer)] or [""]

@@ -1,5 +1,6 @@
 """Words of a plain text, and the entities that their tags mark in it."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,34 +34,25 @@ class Tagging(NamedTuple):
     entities: list[TaggedEntity]
 
 
-def split_words(text: str | Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
-    """Returns the words and punctuation marks of a text, and the characters of each.
+def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Returns the text, and the characters (begin, end) of its words and punctuation marks.
 
-    A list of words is used unchanged; its characters count as if the words were joined by spaces.
-    Raises TypeError for anything else.
+    The words of a list are joined by spaces. Raises TypeError for anything but strings.
     """
     if isinstance(text, str):
-        matches = list(WORD.finditer(text))
-        return [match.group() for match in matches], [match.span() for match in matches]
-    words, start, spans = list(text), 0, []
-    for word in words:
-        if not isinstance(word, str):
-            raise TypeError(f"expected a string or a list of words, found {type(word).__name__}")
-        spans.append((start, start + len(word)))
-        start += len(word) + 1
-    return words, spans
+        return text, [match.span() for match in WORD.finditer(text)]
+    if not all(isinstance(word, str) for word in text):
+        raise TypeError(f"expected a string or a list of words, got {text!r:.60}")
+    ends = itertools.accumulate(len(word) + 1 for word in text)
+    spans = [(end - 1 - len(word), end - 1) for word, end in zip(text, ends, strict=True)]
+    return " ".join(text), spans
 
 
-def tagged_text(
-    text: str | Sequence[str],
-    words: Sequence[str],
-    places: Sequence[tuple[int, int]],
-    tags: Sequence[str],
-) -> Tagging:
-    """Combines `text`, its `words` and `places` by `split_words`, and a tag for each word."""
-    text = text if isinstance(text, str) else " ".join(words)
+def tagged_text(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> Tagging:
+    """Combines the text and spans of `split_words` with a tag for each word."""
+    words = [text[start:end] for start, end in spans]
     entities = []
     for entity in find_entities(tags):
-        start, end = places[entity.start][0], places[entity.end - 1][1]
+        start, end = spans[entity.start][0], spans[entity.end - 1][1]
         entities.append(TaggedEntity(entity.type, text[start:end], start, end))
     return Tagging(list(map(TaggedWord, words, tags)), entities)

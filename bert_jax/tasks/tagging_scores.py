@@ -45,21 +45,19 @@ def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Enti
     """
     parts = [*map(split_tag, tags), ("O", "")]
     entities = []
-    for entity in find_entities(tags):
-        type_name, start, end = entity
-        before, after = parts[start - 1], parts[end]
+    for type_name, start, end in find_entities(tags):
         prefixes = "".join(prefix for prefix, _ in parts[start:end])
         legal = True
         if scheme == "bioes":
             legal = re.fullmatch("S|BI*E", prefixes)
         elif scheme == "iob2":
             legal = prefixes[0] == "B"
-        elif prefixes[0] == "B" and before in (("B", type_name), ("I", type_name)):
-            legal = prefixes != "B" or after[0] != "B" or after[1] == type_name
+        elif prefixes[0] == "B" and parts[start - 1] in (("B", type_name), ("I", type_name)):
+            legal = prefixes != "B" or parts[end][0] != "B" or parts[end][1] == type_name
         elif prefixes[0] == "B":  # It begins nothing; an I after it does.
-            entity, legal = entity._replace(start=start + 1), len(prefixes) > 1
+            start, legal = start + 1, len(prefixes) > 1
         if legal:
-            entities.append(entity)
+            entities.append(Entity(type_name, start, end))
     return entities
 
 
@@ -68,33 +66,28 @@ def entity_scores(
     expected: Sequence[Sequence[str]],
     find: Callable[[Sequence[str]], list[Entity]] = find_entities,
 ) -> dict[str, float]:
-    """Computes precision, recall and F1 of entities, over all types and for each.
+    """Computes `precision`, `recall` and `f1` of entities, and `precision/TYPE` etc. of each type.
 
     An entity is correct if its type and both ends are. 0 / 0 is 0, as in conlleval.
 
     Args:
       predicted, expected: tags of each sentence.
       find: finds the entities in the tags of a sentence.
-
-    Returns:
-      `precision`, `recall`, `f1`, and `precision/TYPE`, `recall/TYPE`, `f1/TYPE`.
     """
-    num_predicted, num_expected, num_correct = Counter(), Counter(), Counter()
+    counts = found, wanted, correct = Counter(), Counter(), Counter()
     for ours, theirs in zip(predicted, expected, strict=True):
         if len(ours) != len(theirs):
             raise ValueError(f"{len(ours)} tags are predicted for {len(theirs)} words")
         ours, theirs = set(find(ours)), set(find(theirs))
-        num_predicted.update(entity.type for entity in ours)
-        num_expected.update(entity.type for entity in theirs)
-        num_correct.update(entity.type for entity in ours & theirs)
+        found.update(entity.type for entity in ours)
+        wanted.update(entity.type for entity in theirs)
+        correct.update(entity.type for entity in ours & theirs)
     scores = {}
-    types = sorted(num_predicted | num_expected)
-    for suffix, chosen in (("", types), *((f"/{each}", [each]) for each in types)):
-        correct, found, wanted = (
-            sum(counts[each] for each in chosen)
-            for counts in (num_correct, num_predicted, num_expected)
-        )
-        scores[f"precision{suffix}"] = correct / found if found else 0.0
-        scores[f"recall{suffix}"] = correct / wanted if wanted else 0.0
-        scores[f"f1{suffix}"] = 2 * correct / (found + wanted) if found + wanted else 0.0
+    types = sorted(found | wanted)
+    totals = {"": [count.total() for count in counts]}
+    totals |= {f"/{each}": [count[each] for count in counts] for each in types}
+    for suffix, (num_found, num_wanted, num_correct) in totals.items():
+        scores[f"precision{suffix}"] = num_correct / max(num_found, 1)
+        scores[f"recall{suffix}"] = num_correct / max(num_wanted, 1)
+        scores[f"f1{suffix}"] = 2 * num_correct / max(num_found + num_wanted, 1)
     return scores

@@ -2,24 +2,16 @@
 
 import collections
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature
 from bert_jax.model.heads import CLASSIFICATION, REGRESSION, Head
-from bert_jax.tasks import scores
-from bert_jax.tasks.labels import check_labeled, find_labels, given_labels, read_label
+from bert_jax.tasks import scores, tables
+from bert_jax.tasks.labels import find_labels, given_labels, read_labels
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.tables import (
-    Record,
-    check_files_given,
-    check_texts,
-    example_ids,
-    read_table,
-    write_json_lines,
-)
 from bert_jax.tasks.task import Outputs, Split, Task
 from bert_jax.tokenization import Tokenizer
 
@@ -34,50 +26,49 @@ def get_head(config: ConfigDict) -> Head:
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/text_classification.py."""
     data = config.data
-    check_files_given(data)
+    tables.check_files_given(data)
     metrics = CORRELATIONS if data.regression else METRICS
     metric = choose_metric(metrics, data.metric)
+    if data.regression:
+        metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
     texts = tuple(filter(None, (data.text, data.text_pair)))
     notes: dict[str, int] = {}
 
-    def read(name: str) -> tuple[list[Record], list[dict]]:
+    records, features = {}, {}
+    for name in (name for name in ("train", "dev", "test") if data[name]):
         # A test file may have no labels; in a dev file a missing column is probably a typo.
         label = data.label if name != "test" else ""
         columns = [*texts, *filter(None, (data.id, label))]
-        records = read_table(data[name], columns, data.header_lines)
-        check_texts(records, texts)
-        return records, [{"id": each} for each in example_ids(records, data.id)]
+        records[name] = tables.read_table(data[name], columns, data.header_lines)
+        tables.check_texts(records[name], texts)
 
-    def make_features(name: str, records: list[Record]) -> list[Feature]:
-        hint = "; fix it, or list all labels in --config.data.labels"
-        values = [read_label(record, data.label, labels, hint=hint) for record in records]
-        check_labeled(records, values, data.label, required=name == "train")
-        if values[0] is None:
-            notes[f"{name} without labels, so not scored"] = len(values)
-        pairs = [[record.columns[column] for column in texts] for record in records]
-        features, notes[f"{name} truncated"] = text_features(
-            pairs, values, tokenizer, config.max_seq_length
-        )
-        return features
-
-    records = read("train")[0] if data.train else []  # Without: predictions only.
-    labels = () if data.regression else find_labels(records, data.label, given_labels(config))
-    if records and labels:
-        counts = collections.Counter(record.columns[data.label] for record in records)
+    train = records.get("train", ())
+    labels = () if data.regression else find_labels(train, data.label, given_labels(config))
+    if train and labels:
+        counts = collections.Counter(record.columns[data.label] for record in train)
         rarest = min(labels, key=counts.__getitem__)
         notes |= {"labels": len(labels), f"train {rarest!r}, the rarest label": counts[rarest]}
-    train, splits = make_features("train", records) if records else [], []
-    if data.regression:
-        metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
-    for name in ("dev", "test"):
-        if data[name]:
-            records, ids = read(name)
-            splits.append(make_split(name, make_features(name, records), ids, labels, metrics))
+
+    hint = "; fix it, or list all labels in --config.data.labels"
+    ids = {name: tables.example_ids(own, data.id) for name, own in records.items()}
+    for name, own in records.items():
+        values = read_labels(own, data.label, labels, required=name == "train", hint=hint)
+        if values[0] is None:
+            notes[f"{name} without labels, so not scored"] = len(values)
+        features[name], notes[f"{name} truncated"] = text_features(
+            [[record.columns[column] for column in texts] for record in own],
+            values,
+            tokenizer,
+            config.max_seq_length,
+        )
     return Task(
         head=get_head(config),
         labels=labels or ("value",),
-        train=train,
-        splits=tuple(splits),
+        train=features.pop("train", []),  # Without: predictions only.
+        splits=tuple(
+            make_split(name, own, [{"id": each} for each in ids[name]], labels, metrics)
+            for name, own in features.items()
+        ),
         metric=f"dev/{metric}",
         notes=notes,
         head_settings={"max_seq_length": config.max_seq_length},
@@ -129,7 +120,7 @@ def make_split(
             else:
                 prediction = {"value": float(output[0])}
             lines.append(example | prediction)
-        write_json_lines(directory / f"{name}.jsonl", lines)
+        tables.write_json_lines(directory / f"{name}.jsonl", lines)
 
     return Split(name, features, score if features[0].label is not None else None, write)
 
@@ -140,7 +131,7 @@ def most_probable(logits: np.ndarray) -> tuple[int, float]:
     return best, float(np.exp(logits[best] - np.logaddexp.reduce(logits)))
 
 
-def choose_metric(metrics: Sequence[str] | Mapping[str, object], wanted: str) -> str:
+def choose_metric(metrics: Iterable[str], wanted: str) -> str:
     """Returns `wanted`, or the first metric if it is empty; ValueError for an unknown one."""
     if wanted and wanted not in metrics:
         raise ValueError(f"--config.data.metric={wanted}: expected one of {', '.join(metrics)}")

@@ -8,7 +8,6 @@ import dataclasses
 import importlib.util
 import math
 import re
-import time
 import types
 
 import jax
@@ -20,7 +19,6 @@ from bert_jax import partitioning
 from bert_jax.corpus.build import CorpusConfig
 from bert_jax.corpus.packing import row_dtype
 from bert_jax.model.config import BertConfig
-from bert_jax.tpu.hlo_cost import Cost, step_cost
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.setup import Phase, PretrainSetup
 
@@ -71,31 +69,11 @@ CHIPS = {
 
 @dataclasses.dataclass
 class DoesNotFit(Exception):
-    """The compiler ran out of device memory after `seconds`.
-
-    `argument_bytes` are those of parameters, optimizer state and rows.
-    """
+    """The compiler ran out of device memory."""
 
     num_bytes: int | None  # Needed; None if the compiler does not report it.
     limit: int | None
-    argument_bytes: int
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledStep:
-    """The training step of one phase, compiled for one device of the mesh.
-
-    Attributes:
-      hbm: bytes by use; "padding" is what the compiler adds to the arguments to fill tiles.
-      text: scheduled HLO.
-      seconds: time to trace and compile.
-    """
-
-    hbm: dict[str, int]
-    text: str
-    cost: Cost
-    seconds: float
+    argument_bytes: int  # Parameters, optimizer state and rows.
 
 
 def parse_topology(topology: str) -> tuple[str, list[int], int]:
@@ -145,9 +123,12 @@ def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
     return phases
 
 
-def compile_step(setup: PretrainSetup, phase: Phase) -> CompiledStep:
-    """Compiles the update step of a run. Raises DoesNotFit if it needs too much memory."""
-    started = time.monotonic()
+def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
+    """Compiles the update step of a run and returns its memory, in bytes by use, and scheduled HLO.
+
+    "padding" is what the compiler adds to the arguments to fill tiles. Raises DoesNotFit if the
+    step needs too much memory.
+    """
     state = setup.abstract_state
     batch = abstract_batch(phase, partitioning.batch_sharding(setup.mesh))
     update_step = make_pretrain_step(
@@ -164,10 +145,8 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> CompiledStep:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         arguments = bytes_per_device((state, batch))
-        needed, limit = parse_memory_error(str(error), arguments)
-        raise DoesNotFit(needed, limit, arguments, time.monotonic() - started) from error
+        raise DoesNotFit(*parse_memory_error(str(error), arguments), arguments) from error
     memory = compiled.memory_analysis()
-    text = compiled.as_text()
     hbm = {
         "params": bytes_per_device(state.params),
         "optimizer": bytes_per_device((state.opt_state, state.step)),
@@ -177,7 +156,7 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> CompiledStep:
     hbm["activations"] = memory.temp_size_in_bytes
     hbm["results"] = memory.output_size_in_bytes - memory.alias_size_in_bytes
     hbm["code"] = memory.generated_code_size_in_bytes
-    return CompiledStep(hbm, text, step_cost(text), time.monotonic() - started)
+    return hbm, compiled.as_text()
 
 
 def abstract_batch(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:

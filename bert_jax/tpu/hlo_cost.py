@@ -7,10 +7,10 @@ annotated), collectives and custom kernels have no estimate. Does not need JAX.
 
 import collections
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,23 +38,27 @@ FREE = (
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "copy-start", "copy-done", "slice-start", "slice-done", "while"),
     *("conditional", "call", "async-start", "async-update", "async-done"),
-    *("send", "send-done", "recv", "recv-done"),
+    *("send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
+)
+CALLERS = ("fusion", "custom-call", "async-start", "call", "while", "conditional")
+COMPUTATION_OR_INSTRUCTION = re.compile(
+    r"^(ENTRY )?%([\w.\-]+) .*\{$|"
+    r"^ +(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)(.*)$",
+    re.MULTILINE,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of HLO text: `name = shape opcode(arguments), attributes`."""
+class Instruction(NamedTuple):
+    """One line of HLO text: `name = shape opcode(operands), attributes`.
+
+    In `operands`, shapes replace the names of other instructions.
+    """
 
     name: str
     shape: str
     opcode: str
-    arguments: str
+    operands: str
     attributes: str
-
-    @property
-    def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.arguments)
 
     def attribute(self, pattern: str) -> str | None:
         found = re.search(pattern, self.attributes)
@@ -65,16 +69,27 @@ class Instruction:
         return self.attribute(r'op_name="([^"]*)"') or ""
 
     @property
+    def kind(self) -> str:
+        """The target of a custom call, the name of a fusion without its number, or the opcode."""
+        if self.opcode == "fusion":
+            return re.sub(r"[.\d]+$", "", self.name)
+        return self.attribute(r'custom_call_target="([^"]*)"') or self.opcode
+
+    @property
     def cycles(self) -> int | None:
         found = self.attribute(r'"estimated_cycles":"?(\d+)')
         return None if found is None else int(found)
 
-    def called(self, attribute: str) -> str | None:
-        """Returns the name of the computation in `attribute`: "calls", "body", "condition"..."""
-        return self.attribute(rf"\b{attribute}=%?([\w.\-]+)")
+    @property
+    def called(self) -> list[str]:
+        """The computations that the instruction runs: a fusion, a loop body, branches."""
+        if self.opcode not in CALLERS:
+            return []
+        pattern = r"\b(?:body|calls|to_apply|\w+_computations?)=(\{[^}]*\}|[^,\s]+)"
+        return re.findall(r"%([\w.\-]+)", " ".join(re.findall(pattern, self.attributes)))
 
 
-Computations = dict[str, dict[str, Instruction]]  # By name, each in the order of the schedule.
+Computations = dict[str, list[Instruction]]  # By name, each in the order of the schedule.
 
 
 @dataclasses.dataclass
@@ -103,7 +118,7 @@ class Cost:
       flops: FLOPs of the matrix products, two per multiply-add.
       collectives: {kind: Collective}.
       costliest: (cycles of all runs, number of runs, instruction), in descending order.
-      not_estimated: runs without an estimate, by opcode, kind of fusion or custom-call target.
+      not_estimated: runs without an estimate, by `Instruction.kind`.
       loops_counted_once: names of the loops with an unknown trip count.
     """
 
@@ -122,92 +137,71 @@ class Cost:
 def step_cost(text: str) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError if it is none."""
     computations, entry = parse(text)
-
-    @functools.cache
-    def computation_flops(name: str) -> float:
-        body = computations[name]
-        return sum(
-            flops(instruction, body)
-            + (computation_flops(inner) if (inner := instruction.called("calls")) else 0.0)
-            for instruction in body.values()
-        )
-
     cycles, not_estimated = collections.Counter(), collections.Counter()
     exchanges, costliest, loops_counted_once, total_flops = {}, [], [], 0.0
-    for runs, home, instruction in executed(computations, entry):
-        fused = instruction.opcode in ("fusion", "custom-call") and instruction.called("calls")
-        total_flops += runs * flops(instruction, computations[home])
-        total_flops += runs * computation_flops(fused) if fused else 0.0
+    communicating = set()  # Fusions with collectives.
+    for runs, instruction, fusion in executed(computations, entry):
+        total_flops += runs * flops(instruction)
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             loops_counted_once.append(instruction.name)
-        found = collectives_in(instruction, computations, home)
-        for kind, channel, num_bytes, link_bytes in found:
+        exchange = collective(instruction, fusion)
+        if exchange:
+            kind, num_bytes, link_bytes = exchange
+            communicating.add(fusion)
             # One that overlaps with arithmetic is split into steps of one channel: count one step.
-            key = channel or (home, instruction.name)
-            exchange = runs * num_bytes, runs * link_bytes, runs, kind
-            exchanges[key] = max(exchanges.get(key, exchange), exchange)
+            channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
+            total = runs * num_bytes, runs * link_bytes, runs, kind
+            exchanges[channel] = max(exchanges.get(channel, total), total)
+        if fusion:
+            continue  # The estimate of the fusion includes its instructions.
         if instruction.cycles is not None:
             cycles[part_of(instruction.op_name)] += runs * instruction.cycles
             costliest.append((runs * instruction.cycles, runs, instruction))
-        elif _needs_estimate(instruction) and not found:
-            target = instruction.attribute(r'custom_call_target="([^"]*)"')
-            name = re.sub(r"[.\d]+$", "", instruction.name)
-            not_estimated[target or (name if fused else instruction.opcode)] += runs
+        elif instruction not in communicating and _needs_estimate(instruction):
+            not_estimated[instruction.kind] += runs
     totals = collections.defaultdict(Collective)
     for num_bytes, link_bytes, runs, kind in exchanges.values():
         totals[kind].count += runs
         totals[kind].num_bytes += num_bytes
         totals[kind].link_bytes += link_bytes
-    return Cost(
-        cycles=dict(cycles),
-        flops=total_flops,
-        collectives=dict(totals),
-        costliest=sorted(costliest, key=lambda row: -row[0]),
-        not_estimated=dict(not_estimated),
-        loops_counted_once=loops_counted_once,
-    )
+    costliest.sort(key=lambda row: -row[0])
+    return Cost(cycles, total_flops, totals, costliest, not_estimated, loops_counted_once)
 
 
 def parse(text: str) -> tuple[Computations, str]:
     """Parses HLO text into its computations and the name of the entry. Raises ValueError."""
-    computations, entry, body = {}, None, None
-    for line in text.splitlines():
-        if line.startswith(("%", "ENTRY")) and line.endswith("{"):
-            name = line.removeprefix("ENTRY ").lstrip("%").split(" ", 1)[0]
-            body = computations[name] = {}
-            entry = name if line.startswith("ENTRY") else entry
-        elif line.startswith("}"):
-            body = None
-        elif body is not None:
-            found = re.match(
-                r"\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)(.*)$", line
+    computations, entry = {}, None
+    for found in COMPUTATION_OR_INSTRUCTION.finditer(text):
+        is_entry, computation, name, shape, opcode, operands, attributes = found.groups()
+        if computation:
+            body, shapes = computations.setdefault(computation, []), {}
+            entry = computation if is_entry else entry
+        else:
+            shapes[name] = shape
+            operands = " ".join(
+                shapes.get(word, word) for word in re.findall(r"[\w.\-]+", operands)
             )
-            if found:
-                body[found[1]] = Instruction(*found.groups())
+            body.append(Instruction(name, shape, opcode, operands, attributes))
     if entry is None:
         raise ValueError("not the text of an HLO module: it has no ENTRY computation")
     return computations, entry
 
 
 def executed(
-    computations: Computations, name: str, runs: int = 1
-) -> Iterator[tuple[int, str, Instruction]]:
-    """Yields (runs per step, computation, instruction) of a computation and those it calls.
+    computations: Computations, name: str, runs: int = 1, fusion: Instruction | None = None
+) -> Iterator[tuple[int, Instruction, Instruction | None]]:
+    """Yields (runs per step, instruction, its fusion or None) of a computation and those it calls.
 
-    Loops are entered, all branches of conditionals too, fusions are not. A loop with an unknown
-    trip count runs once.
+    A caller comes after what it calls, which includes all branches of a conditional. A loop with an
+    unknown trip count runs once.
     """
-    for instruction in computations[name].values():
-        yield runs, name, instruction
-        if instruction.opcode not in ("while", "conditional", "call", "async-start"):
-            continue
+    for instruction in computations[name]:
         trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
-        for called in re.findall(
-            r"\b(?:body|calls|to_apply|\w+_computations?)=(\{[^}]*\}|[^,\s]+)",
-            instruction.attributes,
-        ):
-            for computation in re.findall(r"[\w.\-]+", called):
-                yield from executed(computations, computation, runs * (trips or 1))
+        is_fusion = instruction.opcode in ("fusion", "custom-call")
+        outermost = fusion or (instruction if is_fusion else None)
+        for called in instruction.called:
+            yield from executed(computations, called, runs * (trips or 1), outermost)
+        yield runs, instruction, fusion
 
 
 def trip_count(loop: Instruction, computations: Computations) -> int | None:
@@ -216,8 +210,8 @@ def trip_count(loop: Instruction, computations: Computations) -> int | None:
     if known:
         return int(known)
     bounds = [
-        int(instruction.arguments)
-        for instruction in computations[loop.called("condition")].values()
+        int(instruction.operands)
+        for instruction in computations[loop.attribute(r"\bcondition=%([\w.\-]+)")]
         if instruction.opcode == "constant" and re.match(r"[su]32\[\]", instruction.shape)
     ]
     return bounds[0] if len(bounds) == 1 else None
@@ -234,31 +228,25 @@ def part_of(op_name: str) -> tuple[str, str]:
 
 def array_bytes(shape: str) -> int:
     """Returns the bytes of a shape without padding: `(f32[8,128]{1,0}, s32[])` -> 4100."""
-    return sum(
-        math.prod(sizes) * (8 if kind == "pred" else int(re.search(r"\d+", kind)[0])) // 8
-        for kind, sizes in _arrays(shape)
-        if kind not in ("token", "opaque")
-    )
+    return sum(math.prod(sizes) * bits // 8 for bits, sizes in _arrays(shape))
 
 
-def _arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns (dtype, sizes) of each array in a shape."""
+def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns (bits per element, sizes) of each array in a shape."""
     return [
-        (kind, tuple(int(size) for size in sizes.replace("<=", "").split(",") if size))
-        for kind, sizes in re.findall(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]", shape)
+        (int(bits or 8), tuple(map(int, re.findall(r"\d+", sizes))))
+        for bits, sizes in re.findall(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,<=]*)\]", shape)
     ]
 
 
 def _needs_estimate(instruction: Instruction) -> bool:
     """Returns whether an instruction without an estimate makes the total too low."""
-    if instruction.opcode in FREE or instruction.opcode.startswith(COLLECTIVES):
-        return False
-    if re.search(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"', instruction.attributes):
+    if instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES):
         return False
     return any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape))
 
 
-def flops(instruction: Instruction, siblings: dict[str, Instruction]) -> float:
+def flops(instruction: Instruction) -> float:
     """Returns the FLOPs of a matrix product or convolution, 0 for any other instruction.
 
     On TPU a batched product is a convolution whose batch is a dilated window: as in XLA's own cost
@@ -266,74 +254,52 @@ def flops(instruction: Instruction, siblings: dict[str, Instruction]) -> float:
     """
     if instruction.opcode not in ("dot", "convolution"):
         return 0.0
-    result = _arrays(instruction.shape)[0][1]
-    left, right = (_arrays(siblings[name].shape)[0][1] for name in instruction.operands)
+    arrays = _arrays(f"{instruction.shape} {instruction.operands}")
+    result, left, right = (sizes for _, sizes in arrays)
     if instruction.opcode == "dot":
-        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
-        return 2.0 * math.prod(result) * math.prod(left[int(d)] for d in contracted.split(",") if d)
+        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+        return 2.0 * math.prod(result + tuple(left[int(d)] for d in contracted.split(",") if d))
     labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|$)")
-    left_labels, right_labels, result_labels = re.split(r"_|->", labels)
-    total = 2.0 * result[result_labels.index("b")] * result[result_labels.index("f")]
-    total *= right[right_labels.index("i")]
+    left, right, result = (
+        dict(zip(names, sizes, strict=True))
+        for names, sizes in zip(re.split(r"_|->", labels), (left, right, result), strict=True)
+    )
     window = instruction.attribute(r"window=\{([^}]*)\}") or ""
-    fields = dict(field.split("=") for field in window.split())
-
-    def field(name, axis, default):
-        return fields[name].split("x")[axis] if name in fields else default
-
-    for axis in range(len(result) - 2):
-        total *= _num_products(
-            left[left_labels.index(str(axis))],
-            right[right_labels.index(str(axis))],
-            result[result_labels.index(str(axis))],
-            stride=int(field("stride", axis, 1)),
-            pad=int(field("pad", axis, "0_0").split("_")[0]),
-            left_dilation=int(field("lhs_dilate", axis, 1)),
-            right_dilation=int(field("rhs_dilate", axis, 1)),
+    fields = {name: value.split("x") for name, value in re.findall(r"(\w+)=(\S+)", window)}
+    total = 2.0 * result["b"] * result["f"] * right["i"]
+    for axis in map(str, range(len(result) - 2)):
+        stride, pad, left_dilation, right_dilation = (
+            int(fields[name][int(axis)].split("_")[0]) if name in fields else default
+            for name, default in (("stride", 1), ("pad", 0), ("lhs_dilate", 1), ("rhs_dilate", 1))
         )
+        window_position = np.arange(right[axis]) * right_dilation - pad
+        position = np.arange(result[axis])[:, None] * stride + window_position
+        inside = (position >= 0) & (position <= (left[axis] - 1) * left_dilation)
+        total *= int(np.sum(inside & (position % left_dilation == 0)))
     return total
 
 
-@functools.cache
-def _num_products(left, right, result, *, stride, pad, left_dilation, right_dilation) -> int:
-    """Returns the pairs of result and window positions that fall on an element of `left`."""
-    position = np.arange(result)[:, None] * stride + np.arange(right) * right_dilation - pad
-    inside = (position >= 0) & (position <= (left - 1) * left_dilation)
-    return int(np.sum(inside & (position % left_dilation == 0)))
-
-
-def collectives_in(
-    instruction: Instruction, computations: Computations, home: str
-) -> list[tuple[str, str | None, int, float]]:
-    """Returns (kind, channel, num_bytes, link_bytes) of the collectives that an instruction is.
-
-    There are several in a fusion, and none in most instructions. `home` is its computation.
-    """
-    if instruction.opcode == "fusion":
-        fused = instruction.called("calls")
-        found = [
-            each
-            for inner in computations[fused].values()
-            for each in collectives_in(inner, computations, fused)
-        ]
-        if fused.startswith("all-reduce-scatter"):  # How the TPU compiler writes a reduce-scatter.
-            return [("reduce-scatter", *each, link_bytes / 2) for _, *each, link_bytes in found]
-        return found
+def collective(
+    instruction: Instruction, fusion: Instruction | None = None
+) -> tuple[str, int, float] | None:
+    """Returns (kind, num_bytes, link_bytes) of a collective, None for any other instruction."""
     kind = instruction.opcode.removesuffix("-start")
-    between_slices = kind == "send" and "megascale" in instruction.attributes
-    if kind not in COLLECTIVES and not between_slices:
-        return []
-    payload = sum(array_bytes(computations[home][name].shape) for name in instruction.operands)
-    if between_slices:
-        return [("between slices", None, payload, 0.0)]
+    payload = array_bytes(instruction.operands)
+    if kind == "send" and "megascale" in instruction.attributes:
+        return "between slices", payload, 0.0
+    if kind not in COLLECTIVES:
+        return None
     size = group_size(instruction.attributes)
     share = 1.0 if kind == "collective-permute" else (size - 1) / size
-    if kind == "all-reduce":  # Its result may have a wider dtype.
-        payload = max(payload, array_bytes(instruction.shape))
-        share *= 2
+    if kind == "all-reduce":
+        payload = max(payload, array_bytes(instruction.shape))  # The result may have a wider dtype.
+        if fusion and fusion.called[0].startswith("all-reduce-scatter"):
+            kind = "reduce-scatter"  # How the TPU compiler writes it.
+        else:
+            share *= 2
     elif kind == "all-gather":
         payload *= size
-    return [(kind, instruction.attribute(r"channel_id=(\d+)"), payload, payload * share)]
+    return kind, payload, payload * share
 
 
 def group_size(attributes: str) -> int:

@@ -94,7 +94,10 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip: tpu.Chip) -> dict:
         "mesh": dict(setup.mesh.shape),
         "per_device_batch_size": phase.batch_size // setup.num_microbatches(phase) // shards,
         "model_flops_per_sequence": throughput.flops_per_row(
-            setup.model.config, phase.rows.max_seq_length, phase.max_predictions, phase.rows.max_pairs
+            setup.model.config,
+            phase.rows.max_seq_length,
+            phase.max_predictions,
+            phase.rows.max_pairs,
         ),
     }
 

@@ -45,9 +45,8 @@ class Checkpointer:
     ):
         """Creates the directory and removes unfinished checkpoints of earlier runs.
 
-        Keeps the last `keep_last` checkpoints and all multiples of `keep_every` steps (0: none). A
-        checkpoint is removed when the write after it has finished and is waited for. `settings`
-        holds the run's configuration, with the fields of `BertConfig` under "bert".
+        Keeps the last `keep_last` checkpoints and those of every `keep_every` steps (0: none);
+        `save` and `wait` remove others. `settings` has the fields of `BertConfig` under "bert".
         """
         self.directory = workdir.absolute() / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
@@ -55,8 +54,7 @@ class Checkpointer:
             "config": ocp.args.JsonSave(settings),
             "vocabulary": ocp.args.JsonSave(_vocabulary_values(tokenizer)),
         }
-        # A CheckpointManager would not report a failed write before it has waited ten minutes for
-        # the other processes.
+        # CheckpointManager would wait ten minutes for the other processes to report a failed write.
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +74,7 @@ class Checkpointer:
             **self._metadata_items,
         )
         with self._writing():
-            self._checkpointer.save(self.directory / str(state.step), args=items)
+            self._checkpointer.save(self.directory / str(int(state.step)), args=items)
 
     def check(self) -> None:
         """Raises CheckpointError if the current write has failed, without waiting for it."""
@@ -84,13 +82,13 @@ class Checkpointer:
             self._checkpointer.check_for_errors()
 
     def wait(self) -> None:
-        """Waits for the current write, then removes the checkpoints that are not to be kept."""
+        """Waits for the current write, then removes old checkpoints."""
         with self._writing():
             self._checkpointer.wait_until_finished()
             if jax.process_index() == 0:
                 for step in saved_steps(self.directory)[: -self._keep_last]:
                     if not self._keep_every or step % self._keep_every:
-                        # If interrupted, leaves nothing incomplete under the final name.
+                        # Renamed first, so that every directory with a final name is complete.
                         removed = self.directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}-removed"
                         (self.directory / str(step)).rename(removed)
                         shutil.rmtree(removed)

@@ -16,24 +16,16 @@ from bert_jax.training.workdir import error_names_file, write_text
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
-    Attributes:
-      seconds: run time up to `first_step`, of the earlier processes of this run.
-
-    Raises OSError, naming the file, if it cannot be written.
+    `seconds` is the run time up to `first_step`, before this process. Raises OSError.
     """
 
     def __init__(self, workdir: pathlib.Path, first_step: int = 0, writes: bool = True):
         """Removes what an interrupted run wrote after `first_step`; only one process `writes`."""
         self._path, self._tensorboard = workdir / "metrics.jsonl", workdir / "tensorboard"
-        kept = []
-        if self._path.exists():
-            for line in self._path.read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:  # The last line of a killed run.
-                    continue
-                if record["step"] <= first_step:
-                    kept.append(record)
+        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        # The last line of a killed run may be incomplete.
+        records = [json.loads(line) for line in lines if line.endswith("}\n")]
+        kept = [record for record in records if record["step"] <= first_step]
         self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
         self._writes = writes
         if not writes:
@@ -42,8 +34,7 @@ class MetricsWriter:
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         with error_names_file(self._tensorboard):
             self._tensorboard.mkdir(exist_ok=True)
-            # tensorboardX's public writers use a thread, and block forever once it has failed, for
-            # instance on a full disk. This is the writer inside them.
+            # The public writers around this one block forever once their thread has failed.
             self._events = EventsWriter(str(self._tensorboard / "events"))
             # Makes TensorBoard discard the later steps of earlier files.
             self._write_event(first_step + 1, session_log=SessionLog(status=SessionLog.START))
@@ -70,11 +61,8 @@ class MetricsWriter:
 def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
     """Returns the scores of the best unigram model, which knows this split's token frequencies.
 
-    Args:
-      counts: int64 `[vocab_size]`, of the tokens of the evaluated split.
-      special_ids: ids of the special tokens, which are ignored.
-
-    Returns `unigram_entropy`, in nats, and `unigram_accuracy`, that of the most frequent token.
+    `counts` is int64 [vocab_size]; `special_ids` are ignored. Returns `unigram_entropy`, in nats,
+    and `unigram_accuracy`, that of the most frequent token.
     """
     counts = np.array(counts)
     counts[list(special_ids)] = 0

@@ -78,8 +78,8 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
 
     def update(gradients, state, params=None):
         count = state.count + 1
-        mu = optax.tree.update_moment(gradients, state.mu, beta1, order=1)
-        nu = optax.tree.update_moment(gradients, state.nu, beta2, order=2)
+        mu = jax.tree.map(lambda g, m: beta1 * m + (1 - beta1) * g, gradients, state.mu)
+        nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * g * g, gradients, state.nu)
         # expm1: 1 - 0.999^t loses five of float32's seven digits in the first steps.
         correction1, correction2 = (
             -jnp.expm1(count * math.log(beta)) if bias_correction else 1.0

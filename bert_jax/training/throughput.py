@@ -24,14 +24,6 @@ PEAK_FLOPS = {
     "NVIDIA H200": 989e12,
 }
 
-# Label, metric and number of digits in the progress bar.
-PROGRESS = (
-    ("loss", "train/loss", 3),
-    ("mlm_accuracy", "train/mlm_accuracy", 3),
-    ("sequences/s", "sequences_per_second", 1),
-    ("mfu", "mfu", 3),
-)
-
 
 class Throughput:
     """Measures the speed of training between reports; what happens before `restart` is excluded."""
@@ -74,6 +66,7 @@ def model_flops_utilization(flops_per_second: float) -> float | None:
 
 def format_progress(values: dict[str, float]) -> str:
     """Formats the metrics that the progress bar shows."""
-    return " ".join(
-        f"{label}={values[name]:.{digits}f}" for label, name, digits in PROGRESS if name in values
-    )
+    text = f"loss={values['train/loss']:.3f} mlm_accuracy={values['train/mlm_accuracy']:.3f}"
+    if "sequences_per_second" in values:
+        text += f" sequences/s={values['sequences_per_second']:.1f}"
+    return text + (f" mfu={values['mfu']:.3f}" if "mfu" in values else "")

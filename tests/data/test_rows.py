@@ -160,7 +160,7 @@ def remove_rows(manifest):
         (lambda c: edit_manifest(c, shrink_vocabulary), CorpusError, "outside the corpus's vocab"),
         (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
         (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),
-        (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 1; build"),
+        (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 2; build"),
         (remove_entry("rows"), CorpusError, r"json is damaged \(KeyError: 'rows'\); build"),
         (remove_entry("shards"), CorpusError, r"json is damaged \(KeyError: 'shards'\); build"),
         (
@@ -176,7 +176,7 @@ def remove_rows(manifest):
         (
             lambda c: edit_manifest(c, lambda m: m.update(format_version=9)),
             CorpusError,
-            "format_version 9, expected 1",
+            "format_version 9, expected 2",
         ),
         (
             lambda c: edit_manifest(c, lambda m: m["splits"].pop("train")),

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from bert_jax.model.forward import padded_length, text_batches
-from bert_jax.tokenization import load_tokenizer
-from tests.helpers import write_vocabulary
+from bert_jax.data.features import Feature
+from bert_jax.model.forward import batch_by_length, padded_length
 
 
 def test_few_lengths_are_compiled():
@@ -13,13 +12,14 @@ def test_few_lengths_are_compiled():
     assert all(length <= padded_length(length, 500) <= 500 for length in range(2, 501))
 
 
-def test_each_text_is_in_one_batch_with_others_of_similar_length(tmp_path):
-    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
-    texts = ["the river " * number for number in (9, 0, 20, 1, 3)]
-    expected = [[tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id] for text in texts]
-    batches = list(text_batches(texts, tokenizer, batch_size=2, max_length=64))
-    assert [indices for indices, _, _ in batches] == [[1, 3], [4, 0], [2]]
-    assert [tokens.shape for _, tokens, _ in batches] == [(2, 16), (2, 32), (1, 48)]
-    for indices, tokens, lengths in batches:
-        for index, row, length in zip(indices, tokens, lengths, strict=True):
-            np.testing.assert_array_equal(row[:length], expected[index])
+def test_each_text_is_in_one_batch_with_others_of_similar_length():
+    expected = [np.arange(1, length + 1) for length in (20, 2, 42, 4, 8)]
+    features = [Feature((tokens,), (len(tokens),)) for tokens in expected]
+    batches = list(batch_by_length(features, batch_size=2, max_length=64))
+    assert [indices for indices, _ in batches] == [[1, 3], [4, 0], [2]]
+    assert [rows["tokens"].shape for _, rows in batches] == [(2, 16), (2, 32), (1, 48)]
+    for indices, rows in batches:
+        for index, row, (pair,) in zip(indices, rows["tokens"], rows["pairs"], strict=True):
+            assert pair.tolist() == [0, len(expected[index]), len(expected[index])]
+            np.testing.assert_array_equal(row[: pair[2]], expected[index])
+            assert not row[pair[2] :].any()

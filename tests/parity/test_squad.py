@@ -95,12 +95,8 @@ def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(l
     tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")
     questions = read_questions(source, "dev", null_answers=False)
     config = SpanConfig(max_seq_length=length, max_query_length=32, doc_stride=48)
-    passages = spans.make_passages(
-        [question.question for question in questions],
-        [question.context for question in questions],
-        tokenizer,
-        config,
-    )
+    pairs = [(question.question, question.context) for question in questions]
+    passages = spans.make_passages(pairs, tokenizer, config)
     exact, within_piece = 0, []
     for question, passage in zip(questions, passages, strict=True):
         ((gold, begin),) = question.answers
@@ -108,7 +104,7 @@ def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(l
         texts = set()
         for window, feature in zip(passage.windows, features, strict=True):
             if feature.label != spans.NO_ANSWER:
-                low, high = np.array(feature.label) - window.offset + window.begin
+                low, high = np.array(feature.label) - feature.second_starts[0] + window.begin
                 texts.add(question.context[passage.offsets[low, 0] : passage.offsets[high, 1]])
         if texts == {gold}:
             exact += 1

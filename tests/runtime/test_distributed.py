@@ -16,6 +16,7 @@ from bert_jax.data.batches import heldout_batches
 from bert_jax.data.rows import Rows
 from bert_jax.runtime import distributed
 from bert_jax.runtime.command_line import PREEMPTED
+from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.pretrain_step import make_eval_step
 from bert_jax.training.setup import open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir
@@ -54,6 +55,7 @@ def eight_devices(corpus, tmp_path_factory):
 ACROSS_PROCESSES = ("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process", "mesh"),
     [(2, 2, ()), (4, 1, ()), (4, 1, ACROSS_PROCESSES)],
@@ -77,6 +79,7 @@ def test_several_processes_train_the_same_parameters_as_one(
     assert "mlm_loss" not in helpers.log_of(workdir, 1).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process"),
     [(1, 2), (1, 1), (2, 1)],
@@ -97,6 +100,7 @@ def test_checkpoint_of_eight_devices_on_two_hosts_resumes_on_other_devices(
     assert result["mlm_loss"] == pytest.approx(expected["mlm_loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_process, corpus):
     rows = Rows(corpus, "heldout")
     assert rows.num_rows % 8  # The last batch of eight is padded.
@@ -114,23 +118,28 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     assert read_result(one_process)["nsp_accuracy"] == pytest.approx(correct / num_pairs, abs=1e-6)
 
 
-def test_sigterm_in_one_process_saves_that_step_in_all_and_the_run_resumes(corpus, tmp_path):
-    workdir = tmp_path / "run"
+def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, tmp_path):
+    """The story of a preempted run: SIGTERM reaches one process, and both save the same step."""
+    workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
     options = {"num_processes": 2, "devices_per_process": 2}
-    fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")
     with helpers.ended(helpers.start(workdir, corpus, *fields, **options)) as processes:
         helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
         processes[1].send_signal(signal.SIGTERM)
         assert helpers.finish(processes) == [PREEMPTED] * 2
-    step = re.search(r"saved at step (\d+)", helpers.log_of(workdir).read_text())[1]
-    assert [entry.name for entry in (workdir / "checkpoints").iterdir()] == [step]
+    step = int(re.search(r"saved at step (\d+)", helpers.log_of(workdir).read_text())[1])
+    assert step < 60 and saved_steps(workdir / "checkpoints") == [step]
     (*_, last) = (workdir / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(last)["step"] == int(step)  # No step was trained after the saved one.
-    with helpers.ended(helpers.start(workdir, corpus, *fields, **options)) as processes:
-        helpers.wait_for(workdir / "metrics.jsonl", f'"step": {int(step) + 1},', processes)
+    assert json.loads(last)["step"] == step  # No step was trained after the saved one.
+
+    helpers.run(workdir, corpus, *fields, **options)
     assert f"Resuming from step {step} in" in helpers.log_of(workdir).read_text()
+    helpers.run(tmp_path / "one", corpus, *fields, devices_per_process=4)
+    assert largest_difference(saved_params(tmp_path / "one"), saved_params(workdir)) < 1e-5
+    steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").open()]
+    assert steps == sorted(steps) and set(steps) == set(range(1, 61))
 
 
+@pytest.mark.slow
 def test_different_settings_are_reported_before_the_first_step(corpus, tmp_path):
     workdir, flags = tmp_path / "run", ("--config.learning_rate=0.5",)
     started = helpers.start(workdir, corpus, num_processes=2, last_flags=flags)
@@ -142,6 +151,7 @@ def test_different_settings_are_reported_before_the_first_step(corpus, tmp_path)
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [0, 1])
 def test_missing_process_gives_a_message_that_says_what_to_run(corpus, tmp_path, missing):
     """Without process 0 there is no coordinator to connect to."""
@@ -181,6 +191,7 @@ def test_coordinator_without_number_of_processes_or_port_is_an_error(
         )
 
 
+@pytest.mark.slow
 def test_error_in_one_process_ends_all_with_exit_code_1(corpus, tmp_path):
     workdir, flags = tmp_path / "run", ("--config.corpus=/nowhere",)
     started = helpers.start(workdir, corpus, num_processes=2, last_flags=flags)
@@ -190,6 +201,7 @@ def test_error_in_one_process_ends_all_with_exit_code_1(corpus, tmp_path):
     assert "pretrain: /nowhere" in helpers.log_of(workdir, 1).read_text()
 
 
+@pytest.mark.slow
 def test_hosts_whose_devices_alternate_in_the_mesh_get_their_own_rows(corpus, tmp_path):
     command = ["tests.scattered_hosts", str(corpus)]
     workdir = tmp_path / "run"

@@ -1,6 +1,6 @@
-"""Whatever is killed, whenever: the run ends with the very bits of one that was never killed.
+"""Killed processes and full disks: a resumed run ends bit-identical to an uninterrupted one.
 
-`BERT_JAX_KILLS` says how many kills: few here, 20 with `make faults`.
+`BERT_JAX_KILLS` is the number of random kills: few by default, 20 in `make faults`.
 """
 
 import json
@@ -20,12 +20,14 @@ from bert_jax.training.checkpoint import find_checkpoint, saved_steps, training_
 from tests import helpers
 from tests.helpers import saved_params
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 STEPS = 20 + 3 * KILLS
-# A save after every step: most moments are in the middle of one.
+# Saving after every step makes most kills interrupt a save.
 FIELDS = (
     *(f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7"),
-    "shard_weight_update=True",  # As on pods.
+    "shard_weight_update=True",  # As on TPU pods.
 )
 PATIENCE = {"heartbeat_timeout": 10}
 
@@ -35,9 +37,9 @@ def last_step(workdir) -> int:
 
 
 def kill_at_random(rng: random.Random, started, workdir, first: int) -> tuple[str, list[int]]:
-    """Kills one process or both, at some moment from the start to a few steps on.
+    """Kills one or both processes at a random time between the start and a few steps later.
 
-    Returns when, in words, and the processes that are left.
+    Returns a description of the kill, and the indices of the surviving processes.
     """
     if rng.random() < 0.25:
         delay = rng.uniform(0, 10)
@@ -61,40 +63,41 @@ def assert_same_bits(*workdirs) -> None:
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def says_to_start_again(process, log: pathlib.Path) -> bool:
-    """Whether a process that lost the other one ends as tools/tpu_worker.sh takes for preempted."""
-    status, said = process.wait(200), log.read_text()
-    if status == -signal.SIGABRT:  # A shell shows it as 134.
-        return "distributed service detected fatal errors" in said
-    return status == PREEMPTED and "to resume from the last checkpoint" in said
+def asks_to_resume(process, log: pathlib.Path) -> bool:
+    """Returns whether a survivor ends in a way that tools/tpu_worker.sh treats as preempted."""
+    exit_code, text = process.wait(200), log.read_text()
+    if exit_code == -signal.SIGABRT:  # A shell shows it as 134.
+        return "distributed service detected fatal errors" in text
+    return exit_code == PREEMPTED and "to resume from the last checkpoint" in text
 
 
-def test_killed_at_random_moments_ends_as_never_killed(corpus, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    helpers.run(whole, corpus, *FIELDS, num_processes=2)
+def test_run_killed_at_random_ends_bit_identical_to_uninterrupted_run(corpus, tmp_path):
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    helpers.run(uninterrupted, corpus, *FIELDS, num_processes=2)
     rng, hits = random.Random(KILLS), 0
     for kill in range(KILLS):
         first = last_step(killed)
         started = helpers.start(killed, corpus, *FIELDS, num_processes=2, **PATIENCE)
         with helpers.ended(started):
-            when, left = kill_at_random(rng, started, killed, first)
-            for number in left:
+            description, survivors = kill_at_random(rng, started, killed, first)
+            for number in survivors:
                 log = helpers.log_of(killed, number)
                 joined = "Process " in log.read_text()
-                assert not joined or says_to_start_again(started[number], log), log.read_text()
+                assert not joined or asks_to_resume(started[number], log), log.read_text()
         unfinished = [p.name for p in (killed / "checkpoints").glob("*tmp*")]
         hits += bool(unfinished)
         print(
-            f"kill {kill + 1}: {when}; step {last_step(killed)} is whole, unfinished {unfinished}"
+            f"kill {kill + 1}: {description}; complete: step {last_step(killed)}, "
+            f"unfinished: {unfinished}"
         )
     print(f"{hits} of {KILLS} kills hit an unfinished save")
     assert hits or KILLS < 20
     helpers.run(killed, corpus, *FIELDS, num_processes=2)
 
-    assert_same_bits(whole, killed)
+    assert_same_bits(uninterrupted, killed)
     lines = [
         [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        for workdir in (whole, killed)
+        for workdir in (uninterrupted, killed)
     ]
     for one, two in zip(*lines, strict=True):
         assert one["step"] == two["step"]
@@ -106,7 +109,7 @@ FEW_STEPS = ("num_steps=3", "log_every=1", "checkpoint_every=1", "shard_weight_u
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_killed_in_the_middle_of_a_save_the_other_says_to_start_again(corpus, tmp_path, victim):
+def test_process_killed_during_a_save_makes_the_other_ask_to_resume(corpus, tmp_path, victim):
     workdir = tmp_path / "run"
     started = helpers.start(workdir, corpus, *FEW_STEPS, num_processes=2, **PATIENCE)
     with helpers.ended(started):
@@ -115,35 +118,35 @@ def test_killed_in_the_middle_of_a_save_the_other_says_to_start_again(corpus, tm
             time.sleep(0.001)
         started[victim].kill()
         log = helpers.log_of(workdir, 1 - victim)
-        assert says_to_start_again(started[1 - victim], log), log.read_text()
-    if KILLS >= 20:  # As in `make faults`: it takes two runs more.
+        assert asks_to_resume(started[1 - victim], log), log.read_text()
+    if KILLS >= 20:  # Only in `make faults`: takes two more runs.
         assert last_step(workdir) < 3
-        for each in (workdir, tmp_path / "whole"):
-            helpers.run(each, corpus, *FEW_STEPS, num_processes=2)
-        assert_same_bits(tmp_path / "whole", workdir)
+        for directory in (workdir, tmp_path / "uninterrupted"):
+            helpers.run(directory, corpus, *FEW_STEPS, num_processes=2)
+        assert_same_bits(tmp_path / "uninterrupted", workdir)
 
 
 @pytest.mark.parametrize("full", [[0], [1], *([[0, 1]] if KILLS >= 20 else [])], ids=str)
-def test_full_disk_in_a_save_ends_both_and_the_same_command_goes_on(corpus, tmp_path, full):
-    """For one of them or both, no file may grow beyond 64 KiB: the kernel's answer is as good."""
+def test_full_disk_during_a_save_ends_both_processes_and_the_run_resumes(corpus, tmp_path, full):
+    """Simulates a full disk in one or both processes by limiting files to 64 KiB."""
     workdir = tmp_path / "run"
     fields = ("num_steps=12", "log_every=1", "checkpoint_every=4")
     started = helpers.start(workdir, corpus, *fields, num_processes=2, **PATIENCE)
     with helpers.ended(started):
         helpers.wait_for(workdir / "metrics.jsonl", '"step": 5,', started)
-        # On a busy machine the save of step 4 takes longer than step 5.
+        # The save of step 4 may take longer than step 5.
         helpers.wait_for(workdir / "checkpoints/4/_CHECKPOINT_METADATA", "", started)
         for number in full:
             resource.prlimit(started[number].pid, resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        statuses = helpers.finish(started)
+        exit_codes = helpers.finish(started)
     for number in range(2):
         log = helpers.log_of(workdir, number)
-        if number in full and statuses[number] == 1:
+        if number in full and exit_codes[number] == 1:
             assert "pretrain: writing a checkpoint to" in log.read_text()
             assert "The last complete one is step" in log.read_text()
         else:
-            assert says_to_start_again(started[number], log), log.read_text()
-    assert 1 in statuses
+            assert asks_to_resume(started[number], log), log.read_text()
+    assert 1 in exit_codes
     step = last_step(workdir)
     helpers.run(workdir, corpus, *fields, num_processes=2)
     assert f"Resuming from step {step} in" in helpers.log_of(workdir).read_text()

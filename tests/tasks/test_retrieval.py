@@ -239,7 +239,7 @@ def test_squad_questions_become_queries_split_by_article(tmp_path, capsys):
     broken = article("b")
     del broken["paragraphs"][1]["qas"][0]["question"]
     for content, message in (
-        ([article("a")], r"squad.json: expected 'data', a list, as in SQuAD's JSON"),
+        ([article("a")], r"squad.json: expected 'data', a list; found none"),
         (
             {"data": [article("a"), broken]},
             r"article 2, paragraph 2, question 1 \(id b1\): expected 'question', a str",

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.data.features import Feature
 from bert_jax.tasks import spans
-from bert_jax.tasks.spans import ContextWindow, Passage, SpanConfig
+from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
 from tools.train_vocab import train_sentencepiece
 
@@ -81,13 +81,13 @@ def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
         first = rng.randrange(len(words))
         last = min(first + rng.randrange(3), len(words) - 1)
         begin, end = words[first][0], words[last][1]
-        (passage,) = spans.make_passages(["ab, xyz"], [context], tokenizer, config)
+        (passage,) = spans.make_passages([("ab, xyz", context)], tokenizer, config)
         tokens = spans.find_tokens(passage.offsets, begin, end)
         for window, feature in zip(
             passage.windows, spans.label_windows(passage, tokens), strict=True
         ):
             if feature.label != spans.NO_ANSWER:
-                low, high = np.array(feature.label) - window.offset + window.begin
+                low, high = np.array(feature.label) - feature.second_starts[0] + window.begin
                 found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
                 assert found == context[begin:end]
                 recovered += 1
@@ -99,30 +99,34 @@ def test_windows_cover_all_tokens_and_own_those_with_their_largest_context(seed)
     rng = random.Random(seed)
     count, room, stride = rng.randint(0, 200), rng.randint(1, 60), rng.randint(1, 70)
     windows = spans.cut_windows(count, room, stride)
-    assert {token for begin, end in windows for token in range(begin, end)} == set(range(count))
-    assert all(end - begin <= room for begin, end in windows)
-    owner = spans.largest_context(windows, count)
+    assert all(end - begin <= room for begin, end, _ in windows)
     for token in range(count):
         context = [
             min(token - begin, end - 1 - token) + 0.01 * (end - begin)
             if begin <= token < end
             else -1
-            for begin, end in windows
+            for begin, end, _ in windows
         ]
-        assert owner[token] == context.index(max(context))
+        assert max(context) >= 0
+        owners = [
+            number
+            for number, (begin, end, owned) in enumerate(windows)
+            if begin <= token < end and owned[token - begin]
+        ]
+        assert owners == [context.index(max(context))]
 
 
 def test_each_token_of_a_passage_is_owned_by_one_window(tokenizers):
     config = SpanConfig(max_seq_length=32, max_query_length=8, doc_stride=7)
     context = "ab c. " * 40
     with pytest.warns(UserWarning, match="1 of 1 questions are truncated to 8 tokens"):
-        (passage,) = spans.make_passages(["x" * 50], [context], tokenizers["cased"], config)
+        (passage,) = spans.make_passages([("x" * 50, context)], tokenizers["cased"], config)
     times = np.zeros(len(passage.offsets), int)
     for window, feature in zip(passage.windows, passage.features, strict=True):
         times[window.begin : window.end] += window.owned
         tokens = feature.sequences[0]
         assert len(tokens) == len(feature) <= 32
-        assert feature.second_starts == (window.offset,) == (10,)  # [CLS], 8 of 50, [SEP].
+        assert feature.second_starts == (10,)  # [CLS], 8 of 50, [SEP].
     assert (times == 1).all()
     assert len(passage.windows) > 3
 
@@ -131,16 +135,11 @@ def random_passage(rng: np.random.Generator) -> tuple[Passage, list[np.ndarray]]
     """Returns tokens of one letter out of two, so that texts repeat, and random outputs."""
     count = int(rng.integers(1, 30))
     context = "".join(rng.choice([*"ab"], count))
-    cut = spans.cut_windows(count, 12, 5)
-    owner = spans.largest_context(cut, count)
-    windows = [
-        ContextWindow(begin, end, 3, owner[begin:end] == number)
-        for number, (begin, end) in enumerate(cut)
-    ]
-    features = [Feature((np.zeros(end - begin + 4, np.int32),), (3,)) for begin, end in cut]
+    windows = spans.cut_windows(count, 12, 5)
+    features = [Feature((np.zeros(end - begin + 4, np.int32),), (3,)) for begin, end, _ in windows]
     offsets = np.stack([np.arange(count), np.arange(count) + 1], axis=1)
     outputs = [rng.normal(size=(len(each), 2)).astype(np.float32) for each in features]
-    return Passage(context, offsets, tuple(windows), tuple(features)), outputs
+    return Passage(context, offsets, windows, features), outputs
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -166,7 +165,7 @@ def test_null_span_has_the_lowest_score_over_the_windows():
 
 
 def test_context_without_tokens_gives_the_empty_answer(tokenizers):
-    (passage,) = spans.make_passages(["ab"], ["\u200b"], tokenizers["cased"], SpanConfig())
+    (passage,) = spans.make_passages([("ab", "\u200b")], tokenizers["cased"], SpanConfig())
     (feature,) = passage.features
     best = spans.best_spans(passage, [np.zeros((len(feature), 2), np.float32)], 30, 20)
     assert [passage.text(span) for span in best] == [""]

@@ -184,7 +184,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             {"dev": "text,lable\nthe,a\n"},
             r"dev\.csv, line 2: no column 'label'; it has 'text', 'la",
         ),
-        ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* commas, a \.tsv by tabs"),
+        ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* \(commas separate a \.csv"),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
         ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c', expected one of a, b; fix"),
         ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label': label all examples, or none"),

@@ -36,7 +36,7 @@ def test_empty_part_raises_a_clear_error(count):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "squad.json: expected 'data', a list, as in SQuAD's JSON; found none"),
+        ([], "squad.json: expected 'data', a list; found none"),
         ({"data": [{"paragraphs": [{"context": "x"}]}]}, "article 1, paragraph 1: expected 'qas'"),
     ],
 )

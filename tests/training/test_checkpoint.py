@@ -1,4 +1,4 @@
-"""A checkpoint is whole or refused, kept as told, and read on whatever is at hand."""
+"""Checkpoints: retention, detection of damage, and memory for loading."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def config(corpus):
-    """Nine steps on eight devices, the optimizer's state divided over them."""
+    """Nine steps on eight devices, with the optimizer state sharded over them."""
     config = small_config(corpus, num_steps=9, checkpoint_every=1, shard_weight_update=True)
     config.unlock()
     config.update(keep_checkpoints=2, keep_every=4)
@@ -50,38 +50,38 @@ def read(directory) -> dict:
     return jax.device_get(bert_jax.load(directory).params)
 
 
-def test_the_last_and_every_so_many_are_kept(workdir):
+def test_keeps_the_last_checkpoints_and_every_nth(workdir):
     assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
 
 
-def test_damage_is_noticed_or_harmless(config, workdir, tmp_path):
-    """Each file in turn is missing, or cut in half: what passes can be loaded and gone on with."""
+def test_damage_is_detected_or_harmless(config, workdir, tmp_path):
+    """Removes and truncates each file in turn: what passes the check can be loaded and resumed."""
     copied = tmp_path / "checkpoints" / "9"
     shutil.copytree(find_checkpoint(workdir), copied)
     phases = open_phases(config)
     tokenizer = phases[0].rows.load_tokenizer()
     abstract = setup_pretraining(config, phases, tokenizer, jax.devices()[:1]).abstract_state
     checkpointer = Checkpointer(tmp_path, {}, tokenizer, keep_last=1)
-    expected, noticed = read(copied), 0
+    expected, detected = read(copied), 0
     for path in sorted(path for path in copied.rglob("*") if path.is_file()):
         content = path.read_bytes()
-        for keep in (None, len(content) // 2):
-            path.unlink() if keep is None else path.write_bytes(content[:keep])
+        for kept_bytes in (None, len(content) // 2):
+            path.unlink() if kept_bytes is None else path.write_bytes(content[:kept_bytes])
             try:
                 assert verify_checkpoint(copied, abstract_params)["step"] == 9
             except CheckpointError as error:
                 assert str(copied) in str(error)
-                noticed += 1
+                detected += 1
             else:
                 restored = jax.device_get(checkpointer.restore(9, abstract).params)
                 for params in (read(copied), restored):
                     jax.tree.map(np.testing.assert_array_equal, params, expected)
             path.write_bytes(content)
     checkpointer.close()
-    assert noticed > 10
+    assert detected > 10
 
 
-def test_one_value_that_is_not_finite_is_noticed(workdir, tmp_path):
+def test_one_non_finite_value_is_detected(workdir, tmp_path):
     model = read_model(workdir)
     params = jax.tree.map(np.array, model.params)
     params["mlm"]["bias"][3] = np.nan
@@ -95,7 +95,7 @@ def check(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_the_tool_checks_and_copies(workdir, tmp_path):
+def test_tool_checks_and_copies(workdir, tmp_path):
     copied = check(workdir, f"--copy_to={tmp_path / 'copy'}")
     assert copied.returncode == 0 and "complete, step 9" in copied.stdout
     jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "copy"), read(workdir))
@@ -110,7 +110,7 @@ def test_the_tool_checks_and_copies(workdir, tmp_path):
     assert absent.stderr.startswith("check_checkpoint: ") and "Traceback" not in absent.stderr
 
 
-def test_parameters_of_another_model_are_noticed(workdir, tmp_path):
+def test_parameters_of_another_model_are_detected(workdir, tmp_path):
     copied = tmp_path / "9"
     shutil.copytree(find_checkpoint(workdir), copied)
     settings = json.loads((copied / "config" / "metadata").read_text())
@@ -120,16 +120,16 @@ def test_parameters_of_another_model_are_noticed(workdir, tmp_path):
         bert_jax.load(copied)
 
 
-def test_training_state_of_other_parameters_is_noticed(workdir, tmp_path):
+def test_parameters_in_place_of_training_state_are_detected(workdir, tmp_path):
     copied = tmp_path / "9"
     shutil.copytree(find_checkpoint(workdir), copied)
     shutil.rmtree(copied / "training")
     shutil.copytree(copied / "params", copied / "training")
-    with pytest.raises(CheckpointError, match="training/ is not complete, or not of a run"):
+    with pytest.raises(CheckpointError, match="training/ is incomplete, or not a training state"):
         verify_checkpoint(copied, abstract_params)
 
 
-def test_a_checkpoint_without_training_state_is_whole(workdir, tmp_path):
+def test_checkpoint_without_training_state_is_complete(workdir, tmp_path):
     model = read_model(workdir)
     assert model.report.unused == ("training",)
     write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)
@@ -143,25 +143,25 @@ def test_a_checkpoint_without_training_state_is_whole(workdir, tmp_path):
 
 MEASURE = """
 import sys, jax, bert_jax
-def kilobytes(name):
+def memory_kib(name):
     with open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith(name)).split()[1])
 bert_jax.load(sys.argv[1])
 with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # The peak begins anew; see proc(5).
-before = kilobytes("VmRSS")
+    file.write("5")  # Resets the peak; see proc(5).
+before = memory_kib("VmRSS")
 params = bert_jax.load(sys.argv[2]).params
-grown = kilobytes("VmHWM") - before
-print(grown * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
+growth = memory_kib("VmHWM") - before
+print(growth * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 """
 
 
 def test_loading_takes_little_more_memory_than_the_parameters(workdir, tmp_path):
-    """60 MB, in a process of its own, after a small one: what is imported does not count."""
+    """Loads 60 MB in a new process, after a small checkpoint so that imports do not count."""
     tokenizer = read_model(workdir).tokenizer
     bert = dataclasses.asdict(BertConfig(30_592, 384, 2, 6, 1536))
     shapes = abstract_params({"bert": bert})
-    rng = np.random.default_rng(0)  # Ones would be compressed to nothing.
+    rng = np.random.default_rng(0)  # Constant values would compress too well.
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
     write_checkpoint(tmp_path / "large", params, {"bert": bert}, tokenizer)
     command = [sys.executable, "-c", MEASURE, workdir, tmp_path / "large"]
