@@ -17,7 +17,7 @@ import sys
 import time
 
 from absl import app, flags, logging
-from train_step import bert_jax_step
+from train_step import REPEATS, STEPS, bert_jax_step
 
 from bert_jax.model import attention, bert, dropout, layers
 from bert_jax.model.config import BertConfig
@@ -25,8 +25,6 @@ from bert_jax.runtime.command_line import TUNABLE
 
 SIZE = flags.DEFINE_string("size", "mini", "Published size of the model.")
 SCAN = flags.DEFINE_bool("scan", False, "Loop over the layers instead of unrolling them.")
-REPEATS = flags.DEFINE_integer("repeats", 3, "Number of processes per variant.")
-STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
 VARIANTS = ("none", "gelu", "layer_norm", "softmax", "dropout")
 VARIANT = flags.DEFINE_enum("variant", None, VARIANTS, "Only measures this variant, here.")
 

@@ -1,6 +1,7 @@
 """BERT in JAX: from raw text to a pre-trained model, on one CPU or a TPU pod."""
 
 import glob
+import importlib
 import os
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,7 @@ __all__ = ["BertConfig", "load"]
 
 def __getattr__(name: str):
     # Imported on first use: the corpus tools start many processes that do not need JAX.
-    if name == "BertConfig":
-        from bert_jax.model.config import BertConfig
-
-        return BertConfig
-    if name == "load":
-        from bert_jax.inference import load
-
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"BertConfig": "bert_jax.model.config", "load": "bert_jax.inference"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(modules[name]), name)

@@ -24,7 +24,6 @@ from bert_jax.runtime.command_line import Preempted
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.tasks.seeds import format_scores, format_seeds, seed_directories, summarize_seeds
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
-from bert_jax.tasks.task import Split, Task
 from bert_jax.training import finetune_step, metrics
 from bert_jax.training.checkpoint import (
     Checkpointer,
@@ -39,8 +38,7 @@ from bert_jax.training.workdir import claim_workdir, write_json
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """Runs or resumes the fine-tuning in `workdir` and returns the content of `result.json`.
 
-    With several seeds each has its own directory, `seed_N`. In a run of several processes all of
-    them call it, after `distributed.initialize`.
+    In a run of several processes all of them call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)
     main.enable_compilation_cache(workdir)
@@ -108,8 +106,8 @@ def run_seed(
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, workdir)
         shapes = jax.eval_shape(setup.init, key, setup.pretrained)
-        abstract = partitioning.with_shardings(shapes, setup.shardings)
-        state = checkpointer.restore(first_step, abstract)
+        shapes = partitioning.with_shardings(shapes, setup.shardings)
+        state = checkpointer.restore(first_step, shapes)
     else:
         state = jax.jit(setup.init, out_shardings=setup.shardings)(key, setup.pretrained)
 
@@ -121,20 +119,14 @@ def run_seed(
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
     watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
     began = time.monotonic() - writer.seconds  # As if the run had never been interrupted.
-    selector, metric = selecting_split(task)
+    name, _, metric = task.metric.rpartition("/")
+    selector = next((split for split in task.splits if split.name == name and split.score), None)
     best = BestCheckpoint(workdir / "best", setup, settings, metric)
     dropout_key = jax.random.fold_in(key, 1)
 
     def predict(split, params):
-        return finetune_step.predict(
-            predict_step,
-            params,
-            task.head,
-            split.features,
-            setup.shape,
-            setup.predict_rows,
-            sharding,
-        )
+        inputs = task.head, split.features, setup.shape, setup.predict_rows, sharding
+        return finetune_step.predict(predict_step, params, *inputs)
 
     batches = finetune_batches(
         task.train,
@@ -213,20 +205,10 @@ def run_seed(
     return result
 
 
-def selecting_split(task: Task) -> tuple[Split | None, str]:
-    """Returns the split and the metric that select the best checkpoint; (None, "") without one."""
-    name, _, metric = task.metric.rpartition("/")
-    for split in task.splits:
-        if split.name == name and split.score:
-            return split, metric
-    return None, ""
-
-
 class BestCheckpoint:
     """The checkpoint with the best score, alone in `directory`; also that of an interrupted run.
 
-    Attributes:
-      step, score: of the checkpoint; None without one, or without a metric.
+    Its `step` and `score` are None without a checkpoint; without a metric only its `score` is.
     """
 
     def __init__(self, directory: pathlib.Path, setup: FinetuneSetup, settings: dict, metric: str):

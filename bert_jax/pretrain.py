@@ -26,8 +26,10 @@ from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, means
 from bert_jax.training.setup import check_numbers, open_phases, setup_pretraining
-from bert_jax.training.throughput import Throughput, flops_per_row, format_progress
+from bert_jax.training.throughput import Throughput, flops_per_row
 from bert_jax.training.workdir import claim_workdir, write_json
+
+PROGRESS = ("train/loss", "train/mlm_accuracy", "sequences_per_second", "mfu")
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
@@ -145,7 +147,7 @@ def _train_and_evaluate(
                 values["seconds"] = time.monotonic() - began
                 values |= throughput.measure(step)
                 writer.write(step, values)
-                progress.set_postfix_str(format_progress(values))
+                progress.set_postfix({name: values[name] for name in PROGRESS if name in values})
                 unreported = []
                 checkpointer.check()
             if evaluates and not stops:

@@ -118,7 +118,7 @@ def write_weights(directory, vocabulary, head=None, bias=0.0, labels=("north", "
         num_heads=2,
         intermediate_size=64,
         max_position_embeddings=32,
-        initializer_range=0.2,  # Else it takes many steps until [CLS] tells of other words.
+        initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.
     )
     row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
     model = BertForTask(config, CLASSIFICATION, len(head or labels))

@@ -1,7 +1,7 @@
-"""One table of all that can be wrong with what a user gives, and what each error must say.
+"""One table of what can be wrong with a user's input, and the error for each.
 
-A case is a function that does the wrong thing, given a directory with a good input in it. The
-message says what, where and how to mend it. What is left behind is looked at after the table.
+An error says what was wrong, where, what was expected, and how to fix it. After the table come the
+cases that must also leave the workdir intact.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tests.helpers import WORDS, random_text, saved_params, small_config, write_
 
 @dataclasses.dataclass
 class Given:
-    """A good input, `directory`/{text.txt,vocab.txt,corpus}, for a case to spoil."""
+    """Valid input, `directory`/{text.txt,vocab.txt,corpus}, for a case to damage."""
 
     directory: pathlib.Path
 
@@ -39,7 +39,7 @@ class Given:
         return self.directory / name
 
     def build(self, text: str | bytes | None = None, output: str = "new", **settings) -> None:
-        """Builds a corpus of `text` (of text.txt if None)."""
+        """Builds a corpus of `text` (None: of text.txt)."""
         path = self.path("text.txt")
         if text is not None:
             path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -53,21 +53,21 @@ class Given:
         )
 
     def train(self, **changes) -> None:
-        """Trains on the corpus; `changes` are fields of the configuration, `model__size` nested."""
+        """Trains on the corpus; `changes` are config fields, nested ones as `model__size`."""
         config = small_config(self.path("corpus")).unlock()
         for name, value in changes.items():
             config.update_from_flattened_dict({name.replace("__", "."): value})
         pretrain.train_and_evaluate(config.lock(), self.path("workdir"))
 
     def edit(self, name: str, change) -> None:
-        """Replaces the bytes of the one file that matches `name` by `change` of them."""
+        """Applies `change` to the bytes of the one file that matches `name`."""
         (path,) = self.directory.glob(name)
         path.write_bytes(change(path.read_bytes()))
 
 
 @contextlib.contextmanager
 def full_disk(size: int = 1 << 16):
-    """No file may grow beyond `size` bytes: the kernel answers as for a full disk."""
+    """Limits files to `size` bytes, beyond which the kernel reports an error as for a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -136,7 +136,7 @@ def truncated_shard(given):
 
 
 def damaged_shard(given):
-    # The same size, but blocks of other bytes.
+    # The same size with other bytes in the blocks.
     given.edit("corpus/train-*", lambda content: content[:200] + bytes(len(content) - 200))
     given.train()
 
@@ -158,7 +158,7 @@ def two_vocabularies(given):
 
 
 def token_id_outside_the_vocabulary(given):
-    # A vocabulary that lost its last word, and a manifest that was made to agree.
+    # A vocabulary without its last piece, and a manifest changed to match.
     given.edit("corpus/vocab.txt", lambda content: content.rstrip().rsplit(b"\n", 1)[0] + b"\n")
     manifest = json.loads(given.path("corpus/manifest.json").read_text())
     manifest["vocabulary"]["size"] -= 1
@@ -272,10 +272,10 @@ BAD_INPUT = {
         "rows of 64 tokens.*table ends at 32.*max_position",
     ),
 }
-# Single fields: what is given, and what the error says.
+# Single fields and their errors.
 BAD_FIELDS = [
     ({"max_predictions": 65}, "max_predictions is 65, but the rows .* 1 to 64"),
-    ({"num_steps": 0, "warmup_steps": 0}, r"num_steps is 0, and so is long_phase\.num_steps"),
+    ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps are both 0"),
     ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
     ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
     ({"eval_batch_size": -8}, r"--config\.eval_batch_size=-8: expected at least 1"),
@@ -293,7 +293,7 @@ BAD_FIELDS = [
     ),
     ({"model__size": "huge"}, "unknown model size 'huge': expected one of tiny"),
     ({"optimizer": "adam"}, "unknown optimizer 'adam': expected one of bert_adam"),
-    ({"masking__unit": "word"}, "masking unit 'word' is unknown: expected one of token"),
+    ({"masking__unit": "word"}, r"masking\.unit is 'word': expected one of token"),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]
 
@@ -342,7 +342,7 @@ def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(given
     assert np.isfinite(squares).all()
 
 
-def test_disk_full_while_saving_keeps_the_last_good_checkpoint_and_the_run_goes_on_later(
+def test_full_disk_in_a_save_keeps_the_last_checkpoint_and_the_run_can_be_resumed(
     given, monkeypatch
 ):
     with contextlib.ExitStack() as disk, monkeypatch.context() as patched:

@@ -242,7 +242,7 @@ def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
     assert again["dev"] == finished[1]["dev"]
     write_examples(tmp_path / "train.csv", 20, seed=2, labels=("east", "north", "west"))
     other = start | {"data__train": str(tmp_path / "train.csv"), "data__dev": ""}
-    with pytest.raises(ValueError, match=r"labels north, south, .* east, north, west: set --conf"):
+    with pytest.raises(ValueError, match=r"labels=north,south, .* east,north,west: set --conf"):
         finetune.train_and_evaluate(small_config(given, **other), tmp_path / "other")
     assert not (tmp_path / "other" / "config.json").exists()
     other |= {"new_head": True, "num_epochs": 1.0}
@@ -266,7 +266,7 @@ WRONG = {
     "no seeds": ({"num_seeds": 0}, "num_seeds=0: expected at least 1"),
     "train nowhere": ({"data__train": "/nowhere.csv"}, "no file /nowhere.csv"),
     "metric": ({"data__metric": "acuracy"}, "acuracy: expected one of accuracy, macro_f1"),
-    "unknown task": ({"task": "tekst"}, "config.task=tekst: expected the name of a file in"),
+    "unknown task": ({"task": "tekst"}, "config.task=tekst: expected a file name in"),
 }
 
 

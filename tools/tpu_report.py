@@ -49,33 +49,22 @@ LONG_LENGTH = flags.DEFINE_integer(
 PRICE = flags.DEFINE_float(
     "price_per_chip_hour", None, "Price of one chip for an hour, in any currency.", 0
 )
-JSON = flags.DEFINE_string("json", None, "File to write all figures to.")
-DUMP_HLO = flags.DEFINE_string(
-    "dump_hlo", None, "File to write the scheduled HLO of the first phase to."
-)
-COSTLIEST = flags.DEFINE_integer(
-    "costliest", 0, "Number of instructions to list, those with the most cycles first.", 0
-)
-ADVISE = flags.DEFINE_bool(
-    "advise", True, "If a step does not fit, compile variants until one does."
-)
+JSON = flags.DEFINE_string("json", None, "File for all figures.")
+DUMP_HLO = flags.DEFINE_string("dump_hlo", None, "File for the scheduled HLO of the first phase.")
+COSTLIEST = flags.DEFINE_integer("costliest", 0, "Number of costliest instructions to list.", 0)
+ADVISE = flags.DEFINE_bool("advise", True, "If a step does not fit, find a variant that does.")
 SWEEP = flags.DEFINE_bool(
     "sweep", False, "Compare meshes and remat policies, and find their maximum batch sizes."
 )
 MESHES = flags.DEFINE_list(
     "sweep_meshes", ["-1x1x1", "-1x4x1"], "Meshes to compare, each as data x fsdp x tensor."
 )
-REMAT = flags.DEFINE_list(
-    "sweep_remat", list(REMAT_POLICIES), "Values of config.model.remat to compare."
-)
+REMAT = flags.DEFINE_list("sweep_remat", list(REMAT_POLICIES), "Remat policies to compare.")
 ALL = flags.DEFINE_bool("all", False, "Report every pod configuration, in one table.")
 MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the table of --all to.")
 
-PODS = [
-    *(f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in tpu.CHIPS),
-    "adamw_2k.py:v4",
-    "lamb_64k.py:v4",
-]
+PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in tpu.CHIPS]
+PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
 COLUMNS = (
     *("configuration", "topology", "length", "batch", "rows per device", "mesh", "remat"),
     *("HBM, GiB", "compiled FLOPs", "cycles per sequence", "sequences per second per chip"),
@@ -184,9 +173,8 @@ def format_failure(phase: dict) -> str:
 
 
 def format_step(phase: dict) -> list[str]:
-    used, capacity = (
-        phase[f"hbm_{name}"] / tpu.GIB for name in ("bytes_per_device", "capacity_bytes")
-    )
+    used = phase["hbm_bytes_per_device"] / tpu.GIB
+    capacity = phase["hbm_capacity_bytes"] / tpu.GIB
     fit = format_failure(phase) if phase["hbm_bytes_over"] else "fits"
     figures = {
         "mesh": " ".join(f"{axis}={size}" for axis, size in phase["mesh"].items()),
@@ -229,38 +217,31 @@ def format_sweep_row(row: dict) -> str:
     start = f"mesh {row['sizes']:<8} remat {row['remat']:<5}"
     if not row["fits"]:
         return f"{start} " + (f"invalid: {row['error']}" if "error" in row else "does not fit")
-    used = max(phase["hbm_bytes_per_device"] for phase in row["phases"]) / tpu.GIB
-    return (
-        f"{start} {used:6.2f} GiB {format_hours(row, 'total_')}; fits up to "
-        f"{row['largest_batch']} rows per device"
-    )
+    used, hours = row["hbm_bytes_per_device"] / tpu.GIB, format_hours(row, "total_")
+    return f"{start} {used:6.2f} GiB {hours}; fits up to {row['largest_batch']} rows per device"
 
 
-def format_table_rows(name: str, report: dict) -> str:
-    """Formats the lines of a configuration in the table of --all, one per phase."""
-    lines = []
-    for phase in report["phases"]:
-        capacity = phase["hbm_capacity_bytes"] / tpu.GIB
-        cells = [f"`{name}`", report["topology"], phase["max_seq_length"], phase["batch_size"]]
-        if phase["fits"]:
-            cells += [
-                phase["per_device_batch_size"],
-                "x".join(str(size) for size in phase["mesh"].values()),
-                report["remat"],
-                f"{phase['hbm_bytes_per_device'] / tpu.GIB:.1f} of {capacity:.0f}",
-                # With remat, layers are computed twice.
-                f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
-                f"{phase['cycles_per_sequence']:,.0f}{' *' * has_missing_cycles(phase)}",
-                f"{phase['sequences_per_second_per_chip']:,.0f}",
-                f"{phase['mfu']:.0%}",
-                f"+{phase['collective_seconds'] / phase['step_seconds']:.0%}",
-                f"{phase['hours']:.1f}",
-                f"{phase['compile_seconds']:.0f} s",
-            ]
-        else:
-            cells.append(f"does not fit {capacity:.0f} GiB")
-        lines.append(f"| {' | '.join(map(str, cells))} |\n")
-    return "".join(lines)
+def format_table_row(name: str, report: dict, phase: dict) -> str:
+    capacity = phase["hbm_capacity_bytes"] / tpu.GIB
+    cells = [f"`{name}`", report["topology"], phase["max_seq_length"], phase["batch_size"]]
+    if phase["fits"]:
+        cells += [
+            phase["per_device_batch_size"],
+            "x".join(str(size) for size in phase["mesh"].values()),
+            report["remat"],
+            f"{phase['hbm_bytes_per_device'] / tpu.GIB:.1f} of {capacity:.0f}",
+            # With remat, layers are computed twice.
+            f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
+            f"{phase['cycles_per_sequence']:,.0f}{' *' * has_missing_cycles(phase)}",
+            f"{phase['sequences_per_second_per_chip']:,.0f}",
+            f"{phase['mfu']:.0%}",
+            f"+{phase['collective_seconds'] / phase['step_seconds']:.0%}",
+            f"{phase['hours']:.1f}",
+            f"{phase['compile_seconds']:.0f} s",
+        ]
+    else:
+        cells.append(f"does not fit {capacity:.0f} GiB")
+    return f"| {' | '.join(map(str, cells))} |\n"
 
 
 def flops_ratio(phase: dict) -> float:
@@ -284,10 +265,10 @@ def report_all() -> bool:
         config = importlib.import_module(f"configs.pretrain.{module}").get_config(argument)
         report = pod_report.report(config, config.topology, *load_phases(config))
         all_fit &= report["fits"]
-        rows = format_table_rows(name, report)
-        print(rows, end="", flush=True)
-        table += rows
         for phase in report["phases"]:
+            row = format_table_row(name, report, phase)
+            print(row, end="", flush=True)
+            table += row
             if not phase["fits"]:
                 continue
             if report["remat"] == "none" and abs(flops_ratio(phase) - 1) > MAX_FLOPS_ERROR:
@@ -336,23 +317,14 @@ def run() -> bool:
     if SWEEP.value:
         return run_sweep(config, topology)
 
-    phases, tokenizer = load_phases(config)
-    report = pod_report.report(
-        config,
-        topology,
-        phases,
-        tokenizer,
-        num_costliest=COSTLIEST.value,
-        hlo_path=pathlib.Path(DUMP_HLO.value) if DUMP_HLO.value else None,
-    )
+    step = config, topology, *load_phases(config)
+    report = pod_report.report(*step, num_costliest=COSTLIEST.value, hlo_path=DUMP_HLO.value)
     if PRICE.value is not None and report["fits"]:
         report["price"] = PRICE.value * report["num_chips"] * exposed_hours(report)
     print(format_report(report), flush=True)
     if not report["fits"] and ADVISE.value:
         print("\nCompiling variants that need less memory ...", flush=True)
-        report["advice"] = pod_report.find_fitting_changes(
-            config, topology, phases, tokenizer, report
-        )
+        report["advice"] = pod_report.find_fitting_changes(*step, report)
         changes = (report["advice"] or {}).items()
         new_flags = " ".join(f"--config.{field}={value}" for field, value in changes)
         print(f"This fits: {new_flags}" if changes else "None of the variants fits.")

@@ -47,11 +47,6 @@ def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[t
     return ranges
 
 
-def take_rows(array: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """Returns the rows of `array` in `ranges`."""
-    return np.concatenate([array[start:stop] for start, stop in ranges])
-
-
 def _read(rows: Rows, first: int, ranges: list[tuple[int, int]]) -> dict[str, np.ndarray]:
     """Reads `ranges` of the batch that starts at row `first`; an unshuffled split may end in it."""
     end = math.inf if rows.shuffle_seed is not None else rows.num_rows

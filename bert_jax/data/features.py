@@ -1,19 +1,18 @@
 """Packs the features of a task into rows of one shape, so that no step is spent on padding.
 
 A row holds as many sequences as fit, each attending only within itself, as in pre-training; so a
-batch of features takes a varying number of rows. They are laid out in an array with room for the
-maximum, as microbatches in order: a step computes the first `num_microbatches` and skips the rest.
-One program is compiled, whatever the lengths.
+batch of features takes a varying number of rows. They fill the first microbatches of an array with
+room for the maximum: a step skips the rest, and one program is compiled, whatever the lengths.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from bert_jax.corpus.packing import pack_lengths
-from bert_jax.data.batches import local_row_ranges, make_global_batch, take_rows
 
 NO_LABEL = -1
 
@@ -24,8 +23,8 @@ class Feature:
 
     Attributes:
       sequences: int32 `[length]` each, `[CLS] ... [SEP]` or `[CLS] ... [SEP] ... [SEP]`. One; for
-        multiple choice one per choice; for embedding a query, its passage, and hard negatives. To
-        be predicted, the latter two may have fewer.
+        multiple choice one per choice; for embedding a query, its passage, and hard negatives
+        (fewer suffice for predictions).
       second_starts: start of segment 1 in each sequence; its length if there is none.
       label: target, None if unknown. Classification: index of the class; regression: value;
         multiple choice: index of the choice; tagging: int32 `[length]`, NO_LABEL where nothing is
@@ -54,21 +53,13 @@ def make_sequence(
 
 @dataclasses.dataclass(frozen=True)
 class LabelLayout:
-    """How the labels of a head are laid out in rows.
-
-    Attributes:
-      dtype: of the array.
-      per_position: one label per position, NO_LABEL where there is none; else one per feature.
-      shape: shape of one label.
-      per_passage: a label has a number for each sequence of its feature but the first.
-      are_positions: labels are positions in their feature, so they move with it in a row.
-    """
+    """How the labels of a head are laid out in rows: one per feature, or `per_position`."""
 
     dtype: type = np.int32
-    per_position: bool = False
-    shape: tuple[int, ...] = ()
-    per_passage: bool = False
-    are_positions: bool = False
+    per_position: bool = False  # NO_LABEL where there is none.
+    shape: tuple[int, ...] = ()  # Of one label.
+    per_passage: bool = False  # A number for each sequence of a feature but the first.
+    are_positions: bool = False  # Labels are positions in their feature, and move with it in a row.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +83,10 @@ class RowShape:
     def empty(self, num_rows: int) -> dict[str, np.ndarray]:
         """Returns `num_rows` rows of padding, for `fill`."""
         weights = (num_rows, self.num_sequences // self.sequences_per_feature)
+        passages = (self.sequences_per_feature - 1,) if self.labels.per_passage else ()
+        labels = np.zeros((*weights, *self.labels.shape, *passages), self.labels.dtype)
         if self.labels.per_position:
             labels = np.full((num_rows, self.length), NO_LABEL, self.labels.dtype)
-        else:
-            passages = (self.sequences_per_feature - 1,) if self.labels.per_passage else ()
-            labels = np.zeros((*weights, *self.labels.shape, *passages), self.labels.dtype)
         return {
             "tokens": np.full((num_rows, self.length), self.pad_id, np.int32),
             "pairs": np.zeros((num_rows, self.num_sequences, 3), np.int32),
@@ -117,11 +107,21 @@ class RowShape:
             if feature.label is None:
                 continue
             rows["weights"][row, index] = 1
-            if self.labels.per_position:
-                rows["labels"][row, start:end] = feature.label
-            else:
-                shift = start if self.labels.are_positions else 0
-                rows["labels"][row, index] = np.add(feature.label, shift)
+            place = slice(start, end) if self.labels.per_position else index
+            shift = start if self.labels.are_positions else 0
+            rows["labels"][row, place] = np.add(feature.label, shift)
+
+    def build(
+        self, placed: Mapping[int, Sequence[Feature]], num_rows: int, sharding: Sharding
+    ) -> dict[str, jax.Array]:
+        """Builds `num_rows` rows on the devices from the features `placed` in some of them."""
+        rows = self.empty(num_rows)
+        for row, features in placed.items():
+            self.fill(rows, row, features)
+        return {
+            name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+            for name, array in rows.items()
+        }
 
 
 def steps_per_epoch(num_features: int, batch_size: int) -> int:
@@ -139,7 +139,7 @@ def batch_indices(num_features: int, batch_size: int, seed: int, step: int) -> n
 def finetune_batches(
     features: Sequence[Feature],
     shape: RowShape,
-    sharding: jax.sharding.Sharding,
+    sharding: Sharding,
     *,
     batch_size: int,
     microbatch_rows: int,
@@ -153,35 +153,23 @@ def finetune_batches(
     of every microbatch.
     """
     max_microbatches = -(-batch_size // microbatch_rows)
-    num_rows = microbatch_rows * max_microbatches
-    local = local_row_ranges(sharding, num_rows)
     for step in range(start, stop):
         indices = batch_indices(len(features), batch_size, seed, step)
         chosen = [features[index] for index in indices]
-        packed = shape.pack(chosen)
-        rows = shape.empty(num_rows)
+        packed, placed = shape.pack(chosen), {}
         for index, members in enumerate(packed):
             microbatch, row = divmod(index, microbatch_rows)
-            row = row * max_microbatches + microbatch
-            shape.fill(rows, row, [chosen[member] for member in members])
-        rows = {name: take_rows(array, local) for name, array in rows.items()}
-        num_microbatches = -(-len(packed) // microbatch_rows)
-        yield make_global_batch(rows, sharding, num_rows), num_microbatches
+            placed[row * max_microbatches + microbatch] = [chosen[member] for member in members]
+        rows = shape.build(placed, microbatch_rows * max_microbatches, sharding)
+        yield rows, -(-len(packed) // microbatch_rows)
 
 
 def predict_batches(
-    features: Sequence[Feature],
-    shape: RowShape,
-    sharding: jax.sharding.Sharding,
-    num_rows: int,
+    features: Sequence[Feature], shape: RowShape, sharding: Sharding, num_rows: int
 ) -> Iterator[tuple[dict[str, jax.Array], list[list[int]]]]:
     """Yields every feature once: (`num_rows` rows, indices of the features in each row)."""
     packed = shape.pack(features)
-    local = local_row_ranges(sharding, num_rows)
     for first in range(0, len(packed), num_rows):
         members = packed[first : first + num_rows]
-        rows = shape.empty(num_rows)
-        for row, indices in enumerate(members):
-            shape.fill(rows, row, [features[index] for index in indices])
-        rows = {name: take_rows(array, local) for name, array in rows.items()}
-        yield make_global_batch(rows, sharding, num_rows), members
+        placed = {row: [features[i] for i in indices] for row, indices in enumerate(members)}
+        yield shape.build(placed, num_rows, sharding), members

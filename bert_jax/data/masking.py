@@ -21,8 +21,8 @@ class Masking:
     """How the rows of one training phase are masked.
 
     Attributes:
-      special_ids: ids that are never masked. With the tokenizer's five, [UNK] is never a target,
-        whereas the released code does predict it.
+      special_ids: never masked. With the tokenizer's five, [UNK] is never a target, whereas the
+        released code does predict it.
       mask_id: id of [MASK].
       vocab_size: random replacements are uniform over the vocabulary, as released.
       word_start: bool `[vocab_size]`, True for pieces that begin a word; unused for "token".
@@ -54,31 +54,27 @@ def mask_tokens(
 ) -> dict[str, jax.Array]:
     """Selects `round(rate * tokens in the row)` positions of each row (at least 1) and corrupts.
 
-    Args:
-      keys: PRNG keys `[batch]`, one per row; see `row_keys`.
-      tokens: int32 `[batch, length]`.
-      sequence_ids: int32 `[batch, length]`, 0 on padding.
-      masking: how to select and corrupt.
+    `keys` are those of `row_keys`; `tokens` and `sequence_ids` are int32 `[batch, length]`.
 
     Returns:
-      `tokens` int32 `[batch, length]`, corrupted; `mlm_positions` and `mlm_targets` int32
-      `[batch, K]`; `mlm_weights` float32 `[batch, K]`, 1 for a prediction and 0 for an unused slot.
+      Corrupted `tokens` int32 `[batch, length]`; `mlm_positions`, `mlm_targets` int32 `[batch, K]`;
+      `mlm_weights` float32 `[batch, K]`, 1 for a prediction and 0 for an unused slot.
     """
-    special_ids = jnp.array(masking.special_ids)
-    max_predictions = masking.max_predictions
 
     def mask_row(key, tokens, sequence_ids):
+        max_predictions = masking.max_predictions
         choose_key, replace_key, random_key = jax.random.split(key, 3)
-        maskable = (sequence_ids > 0) & ~jnp.isin(tokens, special_ids)
+        maskable = (sequence_ids > 0) & ~jnp.isin(tokens, jnp.array(masking.special_ids))
         num_tokens = jnp.sum(sequence_ids > 0)
-        budget = jnp.clip(jnp.round(masking.rate * num_tokens), 1, max_predictions).astype(
-            jnp.int32
-        )
+        budget = jnp.clip(jnp.round(masking.rate * num_tokens), 1, max_predictions)
+        budget = budget.astype(jnp.int32)
 
         # Positions of one group are corrupted alike: all of a span, otherwise each on its own.
         group = jnp.arange(tokens.shape[0])
         if masking.unit == "token":
-            chosen = _choose_tokens(choose_key, maskable, budget)
+            # The first `budget` maskable positions in random order.
+            order = jnp.where(maskable, jax.random.uniform(choose_key, maskable.shape), 2.0)
+            chosen = maskable & (jnp.argsort(jnp.argsort(order)) < budget)
         else:
             starts = jnp.asarray(masking.word_start)[tokens] | ~maskable | jnp.roll(~maskable, 1)
             word = jnp.cumsum(starts) - 1
@@ -86,24 +82,19 @@ def mask_tokens(
                 chosen = _choose_words(choose_key, maskable, word, budget)
             else:
                 chosen, group = _choose_spans(
-                    choose_key, maskable, word, sequence_ids, budget, max_predictions
+                    choose_key, maskable, word, budget, sequence_ids, max_predictions
                 )
 
         found, positions = jax.lax.top_k(chosen.astype(jnp.int32), max_predictions)
-        weights = (found > 0).astype(jnp.float32)
-        positions = jnp.where(found > 0, positions, 0)
-        targets = jnp.where(found > 0, tokens[positions], 0)
-
         draw = jax.random.uniform(replace_key, tokens.shape)[group]
         random_token = jax.random.randint(random_key, tokens.shape, 0, masking.vocab_size)
-        corrupted = jnp.where(
-            draw < 0.8, masking.mask_id, jnp.where(draw < 0.9, random_token, tokens)
-        )
+        corrupted = jnp.where(draw < 0.9, random_token, tokens)
+        corrupted = jnp.where(draw < 0.8, masking.mask_id, corrupted)
         return {
             "tokens": jnp.where(chosen, corrupted, tokens),
-            "mlm_positions": positions,
-            "mlm_targets": targets,
-            "mlm_weights": weights,
+            "mlm_positions": positions * found,
+            "mlm_targets": tokens[positions] * found,
+            "mlm_weights": found.astype(jnp.float32),
         }
 
     return jax.vmap(mask_row)(keys, tokens, sequence_ids)
@@ -112,10 +103,7 @@ def mask_tokens(
 def row_keys(
     key: jax.Array, row_ids: jax.Array, epochs: jax.Array, repeat_after: int = 0
 ) -> jax.Array:
-    """Returns PRNG keys `[batch]` that depend on the row and its epoch, not on its batch.
-
-    With `repeat_after` > 0 the keys of a row, and so its masks, repeat after that many epochs.
-    """
+    """Returns PRNG keys `[batch]` that depend on the row and its epoch, not on its batch."""
     if repeat_after:
         epochs = epochs % repeat_after
 
@@ -123,13 +111,6 @@ def row_keys(
         return jax.random.fold_in(jax.random.fold_in(key, epoch), row_id)
 
     return jax.vmap(row_key)(row_ids, epochs)
-
-
-def _choose_tokens(key, maskable, budget):
-    """Selects `budget` maskable positions uniformly without replacement: bool `[length]`."""
-    scores = jnp.where(maskable, jax.random.uniform(key, maskable.shape), 2.0)
-    rank = jnp.argsort(jnp.argsort(scores))
-    return maskable & (rank < budget)
 
 
 def _choose_words(key, maskable, word, budget):
@@ -148,13 +129,11 @@ def _choose_words(key, maskable, word, budget):
     return maskable & taken[word]
 
 
-def _choose_spans(key, maskable, word, sequence_ids, budget, max_spans):
+def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
     """Selects spans of whole words within a sequence until the budget is spent.
 
-    An anchor is uniform over the free positions, so that every draw selects at least one.
-
-    Returns:
-      bool `[length]`, and int32 `[length]`, the number of the span of each selected position.
+    An anchor is uniform over the free positions, so that every draw selects at least one. Returns
+    bool `[length]`, and int32 `[length]`, the number of the span of each selected position.
     """
     length = maskable.shape[0]
     length_key, anchor_key = jax.random.split(key)

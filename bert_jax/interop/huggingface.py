@@ -143,7 +143,8 @@ def head_from_huggingface(values: Mapping) -> dict | None:
 def huggingface_name(path: str, head: Mapping | None = None) -> str:
     """Returns transformers' name of a parameter, with `{layer}` where it is stacked."""
     module, leaf = path.rsplit("/", 1)
-    names = _NAMES | ({"head": _TASK_HEADS[head["task"]][1]} if head else {})
+    has_tensors = head and head["labels"]  # An embedding model has none.
+    names = _NAMES | ({"head": _TASK_HEADS[head["task"]][1]} if has_tensors else {})
     name = names[path if path in names else module]
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 

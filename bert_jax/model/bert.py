@@ -33,7 +33,8 @@ def _after_gelu(dense: nn.Dense, x: jax.Array) -> jax.Array:
     return dense(gelu(x))
 
 
-def _drop(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
+def apply_dropout(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
+    """Applies `dropout` at the config's rate with the module's rng; returns `x` without `rows`."""
     if rows is None:
         return x
     return dropout(module.make_rng("dropout"), x, module.config.dropout_rate, rows)
@@ -45,17 +46,15 @@ class Embeddings(nn.Module):
     config: BertConfig
 
     def setup(self):
-        config, init = self.config, _initializer(self.config)
-        hidden = config.hidden_size
-        self.token_embedding = self.param(
-            "token_embedding", init, (config.padded_vocab_size, hidden), jnp.float32
-        )
-        self.position_embedding = self.param(
-            "position_embedding", init, (config.max_position_embeddings, hidden), jnp.float32
-        )
-        self.segment_embedding = self.param(
-            "segment_embedding", init, (config.type_vocab_size, hidden), jnp.float32
-        )
+        config = self.config
+
+        def table(name, num_rows):
+            shape = num_rows, config.hidden_size
+            return self.param(name, _initializer(config), shape, jnp.float32)
+
+        self.token_embedding = table("token_embedding", config.padded_vocab_size)
+        self.position_embedding = table("position_embedding", config.max_position_embeddings)
+        self.segment_embedding = table("segment_embedding", config.type_vocab_size)
         self.layer_norm = LayerNorm(config)
 
     def __call__(self, tokens, position_ids, segment_ids, dropout_rows=None) -> jax.Array:
@@ -65,7 +64,7 @@ class Embeddings(nn.Module):
         # With two segments, a one-hot product has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
         x += segments @ self.segment_embedding
-        return _drop(self, self.layer_norm(x), dropout_rows)
+        return apply_dropout(self, self.layer_norm(x), dropout_rows)
 
 
 class EncoderLayer(nn.Module):
@@ -92,12 +91,12 @@ class EncoderLayer(nn.Module):
             dropout_key=None if dropout_rows is None else self.make_rng("dropout"),
             dropout_rows=dropout_rows,
         )
-        attended = _dense(config, hidden, "attention_output")(context.reshape(x.shape))
-        attended = _drop(self, attended, dropout_rows)
-        x = LayerNorm(config, name="attention_layer_norm")(x + attended)
+        y = _dense(config, hidden, "attention_output")(context.reshape(x.shape))
+        y = apply_dropout(self, y, dropout_rows)
+        x = LayerNorm(config, name="attention_layer_norm")(x + y)
         y = _dense(config, config.intermediate_size, "intermediate")(x)
         y = _after_gelu(_dense(config, hidden, "output"), y)
-        y = _drop(self, y, dropout_rows)
+        y = apply_dropout(self, y, dropout_rows)
         return constrain(LayerNorm(config, name="output_layer_norm")(x + y), ROWS)
 
 
@@ -108,10 +107,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, sequence_ids, dropout_rows=None, all_layers: bool = False):
-        """Returns `[batch, length, hidden]`; with `all_layers`, `x` and the output of each layer.
-
-        The latter are float `[1 + num_layers, batch, length, hidden]`.
-        """
+        """Returns `[B, L, H]`; with `all_layers` `x` and all outputs, `[1 + layers, B, L, H]`."""
         config = self.config
 
         def step(layer, carry, *inputs):
@@ -150,10 +146,9 @@ class Bert(nn.Module):
     config: BertConfig
 
     def setup(self):
-        config = self.config
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
-        self.pooler = _dense(config, config.hidden_size, None)
+        self.embeddings = Embeddings(self.config)
+        self.encoder = Encoder(self.config)
+        self.pooler = _dense(self.config, self.config.hidden_size, None)
 
     def __call__(
         self,
@@ -206,10 +201,9 @@ class BertForPreTraining(nn.Module):
     config: BertConfig
 
     def setup(self):
-        config = self.config
-        self.bert = Bert(config)
-        self.mlm = MlmHead(config)
-        self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=_initializer(config))
+        self.bert = Bert(self.config)
+        self.mlm = MlmHead(self.config)
+        self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=_initializer(self.config))
 
     def __call__(
         self,
@@ -224,20 +218,16 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the logits of both tasks, computed only at the positions that need them.
 
-        Args (the others are those of `Bert`):
-          mlm_positions: int32 `[B, K]`, the masked positions.
-          cls_positions: int32 `[B, P]`, the [CLS] of each sequence.
-
-        Returns:
-          float32 `[B, K, padded_vocab]` and float32 `[B, P, 2]` (0 is IsNext, 1 is NotNext).
+        They are float32 `[B, K, padded_vocab]` at the masked `mlm_positions`, int32 `[B, K]`, and
+        float32 `[B, P, 2]` (0 is IsNext, 1 is NotNext) at the [CLS] of each sequence, int32
+        `[B, P]`. The other arguments are those of `Bert`.
         """
         hidden = self.bert(
             tokens, segment_ids, position_ids, sequence_ids, dropout_rows=dropout_rows
         )
         masked = gather_positions(hidden, mlm_positions)
         mlm_logits = self.mlm(masked, self.bert.embeddings.token_embedding)
-        nsp_logits = self.nsp(self.bert.pool(hidden, cls_positions))
-        return mlm_logits, nsp_logits
+        return mlm_logits, self.nsp(self.bert.pool(hidden, cls_positions))
 
 
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
@@ -245,13 +235,10 @@ def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
 
 
-@functools.lru_cache(maxsize=8)
 def num_params(config: BertConfig) -> int:
     """Counts the parameters, pooler and both heads included, vocabulary padding excluded."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    shapes = jax.eval_shape(
-        BertForPreTraining(config).init, jax.random.key(0), ids, ids, ids, ids, ids, ids
-    )
+    inputs = [jnp.zeros((1, 2), jnp.int32)] * 6
+    shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), *inputs)
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
     padding_rows = config.padded_vocab_size - config.vocab_size
     return total - padding_rows * (config.hidden_size + 1)

@@ -53,14 +53,10 @@ class BertConfig:
             )
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"BertConfig.dropout_rate must be in [0, 1), got {self.dropout_rate}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(
-                f"BertConfig.dtype must be 'float32' or 'bfloat16', got {self.dtype!r}"
-            )
-        if self.remat not in REMAT_POLICIES:
-            raise ValueError(
-                f"BertConfig.remat must be one of {REMAT_POLICIES}, got {self.remat!r}"
-            )
+        for name, allowed in (("dtype", ("float32", "bfloat16")), ("remat", REMAT_POLICIES)):
+            if (value := getattr(self, name)) not in allowed:
+                expected = ", ".join(allowed)
+                raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
@@ -68,12 +64,8 @@ class BertConfig:
         if size not in SIZES:
             raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
         num_layers, hidden_size = SIZES[size]
-        sizes = {
-            "num_layers": num_layers,
-            "hidden_size": hidden_size,
-            "num_heads": hidden_size // 64,
-            "intermediate_size": 4 * hidden_size,
-        }
+        sizes = {"num_layers": num_layers, "hidden_size": hidden_size}
+        sizes |= {"num_heads": hidden_size // 64, "intermediate_size": 4 * hidden_size}
         return cls(**(sizes | overrides))
 
     @property

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, apply_dropout
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import dropout
 
 FEATURES = {
     "embeddings": (0,),
@@ -46,14 +45,8 @@ class FeatureBasedTagger(nn.Module):
     ) -> jax.Array:
         """Returns float32 `[B, L, outputs]`; takes what `BertForTask` takes."""
         batch = unpack_rows(rows)
-        states = self.bert(
-            batch["tokens"],
-            batch["segment_ids"],
-            batch["position_ids"],
-            batch["sequence_ids"],
-            all_layers=True,
-        )
-        states = jax.lax.stop_gradient(states).astype(jnp.float32)
+        inputs = (batch[key] for key in ("tokens", "segment_ids", "position_ids", "sequence_ids"))
+        states = jax.lax.stop_gradient(self.bert(*inputs, all_layers=True)).astype(jnp.float32)
         return self.head(states, batch["sequence_ids"], dropout_rows)
 
 
@@ -68,12 +61,6 @@ class BiLstmHead(nn.Module):
     @nn.compact
     def __call__(self, states, sequence_ids, dropout_rows=None) -> jax.Array:
         """`[1 + layers, B, L, H]`, int32 `[B, L]` -> float32 `[B, L, outputs]`."""
-
-        def drop(x):
-            if dropout_rows is None:
-                return x
-            return dropout(self.make_rng("dropout"), x, self.config.dropout_rate, dropout_rows)
-
         if self.features == "weighted_sum":
             # ELMo's scalar mix (Peters et al., 2018), without weight decay, as any scale.
             layers = states[1:]
@@ -82,13 +69,12 @@ class BiLstmHead(nn.Module):
         else:
             x = choose_features(states, self.features)
         for number in (1, 2):
-            x = drop(x)
-            directions = [
-                SequenceLstm(self.lstm_size, reverse, name=f"{name}_{number}")(x, sequence_ids)
-                for name, reverse in (("forward", False), ("backward", True))
-            ]
-            x = jnp.concatenate(directions, axis=-1)
-        return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(drop(x))
+            x = apply_dropout(self, x, dropout_rows)
+            forward = SequenceLstm(self.lstm_size, reverse=False, name=f"forward_{number}")
+            backward = SequenceLstm(self.lstm_size, reverse=True, name=f"backward_{number}")
+            x = jnp.concatenate([forward(x, sequence_ids), backward(x, sequence_ids)], axis=-1)
+        x = apply_dropout(self, x, dropout_rows)
+        return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(x)
 
 
 def choose_features(states: jax.Array, features: str) -> jax.Array:
@@ -114,13 +100,7 @@ class SequenceLstm(nn.Module):
             carry = jax.tree.map(lambda state: jnp.where(starts[:, None], 0.0, state), carry)
             return cell(carry, x)
 
-        run = nn.scan(
-            step,
-            variable_broadcast="params",
-            split_rngs={"params": False},
-            in_axes=1,
-            out_axes=1,
-            reverse=self.reverse,
-        )
+        axes = {"in_axes": 1, "out_axes": 1, "reverse": self.reverse}
+        run = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **axes)
         zeros = jnp.zeros((len(x), self.size), jnp.float32)
         return run(nn.OptimizedLSTMCell(self.size), (zeros, zeros), (x, starts))[1]

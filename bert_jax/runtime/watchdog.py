@@ -15,9 +15,9 @@ class Watchdog:
     """
 
     def __init__(self, limit_seconds: float):
+        self._activity, self._since = "starting", time.monotonic()
         self._progress, self._closed = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, args=(limit_seconds,), daemon=True)
-        self.beat("starting")
         self._thread.start()
 
     def beat(self, activity: str) -> None:

@@ -144,12 +144,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             aliases=numbers,
         )
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
-        counts = {
-            "malformed and skipped": skipped,
-            "truncated": truncated,
-            "with an empty text": sum(not all(map(str.strip, each)) for each in texts),
-        }
-        notes.update({f"{split} {what}": count for what, count in counts.items() if count})
+        notes[f"{split} malformed and skipped"] = skipped
+        notes[f"{split} truncated"] = truncated
+        notes[f"{split} with an empty text"] = sum(not all(map(str.strip, each)) for each in texts)
         return records, features
 
     def exists(name: str, split: str) -> bool:  # TFDS has all splits of a set.

@@ -19,19 +19,16 @@ def given_labels(config: ConfigDict) -> tuple[str, ...]:
     return labels
 
 
-def find_labels(records: Sequence[Record], column: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Returns the labels `given`, or with none those in `column`, sorted.
-
-    Raises ValueError for fewer than two labels, a duplicate, or surrounding white space.
-    """
-    labels = tuple(given) or tuple(sorted({record.columns[column] for record in records}))
-    for record in () if given else records:
-        if (label := record.columns[column]) != label.strip():
-            raise ValueError(f"{record.place}: remove the white space around the label {label!r}")
+def find_labels(records: Sequence[Record], column: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the labels `given`, or with none those in `column`, sorted; raises ValueError."""
+    source, labels = "--config.data.labels", given
+    if records and not given:
+        source = f"{records[0].place.rpartition(', line')[0]}, column {column!r}"
+        labels = tuple(sorted({record.columns[column] for record in records}))
+        for record in records:
+            if (label := record.columns[column]) != label.strip():
+                raise ValueError(f"{record.place}: remove the white space around {label!r}")
     if len(set(labels)) < max(len(labels), 2):
-        source = "--config.data.labels"
-        if records and not given:
-            source = f"{records[0].place.rpartition(', line')[0]}: column {column!r}"
         found = ", ".join(labels) or "none"
         raise ValueError(f"{source}: expected two or more different labels, found {found}")
     return labels
@@ -48,12 +45,8 @@ def read_labels(
 ) -> list[int | float | None]:
     """Returns the index of each record's label in `labels`, or with no `labels` its value.
 
-    None for a record without the column, or with one of the `unlabeled` values in it.
-
-    Args:
-      required: as for `check_labeled`.
-      aliases: other texts for a label -> the label.
-      hint: end of the message of the ValueError for any other text.
+    None for a record without the column, or with one of the `unlabeled` texts in it. `aliases` maps
+    other texts to labels; `hint` ends the message of the ValueError for an unknown label.
     """
     values = []
     for record in records:
@@ -61,25 +54,21 @@ def read_labels(
         name = (aliases or {}).get(text, text)
         if text in unlabeled:
             values.append(None)
-        elif not labels:
-            values.append(_finite_number(text, column, record.place))
         elif name in labels:
             values.append(labels.index(name))
-        else:
+        elif labels:
             expected = ", ".join(labels)
             raise ValueError(f"{record.place}: label {text!r}, expected one of {expected}{hint}")
+        else:
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if not math.isfinite(value):
+                raise ValueError(f"{record.place}: {column} is {text!r}, expected a finite number")
+            values.append(value)
     check_labeled(records, values, column, required)
     return values
-
-
-def _finite_number(text: str, column: str, place: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{place}: {column} is {text!r}, expected a finite number")
-    return value
 
 
 def check_labeled(

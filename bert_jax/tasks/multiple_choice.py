@@ -10,7 +10,7 @@ from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.labels import read_labels
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.tables import Record, read_table, read_tfds
+from bert_jax.tasks.tables import read_table, read_tfds
 from bert_jax.tasks.task import Split, Task
 from bert_jax.tasks.text_classification import make_split
 from bert_jax.tokenization import Tokenizer
@@ -33,7 +33,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     is_tfds = directory.startswith("tfds:")
     notes: dict[str, int] = {}
 
-    def read(split: str) -> tuple[list[Record], list[Feature]]:
+    def read(split: str) -> Split:
         """Reads a split; a feature pairs sent1 with sent2 and each ending."""
         if is_tfds:
             name = directory.removeprefix("tfds:")
@@ -55,10 +55,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes[f"{split} with an empty text"] = sum(
             not all(row[name].strip() for name in ("sent1", *ENDINGS)) for row in rows
         )
-        return records, features
-
-    def read_split(split: str) -> Split:
-        records, features = read(split)
         ids = [
             {"id": str(number)}
             | {each: record.columns[each] for each in IDS if each in record.columns}
@@ -71,11 +67,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         return is_tfds or (pathlib.Path(directory) / FILES[split]).exists()
 
     required = "dev" if config.num_epochs or not exists("test") else ""
-    splits = [read_split(name) for name in ("dev", "test") if name == required or exists(name)]
+    splits = [read(name) for name in ("dev", "test") if name == required or exists(name)]
     return Task(
         head=heads.MULTIPLE_CHOICE,
         labels=("score",),
-        train=read("train")[1] if config.num_epochs else [],
+        train=read("train").features if config.num_epochs else [],
         splits=tuple(splits),
         metric="dev/accuracy",
         notes=notes,

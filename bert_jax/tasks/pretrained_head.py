@@ -6,52 +6,42 @@ from types import ModuleType
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.model.heads import HEADS, Head
+from bert_jax.model.heads import HEADS
 
 
 def use_labels_of_head(config: ConfigDict, module: ModuleType, found: Mapping | None) -> ConfigDict:
     """Returns `config` with the labels of the head `found`, if it has neither labels nor train.
 
-    Args:
-      config: of the fine-tuning.
-      module: file of the task.
-      found: description of the head that the weights have, None without one.
-
-    Raises:
-      ValueError: labels are needed and there is no head for the task, or as `check_same_head`.
+    `module` is the task's, and `found` describes the head in the weights, if there is one. Raises
+    ValueError if labels are needed and it has none for the task, or as `check_same_head`.
     """
     data = config.data
     # An empty flag is parsed as one empty label.
     if data.get("train", True) or "labels" not in data or any(map(str, data.labels)):
         return config
-    head: Head | None = module.get_head(config) if hasattr(module, "get_head") else None
-    if not found or (head and head.name != found["task"]):
-        has = f"a head for {found['task']}, not for {head.name}" if found else "no head"
-        fix = ""
-        if found and {head.name, found["task"]} == {"classification", "regression"}:
-            fix = f", or set --config.data.regression={found['task'] == 'regression'}"
+    wanted = module.get_head(config).name if hasattr(module, "get_head") else None
+    if not found or wanted not in (None, found["task"]):
+        has, fix = "no head", ""
+        if found:
+            has = f"a head for {found['task']}, not for {wanted}"
+            if {wanted, found["task"]} == {"classification", "regression"}:
+                fix = f", or set --config.data.regression={wanted != 'regression'}"
         raise ValueError(
             f"there is nothing to train on, and {config.init_from} has {has}: give "
             "--config.data.train=FILE, or as --config.init_from the workdir of a run that trained "
             f"one{fix}"
         )
-    check_same_head(found, data)
     config = config.copy_and_resolve_references()
     config.data.labels = tuple(found["labels"])
+    check_same_head(found, config.data)
     return config
 
 
 def initial_params(params: Mapping, found: Mapping | None, wanted: Mapping, new_head: bool) -> dict:
     """Returns the parameters to start from: the encoder's, and the head's if it fits the task.
 
-    Args:
-      params: as read, with "head" if there is one.
-      found: description of that head in the settings.
-      wanted: description of the task's head.
-      new_head: whether to initialize a new head in any case.
-
-    Raises:
-      ValueError: the head has other labels, or as `check_same_head`.
+    `found` and `wanted` describe the head in `params`, if there is one, and the task's. Raises
+    ValueError as `check_same_head`, unless `new_head`.
     """
     bert = dict(params["bert"])
     if not HEADS[wanted["task"]].pooled:
@@ -65,29 +55,23 @@ def initial_params(params: Mapping, found: Mapping | None, wanted: Mapping, new_
         logging.info("Ignoring the head for %s in the weights: %s", found["task"], why)
         return {"bert": bert}
     check_same_head(found, wanted)
-    # A regression's label is only a name.
-    if found["labels"] != wanted["labels"] and wanted["task"] != "regression":
-        raise ValueError(
-            f"the weights have a head for the labels {', '.join(found['labels'])}, and the task "
-            f"has {', '.join(wanted['labels'])}: set --config.new_head=True for a new head, or "
-            "give the labels in the head's order in --config.data.labels"
-        )
     if "scheme" in wanted and "scheme" not in found:
-        logging.warning(
-            "The head does not record its tagging scheme: assuming --config.data.scheme=%s",
-            wanted["scheme"],
-        )
+        scheme = wanted["scheme"]
+        logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has these labels")
     return {"bert": bert, "head": params["head"]}
 
 
 def check_same_head(found: Mapping, given: Mapping) -> None:
-    """Raises ValueError if both describe a head's features or tags, and differently."""
-    for flag in ("features", "lstm_size", "data.scheme", "data.document_context"):
+    """Raises ValueError if both describe a head's labels, features or tags, and differently."""
+    for flag in ("features", "lstm_size", "data.scheme", "data.document_context", "data.labels"):
         name = flag.removeprefix("data.")
-        if name in found and name in given and found[name] != given[name]:
+        old, new = found.get(name), given.get(name)
+        if name == "labels":
+            old, new = ",".join(old), ",".join(new)
+        is_free = name == "labels" and found["task"] == "regression"  # Its label is only a name.
+        if old != new and name in found and name in given and not is_free:
             raise ValueError(
-                f"the weights have a head with {name}={found[name]}, and the task has "
-                f"{given[name]}: set --config.new_head=True for a new head, or "
-                f"--config.{flag}={found[name]}"
+                f"the weights have a head with {name}={old}, and the task has {new}: set "
+                f"--config.new_head=True for a new head, or --config.{flag}={old}"
             )

@@ -45,9 +45,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/retrieval.py."""
     data = config.data
     tables.check_files_given(data)
-    is_bi_encoder = data.role == "bi_encoder"
     check_config(config)
-    train = read_queries(data.train) if data.train else []  # Without: predictions only.
+    files = {name: read_queries(data[name]) for name in ("train", "dev", "test") if data[name]}
+    train = files.pop("train", [])  # Without: predictions only.
     check_labeled(train, [query.positive or None for query in train], "positive", required=True)
     for query in train:
         if len(query.negatives) < data.num_negatives:
@@ -56,16 +56,23 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
                 f"{data.num_negatives}: give more, or set --config.data.num_negatives"
             )
     train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
-    splits = {name: read_queries(data[name]) for name in ("dev", "test") if data[name]}
     collection = read_passages(data.passages) if data.passages else []
-    texts = TokenizedTexts(tokenizer, sum(splits.values(), train), collection, config)
-    make_feature = texts.bi_encoder_feature if is_bi_encoder else texts.cross_encoder_feature
+    texts = TokenizedTexts(tokenizer, sum(files.values(), train), collection, config)
+    if is_bi_encoder := data.role == "bi_encoder":
+        numbers = {text: number for number, text in enumerate(texts.passages)}
+        features = []
+        for query in train:
+            label = np.array([numbers[text] for text in query.candidates()], np.int32)
+            sequences = texts.separate([query], query.candidates())
+            features.append(Feature(*zip(*sequences, strict=True), label))
+    else:  # The positive is first, and correct.
+        features = [Feature(*zip(*texts.pairs(query), strict=True), 0) for query in train]
     return Task(
         head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
         labels=() if is_bi_encoder else ("score",),
-        train=[make_feature(query) for query in train],
+        train=features,
         splits=tuple(
-            make_split(name, own, texts, collection, is_bi_encoder) for name, own in splits.items()
+            make_split(name, own, texts, collection, is_bi_encoder) for name, own in files.items()
         ),
         metric=f"dev/mrr_at_{TOP}",
         notes=texts.notes,
@@ -96,7 +103,7 @@ def check_config(config: ConfigDict) -> None:
 
 
 def read_queries(path: str | pathlib.Path) -> list[Query]:
-    """Reads the queries of a JSONL file; all have a positive, or none. Raises like `get_task`."""
+    """Reads the queries of a JSONL file; all have a positive, or none."""
     queries = []
     for values, place in tables.read_json_lines(path):
         text, positive = _text(values, "query", place), ""
@@ -116,7 +123,7 @@ def read_queries(path: str | pathlib.Path) -> list[Query]:
 
 
 def read_passages(path: str | pathlib.Path) -> list[str]:
-    """Reads the passages of a JSONL file, one `{"text": ...}` per line. Raises like `get_task`."""
+    """Reads the passages of a JSONL file, one `{"text": ...}` per line."""
     return [_text(values, "text", place) for values, place in tables.read_json_lines(path)]
 
 
@@ -137,56 +144,39 @@ class TokenizedTexts:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        queries: Sequence[Query],
-        collection: Sequence[str],
-        config: ConfigDict,
+        self, tokenizer: Tokenizer, queries: list[Query], collection: list[str], config: ConfigDict
     ):
         self.tokenizer, self.max_seq_length = tokenizer, config.max_seq_length
         self.notes: dict[str, int] = {}
         passages = (*collection, *(text for query in queries for text in query.candidates()))
         texts = [query.text for query in queries]
-        self._queries = self._truncated("queries", texts, config.data.max_query_length - 2)
-        self._passages = self._truncated("passages", passages, config.max_seq_length - 2)
-        self._numbers = {text: number for number, text in enumerate(self._passages)}
+        self.queries = self._truncated("queries", texts, config.data.max_query_length - 2)
+        self.passages = self._truncated("passages", passages, config.max_seq_length - 2)
 
     def _truncated(self, name: str, texts: Iterable[str], max_tokens: int) -> dict[str, list[int]]:
         ids_of = tokenize(self.tokenizer, texts)
         self.notes[f"{name} truncated"] = sum(len(ids) > max_tokens for ids in ids_of.values())
         return {text: ids[:max_tokens] for text, ids in ids_of.items()}
 
-    def query(self, text: str) -> tuple[np.ndarray, int]:
-        return make_sequence(self.tokenizer, self._queries[text])
+    def separate(self, queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
+        """Returns the sequences of queries and passages, one after the other."""
+        ids = [self.queries[query.text] for query in queries]
+        ids += [self.passages[passage] for passage in passages]
+        return [make_sequence(self.tokenizer, each) for each in ids]
 
-    def passage(self, text: str) -> tuple[np.ndarray, int]:
-        return make_sequence(self.tokenizer, self._passages[text])
-
-    def pair(self, query: str, passage: str) -> tuple[np.ndarray, int]:
-        first = self._queries[query]
-        second = self._passages[passage][: self.max_seq_length - 3 - len(first)]
-        return make_sequence(self.tokenizer, first, second)
-
-    def bi_encoder_feature(self, query: Query) -> Feature:
-        """Returns a query, its positive and its negatives; the labels number the passages."""
-        passages = query.candidates()
-        label = np.array([self._numbers[passage] for passage in passages], np.int32)
-        return _feature([self.query(query.text), *map(self.passage, passages)], label)
-
-    def cross_encoder_feature(self, query: Query) -> Feature:
-        """Returns a query paired with its positive, which is to be chosen, and its negatives."""
-        return _feature([self.pair(query.text, passage) for passage in query.candidates()], 0)
-
-
-def _feature(sequences: Iterable[tuple[np.ndarray, int]], label=None) -> Feature:
-    return Feature(*zip(*sequences, strict=True), label)
+    def pairs(self, query: Query) -> list[tuple]:
+        """Returns the sequences of a query with each of its passages."""
+        first = self.queries[query.text]
+        room = self.max_seq_length - 3 - len(first)
+        ids = [self.passages[passage][:room] for passage in query.candidates()]
+        return [make_sequence(self.tokenizer, first, second) for second in ids]
 
 
 def make_split(
     name: str,
     queries: list[Query],
     texts: TokenizedTexts,
-    collection: Sequence[str],
+    collection: list[str],
     is_bi_encoder: bool,
 ) -> Split:
     """Builds a split that ranks passages for each query.
@@ -199,16 +189,14 @@ def make_split(
         passages = list(dict.fromkeys([*collection, *own]))
         index_of = {passage: index for index, passage in enumerate(passages)}
         ranked = [(query, passages, index_of.get(query.positive)) for query in queries]
-        sequences = [texts.query(query.text) for query in queries] + [*map(texts.passage, passages)]
+        sequences = texts.separate(queries, passages)
     else:
         ranked = [(each, each.candidates(), 0 if each.positive else None) for each in queries]
-        sequences = [texts.pair(query.text, each) for query, own, _ in ranked for each in own]
+        sequences = [pair for query in queries for pair in texts.pairs(query)]
     for query, passages, _ in ranked:
         if not passages:
-            raise ValueError(
-                f"{query.place}: no passages to rank; give 'negatives', or for a bi_encoder "
-                "--config.data.passages"
-            )
+            fix = "'negatives', or for a bi_encoder --config.data.passages"
+            raise ValueError(f"{query.place}: no passages to rank: give {fix}")
 
     def rankings(outputs: Outputs) -> Iterator[tuple[Query, Sequence[str], int | None, np.ndarray]]:
         """Yields queries, passages, the index of the positive (None if unknown) and scores."""
@@ -238,7 +226,7 @@ def make_split(
             lines.append(values | {"scores": [float(found[index]) for index in best]})
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
 
-    features = [_feature([each]) for each in sequences]
+    features = [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]
     return Split(name, features, score if queries[0].positive else None, write)
 
 

@@ -14,15 +14,12 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
     if count > 1 and _holds_run(workdir):
         raise ValueError(f"{workdir} holds a run of one seed: give another --workdir for several")
     wanted = range(first, first + count)
-    found = [
-        int(path.name.removeprefix("seed_"))
-        for path in workdir.glob("seed_*")
-        if path.name.removeprefix("seed_").isdecimal() and _holds_run(path)
-    ]
+    runs = filter(_holds_run, workdir.glob("seed_[0-9]*"))
+    found = sorted(int(path.name.removeprefix("seed_")) for path in runs)
     if found and (count == 1 or not set(found) <= set(wanted)):
         low, high = min(*found, *wanted), max(*found, *wanted)
         raise ValueError(
-            f"{workdir} holds runs of the seeds {', '.join(map(str, sorted(found)))}: give another "
+            f"{workdir} holds runs of the seeds {', '.join(map(str, found))}: give another "
             f"--workdir, or resume these with --config.seed={low} "
             f"--config.num_seeds={max(high - low + 1, 2)}"
         )

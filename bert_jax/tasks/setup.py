@@ -1,10 +1,9 @@
 """Builds the task, model, optimizer and steps of a fine-tuning configuration."""
 
 import dataclasses
-import importlib
+import importlib.util
 import math
 from collections.abc import Callable
-from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +29,8 @@ from bert_jax.training.state import TrainState
 class FinetuneSetup:
     """What the runs of all seeds share.
 
-    `settings` is the resolved configuration that checkpoints store; `init` turns a key and the
-    `pretrained` parameters into the initial state; `microbatch_rows` and `predict_rows` are the
-    rows computed at once in training and prediction.
+    `settings` are stored in checkpoints; `init` turns a key and the `pretrained` parameters into
+    the initial state; `microbatch_rows` and `predict_rows` are computed at once.
     """
 
     config: ConfigDict
@@ -43,6 +41,7 @@ class FinetuneSetup:
     shape: RowShape
     microbatch_rows: int
     predict_rows: int
+    steps_per_epoch: int
     num_steps: int
     model: object
     mesh: Mesh
@@ -51,25 +50,20 @@ class FinetuneSetup:
     init: Callable[[jax.Array, dict], TrainState]
     shardings: TrainState
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return steps_per_epoch(len(self.task.train), self.config.batch_size)
-
 
 def setup_finetuning(
     config: ConfigDict, params: dict, settings: dict, tokenizer: Tokenizer
 ) -> FinetuneSetup:
     """Reads the examples and builds what all seeds run with.
 
-    Args:
-      config: of the fine-tuning.
-      params, settings, tokenizer: of the weights to start from.
-
-    Raises:
-      ValueError, FileNotFoundError: anything is wrong with the configuration or the files.
+    `params`, `settings` and `tokenizer` are those of the weights to start from. Raises ValueError
+    or FileNotFoundError if anything is wrong with the configuration or the files.
     """
     found = settings["head"] if "head" in params else None
-    module = task_module(config.task)
+    name = f"bert_jax.tasks.{config.task}"
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(f"--config.task={config.task}: expected a file name in bert_jax/tasks")
+    module = importlib.import_module(name)
     task = module.get_task(use_labels_of_head(config, module, found), tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
@@ -79,7 +73,8 @@ def setup_finetuning(
         task.head_settings.update({name: found[name] for name in task.tuned if name in found})
         described |= task.head_settings
     model = make_model(bert, described)
-    num_steps = round(config.num_epochs * steps_per_epoch(len(task.train), config.batch_size))
+    num_batches = steps_per_epoch(len(task.train), config.batch_size)
+    num_steps = round(config.num_epochs * num_batches)
     if not num_steps and task.labels and "head" not in pretrained:
         why = f"num_epochs is {config.num_epochs:g}" if task.train else "there is no training data"
         raise ValueError(
@@ -87,18 +82,28 @@ def setup_finetuning(
             "give the workdir of a run that trained one"
         )
 
-    mesh = partitioning.make_mesh(**config.mesh)
-    shape = row_shape(config, task, tokenizer.pad_id)
-    if shape.length > bert.max_position_embeddings * shape.sequences_per_feature:
+    if config.max_seq_length > bert.max_position_embeddings:
         raise ValueError(
             f"max_seq_length is {config.max_seq_length}, but the position table of "
             f"{config.init_from} ends at {bert.max_position_embeddings}"
         )
+    mesh = partitioning.make_mesh(**config.mesh)
+    num_sequences = len((task.train or task.splits[0].features)[0].sequences)
+    shape = RowShape(  # Holds any feature.
+        length=config.max_seq_length * num_sequences,
+        num_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
+        labels=task.head.labels,
+        pad_id=tokenizer.pad_id,
+        sequences_per_feature=num_sequences,
+    )
     predict_rows = default_microbatch_rows(shape.length, config.per_device_batch_size, mesh)
     microbatch_rows = predict_rows
     if task.train and not config.per_device_batch_size:
+        sizes = []  # Numbers of rows of the first batches, as a sample of all.
+        for step in range(min(50, num_batches)):
+            indices = batch_indices(len(task.train), config.batch_size, config.seed, step)
+            sizes.append(len(shape.pack([task.train[index] for index in indices])))
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
-        sizes = rows_of_first_batches(task, shape, config)
         microbatch_rows = fit_microbatch_rows(predict_rows, sizes, num_shards)
 
     schedule = linear_schedule(
@@ -123,7 +128,18 @@ def setup_finetuning(
         "absent": ["mlm", "nsp", *([] if task.head.pooled else ["bert/pooler"])],
         "num_steps": num_steps,
     }
-    log_task(task, shape, num_steps)
+    tokens, rows = sum(map(len, task.train)), len(shape.pack(task.train))
+    logging.info(
+        "%d training features of %.1f tokens on average, in rows of %d tokens, %.0f %% full; "
+        "%d steps; splits: %s; %s",
+        len(task.train),
+        tokens / max(len(task.train), 1),
+        shape.length,
+        100 * tokens / max(rows * shape.length, 1),
+        num_steps,
+        ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
+        ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
+    )
     return FinetuneSetup(
         config=config,
         task=task,
@@ -133,6 +149,7 @@ def setup_finetuning(
         shape=shape,
         microbatch_rows=microbatch_rows,
         predict_rows=predict_rows,
+        steps_per_epoch=num_batches,
         num_steps=num_steps,
         model=model,
         mesh=mesh,
@@ -152,52 +169,4 @@ def check_numbers(config: ConfigDict) -> None:
         ("max_seq_length", 8, math.inf),
         ("learning_rate clip_norm", 1e-30, math.inf),
         ("warmup_fraction", 0, 1),
-    )
-
-
-def task_module(name: str) -> ModuleType:
-    """Imports the file of `bert_jax.tasks` with this name; ValueError if there is none."""
-    try:
-        return importlib.import_module(f"bert_jax.tasks.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"bert_jax.tasks.{name}":
-            raise
-        raise ValueError(
-            f"--config.task={name}: expected the name of a file in bert_jax/tasks"
-        ) from error
-
-
-def row_shape(config: ConfigDict, task: Task, pad_id: int) -> RowShape:
-    """Returns rows that hold any feature: `max_seq_length` for each of its sequences."""
-    num_sequences = len((task.train or task.splits[0].features)[0].sequences)
-    return RowShape(
-        length=config.max_seq_length * num_sequences,
-        num_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
-        labels=task.head.labels,
-        pad_id=pad_id,
-        sequences_per_feature=num_sequences,
-    )
-
-
-def rows_of_first_batches(task: Task, shape: RowShape, config: ConfigDict) -> list[int]:
-    """Returns the number of rows that each of the first batches takes, as a sample of all."""
-    count, sizes = len(task.train), []
-    for step in range(min(50, steps_per_epoch(count, config.batch_size))):
-        indices = batch_indices(count, config.batch_size, config.seed, step)
-        sizes.append(len(shape.pack([task.train[index] for index in indices])))
-    return sizes
-
-
-def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
-    tokens, rows = sum(map(len, task.train)), len(shape.pack(task.train))
-    logging.info(
-        "%d training features of %.1f tokens on average, in rows of %d tokens, %.0f %% full; "
-        "%d steps; splits: %s; %s",
-        len(task.train),
-        tokens / max(len(task.train), 1),
-        shape.length,
-        100 * tokens / max(rows * shape.length, 1),
-        num_steps,
-        ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
-        ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )

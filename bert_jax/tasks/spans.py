@@ -139,10 +139,14 @@ def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
     ]
 
 
-def find_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
-    """Returns the first and last token of characters `begin` to `end`; None if they have none."""
-    first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
-    last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1
+def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
+    """Returns the first and last token of an answer; None if it is not at its answer_start."""
+    text, begin = answer
+    if not text.strip() or begin < 0 or not passage.context.startswith(text, begin):
+        return None
+    starts, ends = passage.offsets.T
+    first = int(np.searchsorted(ends, begin, side="right"))
+    last = int(np.searchsorted(starts, begin + len(text), side="left")) - 1
     return (first, last) if first <= last else None
 
 

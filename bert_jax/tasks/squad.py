@@ -46,7 +46,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
                 question.place
                 for question, passage in zip(questions, passages, strict=True)
                 for answer in question.answers or ()
-                if not locate(answer, passage)
+                if not spans.locate(answer, passage)
             ]
             notes[f"{name} answers not in the context"] = len(lost)
         if lost:
@@ -71,11 +71,11 @@ def training_features(
 
     The first answer counts; a question is skipped if it is not in the context.
     """
+    if questions[0].answers is None:
+        raise ValueError(f"{questions[0].place}: no answers, and training needs them")
     features, skipped = [], []
     for question, passage in zip(questions, passages, strict=True):
-        if question.answers is None:
-            raise ValueError(f"{question.place}: no answers, and training needs them")
-        tokens = locate(question.answers[0], passage) if question.answers else None
+        tokens = spans.locate(question.answers[0], passage) if question.answers else None
         if question.answers and not tokens:
             skipped.append(question.place)
         else:
@@ -86,14 +86,6 @@ def training_features(
             f"its answer_start (in characters); the first is {skipped[0]}"
         )
     return features, skipped
-
-
-def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
-    """Returns the first and last token of an answer; None if it is not at its answer_start."""
-    text, begin = answer
-    if not text.strip() or begin < 0 or not passage.context.startswith(text, begin):
-        return None
-    return spans.find_tokens(passage.offsets, begin, begin + len(text))
 
 
 def make_split(

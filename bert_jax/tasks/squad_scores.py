@@ -28,11 +28,9 @@ def exact_match(prediction: str, gold: str) -> float:
 def f1(prediction: str, gold: str, neither: float = 0.0) -> float:
     """Returns the F1 of the words; `neither` if no text has any, 0 in version 1.1 and 1 in 2.0."""
     predicted, expected = normalize(prediction).split(), normalize(gold).split()
-    if not predicted and not expected:
-        return neither
     common = (Counter(predicted) & Counter(expected)).total()
     if not common:
-        return 0.0
+        return 0.0 if predicted or expected else neither
     precision, recall = common / len(predicted), common / len(expected)
     return 2 * precision * recall / (precision + recall)
 

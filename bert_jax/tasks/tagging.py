@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -16,7 +16,6 @@ from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import check_files_given
 from bert_jax.tasks.tagging_scores import entity_scores, find_strict_entities, split_tag
 from bert_jax.tasks.task import Outputs, Split, Task
-from bert_jax.tasks.windows import split_into_windows
 from bert_jax.tokenization import Tokenizer
 
 
@@ -150,6 +149,37 @@ def tagging_features(
             features.append(Feature((tokens,), (len(tokens),), label))
             positions.append(places)
     return features, positions, {"windows": len(features), "words truncated": truncated}
+
+
+def split_into_windows(
+    sizes: Sequence[int], sentences: Iterable[tuple[int, int]], room: int
+) -> list[tuple[int, int, int, int]]:
+    """Splits a text, such as a document, into windows of at most `room` pieces.
+
+    A window (start, begin, end, stop) shows words `start` to `stop` and predicts `begin` to `end`:
+    one sentence, or up to `room // 2` pieces of a longer one. The rest are the surrounding words of
+    any sentence, equally many pieces on both sides unless the text ends on one of them.
+
+    Args:
+      sizes: number of pieces of each word of the text, 1 to `room`.
+      sentences: first word of each sentence, and one past its last, in order.
+    """
+    before = np.cumsum([0, *sizes])  # Pieces before each word.
+
+    def words_within(pieces: int) -> int:
+        return int(np.searchsorted(before, pieces, side="right")) - 1
+
+    windows = []
+    for begin, last in sentences:
+        max_pieces = room if before[last] - before[begin] <= room else room // 2
+        while begin < last:
+            end = min(last, max(begin + 1, words_within(before[begin] + max_pieces)))
+            spare = room - (before[end] - before[begin])
+            left = max(spare // 2, spare - (before[-1] - before[end]))
+            start = int(np.searchsorted(before, before[begin] - left))
+            windows.append((start, begin, end, words_within(before[start] + room)))
+            begin = end
+    return windows
 
 
 def best_tags(outputs: Outputs, positions: Sequence[np.ndarray]) -> np.ndarray:

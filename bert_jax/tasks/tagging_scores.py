@@ -83,9 +83,8 @@ def entity_scores(
         wanted.update(entity.type for entity in theirs)
         correct.update(entity.type for entity in ours & theirs)
     scores = {}
-    types = sorted(found | wanted)
     totals = {"": [count.total() for count in counts]}
-    totals |= {f"/{each}": [count[each] for count in counts] for each in types}
+    totals |= {f"/{each}": [count[each] for count in counts] for each in sorted(found | wanted)}
     for suffix, (num_found, num_wanted, num_correct) in totals.items():
         scores[f"precision{suffix}"] = num_correct / max(num_found, 1)
         scores[f"recall{suffix}"] = num_correct / max(num_wanted, 1)

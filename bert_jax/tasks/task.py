@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from bert_jax.data.features import Feature
 from bert_jax.model.heads import Head, Outputs
 
-__all__ = ["Outputs", "Split", "Task"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -32,16 +30,14 @@ class Task:
     """A task as read from its files.
 
     Attributes:
-      head: kind of the head.
       labels: names of the head's outputs; none for "embedding".
-      train: training features, shuffled and batched by the loop.
-      splits: all of them are predicted at the end.
+      splits: all are predicted at the end.
       metric: "split/name" of the metric that selects the best checkpoint, higher is better. Without
         such a split, or labels in it, the last checkpoint is kept.
       notes: counts from reading the files (truncated, skipped, ...), for the log.
       head_settings: what inference needs besides the labels; stored in the checkpoint as JSON.
-      tuned: names of head settings that scoring the dev split changes. They start from those of the
-        head that a run starts from, and each checkpoint keeps its own.
+      tuned: names of head settings that scoring the dev split changes; a run starts from those of
+        the head in its weights.
     """
 
     head: Head

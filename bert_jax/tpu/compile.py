@@ -34,24 +34,15 @@ UNCASED_ENGLISH = types.SimpleNamespace(
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Data-sheet figures of one JAX device: a core on v3, a chip otherwise.
+    """Data-sheet figures of one JAX device: a core on v3, a chip otherwise."""
 
-    Attributes:
-      clock_hz: peak bf16 FLOP/s over FLOPs per cycle, two per cell of the matrix units.
-      hbm_bytes: memory.
-      usable_hbm_bytes: memory that the compiler allows a program (more than `hbm_bytes` on v5p).
-      link_bytes_per_second: bandwidth to the neighbors, summed over all links, in one direction.
-      dimensions: number of dimensions of the torus.
-      megacore: whether the compiler joins the two cores of a chip into one device.
-    """
-
-    clock_hz: float
+    clock_hz: float  # Peak bf16 FLOP/s over FLOPs per cycle, two per cell of the matrix units.
     hbm_bytes: int
-    usable_hbm_bytes: float
-    link_bytes_per_second: float
-    dimensions: int
+    usable_hbm_bytes: float  # What the compiler allows a program: more than hbm_bytes on v5p.
+    link_bytes_per_second: float  # To the neighbors, over all links, in one direction.
+    dimensions: int  # Of the torus.
     devices_per_chip: int = 1
-    megacore: bool = False
+    megacore: bool = False  # Whether the compiler joins the two cores of a chip into one device.
 
 
 # Sources: Cloud TPU's system architecture pages (HBM; interconnect, half of it in each direction),
@@ -96,11 +87,9 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("the TPU compiler is not installed: pip install 'jax[tpu]'")
     options = {"chip_config_name": "megacore"} if CHIPS[name].megacore else {}
-    if num_slices > 1:
-        options["num_slices"] = num_slices
     try:
         description = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{name}:{'x'.join(map(str, shape))}", **options
+            f"{name}:{'x'.join(map(str, shape))}", "tpu", num_slices=num_slices, **options
         )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
@@ -109,18 +98,15 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
 
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
-    """Returns the phases of a run without corpora, with rows of `lengths`. Raises ValueError."""
+    """Returns the phases of a run without corpora, with rows of `lengths`."""
     phases, start = [], 0
     for length, phase in zip(lengths, (config, config.long_phase), strict=True):
-        if phase.num_steps:
-            max_pairs = CorpusConfig().max_pairs_per_row
-            rows = types.SimpleNamespace(max_seq_length=length, max_pairs=max_pairs)
-            stop = start + phase.num_steps
-            phases.append(Phase(rows, None, start, stop, phase.batch_size, phase.max_predictions))
-            start = stop
-    if not phases:
-        raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
-    return phases
+        max_pairs = CorpusConfig().max_pairs_per_row
+        rows = types.SimpleNamespace(max_seq_length=length, max_pairs=max_pairs)
+        stop = start + phase.num_steps
+        phases.append(Phase(rows, None, start, stop, phase.batch_size, phase.max_predictions))
+        start = stop
+    return [phase for phase in phases if phase.num_steps]
 
 
 def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
@@ -131,6 +117,12 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
     """
     state = setup.abstract_state
     batch = abstract_batch(phase, partitioning.batch_sharding(setup.mesh))
+    arguments = {
+        "params": bytes_per_device(state.params),
+        "optimizer": bytes_per_device((state.opt_state, state.step)),
+        "rows": bytes_per_device(batch),
+    }
+    num_bytes = sum(arguments.values())
     update_step = make_pretrain_step(
         setup.model,
         setup.optimizer,
@@ -144,18 +136,14 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        arguments = bytes_per_device((state, batch))
-        raise DoesNotFit(*parse_memory_error(str(error), arguments), arguments) from error
+        raise DoesNotFit(*parse_memory_error(str(error), num_bytes), num_bytes) from error
     memory = compiled.memory_analysis()
-    hbm = {
-        "params": bytes_per_device(state.params),
-        "optimizer": bytes_per_device((state.opt_state, state.step)),
-        "rows": bytes_per_device(batch),
+    hbm = arguments | {
+        "padding": memory.argument_size_in_bytes - num_bytes,
+        "activations": memory.temp_size_in_bytes,
+        "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
     }
-    hbm["padding"] = memory.argument_size_in_bytes - sum(hbm.values())
-    hbm["activations"] = memory.temp_size_in_bytes
-    hbm["results"] = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    hbm["code"] = memory.generated_code_size_in_bytes
     return hbm, compiled.as_text()
 
 
@@ -185,12 +173,9 @@ def parse_memory_error(message: str, argument_bytes: int) -> tuple[int | None, i
     """
     number = r"([\d.]+)([KMGT])"
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    for pattern, unreported in (
-        (rf"Used {number} of {number} hbm", 0),
-        (rf"temporaries \({number}\) exceeds available HBM \({number}\)", argument_bytes),
-    ):
-        found = re.search(pattern, message)
-        if found:
-            needed, limit = (round(float(found[n]) * units[found[n + 1]]) for n in (1, 3))
-            return needed + unreported, limit
-    return None, None
+    total = re.search(rf"Used {number} of {number} hbm", message)
+    temporary = re.search(rf"temporaries \({number}\) exceeds available HBM \({number}\)", message)
+    if not (found := total or temporary):
+        return None, None
+    needed, limit = (round(float(found[n]) * units[found[n + 1]]) for n in (1, 3))
+    return needed + (0 if total else argument_bytes), limit

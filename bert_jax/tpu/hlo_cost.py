@@ -6,7 +6,6 @@ annotated), collectives and custom kernels have no estimate. Does not need JAX.
 """
 
 import collections
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -40,7 +39,8 @@ FREE = (
     *("conditional", "call", "async-start", "async-update", "async-done"),
     *("send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
 )
-CALLERS = ("fusion", "custom-call", "async-start", "call", "while", "conditional")
+FUSIONS = ("fusion", "custom-call")
+CALLERS = (*FUSIONS, "async-start", "call", "while", "conditional")
 COMPUTATION_OR_INSTRUCTION = re.compile(
     r"^(ENTRY )?%([\w.\-]+) .*\{$|"
     r"^ +(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)(.*)$",
@@ -92,42 +92,15 @@ class Instruction(NamedTuple):
 Computations = dict[str, list[Instruction]]  # By name, each in the order of the schedule.
 
 
-@dataclasses.dataclass
-class Collective:
-    """All collectives of one kind.
+class Cost(NamedTuple):
+    """Cost of one step on one device."""
 
-    Attributes:
-      count: runs per step.
-      num_bytes: payload per device: the array that is reduced, or the gathered one.
-      link_bytes: bytes that one device sends over its links: over n devices, (n - 1) / n of the
-        payload to gather or scatter, twice that to reduce. Slices exchange over their hosts'
-        network instead: 0.
-    """
-
-    count: int = 0
-    num_bytes: int = 0
-    link_bytes: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Cost of one step on one device.
-
-    Attributes:
-      cycles: {(part, "forward" | "backward" | "update"): estimated cycles}.
-      flops: FLOPs of the matrix products, two per multiply-add.
-      collectives: {kind: Collective}.
-      costliest: (cycles of all runs, number of runs, instruction), in descending order.
-      not_estimated: runs without an estimate, by `Instruction.kind`.
-      loops_counted_once: names of the loops with an unknown trip count.
-    """
-
-    cycles: dict[tuple[str, str], int]
-    flops: float
-    collectives: dict[str, Collective]
-    costliest: list[tuple[int, int, Instruction]]
-    not_estimated: dict[str, int]
-    loops_counted_once: list[str]
+    cycles: dict[tuple[str, str], int]  # By (part, "forward" | "backward" | "update").
+    flops: float  # Of the matrix products, two per multiply-add.
+    collectives: dict[str, dict[str, float]]  # {kind: {"count", "bytes", "link_bytes"}}.
+    costliest: list[tuple[int, int, Instruction]]  # (Cycles of all runs, runs, ...), descending.
+    not_estimated: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
+    loops_counted_once: list[str]  # Those with an unknown trip count.
 
     @property
     def total_cycles(self) -> int:
@@ -151,7 +124,7 @@ def step_cost(text: str) -> Cost:
             # One that overlaps with arithmetic is split into steps of one channel: count one step.
             channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
             total = runs * num_bytes, runs * link_bytes, runs, kind
-            exchanges[channel] = max(exchanges.get(channel, total), total)
+            exchanges[channel] = max(total, exchanges.get(channel, total))
         if fusion:
             continue  # The estimate of the fusion includes its instructions.
         if instruction.cycles is not None:
@@ -159,11 +132,9 @@ def step_cost(text: str) -> Cost:
             costliest.append((runs * instruction.cycles, runs, instruction))
         elif instruction not in communicating and _needs_estimate(instruction):
             not_estimated[instruction.kind] += runs
-    totals = collections.defaultdict(Collective)
+    totals = collections.defaultdict(collections.Counter)
     for num_bytes, link_bytes, runs, kind in exchanges.values():
-        totals[kind].count += runs
-        totals[kind].num_bytes += num_bytes
-        totals[kind].link_bytes += link_bytes
+        totals[kind].update(count=runs, bytes=num_bytes, link_bytes=link_bytes)
     costliest.sort(key=lambda row: -row[0])
     return Cost(cycles, total_flops, totals, costliest, not_estimated, loops_counted_once)
 
@@ -178,9 +149,8 @@ def parse(text: str) -> tuple[Computations, str]:
             entry = computation if is_entry else entry
         else:
             shapes[name] = shape
-            operands = " ".join(
-                shapes.get(word, word) for word in re.findall(r"[\w.\-]+", operands)
-            )
+            words = re.findall(r"[\w.\-]+", operands)
+            operands = " ".join(shapes.get(word, word) for word in words)
             body.append(Instruction(name, shape, opcode, operands, attributes))
     if entry is None:
         raise ValueError("not the text of an HLO module: it has no ENTRY computation")
@@ -197,10 +167,9 @@ def executed(
     """
     for instruction in computations[name]:
         trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
-        is_fusion = instruction.opcode in ("fusion", "custom-call")
-        outermost = fusion or (instruction if is_fusion else None)
+        inside = fusion or (instruction if instruction.opcode in FUSIONS else None)
         for called in instruction.called:
-            yield from executed(computations, called, runs * (trips or 1), outermost)
+            yield from executed(computations, called, runs * (trips or 1), inside)
         yield runs, instruction, fusion
 
 
@@ -241,9 +210,8 @@ def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
 
 def _needs_estimate(instruction: Instruction) -> bool:
     """Returns whether an instruction without an estimate makes the total too low."""
-    if instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES):
-        return False
-    return any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape))
+    is_free = instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES)
+    return not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape))
 
 
 def flops(instruction: Instruction) -> float:
@@ -257,7 +225,7 @@ def flops(instruction: Instruction) -> float:
     arrays = _arrays(f"{instruction.shape} {instruction.operands}")
     result, left, right = (sizes for _, sizes in arrays)
     if instruction.opcode == "dot":
-        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
         return 2.0 * math.prod(result + tuple(left[int(d)] for d in contracted.split(",") if d))
     labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|$)")
     left, right, result = (
@@ -279,10 +247,13 @@ def flops(instruction: Instruction) -> float:
     return total
 
 
-def collective(
-    instruction: Instruction, fusion: Instruction | None = None
-) -> tuple[str, int, float] | None:
-    """Returns (kind, num_bytes, link_bytes) of a collective, None for any other instruction."""
+def collective(instruction: Instruction, fusion: Instruction | None) -> tuple | None:
+    """Returns (kind, payload in bytes, bytes over links) of a collective, None if it is not one.
+
+    The payload is the array that is reduced, or the gathered one. Over its links, a device sends
+    (n - 1) / n of it to gather or scatter over n devices, twice that to reduce. Slices exchange
+    over their hosts' network instead.
+    """
     kind = instruction.opcode.removesuffix("-start")
     payload = array_bytes(instruction.operands)
     if kind == "send" and "megascale" in instruction.attributes:
@@ -308,8 +279,6 @@ def group_size(attributes: str) -> int:
     if found:  # mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))
-    found = re.search(r"replica_groups=\[\d+,(\d+)\]", attributes)
-    if found:  # [groups,size]<=[devices]
-        return int(found[1])
-    found = re.search(r"replica_groups=\{\{([\d,]*)\}", attributes)
-    return len(found[1].split(",")) if found else 1
+    # [groups,size]<=[devices] or {{0,1},{2,3}}
+    found = re.search(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})", attributes)
+    return int(found[1] or found[2].count(",") + 1) if found else 1

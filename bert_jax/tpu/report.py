@@ -5,17 +5,20 @@ is the minimum time of these: their bytes over the data-sheet bandwidth of all l
 Hours "with exposed collectives" add it in full, as if no collective overlapped with computation.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import pathlib
 import re
+import time
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
 from bert_jax.model.bert import num_params
 from bert_jax.tpu import compile as tpu
+from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import throughput
 from bert_jax.training.setup import Phase, PretrainSetup, setup_pretraining
 
@@ -27,7 +30,7 @@ def report(
     tokenizer,
     *,
     num_costliest: int = 0,
-    hlo_path: pathlib.Path | None = None,
+    hlo_path: str | None = None,
 ) -> dict:
     """Compiles the step of each phase for a topology and returns its figures.
 
@@ -37,26 +40,20 @@ def report(
     `hbm_bytes_over` is the need beyond what the compiler allows (`tpu.Chip.usable_hbm_bytes`): 0 if
     the step fits, None if the compiler does not report it, which counts as the largest need.
 
-    Args:
-      num_costliest: how many of the costliest instructions to list.
-      hlo_path: file for the scheduled HLO of the first phase.
-
-    Raises ValueError if the topology, mesh or batch is invalid.
+    Lists the `num_costliest` instructions, and writes the scheduled HLO of the first phase to
+    `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
     """
     chip, devices = tpu.describe_topology(topology)
     setup = setup_pretraining(config, phases, tokenizer, devices)
     figures = []
     for phase in phases:
-        known = _phase_figures(setup, phase, chip)
-        try:
-            step = tpu.compile_step(setup, phase)
-        except tpu.DoesNotFit as error:
-            figures.append(known | _failure_figures(error))
-            continue
-        figures.append(known | _step_figures(step, known, chip, devices, num_costliest))
-        if hlo_path is not None and phase is phases[0]:
-            hlo_path.write_text(step.text)
-    largest = max(figures, key=_memory_need)
+        started = time.monotonic()
+        path = hlo_path if phase is phases[0] else None
+        found = _phase_figures(setup, phase, chip, num_costliest, path)
+        figures.append(found | {"compile_seconds": time.monotonic() - started})
+    largest = max(
+        figures, key=lambda each: (not each["fits"], each["hbm_bytes_per_device"] or math.inf)
+    )
     result = figures[0] | {
         **{name: largest[name] for name in ("hbm_parts", "hbm_bytes_per_device", "hbm_bytes_over")},
         "compile_seconds": sum(phase["compile_seconds"] for phase in figures),
@@ -77,79 +74,62 @@ def report(
     return result
 
 
-def _memory_need(phase: dict) -> tuple[bool, float]:
-    """Sort key for phases: steps that do not fit need most, and more if by an unknown amount."""
-    needed = phase["hbm_bytes_per_device"]
-    return not phase["fits"], math.inf if needed is None else needed
-
-
-def _phase_figures(setup: PretrainSetup, phase: Phase, chip: tpu.Chip) -> dict:
-    """Returns the figures that are known before compilation."""
-    shards = setup.mesh.shape["data"] * setup.mesh.shape["fsdp"]
-    return {
-        "max_seq_length": phase.rows.max_seq_length,
+def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_path) -> dict:
+    mesh, length = dict(setup.mesh.shape), phase.rows.max_seq_length
+    rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
+    row_flops = throughput.flops_per_row(
+        setup.model.config, length, phase.max_predictions, phase.rows.max_pairs
+    )
+    figures = {
+        "max_seq_length": length,
         "batch_size": phase.batch_size,
         "num_steps": phase.num_steps,
         "hbm_capacity_bytes": chip.hbm_bytes,
-        "mesh": dict(setup.mesh.shape),
-        "per_device_batch_size": phase.batch_size // setup.num_microbatches(phase) // shards,
-        "model_flops_per_sequence": throughput.flops_per_row(
-            setup.model.config,
-            phase.rows.max_seq_length,
-            phase.max_predictions,
-            phase.rows.max_pairs,
-        ),
+        "mesh": mesh,
+        "per_device_batch_size": rows_per_device // setup.num_microbatches(phase),
+        "model_flops_per_sequence": row_flops,
     }
-
-
-def _failure_figures(error: tpu.DoesNotFit) -> dict:
-    unknown = (
-        *("hbm_parts", "compiled_flops_per_sequence", "cycles_per_step", "cycles_per_sequence"),
-        *("collective_bytes_per_step", "sequences_per_second_per_chip", "mfu"),
-    )
-    return dict.fromkeys(unknown) | {
-        "fits": False,
-        "hbm_bytes_per_device": error.num_bytes,
-        "hbm_bytes_over": None if error.num_bytes is None else error.num_bytes - error.limit,
-        "hbm_argument_bytes": error.argument_bytes,
-        "compile_seconds": error.seconds,
-    }
-
-
-def _step_figures(step: tpu.CompiledStep, known, chip, devices, num_costliest) -> dict:
-    cost, batch_size = step.cost, known["batch_size"]
-    num_chips = len(devices) // chip.devices_per_chip
+    try:
+        hbm, hlo = tpu.compile_step(setup, phase)
+    except tpu.DoesNotFit as error:
+        return figures | {
+            "fits": False,
+            "hbm_parts": None,
+            "hbm_bytes_per_device": error.num_bytes,
+            "hbm_bytes_over": error.num_bytes and error.num_bytes - error.limit,
+            "hbm_argument_bytes": error.argument_bytes,
+        }
+    if hlo_path:
+        pathlib.Path(hlo_path).write_text(hlo)
+    cost, devices = step_cost(hlo), setup.mesh.devices
+    num_chips = devices.size // chip.devices_per_chip
+    collectives = cost.collectives.values()
+    link_bytes = sum(each["link_bytes"] for each in collectives)
     seconds = cost.total_cycles / chip.clock_hz
-    link_bytes = sum(each.link_bytes for each in cost.collectives.values())
     collective_seconds = link_bytes / chip.link_bytes_per_second
-    exposed_seconds = seconds + collective_seconds
-    rate = batch_size / seconds / num_chips
-    peak = throughput.PEAK_FLOPS[devices[0].device_kind] * chip.devices_per_chip
-    used = sum(step.hbm.values())
+    rate = phase.batch_size / seconds / num_chips
+    peak = throughput.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
+    used = sum(hbm.values())
     cycles_by_part = {}
     for (part, direction), cycles in sorted(cost.cycles.items(), key=lambda item: -item[1]):
         cycles_by_part.setdefault(part, {})[direction] = cycles
-    return {
-        "hbm_bytes_per_device": used,
-        "hbm_parts": step.hbm,
-        "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
+    return figures | {
         "fits": used <= chip.usable_hbm_bytes,
-        "compiled_flops_per_sequence": cost.flops * len(devices) / batch_size,
+        "hbm_parts": hbm,
+        "hbm_bytes_per_device": used,
+        "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
+        "compiled_flops_per_sequence": cost.flops * devices.size / phase.batch_size,
         "cycles_per_step": cost.total_cycles,
-        "cycles_per_sequence": cost.total_cycles * num_chips / batch_size,
+        "cycles_per_sequence": cost.total_cycles * num_chips / phase.batch_size,
         "cycles_by_part": cycles_by_part,
-        "collectives": {
-            kind: {"count": each.count, "bytes": each.num_bytes}
-            for kind, each in cost.collectives.items()
-        },
-        "collective_bytes_per_step": sum(each.num_bytes for each in cost.collectives.values()),
+        "collectives": cost.collectives,
+        "collective_bytes_per_step": sum(each["bytes"] for each in collectives),
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
         "sequences_per_second_per_chip": rate,
-        "mfu": known["model_flops_per_sequence"] * rate / peak,
-        "hours": known["num_steps"] * seconds / 3600,
-        "hours_with_exposed_collectives": known["num_steps"] * exposed_seconds / 3600,
-        "compile_seconds": step.seconds,
+        "mfu": row_flops * rate / peak,
+        "hours": phase.num_steps * seconds / 3600,
+        "hours_with_exposed_collectives": phase.num_steps * (seconds + collective_seconds) / 3600,
         "not_estimated": cost.not_estimated,
         "loops_counted_once": cost.loops_counted_once,
         "costliest": [
@@ -177,11 +157,9 @@ def find_fitting_changes(
         if changed.to_dict() in tried:
             continue
         tried.append(changed.to_dict())
-        try:
+        with contextlib.suppress(ValueError):  # An invalid mesh, or a batch that is not divisible.
             if report(changed, topology, phases, tokenizer)["fits"]:
                 return changes
-        except ValueError:  # An invalid mesh, or a batch that is not divisible.
-            continue
     return None
 
 
@@ -195,16 +173,13 @@ def _memory_savings(failed: dict) -> Iterator[dict[str, int | str]]:
     rows = max(phase["per_device_batch_size"] for phase in failed["phases"])
     halves = [{"per_device_batch_size": rows >> power} for power in range(1, rows.bit_length())]
     remat = {"model.remat": "full"}
-    yield from halves
-    yield remat
     min_activations = (halves[-1] if halves else {}) | remat
-    yield min_activations
-    yield min_activations | {"shard_weight_update": True}
-    sharded = {"mesh.data": -1, "shard_weight_update": True} | min_activations
+    sharded = min_activations | {"shard_weight_update": True}
+    yield from (*halves, remat, min_activations, sharded)
     for fsdp, tensor in ((4, 1), (16, 1), (64, 1), (4, 2), (4, 4), (4, 8)):
         tensor *= failed["mesh"]["tensor"]
         if failed["num_devices"] % (fsdp * tensor) == 0:
-            yield {"mesh.fsdp": fsdp, "mesh.tensor": tensor} | sharded
+            yield {"mesh.fsdp": fsdp, "mesh.tensor": tensor, "mesh.data": -1} | sharded
 
 
 def sweep(
@@ -219,9 +194,8 @@ def sweep(
 
     `largest_batch` is the maximum number of rows per device, for every phase's length, as a power
     of two times the configured one; None if not even that fits. An invalid mesh, which does not
-    divide the devices, a batch or an array, has `error` instead of a report.
-
-    Raises ValueError if the topology or the format of a mesh is invalid, or if all meshes are.
+    divide the devices, a batch or an array, has `error` instead of a report. Raises ValueError if
+    the topology or the format of a mesh is invalid, or if all meshes are.
     """
     tpu.describe_topology(topology)  # Raises once, not for each mesh.
     for sizes in meshes:
@@ -249,15 +223,12 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     config = with_changes(config, {"per_device_batch_size": 0})
     worst = max(figures["phases"], key=lambda each: each["hbm_parts"]["activations"])
     phase = phases[figures["phases"].index(worst)]
-    shards = worst["mesh"]["data"] * worst["mesh"]["fsdp"]
+    rows, shards = worst["per_device_batch_size"], worst["mesh"]["data"] * worst["mesh"]["fsdp"]
     free = worst["hbm_capacity_bytes"] - worst["hbm_bytes_per_device"]
     growth = 1 + free / worst["hbm_parts"]["activations"]
     # Start at twice that: some of the activations do not grow with the rows.
-    factor = 2 ** (int(2 * growth).bit_length() - 1)
-    while factor > 1:
-        rows = worst["per_device_batch_size"] * factor
-        larger = dataclasses.replace(phase, batch_size=rows * shards)
+    for power in range(int(2 * growth).bit_length() - 1, 0, -1):
+        larger = dataclasses.replace(phase, batch_size=(rows << power) * shards)
         if report(config, topology, [larger], tokenizer)["fits"]:
-            break
-        factor //= 2
-    return worst["per_device_batch_size"] * factor
+            return rows << power
+    return rows

@@ -160,8 +160,6 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         heldout = Rows(phase.corpus, "heldout")
         phases.append(Phase(rows, heldout, start, stop, phase.batch_size, phase.max_predictions))
         start = stop
-    if not phases:
-        raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
     if len({phase.rows.manifest["vocabulary"]["sha256"] for phase in phases}) != 1:
         raise ValueError(
             f"--config.corpus={config.corpus} and --config.long_phase.corpus="
@@ -184,6 +182,8 @@ def check_numbers(config: ConfigDict) -> None:
         ("beta1 beta2", 0, 1 - 1e-9),
         ("warmup_steps", 0, config.num_steps + config.long_phase.num_steps),
     )
+    if not config.num_steps + config.long_phase.num_steps:
+        raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
 
 
 def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:

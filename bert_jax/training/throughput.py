@@ -62,11 +62,3 @@ def model_flops_utilization(flops_per_second: float) -> float | None:
     """Returns the share of all devices' peak (PaLM, appendix B), None if the peak is unknown."""
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
     return flops_per_second / (peak * jax.device_count()) if peak else None
-
-
-def format_progress(values: dict[str, float]) -> str:
-    """Formats the metrics that the progress bar shows."""
-    text = f"loss={values['train/loss']:.3f} mlm_accuracy={values['train/mlm_accuracy']:.3f}"
-    if "sequences_per_second" in values:
-        text += f" sequences/s={values['sequences_per_second']:.1f}"
-    return text + (f" mfu={values['mfu']:.3f}" if "mfu" in values else "")

@@ -44,8 +44,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # Passages to search in addition to those in dev and test, {"text": "..."} per line. The
     # cross-encoder ranks only the passages of each query.
     config.data.passages = ""
-    config.data.max_query_length = 64  # Tokens; longer queries are truncated.
-    config.data.num_negatives = 0 if role == "bi_encoder" else 3  # Per query, the first ones.
+    # Tokens, at most half of max_seq_length; longer queries are truncated.
+    config.data.max_query_length = 64
+    # Per query, the first ones; the cross-encoder needs one or more.
+    config.data.num_negatives = 0 if role == "bi_encoder" else 3
 
     config.similarity = ConfigDict()  # Bi-encoder only.
     config.similarity.pooling = "mean"  # Or "cls"; also the default of `encode`.

@@ -99,7 +99,7 @@ def test_bfloat16_is_close_and_keeps_logits_and_gradients_in_float32(example):
     assert errors["gradients"] < 0.1, errors
 
 
-def test_rows_that_pad_the_vocabulary_never_win_whatever_they_hold(example):
+def test_vocabulary_padding_is_never_predicted_whatever_its_weights(example):
     config, params, batch, _ = example
     expected = golden.outputs(config, params, batch)
     params = jax.tree.map(np.array, params)

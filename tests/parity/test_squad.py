@@ -17,7 +17,6 @@ import pytest
 
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import SpanConfig
-from bert_jax.tasks.squad import locate
 from bert_jax.tasks.squad_files import read_questions
 from bert_jax.tasks.squad_scores import evaluate_v1, evaluate_v2
 from bert_jax.tokenization import load_tokenizer
@@ -100,7 +99,7 @@ def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(l
     exact, within_piece = 0, []
     for question, passage in zip(questions, passages, strict=True):
         ((gold, begin),) = question.answers
-        features = spans.label_windows(passage, locate(question.answers[0], passage))
+        features = spans.label_windows(passage, spans.locate(question.answers[0], passage))
         texts = set()
         for window, feature in zip(passage.windows, features, strict=True):
             if feature.label != spans.NO_ANSWER:

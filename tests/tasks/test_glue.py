@@ -251,7 +251,7 @@ def replace(old: str, new: str):
     ("name", "data", "spoil", "message"),
     [
         ("mprc", {}, None, "no GLUE set 'mprc': expected one of cola, sst2"),
-        ("mrpc", {"directory": ""}, None, r"--config\.data\.directory=DIR\|tfds:glue/mrpc"),
+        ("mrpc", {"directory": ""}, None, r"config\.data\.directory=: expected tfds:glue/mrpc, or"),
         ("mrpc", {"directory": "tfds:glue/qqp"}, None, "glue/qqp: expected tfds:glue/mrpc"),
         ("mnli", {"directory": "tfds:glue/mnli_matched"}, None, "expected tfds:glue/mnli"),
         ("mrpc", {"metric": "f2"}, None, "metric=f2: expected one of f1, accuracy"),

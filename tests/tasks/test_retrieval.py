@@ -197,12 +197,20 @@ def test_bad_line_is_named(case, tmp_path, tokenizer):
 def test_bad_config_is_named(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"data.role=reader: expected bi_encoder or cross_encoder"):
         make_task(tmp_path, tokenizer, data__role="reader")
-    with pytest.raises(ValueError, match="at most half of max_seq_length"):
+    with pytest.raises(
+        ValueError, match=r"max_query_length=20: expected at least 3 and at most 16"
+    ):
         make_task(tmp_path, tokenizer, data__max_query_length=20)
     with pytest.raises(ValueError, match=r"num_negatives=-1: expected at least 0"):
         make_task(tmp_path, tokenizer, data__num_negatives=-1)
-    with pytest.raises(ValueError, match=r"num_negatives=0: expected at least 1, since the cross"):
+    with pytest.raises(ValueError, match=r"num_negatives=0: expected at least 1"):
         make_task(tmp_path, tokenizer, "cross_encoder", data__num_negatives=0)
+    with pytest.raises(ValueError, match=r"config\.similarity\.pooling=max: expected mean or cls"):
+        make_task(tmp_path, tokenizer, similarity__pooling="max")
+    with pytest.raises(
+        ValueError, match=r"config\.similarity\.temperature=0\.0: expected at least"
+    ):
+        make_task(tmp_path, tokenizer, similarity__temperature=0.0)
     with pytest.raises(ValueError, match="after the colon"):
         config_file.get_config("bi_encoder,runlocl")
 

@@ -82,7 +82,7 @@ def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
         last = min(first + rng.randrange(3), len(words) - 1)
         begin, end = words[first][0], words[last][1]
         (passage,) = spans.make_passages([("ab, xyz", context)], tokenizer, config)
-        tokens = spans.find_tokens(passage.offsets, begin, end)
+        tokens = spans.locate((context[begin:end], begin), passage)
         for window, feature in zip(
             passage.windows, spans.label_windows(passage, tokens), strict=True
         ):

@@ -10,7 +10,6 @@ from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import find_scheme, read_conll
 from bert_jax.tasks.tagged_text import split_words
-from bert_jax.tasks.windows import split_into_windows
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import conll2003
 from tests.helpers import WORDS, write_vocabulary
@@ -95,7 +94,7 @@ def test_windows_extend_to_both_sides_and_predict_each_word_once():
         room = rng.randint(2, 40)
         sizes = [rng.randint(1, rng.choice([1, room])) for _ in range(rng.randint(1, 60))]
         cuts = sorted({0, len(sizes), *rng.choices(range(len(sizes)), k=3)})
-        windows = split_into_windows(sizes, itertools.pairwise(cuts), room)
+        windows = tagging.split_into_windows(sizes, itertools.pairwise(cuts), room)
         predicted = [n for _, begin, end, _ in windows for n in range(begin, end)]
         assert predicted == list(range(len(sizes)))
         for start, begin, end, stop in windows:

@@ -82,7 +82,7 @@ if not does.startswith("abort"): signal.pause()
 print(does, flush=True)
 os.abort()
 """
-LOST_PEER = "abort: the distributed service detected fatal errors"  # As JAX says it.
+LOST_PEER = "abort: the distributed service detected fatal errors"  # JAX's own words.
 AWKWARD = """--config.note=it's a "quote", $HOME `id` \\ and  two  spaces; a * too"""
 JOB = ["--config=configs/tiny.py:arg", "--workdir=/gcs/runs/tiny", AWKWARD]
 STEPS = ["create", "scp", "install", "start", "follow"]

@@ -94,16 +94,14 @@ def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
     computations, entry = hlo_cost.parse(text)
 
     def exchanged(start):
-        return [
-            num_bytes
-            for _, home, each in hlo_cost.executed(computations, start)
-            for *_, num_bytes, _ in hlo_cost.collectives_in(each, computations, home)
-        ]
+        found = (hlo_cost.collective(*each) for _, *each in hlo_cost.executed(computations, start))
+        return [payload for _, payload, _ in filter(None, found)]
 
     bodies = [
-        each.called("body")
-        for _, _, each in hlo_cost.executed(computations, entry)
+        body
+        for _, each, _ in hlo_cost.executed(computations, entry)
         if each.opcode == "while"
+        for body in each.called
     ]
     assert bodies and max(exchanged(entry)) > 1e6  # The search does find collectives.
     assert max([size for body in bodies for size in exchanged(body)], default=0) < 512

@@ -130,15 +130,18 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
     monkeypatch, outcomes, needed, over, seconds
 ):
     """An outcome is the bytes that a phase uses, or the (bytes, limit) of `DoesNotFit`."""
-    remaining = iter(outcomes)
+    remaining, clock = iter(outcomes), [0.0]
 
     def fake_compile_step(setup, phase):
         outcome = next(remaining)
+        clock[0] += 2.0 if isinstance(outcome, tuple) else 1.5
         if isinstance(outcome, tuple):
-            raise tpu.DoesNotFit(*outcome, 5, 2.0)
-        cost = Cost({("other", "update"): 1}, 1.0, {}, [], {}, [])
-        return tpu.CompiledStep({"activations": outcome}, "", cost, 1.5)
+            raise tpu.DoesNotFit(*outcome, 5)
+        return {"activations": outcome}, ""
 
+    cost = Cost({("other", "update"): 1}, 1.0, {}, [], {}, [])
+    monkeypatch.setattr(pod_report, "step_cost", lambda hlo: cost)
+    monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setitem(throughput.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(tpu, "compile_step", fake_compile_step)
     phases = [make_phase(8 * 2**index) for index in range(len(outcomes))]

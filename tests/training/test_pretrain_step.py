@@ -274,7 +274,7 @@ def exchanges(
     found = [
         ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
         for name, body in computations.items()
-        for instruction in body.values()
+        for instruction in body
         if instruction.opcode.removesuffix("-start") in COLLECTIVES
         and array_bytes(instruction.shape) >= 512
     ]
