@@ -2,10 +2,10 @@
 
 python benchmarks/gradients.py --size=mini
 
-The step is that of benchmarks/train_step.py. Each variant replaces one hand-written gradient (GELU,
-LayerNorm, softmax or dropout) by JAX's own; "none" replaces nothing. Every measurement is a process
-of its own, and the variants alternate. Prints the median step time and the peak memory, each also
-relative to "none".
+The step is that of benchmarks/train_step.py. Each variant replaces one hand-written gradient
+(LayerNorm, softmax or dropout) by JAX's own; "none" replaces nothing. Every measurement is a
+process of its own, and the variants alternate. Prints the median step time and the peak memory,
+each also relative to "none".
 """
 
 import json
@@ -19,21 +19,19 @@ import time
 from absl import app, flags, logging
 from train_step import REPEATS, STEPS, bert_jax_step
 
-from bert_jax.model import attention, bert, dropout, layers
+from bert_jax.model import attention, dropout, layers
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import TUNABLE
 
 SIZE = flags.DEFINE_string("size", "mini", "Published size of the model.")
 SCAN = flags.DEFINE_bool("scan", False, "Loop over the layers instead of unrolling them.")
-VARIANTS = ("none", "gelu", "layer_norm", "softmax", "dropout")
+VARIANTS = ("none", "layer_norm", "softmax", "dropout")
 VARIANT = flags.DEFINE_enum("variant", None, VARIANTS, "Only measures this variant, here.")
 
 
 def use_automatic_gradient(variant: str) -> None:
     """Replaces a function with a hand-written gradient by the plain function."""
-    if variant == "gelu":
-        bert.gelu = layers.gelu.fun
-    elif variant == "layer_norm":
+    if variant == "layer_norm":
         layers.layer_norm = layers.layer_norm.fun
     elif variant == "softmax":
         attention._softmax = attention._softmax.fun

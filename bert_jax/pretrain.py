@@ -26,7 +26,6 @@ from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, means
 from bert_jax.training.setup import check_numbers, open_phases, setup_pretraining
-from bert_jax.training.throughput import Throughput, flops_per_row
 from bert_jax.training.workdir import claim_workdir, write_json
 
 PROGRESS = ("train/loss", "train/mlm_accuracy", "sequences_per_second", "mfu")
@@ -115,10 +114,10 @@ def _train_and_evaluate(
         )
         eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
         rows = phase.rows
-        row_flops = flops_per_row(
+        row_flops = metrics.flops_per_row(
             setup.model.config, rows.max_seq_length, phase.max_predictions, rows.max_pairs
         )
-        throughput = Throughput(row_flops, phase.batch_size)
+        throughput = metrics.Throughput(row_flops, phase.batch_size)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
             rows, sharding, phase.batch_size, start - phase.start, phase.num_steps

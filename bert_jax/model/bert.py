@@ -17,6 +17,8 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import LayerNorm, gelu
 from bert_jax.partitioning import ROWS, constrain
 
+BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
+
 
 def _initializer(config: BertConfig):
     return nn.initializers.truncated_normal(config.initializer_range)

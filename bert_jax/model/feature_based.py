@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import Bert, apply_dropout
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout
 from bert_jax.model.config import BertConfig
 
 FEATURES = {
@@ -45,7 +45,7 @@ class FeatureBasedTagger(nn.Module):
     ) -> jax.Array:
         """Returns float32 `[B, L, outputs]`; takes what `BertForTask` takes."""
         batch = unpack_rows(rows)
-        inputs = (batch[key] for key in ("tokens", "segment_ids", "position_ids", "sequence_ids"))
+        inputs = (batch[name] for name in BERT_INPUTS)
         states = jax.lax.stop_gradient(self.bert(*inputs, all_layers=True)).astype(jnp.float32)
         return self.head(states, batch["sequence_ids"], dropout_rows)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import Bert, MlmHead, gather_positions
+from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
 from bert_jax.model.config import BertConfig
 
 
@@ -38,7 +38,7 @@ def batch_by_length(
 
 def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Array:
     batch = unpack_rows(rows)
-    inputs = (batch[key] for key in ("tokens", "segment_ids", "position_ids", "sequence_ids"))
+    inputs = (batch[name] for name in BERT_INPUTS)
     return Bert(config).apply({"params": params}, *inputs, **options)
 
 

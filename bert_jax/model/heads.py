@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import BERT_INPUTS, Bert
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import dropout
 from bert_jax.model.feature_based import FeatureBasedTagger
@@ -132,13 +132,7 @@ class BertForTask(nn.Module):
         `dropout_rows` as in `Bert`.
         """
         batch = unpack_rows(rows)
-        x = self.bert(
-            batch["tokens"],
-            batch["segment_ids"],
-            batch["position_ids"],
-            batch["sequence_ids"],
-            dropout_rows=dropout_rows,
-        )
+        x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout_rows=dropout_rows)
         if self.kind.reads == "sequences":
             return self.embed(x, rows["pairs"])
         if self.kind.pooled:

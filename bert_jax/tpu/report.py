@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from bert_jax.model.bert import num_params
 from bert_jax.tpu import compile as tpu
 from bert_jax.tpu.hlo_cost import step_cost
-from bert_jax.training import throughput
+from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, PretrainSetup, setup_pretraining
 
 
@@ -77,7 +77,7 @@ def report(
 def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_path) -> dict:
     mesh, length = dict(setup.mesh.shape), phase.rows.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
-    row_flops = throughput.flops_per_row(
+    row_flops = metrics.flops_per_row(
         setup.model.config, length, phase.max_predictions, phase.rows.max_pairs
     )
     figures = {
@@ -108,7 +108,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
     seconds = cost.total_cycles / chip.clock_hz
     collective_seconds = link_bytes / chip.link_bytes_per_second
     rate = phase.batch_size / seconds / num_chips
-    peak = throughput.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
+    peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
     used = sum(hbm.values())
     cycles_by_part = {}
     for (part, direction), cycles in sorted(cost.cycles.items(), key=lambda item: -item[1]):

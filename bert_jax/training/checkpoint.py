@@ -43,10 +43,9 @@ class Checkpointer:
         keep_last: int,
         keep_every: int = 0,
     ):
-        """Creates the directory and removes unfinished checkpoints of earlier runs.
+        """Removes unfinished checkpoints of earlier runs.
 
-        Keeps the last `keep_last` checkpoints and those of every `keep_every` steps (0: none);
-        `save` and `wait` remove others. `settings` has the fields of `BertConfig` under "bert".
+        Keeps the last `keep_last` checkpoints and those of every `keep_every` steps (0: none).
         """
         self.directory = workdir.absolute() / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
@@ -180,10 +179,9 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
-    """Returns a checkpoint's directory, given a workdir, its `checkpoints`, or one checkpoint.
+    """Returns the directory of the latest checkpoint, or in fine-tuning of the best one.
 
-    Chooses the latest checkpoint of a pre-training run, and `best` of a fine-tuning run. Raises
-    FileNotFoundError if there is none.
+    `path` is a workdir, its `checkpoints`, or a checkpoint. Raises FileNotFoundError.
     """
     path = pathlib.Path(path).absolute()
     if not path.is_dir():
@@ -235,10 +233,9 @@ def training_state(directory: pathlib.Path) -> dict:
 def verify_checkpoint(
     directory: pathlib.Path, abstract_params_of: Callable[[dict], dict]
 ) -> dict[str, int]:
-    """Reads an entire checkpoint; returns its `step`, and the bytes of `params` and `training`.
+    """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
 
-    Without training state, `step` is 0. Raises CheckpointError if anything is missing, truncated,
-    not finite, or of another model.
+    Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
     """
     params, settings, _ = load_checkpoint(directory, abstract_params_of)
     training = {"step": np.int32(0)}
@@ -268,10 +265,8 @@ def _read_json(item: pathlib.Path) -> dict:
 def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     """Reads a tree of arrays onto the default device; ValueError if it is not as `expected`.
 
-    Through TensorStore, because Orbax keeps 100 MB in a cache, and because the buffers that it
-    allocates cannot become JAX arrays without a copy: restoring BERT_BASE through Orbax alone takes
-    1.4 to 1.6 times the memory of the parameters, instead of 1.2. The largest arrays are read
-    first, because reading an array takes more memory than keeping it.
+    Through TensorStore, largest first: restoring BERT_BASE through Orbax alone takes 1.4 to 1.6
+    times the memory of the parameters instead of 1.2, for its cache and a copy of each array.
     """
     # A Checkpointer would wait for the other processes of a run.
     leaves, structure = jax.tree.flatten(ocp.PyTreeCheckpointHandler().metadata(item).tree)

@@ -13,18 +13,11 @@ from jax.sharding import PartitionSpec as P
 from bert_jax import partitioning
 from bert_jax.data.masking import Masking, mask_tokens, row_keys
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
 from bert_jax.model.losses import cross_entropy
 from bert_jax.training.state import TrainState
 
-MODEL_INPUTS = (
-    "tokens",
-    "segment_ids",
-    "position_ids",
-    "sequence_ids",
-    "mlm_positions",
-    "cls_positions",
-)
+MODEL_INPUTS = (*BERT_INPUTS, "mlm_positions", "cls_positions")
 
 
 def make_pretrain_step(
@@ -125,9 +118,7 @@ def init_state(
     """Returns fresh parameters and optimizer state at step 0; to be jitted with shardings."""
     ids = jnp.zeros((1, 2), jnp.int32)
     params = model.init(key, *[ids] * len(MODEL_INPUTS))["params"]
-    return TrainState(
-        step=jnp.zeros([], jnp.int32), params=params, opt_state=optimizer.init(params)
-    )
+    return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
 
 
 def unpack_and_mask(

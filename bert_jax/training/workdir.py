@@ -18,26 +18,11 @@ from bert_jax.training.checkpoint import load_settings, saved_steps
 # Settings that may differ when a run is resumed: they change nothing, or (the sharding) only
 # rounding. The path of a corpus is one of them, because its contents are compared.
 FREE_TO_CHANGE = (
-    "corpus",
-    "long_phase.corpus",
-    "mesh.",
-    "shard_weight_update",
-    "per_device_batch_size",
-    "log_every",
-    "eval_",
-    "num_seeds",
-    "checkpoint_every",
-    "keep_",
-    "stall_seconds",
-    "topology",
-    "model.remat",
-    "model.scan_layers",
-    "bert.remat",
-    "bert.scan_layers",
-    # Written only to the checkpoint in `best`.
-    "has_training_state",
-    "score",
-    "step",
+    *("corpus", "long_phase.corpus", "topology"),
+    *("mesh.", "shard_weight_update", "per_device_batch_size"),
+    *("log_every", "eval_", "checkpoint_every", "keep_", "stall_seconds", "num_seeds"),
+    *("model.remat", "model.scan_layers", "bert.remat", "bert.scan_layers"),
+    *("has_training_state", "score", "step"),  # Written only to the checkpoint in `best`.
 )
 
 

@@ -55,7 +55,7 @@ def test_rates_are_15_80_10_10_within_3_sigma(unit):
         np.asarray(out["tokens"]), np.asarray(out["mlm_positions"]), axis=1
     )[weights]
 
-    # round(0.15 * 128) = 19 predictions in every row; slightly fewer with whole words, of which none
+    # round(0.15 * 128) = 19 predictions in every row; slightly fewer with whole words, when none
     # may fit the rest of the budget.
     chosen = weights.sum(axis=1)
     if unit == "whole_word":

@@ -11,7 +11,7 @@ from bert_jax import partitioning
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.tpu import compile as tpu
-from bert_jax.training import throughput
+from bert_jax.training import metrics
 from bert_jax.training.setup import Phase
 from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 
@@ -51,7 +51,7 @@ def test_peak_flops_are_flops_per_cycle_times_the_clock():
     units = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
     for (kind, count), chip in zip(units.items(), tpu.CHIPS.values(), strict=True):
         peak = count * 128**2 * 2 * chip.clock_hz
-        assert peak == pytest.approx(throughput.PEAK_FLOPS[kind], rel=0.005)
+        assert peak == pytest.approx(metrics.PEAK_FLOPS[kind], rel=0.005)
 
 
 def test_bytes_per_device_are_those_of_its_shards():

@@ -8,7 +8,7 @@ import pytest
 from bert_jax.tpu import compile as tpu
 from bert_jax.tpu import report as pod_report
 from bert_jax.tpu.hlo_cost import Cost
-from bert_jax.training import throughput
+from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, setup_pretraining
 from configs.pretrain import bert_tiny
 
@@ -142,7 +142,7 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
     cost = Cost({("other", "update"): 1}, 1.0, {}, [], {}, [])
     monkeypatch.setattr(pod_report, "step_cost", lambda hlo: cost)
     monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setitem(throughput.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(tpu, "compile_step", fake_compile_step)
     phases = [make_phase(8 * 2**index) for index in range(len(outcomes))]
     report = pod_report.report(bert_tiny.get_config(), TOPOLOGY, phases, tpu.UNCASED_ENGLISH)
