@@ -46,7 +46,8 @@ faults: .venv/installed
 
 # The tests that need the TPU compiler, which it downloads.
 report-test: .venv/compiler
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py \
+		tests/test_partitioning.py
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv

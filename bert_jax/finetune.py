@@ -1,4 +1,4 @@
-"""Fine-tunes a BERT: `python -m bert_jax.finetune --config=FILE --workdir=DIR`.
+"""Fine-tunes a BERT model: `python -m bert_jax.finetune --config=FILE --workdir=DIR`.
 
 Top to bottom: weights, task and devices, then a run for each seed: the loop batch -> step -> report
 -> evaluate -> save, and the predictions of the checkpoint with the best score on the dev split.
@@ -36,7 +36,7 @@ from bert_jax.training.workdir import claim_workdir, write_json
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
-    """Runs or resumes the fine-tuning in `workdir` and returns the content of `result.json`.
+    """Runs or resumes the fine-tuning in `workdir` and returns the contents of `result.json`.
 
     In a run of several processes all of them call it, after `distributed.initialize`.
     """
@@ -67,13 +67,11 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
 
 
 def prepare(config: ConfigDict) -> FinetuneSetup:
-    """Reads the weights to start from, then the task; raises for everything that can be wrong."""
+    """Validates the configuration, and reads the weights to start from and the task."""
     check_numbers(config)
     if not config.init_from:
-        raise ValueError(
-            "give the weights to start from: --config.init_from=DIR, a workdir or checkpoint, or a "
-            "directory of transformers or of Google's release"
-        )
+        sources = "a workdir, a checkpoint, or a directory of transformers or of Google's release"
+        raise ValueError(f"give the weights to start from: --config.init_from=DIR, {sources}")
     source = read_model(config.init_from)
     logging.info("Read from %s:\n%s", config.init_from, format_report(source.report))
     return setup_finetuning(config, source.params, source.settings, source.tokenizer)
@@ -87,9 +85,9 @@ def run_seed(
     workdir: pathlib.Path,
     stack: contextlib.ExitStack,
 ) -> dict:
-    """Runs or resumes one seed in `workdir` and returns the content of its `result.json`."""
+    """Runs or resumes one seed in `workdir` and returns the contents of its `result.json`."""
     config, task, num_steps = setup.config, setup.task, setup.num_steps
-    is_first = jax.process_index() == 0  # Writes what all processes share.
+    is_first = jax.process_index() == 0  # Only this process writes shared files.
     settings = setup.settings | {"seed": seed}
     claim_workdir(workdir, settings)
     result_path = workdir / "result.json"
@@ -145,9 +143,11 @@ def run_seed(
         unreported.append(step_metrics)
         main.limit_dispatch(unreported)
         progress.update()
-        evaluates = step % (config.eval_every or setup.steps_per_epoch) == 0 or step == num_steps
-        stops = preemption.should_stop_after(step)
-        if step % config.log_every == 0 or evaluates or stops:
+        should_evaluate = (
+            step % (config.eval_every or setup.steps_per_epoch) == 0 or step == num_steps
+        )
+        should_stop = preemption.should_stop_after(step)
+        if step % config.log_every == 0 or should_evaluate or should_stop:
             values = main.check_finite(jax.device_get(unreported), step)
             values = {f"train/{name}": float(value) for name, value in values.items()}
             values["learning_rate"] = float(setup.schedule(step - 1))
@@ -155,7 +155,7 @@ def run_seed(
             writer.write(step, values)
             progress.set_postfix_str(f"loss={values['train/loss']:.3f}")
             unreported = []
-        if evaluates and selector:
+        if should_evaluate and selector:
             watchdog.beat(f"evaluating after step {step}")
             scores = selector.score(predict(selector, state.params))
             writer.write(step, {f"{selector.name}/{name}": score for name, score in scores.items()})
@@ -163,10 +163,10 @@ def run_seed(
             logging.info("Epoch %.2f, %s: %s", epoch, selector.name, format_scores(scores))
             if best.score is None or scores[metric] > best.score:
                 best.keep(step, state.params, scores)
-        if (evaluates and config.save_training_state and step < num_steps) or stops:
+        if (should_evaluate and config.save_training_state and step < num_steps) or should_stop:
             watchdog.beat(f"saving step {step}")
             checkpointer.save(state)
-        if stops:
+        if should_stop:
             checkpointer.wait()
             raise Preempted(step, preemption.interrupted)
     progress.close()
@@ -206,7 +206,7 @@ def run_seed(
 
 
 class BestCheckpoint:
-    """The checkpoint with the best score, alone in `directory`; also that of an interrupted run.
+    """The checkpoint with the best score, the only one in `directory`; survives interruptions.
 
     Its `step` and `score` are None without a checkpoint; without a metric only its `score` is.
     """

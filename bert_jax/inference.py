@@ -71,7 +71,7 @@ class Classification(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """A candidate, its index in the list given, its logit, and the softmax of the logits."""
+    """A candidate, its index in the input, its logit, and the softmax of the logits."""
 
     text: str
     index: int
@@ -106,7 +106,7 @@ class PretrainedModel:
         """Predicts the tokens behind the masks of a text.
 
         Args:
-          text: a text with one mask (`[MASK]`) or several, which is not truncated.
+          text: a text with one or several masks (`[MASK]`). It is not truncated.
           top_k: number of predictions for each mask.
 
         Returns:
@@ -147,7 +147,7 @@ class PretrainedModel:
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
 
         Returns:
-          The best answers, best first; their probabilities are among the 20 best.
+          The best answers, best first; probabilities are normalized over the 20 best.
         """
         for name, text in (("question", question), ("context", context)):
             if not isinstance(text, str):

@@ -161,9 +161,7 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
 
     shardings = jax.tree_util.tree_map_with_path(infer, tree)
     if unused:
-        raise ValueError(
-            f"the partitioning rules {', '.join(map(repr, unused))} match no parameter"
-        )
+        raise ValueError(f"partitioning rules match no parameter: {', '.join(unused)}")
     logging.info("Layout over %s:\n%s", dict(mesh.shape), "\n".join(table))
     return shardings
 

@@ -1,7 +1,7 @@
-"""Pre-trains a BERT: `python -m bert_jax.pretrain --config=FILE --workdir=DIR`.
+"""Pre-trains a BERT model: `python -m bert_jax.pretrain --config=FILE --workdir=DIR`.
 
 Top to bottom: corpus, model and devices, state, then the loop: batch -> step -> report -> evaluate
--> save. A run is resumed after the last saved step, so it repeats and skips nothing.
+-> save. A run resumes from the last checkpoint, so it repeats and skips no step.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ PROGRESS = ("train/loss", "train/mlm_accuracy", "sequences_per_second", "mfu")
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
-    """Runs or resumes the pre-training in `workdir` and returns the content of `result.json`.
+    """Runs or resumes the pre-training in `workdir` and returns the contents of `result.json`.
 
-    In a run of several processes all of them call it, after `distributed.initialize`.
+    In a multi-process run every process must call it, after `distributed.initialize`.
     """
     with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
         return _train_and_evaluate(config, pathlib.Path(workdir), stack)
@@ -44,7 +44,7 @@ def _train_and_evaluate(
     config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack
 ) -> dict[str, float]:
     started = time.monotonic()
-    is_first = jax.process_index() == 0  # Writes what all processes share.
+    is_first = jax.process_index() == 0  # Only this process writes shared files.
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
@@ -65,7 +65,7 @@ def _train_and_evaluate(
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
     claim_workdir(workdir, settings)
-    compilations = main.enable_compilation_cache(workdir)
+    main.enable_compilation_cache(workdir)
     checkpointer = stack.enter_context(
         contextlib.closing(
             Checkpointer(
@@ -131,16 +131,16 @@ def _train_and_evaluate(
             progress.update()
             if step == start + 1:
                 jax.block_until_ready(state)
-                main.log_first_step(compilations)
+                main.log_first_step()
                 throughput.restart(step)
 
-            reports = step % config.log_every == 0 or step == phase.stop
-            evaluates = step % config.eval_every == 0 and step != num_steps
-            stops = preemption.should_stop_after(step)
-            saves = step % config.checkpoint_every == 0 or step == phase.stop or stops
-            if reports or saves:  # Never save a state with a non-finite loss.
+            should_report = step % config.log_every == 0 or step == phase.stop
+            should_evaluate = step % config.eval_every == 0 and step != num_steps
+            should_stop = preemption.should_stop_after(step)
+            should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
+            if should_report or should_save:  # Never save a state with a non-finite loss.
                 values = main.check_finite(jax.device_get(unreported), step)
-            if reports:
+            if should_report:
                 values = {f"train/{name}": float(value) for name, value in values.items()}
                 values["learning_rate"] = float(setup.schedule(step - 1))
                 values["seconds"] = time.monotonic() - began
@@ -149,17 +149,17 @@ def _train_and_evaluate(
                 progress.set_postfix({name: values[name] for name in PROGRESS if name in values})
                 unreported = []
                 checkpointer.check()
-            if evaluates and not stops:
+            if should_evaluate and not should_stop:
                 watchdog.beat(f"evaluating after step {step}")
                 scores = evaluate(eval_step, state.params, phase, sharding, config)
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
-            if saves:
+            if should_save:
                 watchdog.beat(f"saving step {step}")
                 checkpointer.save(state)
-            if stops:
+            if should_stop:
                 checkpointer.wait()
                 raise Preempted(step, preemption.interrupted)
-            if reports or evaluates:
+            if should_report or should_evaluate:
                 throughput.restart(step)
 
     # The evaluation on the last phase's rows is the result of the run.

@@ -59,10 +59,10 @@ def test_no_cycle_within_a_folder():
         remaining = {name: imports for name, imports in remaining.items() if name not in free}
 
 
-def test_no_file_is_over_400_lines_and_the_package_under_9500():
+def test_no_file_is_over_400_lines_and_the_package_under_10000():
     lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {path.name: count for path, count in lines.items() if count > 400} == {}
-    assert sum(lines.values()) < 9_500
+    assert sum(lines.values()) < 10_000
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 

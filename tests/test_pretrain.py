@@ -141,6 +141,7 @@ COMMAND_LINES = {
     "--config.corpus=/nowhere": "/nowhere holds no corpus",
     "--config.num_steps=x": "invalid literal for int",
     "--confg=y": "Unknown command line flag 'confg'",
+    "--config=configs/pretrain/bert_tyni.py": "configs/pretrain/bert_tyni.py",
 }
 
 
@@ -168,7 +169,8 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
         helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
     said = helpers.log_of(workdir).read_text()
     assert f"Resuming from step {step} in" in said
-    first = re.search(r"First step .* ([\d.]+) s after .* (\d+) (?:loaded|found)", said)
+    pattern = r"First step ([\d.]+) s after the process began; .* (\d+) found in the cache"
+    first = re.search(pattern, said)
     assert float(first[1]) > 0 and int(first[2]) > 0
 
 

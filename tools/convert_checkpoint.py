@@ -3,9 +3,9 @@
 python tools/convert_checkpoint.py --to=native uncased_L-12_H-768_A-12 checkpoints/bert_base
 python tools/convert_checkpoint.py --to=huggingface runs/base exported
 
-SRC is a workdir (its last checkpoint is converted) or one checkpoint, a directory that
-transformers' `save_pretrained` wrote, or one of Google's release (needs `pip install
-tensorflow-cpu`). DST must not exist; it appears only once it is complete.
+SRC is a workdir (of which the best or else the last checkpoint is converted) or one checkpoint, a
+directory that transformers' `save_pretrained` wrote, or one of Google's release (which needs `pip
+install tensorflow-cpu`). DST must not exist; it appears only once it is complete.
 """
 
 import os

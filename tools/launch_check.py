@@ -57,6 +57,9 @@ if __name__ == "__main__":
     define_flags()
     if rest := parse_flags(["pretrain", *sys.argv[3:]])[1:]:
         sys.exit(f"unexpected arguments: {rest}")
+    for name in ("coordinator", "num_processes", "process_id"):
+        if flags.FLAGS[name].present:
+            sys.exit(f"--{name} would be the same on all hosts, which find each other: remove it")
     try:
         check_paths(flags.FLAGS.config)
         check_config(flags.FLAGS.config, sys.argv[1], int(sys.argv[2]))

@@ -1,8 +1,9 @@
-"""Pre-trains on a Cloud TPU slice, and restarts the job on a new slice after each preemption.
+r"""Pre-trains on a Cloud TPU slice, and restarts the job on a new slice after each preemption.
 
 python tools/launch_tpu.py launch --name=base --project=PROJECT --zone=us-central2-b \
     --accelerator_type=v4-32 --spot --bucket=BUCKET -- \
-    --config=configs/pretrain/bert_base.py --workdir=/gcs/runs/base --config.corpus=/gcs/corpus/128
+    --config=configs/pretrain/pod_base.py:v4 --workdir=/gcs/runs/base \
+    --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
 Everything after `--` is passed to `python -m bert_jax.pretrain`. The actions:
 
@@ -12,7 +13,7 @@ copy      copy the last commit to every host, install it, and mount --bucket at 
 run       start the job in the background on every host, and follow it
 follow    show the log of worker 0 until the job ends; Ctrl-C leaves the job running
 status    show the state of the slice and of the job on every host
-delete    delete the slice, which ends its costs
+delete    delete the slice, which stops billing
 
 docs/cloud_tpu.md explains each step. Never run against a real cloud: watch the first launch.
 """
@@ -34,7 +35,9 @@ NAME = flags.DEFINE_string("name", None, "Name of the slice.", required=True)
 PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required=True)
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.", required=True)
 TYPE = flags.DEFINE_string("accelerator_type", None, "v4-32 or v6e-16, say.", required=True)
-RUNTIME_VERSION = flags.DEFINE_string("runtime_version", None, "TPU software; chosen by the type.")
+RUNTIME_VERSION = flags.DEFINE_string(
+    "runtime_version", None, "TPU software; the default depends on --accelerator_type."
+)
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs on every host.")
 MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Number of restarts by `launch`.", 0)

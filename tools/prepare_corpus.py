@@ -1,4 +1,4 @@
-"""Builds a training corpus from text: sentence pairs, packed into rows, in shuffled shards.
+r"""Builds a training corpus from text: sentence pairs, packed into rows, in shuffled shards.
 
 python tools/prepare_corpus.py --input='texts/*.txt' --vocab=vocab.txt --output=corpus
 python tools/prepare_corpus.py --input=enwiki-latest-pages-articles.xml.bz2 --vocab=vocab.txt \

@@ -1,4 +1,4 @@
-"""Fine-tunes over a grid of hyperparameters: one run per point, with several seeds each.
+r"""Fine-tunes over a grid of hyperparameters: one run per point, with several seeds each.
 
 python tools/sweep.py --runs=runs/sweep --grid=learning_rate=5e-5,3e-5,2e-5 \
     --grid=batch_size=16,32 --seeds=3 -- --config=configs/finetune/text_classification.py \

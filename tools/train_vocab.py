@@ -1,4 +1,4 @@
-"""Trains a vocabulary on text: BERT's WordPiece, or SentencePiece (unigram).
+r"""Trains a vocabulary on text: BERT's WordPiece, or SentencePiece (unigram).
 
 python tools/train_vocab.py --input='texts/*.txt' --output=vocab.txt --size=30522
 python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32000 \

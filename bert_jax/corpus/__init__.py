@@ -1,4 +1,1 @@
-"""Text to packed rows on disk: documents, sentences, token ids, sentence pairs, rows, shards.
-
-Nothing here imports JAX, so that worker processes stay small and start fast.
-"""
+"""Text to packed rows on disk. Imports no JAX, so that worker processes start fast."""

@@ -106,8 +106,7 @@ def make_groups(
             split = split_of(document.text, config)
         waiting[split].append(document)
         sizes[split] += len(document.text)
-        # Hold back half a group, so that the last group has enough documents to draw random next
-        # sentences from.
+        # Hold back half a group, so that the last one has enough documents to draw from.
         if sizes[split] >= 1.5 * group_characters:
             count = characters = 0
             while characters < group_characters:

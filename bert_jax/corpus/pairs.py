@@ -42,10 +42,8 @@ def make_pairs(
 
     Args:
       documents: non-empty lists of sentences, each a non-empty list of token ids.
-      index: of the document to pair.
       max_seq_length: of a pair with its special tokens; at least 5.
       short_seq_prob: probability that the document is cut into shorter pairs.
-      rng: source of all randomness.
       sources: for each of `documents` the number of the long document that it is a part of; None if
         all are whole. A random span never comes from the same source.
     """

@@ -1,4 +1,4 @@
-"""Packs the features of a task into rows of one shape, so that no step is spent on padding.
+"""Packs the features of a task into rows of one shape, to minimize padding.
 
 A row holds as many sequences as fit, each attending only within itself, as in pre-training; so a
 batch of features takes a varying number of rows. They fill the first microbatches of an array with

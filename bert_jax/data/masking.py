@@ -52,7 +52,7 @@ class Masking:
 def mask_tokens(
     keys: jax.Array, tokens: jax.Array, sequence_ids: jax.Array, masking: Masking
 ) -> dict[str, jax.Array]:
-    """Selects `round(rate * tokens in the row)` positions of each row (at least 1) and corrupts.
+    """Selects `round(rate * tokens in the row)` positions of each row (at least 1), corrupts them.
 
     `keys` are those of `row_keys`; `tokens` and `sequence_ids` are int32 `[batch, length]`.
 

@@ -81,7 +81,9 @@ class Rows:
         try:
             tokenizer = load_tokenizer(path)
         except (OSError, ValueError) as error:
-            raise CorpusError(f"the corpus lost its vocabulary: {error}; {REBUILD}") from error
+            raise CorpusError(
+                f"cannot read the vocabulary of the corpus: {error}; {REBUILD}"
+            ) from error
         if tokenizer.sha256 != expected:
             raise CorpusError(
                 f"{path} has SHA-256 {tokenizer.sha256}, but the corpus was built with {expected}: "

@@ -1,10 +1,9 @@
 """Dropout whose mask is a hash of (key, position): nothing is stored, every mesh draws the same.
 
-A general-purpose generator spends more time on dropout bits than some of BERT's matrix products
-take. Here each element hashes the index of its row in the global batch and its own index in the
-row, keyed by two random words. The arithmetic fuses into the operation that produced `x`, the
-backward pass recomputes the mask, and an element's bit depends neither on the sharding of the batch
-nor on the number of microbatches.
+JAX's generators spend more time on dropout bits than some of BERT's matrix products take. Here each
+element hashes the index of its row in the global batch and its own index in the row, keyed by two
+random words. That fuses into the operation that produced `x`, the backward pass recomputes it, and
+it depends neither on the sharding of the batch nor on the number of microbatches.
 """
 
 import functools

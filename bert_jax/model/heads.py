@@ -24,7 +24,6 @@ from bert_jax.model.losses import cross_entropy
 Outputs = Sequence[np.ndarray]
 """A head's float32 output for each feature: classification `[classes]`, regression `[1]`, multiple
 choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`, embedding `[sequences, H]`."""
-ONE_LABEL_PER_FEATURE = LabelLayout()
 
 
 def _one_class(features, outputs):
@@ -74,9 +73,9 @@ class Head:
       labels: layout of the labels in rows.
       output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
       collapsed: (features, outputs) -> whether all predictions are the same: a failed run.
-      batch_loss: sum of the losses of a batch whose examples are compared with each other, as
-        `in_batch_loss`.
+      batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       dropout: whether the input of the dense layer has dropout, as released.
+      trains_encoder: whether the encoder is trained, or frozen.
       module: its Flax module; None for `BertForTask`.
       options: names of the module's fields that the settings hold.
     """
@@ -84,11 +83,12 @@ class Head:
     name: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
     reads: str = "pooled"
-    labels: LabelLayout = ONE_LABEL_PER_FEATURE
+    labels: LabelLayout = dataclasses.field(default=LabelLayout())
     output: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs
     collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
     dropout: bool = True
+    trains_encoder: bool = True
     module: type[nn.Module] | None = None
     options: tuple[str, ...] = ()
 
@@ -248,6 +248,7 @@ TAGGING = Head(
 FEATURE_BASED = dataclasses.replace(
     TAGGING,
     name="feature_based",
+    trains_encoder=False,
     module=FeatureBasedTagger,
     options=("features", "lstm_size"),
 )

@@ -1,4 +1,4 @@
-"""How a program starts and ends: huge pages, flags, exit codes, and errors of one line."""
+"""How a program starts and ends: huge pages, flags, exit codes, and one-line errors."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     """Returns the positional arguments; exits with a one-line message for an invalid flag."""
     try:
         return flags.FLAGS(argv)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as raised:
+    except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError) as raised:
         message = raised
         while isinstance(message, Exception) and message.args:  # Unwrap nested exceptions.
             message = message.args[0]
@@ -61,7 +61,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         if re.fullmatch(r"'\w+'", message) and hasattr(config, "keys"):
             # ConfigDict's KeyError names only the missing key.
             message = f"there is no field {message}; there are {', '.join(map(str, config.keys()))}"
-        message = message.replace("\nDid you mean", ": Did you mean").strip()
+        message = " ".join(message.replace("\nDid you mean", ": Did you mean").split())
         sys.exit(f"{program_name()}: {message}")
 
 

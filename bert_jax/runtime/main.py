@@ -23,6 +23,9 @@ from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, NonFiniteLoss,
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
 STEPS_AHEAD = 2
 
+_events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: _events.update([event]))
+
 
 def define_flags() -> None:
     """Defines the flags of a run."""
@@ -116,21 +119,16 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
     return step_metrics[-1]
 
 
-def enable_compilation_cache(workdir: pathlib.Path) -> collections.Counter:
-    """Caches compiled programs, by default in the workdir; returns a counter of cache events."""
+def enable_compilation_cache(workdir: pathlib.Path) -> None:
+    """Caches compiled programs, in the workdir unless the environment names a directory."""
     directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
     jax.config.update("jax_compilation_cache_dir", directory)
-    events = collections.Counter()
-    jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
-    return events
 
 
-def log_first_step(events: collections.Counter) -> None:
-    """Logs the time since the process began, with imports, and the counts of programs."""
+def log_first_step() -> None:
+    """Logs the time since the process began, imports included, and the counts of programs."""
     seconds = time.time() - psutil.Process().create_time()
-    found = events["/jax/compilation_cache/cache_hits"]
-    compiled = events["/jax/compilation_cache/compile_requests_use_cache"] - found
-    text = (
-        "First step done %.1f s after the process began; programs: %d compiled, %d found in cache"
-    )
+    found = _events["/jax/compilation_cache/cache_hits"]
+    compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - found
+    text = "First step %.1f s after the process began; %d programs compiled, %d found in the cache"
     logging.info(text, seconds, compiled, found)

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from bert_jax import partitioning
 from bert_jax.data.features import RowShape, batch_indices, steps_per_epoch
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import FEATURE_BASED, make_model
+from bert_jax.model.heads import make_model
 from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
@@ -27,10 +27,10 @@ from bert_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSetup:
-    """What the runs of all seeds share.
+    """The task, model and steps that the runs of all seeds share.
 
     `settings` are stored in checkpoints; `init` turns a key and the `pretrained` parameters into
-    the initial state; `microbatch_rows` and `predict_rows` are computed at once.
+    the initial state; `predict_rows` is the number of rows per forward pass in prediction.
     """
 
     config: ConfigDict
@@ -112,7 +112,7 @@ def setup_finetuning(
     optimizer = make_optimizer(
         config.optimizer, schedule, weight_decay=config.weight_decay, clip_norm=config.clip_norm
     )
-    if task.head is FEATURE_BASED:
+    if not task.head.trains_encoder:
         optimizer = freeze(optimizer, ("bert",))
 
     def init(key, pretrained):

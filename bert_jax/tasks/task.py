@@ -1,4 +1,4 @@
-"""What a task is, and no more: features to train on, splits to score, and a head."""
+"""The interface of a task: features to train on, splits to score, and a head."""
 
 import dataclasses
 import pathlib

@@ -3,7 +3,6 @@
 `<workdir>/checkpoints/<step>/` holds `params`, `training` (step and optimizer state), `config`
 (JSON: the run's settings, with the fields of `BertConfig` under "bert") and `vocabulary` (JSON).
 Writing is asynchronous and atomic: a directory under its final name is complete.
-`write_checkpoint` writes such a directory without `training`.
 """
 
 import asyncio
@@ -157,8 +156,7 @@ def write_checkpoint(
 
 
 def _save_in_chunks(tree: dict) -> ocp.args.StandardSave:
-    # Reading small chunks takes little memory besides the array itself.
-    chunks = ocp.SaveArgs(chunk_byte_size=4 * 2**20)
+    chunks = ocp.SaveArgs(chunk_byte_size=4 * 2**20)  # Reading small chunks takes little memory.
     return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunks, tree))
 
 
@@ -285,6 +283,8 @@ def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
         kvstore = {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
         spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
         stored = tensorstore.open(spec, context=context, open=True, read=True).result()
+        if stored.shape != leaf.shape:
+            raise ValueError(f"{item.name} holds {leaf.name} of another shape than its metadata")
         values = _aligned_empty(leaf.shape, stored.dtype.numpy_dtype)
         tensorstore.array(values, copy=False).write(stored).result()
         arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax import partitioning
 from bert_jax.data.features import Feature, RowShape, predict_batches
 from bert_jax.model.heads import Head, label_weights
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, apply_gradients
 
 TOKENS_PER_DEVICE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
 """Default size of a microbatch on one device: enough to keep it busy."""
@@ -29,15 +29,13 @@ def make_finetune_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted update step (state, rows, num_microbatches, key) -> (state, metrics).
 
-    `rows` are laid out as by `finetune_batches`; the gradients of the first `num_microbatches` are
-    accumulated. The state is donated. The loss is the mean over all labels of the batch, and
-    dropout a function of (key, step, index of the row in the batch), whatever the microbatches and
-    devices.
+    The state is donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over
+    all labels of the batch, and dropout a function of (key, step, index of the row in the batch),
+    whatever the microbatches and devices.
 
     A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
-    through the model twice: first for the vectors alone, then, once their loss is known, for the
-    gradients (Gao et al., 2021, "Scaling deep contrastive learning batch size"). Its batches may
-    be larger than memory, too.
+    through the model twice: for the vectors, then, once their loss is known, for the gradients
+    (Gao et al., 2021, "Scaling deep contrastive learning batch size").
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
@@ -123,11 +121,8 @@ def make_finetune_step(
         loss, gradients = partitioning.sum_over_data(accumulate, mesh, replicated)(
             state.params, rows, num_microbatches, count, key
         )
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        metrics["parameter_norm"] = optax.tree.norm(params)
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        state, norms = apply_gradients(state, gradients, optimizer)
+        return state, {"loss": loss} | norms
 
     return update_step
 

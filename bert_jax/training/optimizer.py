@@ -19,7 +19,7 @@ OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 def linear_schedule(peak: float, num_steps: int, warmup_steps: int) -> optax.Schedule:
     """Returns the released schedule: step, counted from 0 -> learning rate, a float32 scalar.
 
-    As in `optimization.py`, linear decay is counted from step 0; a ramp replaces its warm-up.
+    The linear decay is counted from step 0; its first `warmup_steps` are replaced by a ramp from 0.
     """
 
     def learning_rate(step):

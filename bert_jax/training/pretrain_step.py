@@ -15,7 +15,7 @@ from bert_jax.data.masking import Masking, mask_tokens, row_keys
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
 from bert_jax.model.losses import cross_entropy
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, apply_gradients
 
 MODEL_INPUTS = (*BERT_INPUTS, "mlm_positions", "cls_positions")
 
@@ -85,11 +85,8 @@ def make_pretrain_step(
             accumulate_gradients, mesh, (replicated, shardings.params)
         )(params, batch, counts, jax.random.fold_in(dropout_key, state.step))
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = means(sums) | {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        metrics["parameter_norm"] = optax.tree.norm(params)
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        state, norms = apply_gradients(state, gradients, optimizer)
+        return state, means(sums) | {"loss": loss} | norms
 
     return update_step
 

@@ -47,7 +47,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSetup:
-    """What the steps of a run are built from.
+    """The model, optimizer and shardings from which the steps of a run are built.
 
     `schedule` is the learning rate of a step, counted from 0; `init` (key -> initial state) is
     jitted with `shardings`; `abstract_state` has shapes, dtypes and shardings.

@@ -1,4 +1,4 @@
-"""Takes a workdir for a run, compares the run's settings with those stored, and writes files."""
+"""Claims a workdir for a run, compares its settings with the stored ones, and writes files."""
 
 import contextlib
 import hashlib
@@ -15,8 +15,8 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.command_line import CheckpointError
 from bert_jax.training.checkpoint import load_settings, saved_steps
 
-# Settings that may differ when a run is resumed: they change nothing, or (the sharding) only
-# rounding. The path of a corpus is one of them, because its contents are compared.
+# Settings that may differ when a run is resumed: they do not change the training, or (the mesh)
+# only its rounding. The path of a corpus may change, because its contents are compared.
 FREE_TO_CHANGE = (
     *("corpus", "long_phase.corpus", "topology"),
     *("mesh.", "shard_weight_update", "per_device_batch_size"),
@@ -34,7 +34,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
     given = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
-    distributed.check_equal_on_all_processes(given | {"workdir": str(workdir)} | _program())
+    distributed.check_equal_on_all_processes(given | {"workdir": str(workdir)} | _code_version())
     token = distributed.allgather_texts(secrets.token_hex())[0]
     path = workdir / ".shared"
     with distributed.raise_on_all_processes():
@@ -50,7 +50,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
             )
 
 
-def _program() -> dict[str, str]:
+def _code_version() -> dict[str, str]:
     """Identifies the code: hosts that run different programs would deadlock or diverge."""
     root, code = pathlib.Path(bert_jax.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -156,7 +156,11 @@ def remove_rows(manifest):
         (damage_block, CorpusError, f"{SHARD}, block [0-9]+: damaged"),
         (lambda c: edit_manifest(c, remove_rows), CorpusError, r"has \d+ blocks, expected \d+"),
         (swap_vocabulary, CorpusError, "its ids would mean other words"),
-        (lambda c: (c / "vocab.txt").unlink(), CorpusError, "the corpus lost its vocabulary"),
+        (
+            lambda c: (c / "vocab.txt").unlink(),
+            CorpusError,
+            "cannot read the vocabulary of the corpus",
+        ),
         (lambda c: edit_manifest(c, shrink_vocabulary), CorpusError, "outside the corpus's vocab"),
         (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
         (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),

@@ -20,6 +20,7 @@ from bert_jax.interop.huggingface import (
 )
 from bert_jax.interop.parameters import LoadReport, parameter_shapes, unexpected_tensors
 from bert_jax.interop.read import read_model
+from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import tokenizer_from_bytes
 from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
@@ -46,6 +47,14 @@ def test_every_tensor_becomes_the_parameter_of_its_name():
     assert back.keys() == tensors.keys()
     for name, value in tensors.items():
         np.testing.assert_array_equal(back[name], value.astype(np.float32), err_msg=name)
+
+
+def test_model_applies_the_parameters():
+    params, _ = params_from_huggingface(state_dict(), CONFIG)
+    ids = np.zeros((2, 9), np.int32)
+    mlm_logits, nsp_logits = BertForPreTraining(CONFIG).apply({"params": params}, *[ids] * 6)
+    assert mlm_logits.shape == (2, 9, 256) and nsp_logits.shape == (2, 9, 2)
+    assert np.isfinite(nsp_logits).all()
 
 
 def test_padding_of_the_vocabulary_is_zero():

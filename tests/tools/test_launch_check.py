@@ -47,6 +47,7 @@ def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
         ({"config.mesh.fdsp": "4"}, "fdsp"),
         ({"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"}, "relative to the repository"),
         ({"spot": "1"}, "flag 'spot'"),
+        ({"process_id": "0"}, "--process_id would be the same on all hosts"),
     ],
 )
 def test_flags_of_the_job_are_checked(changed, message):
