@@ -1,4 +1,4 @@
-"""What each hand-written gradient saves against JAX's own, in a whole training step on the CPU.
+"""Measures what each hand-written gradient saves in a whole training step on the CPU.
 
 python benchmarks/gradients.py --size=mini
 

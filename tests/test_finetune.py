@@ -65,7 +65,7 @@ def small_config(given, **changes):
 
 @pytest.fixture(scope="module")
 def finished(given, tmp_path_factory):
-    """Never stopped: sixteen steps, evaluated after each fourth."""
+    """Runs sixteen steps without interruption, with an evaluation after every fourth."""
     workdir = tmp_path_factory.mktemp("finished")
     return workdir, finetune.train_and_evaluate(small_config(given), workdir)
 
@@ -250,7 +250,7 @@ def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
     assert bert_jax.load(tmp_path / "other").params["head"]["bias"].shape == (3,)
 
 
-def test_what_was_read_of_the_weights_is_said(given, caplog):
+def test_tensors_read_from_the_weights_are_logged(given, caplog):
     with caplog.at_level("INFO"):
         finetune.prepare(small_config(given))
     lines = [line.split() for line in caplog.text.splitlines()]

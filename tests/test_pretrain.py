@@ -29,7 +29,7 @@ def assert_equal_trees(one, two):
 
 @pytest.fixture(scope="module")
 def finished(corpus, long_corpus, tmp_path_factory):
-    """Both phases, never stopped."""
+    """Runs both phases without interruption."""
     workdir = tmp_path_factory.mktemp("finished")
     result = pretrain.train_and_evaluate(small_config(corpus, long_corpus), workdir)
     return workdir, result

@@ -40,7 +40,7 @@ class BertConfig:
     scan_layers: bool = True
     """Compile one layer and loop over it, or unroll all layers. The parameters are the same."""
     remat: str = "none"
-    """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
+    """Recompute nothing of a layer in the backward pass, all but matrix products, or all."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):

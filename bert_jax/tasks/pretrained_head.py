@@ -1,4 +1,4 @@
-"""Which head and which parameters a task takes over from the weights that it starts from."""
+"""Selects the head and the parameters that a task takes from its initial weights."""
 
 from collections.abc import Mapping
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""What a run reports: metrics.jsonl, TensorBoard files, throughput, MFU, the unigram baseline."""
+"""Writes metrics.jsonl and TensorBoard files; computes throughput, MFU and the unigram baseline."""
 
 import json
 import math

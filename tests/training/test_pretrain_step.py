@@ -45,7 +45,7 @@ def small_model(**changes):
 
 
 def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str, np.ndarray]:
-    """Rows of pairs of the given lengths, then padding."""
+    """Returns rows with pairs of the given lengths, then padding."""
     rng = np.random.default_rng(seed)
     rows = np.zeros(num_rows, row_dtype(LENGTH, PAIRS))
     for row in rows:
@@ -64,8 +64,8 @@ def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str
     }
 
 
-def one_pair_a_row(batch: dict, rows: dict) -> dict:
-    """The masked batch of packed rows, with each pair moved to a row of its own."""
+def one_pair_per_row(batch: dict, rows: dict) -> dict:
+    """Returns the masked batch of packed rows with each pair in a row of its own."""
     positions, weights = np.asarray(batch["mlm_positions"]), np.asarray(batch["mlm_weights"])
     unpacked = {name: [] for name in batch}
     for row, pairs in enumerate(rows["pairs"].astype(int)):
@@ -103,7 +103,7 @@ def largest_difference(one, two) -> float:
 
 
 def fresh(model, optimizer=None, **mesh):
-    """A state on a mesh (of one device, if no axes are given), and its shardings."""
+    """Returns a state on a mesh (without axes: on one device), and its shardings."""
     optimizer = optimizer or make_optimizer("adamw", linear_schedule(1e-3, 100, 0))
     mesh = mesh or {"devices": jax.devices()[:1]}
     state = pretrain_step.init_state(jax.random.key(0), model, optimizer)
@@ -116,7 +116,7 @@ def test_packed_loss_and_gradients_equal_unpacked():
     state, _ = fresh(model)
     rows = random_rows(6, pair_lengths=(30, 20, 9))
     packed = pretrain_step.unpack_and_mask(rows, jax.random.key(0), MASKING)
-    unpacked = one_pair_a_row(packed, rows)
+    unpacked = one_pair_per_row(packed, rows)
     assert unpacked["tokens"].shape[0] == 18
     loss_fn = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(model, params, batch)))
     packed_loss, packed_gradients = loss_fn(state.params, packed)
