@@ -38,7 +38,7 @@ def test_size_minus_one_uses_the_remaining_devices():
 
 def test_rule_that_matches_no_parameter_is_an_error():
     rules = ((r"adapter", P("fsdp")), (r"w$", P()))
-    with pytest.raises(ValueError, match=r"rules 'adapter' match no parameter"):
+    with pytest.raises(ValueError, match="partitioning rules match no parameter: adapter"):
         partitioning.infer_shardings({"w": jnp.zeros(3)}, partitioning.make_mesh(), rules)
 
 
