@@ -1,6 +1,7 @@
 """Eight simulated devices for every test, and small corpora."""
 
 import os
+import tempfile
 
 # Before JAX is first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -14,20 +15,20 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
-import pathlib
-import signal
-import tempfile
-
-import pytest
-
-from tests import helpers
-
 # Tests and the processes that they start compile the same small programs: all workers of one pytest
 # run share a compilation cache.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     cache = tempfile.TemporaryDirectory()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+
+import pathlib
+import signal
+
+import jax
+import pytest
+
+from tests import helpers
 
 # A background job of a shell ignores Ctrl-C, and so would the processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items):
     """Runs the longest files first, so that none of them runs alone at the end."""
     order = {name: position for position, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_compiled_programs():
+    """Frees the programs of a module at its end, which keeps a worker under 3 GB."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
