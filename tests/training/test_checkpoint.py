@@ -54,6 +54,7 @@ def test_keeps_the_last_checkpoints_and_every_nth(workdir):
     assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
 
 
+@pytest.mark.slow
 def test_damage_is_detected_or_harmless(config, workdir, tmp_path):
     """Removes and truncates each file in turn: what passes the check can be loaded and resumed."""
     copied = tmp_path / "checkpoints" / "9"
