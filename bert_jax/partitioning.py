@@ -4,11 +4,13 @@ The mesh has the axes `data` (replicas of the model), `fsdp` (sharded parameters
 they are used) and `tensor` (sharded matrix products). Batches are sharded over `data` and `fsdp`.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from absl import logging
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
@@ -16,19 +18,18 @@ from jax.sharding import PartitionSpec as P
 
 AXES = ("data", "fsdp", "tensor")
 
+TOKEN_EMBEDDING = P(("tensor", "fsdp"))
 # The first match wins. Axis 0 of everything under `layers` is the stacked layer. The path of an
 # optimizer moment ends with that of its parameter, so the same rules apply.
 RULES = (
-    (r"token_embedding$", P(("tensor", "fsdp"))),  # By rows: a lookup moves only what it finds.
+    (r"token_embedding$", TOKEN_EMBEDDING),
     (r"(position|segment)_embedding$", P()),
     (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
     (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
     (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
     (r"(pooler|transform)/kernel$", P("fsdp", "tensor")),
     (r"mlm/bias$", P("tensor")),
-    (r"(bias|scale)$", P()),
-    (r"nsp/kernel$", P()),
-    (r"(step|count)$", P()),
+    (r"(bias|scale|nsp/kernel|step|count)$", P()),
 )
 # The same for fine-tuning, where the pooler and the small task head are replicated.
 TASK_RULES = (
@@ -36,10 +37,8 @@ TASK_RULES = (
     (r"(kernel|bias|scale|step|count)$", P()),
 )
 
-BATCH = P(("data", "fsdp"))
-"""Spec of arrays with a leading axis of rows."""
-ROWS = P("fsdp")
-"""The same inside `sum_over_data`."""
+BATCH = P(("data", "fsdp"))  # Arrays with a leading axis of rows.
+ROWS = P("fsdp")  # The same inside `sum_over_data`.
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
@@ -73,20 +72,56 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
             within = (sizes[0] // num_slices, *sizes[1:])
             array = mesh_utils.create_hybrid_device_mesh(within, (num_slices, 1, 1), **options)
     except (AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"{mesh} does not fit the links of these {len(devices)} devices: {error}"
-        ) from error
+        raise ValueError(f"{mesh} does not fit the links of these devices: {error}") from error
     return Mesh(array, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
-def constrain(x: jax.Array, spec: P) -> jax.Array:
-    """Constrains the sharding of `x` inside a computation over a mesh; elsewhere returns `x`.
+def fsdp_size() -> int:
+    """Returns the size of `fsdp` inside a computation over a mesh; elsewhere 1."""
+    return jax.sharding.get_abstract_mesh().shape.get("fsdp", 1)
 
-    Without it the compiler may move activations where moving parameters is cheaper.
+
+def on_fsdp_shards(
+    function: Callable, in_specs: tuple, *arrays, out_specs: P = ROWS, axes: tuple = ("fsdp",)
+) -> jax.Array:
+    """Runs `function` on the shards of `arrays` over `axes`; if `fsdp` is 1, on whole arrays.
+
+    The compiler would sometimes gather activations rather than parameters. The backward pass
+    recomputes `function`, and so keeps no gathered parameters.
     """
-    if jax.sharding.get_abstract_mesh().empty:
-        return x
-    return jax.lax.with_sharding_constraint(x, spec)
+    if fsdp_size() == 1:
+        return function(*arrays)
+    function = jax.checkpoint(function, prevent_cse=False)
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
+    )(*arrays)
+
+
+def gather(shard: jax.Array, dtype, axis: int) -> jax.Array:
+    """Gathers a parameter over `fsdp` in `dtype`, and sums its gradient over `fsdp` in float32."""
+    return shard if fsdp_size() == 1 else _gather(shard, dtype, axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(shard, dtype, axis):
+    whole = jax.lax.all_gather(shard.astype(dtype), "fsdp", axis=axis, tiled=True)
+    return whole.astype(shard.dtype)
+
+
+def _gather_backward(dtype, axis, _, dy):
+    return (_reduce_scatter(dy.astype(jnp.float32), "fsdp", axis).astype(dy.dtype),)
+
+
+_gather.defvjp(lambda *args: (_gather(*args), None), _gather_backward)
+
+
+def _reduce_scatter(x, name, axis):
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        # The CPU's reduce-scatter between processes is not deterministic.
+        total, size = jax.lax.psum(x, name), x.shape[axis] // jax.lax.axis_size(name)
+        start = jax.lax.axis_index(name) * size
+        return jax.lax.dynamic_slice_in_dim(total, start, size, axis)
+    return jax.lax.psum_scatter(x, name, scatter_dimension=axis, tiled=True)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -98,8 +133,8 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings) -> Callable:
     """Runs `function(params, batch, *rest)` on each data-parallel shard and sums the results.
 
     The sum over `data` is taken once, not in each layer. `shardings` holds a NamedSharding for
-    each result, or for a subtree; where one shards an axis over `data`, the sum is reduce-scattered
-    along it. The compiler remains in charge of the other mesh axes.
+    each result or subtree; where one shards an axis over `data`, the sum is reduce-scattered along
+    it. The compiler handles the other mesh axes.
     """
 
     def out_spec(sharding):
@@ -110,14 +145,7 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings) -> Callable:
             return tree
         if "data" not in spec:
             return jax.lax.psum(tree, "data")
-        axis = tuple(spec).index("data")
-        if jax.process_count() > 1 and mesh.devices.flat[0].platform == "cpu":
-            # The CPU's reduce-scatter between processes is not deterministic.
-            total = jax.lax.psum(tree, "data")
-            size = total.shape[axis] // mesh.shape["data"]
-            start = jax.lax.axis_index("data") * size
-            return jax.lax.dynamic_slice_in_dim(total, start, size, axis)
-        return jax.lax.psum_scatter(tree, "data", scatter_dimension=axis, tiled=True)
+        return _reduce_scatter(tree, "data", tuple(spec).index("data"))
 
     out_specs = jax.tree.map(out_spec, shardings)
     return lambda params, batch, *rest: jax.shard_map(
@@ -138,10 +166,10 @@ def path_name(path) -> str:
 def infer_shardings(tree, mesh: Mesh, rules=RULES):
     """Returns the NamedSharding of each leaf (array or ShapeDtypeStruct) of `tree`; logs them.
 
-    Raises ValueError for a leaf that no rule matches or whose shape its rule does not divide, and
-    for a rule that matches no leaf.
+    Raises ValueError for a leaf that no rule matches, an indivisible leaf, or an unused rule.
     """
-    table, unused = [], dict(rules)
+    kind, unused = mesh.devices.flat[0].device_kind, dict(rules)
+    logging.info("Layout over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), kind)
 
     def infer(path, leaf):
         name = path_name(path)
@@ -156,13 +184,12 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
         except ValueError as error:
             raise ValueError(f"parameter {name!r}: choose other mesh sizes: {error}") from error
         if not name.startswith("opt_state"):  # Moments are sharded as their parameters.
-            table.append(f"  {name:<64} {leaf.shape!s:<20} {spec}")
+            logging.debug("  %-64s %-20s %s", name, leaf.shape, spec)
         return sharding
 
     shardings = jax.tree_util.tree_map_with_path(infer, tree)
     if unused:
         raise ValueError(f"partitioning rules match no parameter: {', '.join(unused)}")
-    logging.info("Layout over %s:\n%s", dict(mesh.shape), "\n".join(table))
     return shardings
 
 
@@ -180,11 +207,11 @@ def shard_over_data(shardings, tree):
 
     def shard(sharding, leaf):
         mesh, spec = sharding.mesh, [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
-        for axis, names in enumerate(spec):
-            names = (names,) if isinstance(names, str) else names or ()
-            names = ("data", *names)  # The order that `sum_over_data` produces.
-            if leaf.shape[axis] % math.prod(mesh.shape[name] for name in names) == 0:
-                return NamedSharding(mesh, P(*spec[:axis], names, *spec[axis + 1 :]))
+        for axis, size in enumerate(sharding.shard_shape(leaf.shape)):
+            if size % mesh.shape["data"] == 0:
+                names = (spec[axis],) if isinstance(spec[axis], str) else spec[axis] or ()
+                spec[axis] = ("data", *names)  # The order that `sum_over_data` produces.
+                return NamedSharding(mesh, P(*spec))
         return sharding  # A scalar or a small vector.
 
     return jax.tree.map(shard, shardings, tree)

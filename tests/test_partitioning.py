@@ -2,10 +2,14 @@
 
 import dataclasses
 import importlib.util
+import math
+import re
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding
@@ -13,7 +17,12 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
 from bert_jax.data.batches import local_row_ranges
+from bert_jax.data.masking import Masking
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
 from bert_jax.tpu import compile as tpu
+from bert_jax.tpu import hlo_cost
+from bert_jax.training import pretrain_step
 from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 
 
@@ -138,7 +147,7 @@ def test_mesh_that_jax_cannot_map_to_the_links_is_an_error(monkeypatch):
         raise NotImplementedError("no assignment")
 
     monkeypatch.setattr(mesh_utils, "create_device_mesh", refuse)
-    with pytest.raises(ValueError, match=r"fsdp=4, .* links of these 8 devices.*: no assignment"):
+    with pytest.raises(ValueError, match=r"fsdp=4, .* links of these devices: no assignment"):
         partitioning.make_mesh(fsdp=4)
 
 
@@ -155,3 +164,46 @@ def test_batch_is_sharded_over_data_and_fsdp():
     mesh = partitioning.make_mesh(data=2, fsdp=2, tensor=2)
     rows = jax.device_put(jnp.zeros((8, 3)), partitioning.batch_sharding(mesh))
     assert {shard.data.shape for shard in rows.addressable_shards} == {(2, 3)}
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [{"data": 2, "fsdp": 4}, pytest.param({"data": 1, "fsdp": 8}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
+    vocab, hidden, length, rows = 384, 64, 32, 16 * mesh["data"]
+    sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden}
+    sizes |= {"num_layers": 1, "num_heads": 2, "max_position_embeddings": length}
+    model = BertForPreTraining(BertConfig(**sizes, dtype="bfloat16"))
+    optimizer = optax.adamw(1e-3)
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda: pretrain_step.init_state(key, model, optimizer))
+    shardings = partitioning.infer_shardings(shapes, partitioning.make_mesh(**mesh))
+    masking = Masking((0, 1, 2, 3, 4), 4, vocab, (True,) * vocab, max_predictions=5)
+    step = pretrain_step.make_pretrain_step(model, optimizer, shardings, masking, seed=0)
+    phase = types.SimpleNamespace(
+        rows=types.SimpleNamespace(max_seq_length=length, max_pairs=2), batch_size=rows
+    )
+    batch = tpu.abstract_batch(phase, partitioning.batch_sharding(shardings.step.mesh))
+    lowered = step.lower(partitioning.with_shardings(shapes, shardings), batch)
+
+    # The CPU computes bfloat16 in float32; before its compiler, the dtypes are those of a TPU.
+    text = lowered.as_text()
+    gathered = set(re.findall(r"stablehlo.all_gather.*-> tensor<(.*)>", text))
+    summed = re.findall(
+        r"stablehlo\.(?:reduce_scatter|all_reduce).*?\}\) : \(tensor<(.*?)>", text, re.DOTALL
+    )
+    assert f"{vocab}x{hidden}xbf16" in gathered and all(each.endswith("xbf16") for each in gathered)
+    assert f"{vocab}x{hidden}xf32" in summed and all(each.endswith("f32") for each in summed)
+
+    # What the compiler adds are sums of small vectors: it neither gathers the rows, nor sums the
+    # gradient of the embedding twice.
+    exchanges = hlo_cost.step_cost(lowered.compile().as_text()).exchanges
+    largest = {
+        name: max(math.prod(map(int, size.split(","))) for size in re.findall(r"\[(\d.*?)\]", name))
+        for name in exchanges
+        if re.search(r"\[\d", name)
+    }
+    assert max(largest.values()) == vocab * hidden < rows // mesh["data"] * length * hidden
+    assert exchanges[f"reduce-scatter f32[{vocab},{hidden}]"]["count"] == 1

@@ -16,8 +16,6 @@ os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # Two reports may run at the same time.
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")  # Required by libtpu, but not used.
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-# Configurations import each other as configs.pretrain.
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import importlib
 import json
@@ -25,17 +23,15 @@ import pathlib
 
 import jax
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from bert_jax.model.config import REMAT_POLICIES
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.tpu import compile as tpu
 from bert_jax.tpu import report as pod_report
 from bert_jax.training import setup
 
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Pre-training configuration, as for bert_jax.pretrain.", lock_config=True
-)
+CONFIG = define_config("Pre-training configuration, as for bert_jax.pretrain.")
 TOPOLOGY = flags.DEFINE_string(
     "topology", None, "TPU topology to compile for, such as v4:4x4x4. Default: config.topology."
 )
@@ -51,7 +47,9 @@ PRICE = flags.DEFINE_float(
 )
 JSON = flags.DEFINE_string("json", None, "File for all figures.")
 DUMP_HLO = flags.DEFINE_string("dump_hlo", None, "File for the scheduled HLO of the first phase.")
-COSTLIEST = flags.DEFINE_integer("costliest", 0, "Number of costliest instructions to list.", 0)
+COSTLIEST = flags.DEFINE_integer(
+    "costliest", 0, "Number of costliest instructions and largest collectives.", 0
+)
 ADVISE = flags.DEFINE_bool("advise", True, "If a step does not fit, find a variant that does.")
 SWEEP = flags.DEFINE_bool(
     "sweep", False, "Compare meshes and remat policies, and find their maximum batch sizes."
@@ -210,6 +208,8 @@ def format_step(phase: dict) -> list[str]:
     for row in phase["costliest"]:
         start = f"{row['cycles']:>12,} x{row['runs']:<4}{row['name']}  {row['shape'][:60]}"
         lines.append(f"{start}  {row['op_name'][-90:]}")
+    for arrays, each in phase["exchanges"].items():
+        lines.append(f"{each['bytes'] / 2**20:>8,.1f} MiB x{each['count']:<4}{arrays[:90]}")
     return lines
 
 
@@ -262,7 +262,7 @@ def report_all() -> bool:
     all_fit, wrong_flops, footnote = True, [], ""
     for name in PODS:
         module, _, argument = name.partition(".py:")
-        config = importlib.import_module(f"configs.pretrain.{module}").get_config(argument)
+        config = importlib.import_module(f"bert_jax.configs.pretrain.{module}").get_config(argument)
         report = pod_report.report(config, config.topology, *load_phases(config))
         all_fit &= report["fits"]
         for phase in report["phases"]:

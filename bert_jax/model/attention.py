@@ -25,9 +25,8 @@ def attention(
     Args:
       query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
       sequence_ids: int32 `[batch, length]`; positions attend to each other where their ids agree.
-        Padding shares the id 0: it attends to padding alone, so that no softmax is empty.
-      dropout_rate: rate of dropout of the attention probabilities, as released.
-      dropout_key, dropout_rows: see `dropout`; None disables dropout.
+        Padding has the id 0: it attends only to padding, so that no softmax is empty.
+      dropout_key, dropout_rows: for dropout of the probabilities; None disables it.
 
     Returns:
       `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
@@ -62,7 +61,6 @@ def _softmax_forward(scores, dtype):
 
 
 def _softmax_backward(dtype, probabilities, dy):
-    del dtype
     probabilities, dy = probabilities.astype(jnp.float32), dy.astype(jnp.float32)
     weighted = probabilities * dy
     return (weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True),)

@@ -10,27 +10,20 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import LayerNorm, gelu
-from bert_jax.partitioning import ROWS, constrain
+from bert_jax.model.layers import Dense, LayerNorm, gelu
+from bert_jax.partitioning import ROWS, TOKEN_EMBEDDING, gather, on_fsdp_shards
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
 
-def _initializer(config: BertConfig):
-    return nn.initializers.truncated_normal(config.initializer_range)
-
-
-def _dense(config: BertConfig, features: int, name: str) -> nn.Dense:
-    return nn.Dense(features, dtype=config.dtype, kernel_init=_initializer(config), name=name)
-
-
 @jax.named_scope("feed_forward")
 @functools.partial(nn.remat, prevent_cse=False)
-def _after_gelu(dense: nn.Dense, x: jax.Array) -> jax.Array:
+def _after_gelu(dense: Dense, x: jax.Array) -> jax.Array:
     """Recomputes GELU in the backward pass: the layer loop then saves `x` alone, half as much."""
     return dense(gelu(x))
 
@@ -49,20 +42,32 @@ class Embeddings(nn.Module):
 
     def setup(self):
         config = self.config
+        initializer = nn.initializers.truncated_normal(config.initializer_range)
 
         def table(name, num_rows):
-            shape = num_rows, config.hidden_size
-            return self.param(name, _initializer(config), shape, jnp.float32)
+            return self.param(name, initializer, (num_rows, config.hidden_size), jnp.float32)
 
-        self.token_embedding = table("token_embedding", config.padded_vocab_size)
+        # One copy for each shard of the rows, `[fsdp, vocab, hidden]`: gathered once for the lookup
+        # and the MLM head, whose gradients are added before they are summed over `fsdp`, once.
+        self.token_copies = on_fsdp_shards(
+            lambda shard: gather(shard, config.dtype, 0)[None],
+            (TOKEN_EMBEDDING,),
+            table("token_embedding", config.padded_vocab_size),
+            out_specs=P("fsdp", "tensor"),
+            axes=("fsdp", "tensor"),
+        )
         self.position_embedding = table("position_embedding", config.max_position_embeddings)
         self.segment_embedding = table("segment_embedding", config.type_vocab_size)
         self.layer_norm = LayerNorm(config)
 
     def __call__(self, tokens, position_ids, segment_ids, dropout_rows=None) -> jax.Array:
         """Embeds three int32 `[batch, length]` arrays as `[batch, length, hidden]`."""
-        x = jnp.take(self.token_embedding, tokens, axis=0)
-        x += jnp.take(self.position_embedding, position_ids, axis=0)
+
+        def lookup(copies, positions, tokens, position_ids):
+            return jnp.take(copies[0], tokens, axis=0) + jnp.take(positions, position_ids, axis=0)
+
+        tables = self.token_copies, self.position_embedding
+        x = on_fsdp_shards(lookup, (ROWS, P(), ROWS, ROWS), *tables, tokens, position_ids)
         # With two segments, a one-hot product has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
         x += segments @ self.segment_embedding
@@ -80,26 +85,24 @@ class EncoderLayer(nn.Module):
         batch, length, hidden = x.shape
 
         def heads(name):
-            projected = _dense(config, hidden, name)(x)
+            projected = Dense(config, hidden, name=name)(x)
             return projected.reshape(batch, length, config.num_heads, -1)
 
         # [batch, length, hidden] -> [batch, length, heads, head_dim] and back.
         context = attention(
-            heads("query"),
-            heads("key"),
-            heads("value"),
+            *map(heads, ("query", "key", "value")),
             sequence_ids,
             dropout_rate=config.dropout_rate,
             dropout_key=None if dropout_rows is None else self.make_rng("dropout"),
             dropout_rows=dropout_rows,
         )
-        y = _dense(config, hidden, "attention_output")(context.reshape(x.shape))
+        y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context.reshape(x.shape))
         y = apply_dropout(self, y, dropout_rows)
         x = LayerNorm(config, name="attention_layer_norm")(x + y)
-        y = _dense(config, config.intermediate_size, "intermediate")(x)
-        y = _after_gelu(_dense(config, hidden, "output"), y)
+        y = Dense(config, config.intermediate_size, name="intermediate")(x)
+        y = _after_gelu(Dense(config, hidden, fsdp_axis=1, name="output"), y)
         y = apply_dropout(self, y, dropout_rows)
-        return constrain(LayerNorm(config, name="output_layer_norm")(x + y), ROWS)
+        return LayerNorm(config, name="output_layer_norm")(x + y)
 
 
 class Encoder(nn.Module):
@@ -128,8 +131,7 @@ class Encoder(nn.Module):
             length=config.num_layers,
             unroll=1 if config.scan_layers else config.num_layers,
         )
-        layer = EncoderLayer(config, name="layers")
-        last, each = layers(layer, x, sequence_ids, dropout_rows)
+        last, each = layers(EncoderLayer(config, name="layers"), x, sequence_ids, dropout_rows)
         return jnp.concatenate([x[None], each]) if all_layers else last
 
 
@@ -150,7 +152,7 @@ class Bert(nn.Module):
     def setup(self):
         self.embeddings = Embeddings(self.config)
         self.encoder = Encoder(self.config)
-        self.pooler = _dense(self.config, self.config.hidden_size, None)
+        self.pooler = Dense(self.config, self.config.hidden_size)
 
     def __call__(
         self,
@@ -164,7 +166,7 @@ class Bert(nn.Module):
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
         x = self.embeddings(tokens, position_ids, segment_ids, dropout_rows)
-        return self.encoder(constrain(x, ROWS), sequence_ids, dropout_rows, all_layers)
+        return self.encoder(x, sequence_ids, dropout_rows, all_layers)
 
     def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """Returns tanh(dense([CLS])) `[B, P, H]` of the sequences at int32 `[B, P]` positions."""
@@ -177,22 +179,22 @@ class MlmHead(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, token_embedding: jax.Array) -> jax.Array:
-        """Returns float32 logits `[..., padded_vocab]` for `[..., H]` and `[padded_vocab, H]`.
+    def __call__(self, hidden: jax.Array, token_copies: jax.Array) -> jax.Array:
+        """Returns float32 logits `[B, K, padded_vocab]` for `[B, K, H]` and `token_copies`.
 
         Ids beyond the vocabulary, which only pad it to a whole tile, get the minimum float32: they
         take no probability and are never predicted.
         """
         config = self.config
-        x = gelu(_dense(config, config.hidden_size, "transform")(hidden))
+        x = gelu(Dense(config, config.hidden_size, name="transform")(hidden))
         x = LayerNorm(config, name="layer_norm")(x)
         bias = self.param("bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)
-        logits = jax.lax.dot_general(
-            x,
-            token_embedding.astype(x.dtype),
-            (((x.ndim - 1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
+
+        def product(copies, x):
+            table, axes = copies[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
+            return jax.lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
+
+        logits = on_fsdp_shards(product, (ROWS, ROWS), token_copies, x)
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(real, logits + bias, jnp.finfo(jnp.float32).min)
 
@@ -205,7 +207,8 @@ class BertForPreTraining(nn.Module):
     def setup(self):
         self.bert = Bert(self.config)
         self.mlm = MlmHead(self.config)
-        self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=_initializer(self.config))
+        initializer = nn.initializers.truncated_normal(self.config.initializer_range)
+        self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=initializer)
 
     def __call__(
         self,
@@ -218,23 +221,35 @@ class BertForPreTraining(nn.Module):
         *,
         dropout_rows: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the logits of both tasks, computed only at the positions that need them.
+        """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]` (IsNext, NotNext).
 
-        They are float32 `[B, K, padded_vocab]` at the masked `mlm_positions`, int32 `[B, K]`, and
-        float32 `[B, P, 2]` (0 is IsNext, 1 is NotNext) at the [CLS] of each sequence, int32
-        `[B, P]`. The other arguments are those of `Bert`.
+        They are at the masked `mlm_positions`, int32 `[B, K]`, and the `cls_positions` of the
+        sequences, int32 `[B, P]`. The other arguments are those of `Bert`.
         """
-        hidden = self.bert(
-            tokens, segment_ids, position_ids, sequence_ids, dropout_rows=dropout_rows
-        )
+        inputs = tokens, segment_ids, position_ids, sequence_ids
+        hidden = self.bert(*inputs, dropout_rows=dropout_rows)
         masked = gather_positions(hidden, mlm_positions)
-        mlm_logits = self.mlm(masked, self.bert.embeddings.token_embedding)
+        mlm_logits = self.mlm(masked, self.bert.embeddings.token_copies)
         return mlm_logits, self.nsp(self.bert.pool(hidden, cls_positions))
 
 
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns `hidden` `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+
+
+def pool_tokens(hidden: jax.Array, pairs: jax.Array, pooling: str) -> jax.Array:
+    """Returns float32 `[B, P, H]`, the "mean" of each sequence's tokens or its [CLS] ("cls").
+
+    `pairs` are the boundaries of the sequences, int32 `[B, P, 3]`; unused slots give 0.
+    """
+    position = jnp.arange(hidden.shape[1])
+    start, _, end = jnp.moveaxis(pairs[..., None], -2, 0)
+    if pooling == "cls":
+        end = jnp.minimum(end, start + 1)
+    chosen = ((position >= start) & (position < end)).astype(hidden.dtype)  # [B, P, L]
+    total = jnp.einsum("bpl,blh->bph", chosen, hidden, preferred_element_type=jnp.float32)
+    return total / jnp.maximum(end - start, 1)
 
 
 def num_params(config: BertConfig) -> int:

@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Iterator, Sequence
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
+from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions, pool_tokens
 from bert_jax.model.config import BertConfig
 
 
@@ -46,22 +47,24 @@ def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Arra
 def mlm_logits(config: BertConfig, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
     masked = gather_positions(_hidden(config, params["bert"], rows), positions)
-    token_embedding = params["bert"]["embeddings"]["token_embedding"]
-    return MlmHead(config).apply({"params": params["mlm"]}, masked, token_embedding)
+    token_copies = params["bert"]["embeddings"]["token_embedding"][None]
+    return MlmHead(config).apply({"params": params["mlm"]}, masked, token_copies)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def pooled_vectors(config: BertConfig, pooling: str, params: dict, rows: dict) -> jax.Array:
     """Returns a vector per row, `[B, H]`, from the parameters of `Bert`; pooling as in `encode`."""
     hidden = _hidden(config, params, rows)
-    starts, _, ends = jnp.moveaxis(rows["pairs"], -1, 0)
     if pooling == "pooler":
+        starts = rows["pairs"][:, :, 0]
         return Bert(config).apply({"params": params}, hidden, starts, method="pool")[:, 0]
-    if pooling == "cls":
-        return hidden[:, 0]
-    is_token = jnp.arange(hidden.shape[1]) < ends
-    total = jnp.sum(hidden, axis=1, where=is_token[:, :, None], dtype=jnp.float32)
-    return total / jnp.maximum(ends, 1)
+    return pool_tokens(hidden, rows["pairs"], pooling)[:, 0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
+    """Returns what a model with a task's head computes from rows, as documented by the model."""
+    return model.apply({"params": params}, rows)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

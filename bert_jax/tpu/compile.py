@@ -20,7 +20,7 @@ from bert_jax.corpus.build import CorpusConfig
 from bert_jax.corpus.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.training.pretrain_step import make_pretrain_step
-from bert_jax.training.setup import Phase, PretrainSetup
+from bert_jax.training.setup import Phase, PretrainSetup, plan_phase
 
 GIB = 2**30
 # What a step needs of a tokenizer with the released uncased English vocabulary.
@@ -47,8 +47,7 @@ class Chip:
 
 # Sources: Cloud TPU's system architecture pages (HBM; interconnect, half of it in each direction),
 # Jouppi et al. (2020) for the links of v3 and (2023) for those of v4. Google does not publish the
-# clock of v6e: 1750 MHz follows from 918 TFLOP/s if it has four matrix units of 256 x 256. The
-# compiler's estimate for a product of 8192^3 is 70 % of peak (90 % on v5p): 2490 MHz at most.
+# clock of v6e: 1750 MHz follows from 918 TFLOP/s if it has four matrix units of 256 x 256.
 CHIPS = {
     "v3": Chip(940e6, 16 * GIB, 15.48 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices_per_chip=2),
     "v4": Chip(1050e6, 32 * GIB, 30.75 * GIB, 6 * 50e9, dimensions=3, megacore=True),
@@ -74,10 +73,8 @@ def parse_topology(topology: str) -> tuple[str, list[int], int]:
     sizes = [int(size) for size in shape.split("x") if size]
     if name not in CHIPS or len(sizes) != CHIPS[name].dimensions:
         examples = (f"{name}:{'x'.join('4' * chip.dimensions)}" for name, chip in CHIPS.items())
-        raise ValueError(
-            f"unknown topology {topology!r}: expected a chip and the shape of a slice, such as "
-            f"{', '.join(examples)}, or v4:4x4x4:2 for two slices"
-        )
+        expected = f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as {', '.join(examples)}"
+        raise ValueError(f"unknown topology {topology!r}: expected {expected}")
     return name, sizes, int(num_slices or 1)
 
 
@@ -99,21 +96,17 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
     """Returns the phases of a run without corpora, with rows of `lengths`."""
-    phases, start = [], 0
-    for length, phase in zip(lengths, (config, config.long_phase), strict=True):
-        max_pairs = CorpusConfig().max_pairs_per_row
-        rows = types.SimpleNamespace(max_seq_length=length, max_pairs=max_pairs)
-        stop = start + phase.num_steps
-        phases.append(Phase(rows, None, start, stop, phase.batch_size, phase.max_predictions))
-        start = stop
+    max_pairs = CorpusConfig().max_pairs_per_row
+    short, long = (types.SimpleNamespace(max_seq_length=n, max_pairs=max_pairs) for n in lengths)
+    first = plan_phase(config, False, short, None, 0)
+    phases = first, plan_phase(config, True, long, None, first.stop)
     return [phase for phase in phases if phase.num_steps]
 
 
 def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
-    """Compiles the update step of a run and returns its memory, in bytes by use, and scheduled HLO.
+    """Compiles the update step of a phase; returns its memory in bytes by use, and scheduled HLO.
 
-    "padding" is what the compiler adds to the arguments to fill tiles. Raises DoesNotFit if the
-    step needs too much memory.
+    "padding" is what the compiler adds to the arguments to fill tiles. Raises DoesNotFit.
     """
     state = setup.abstract_state
     batch = abstract_batch(phase, partitioning.batch_sharding(setup.mesh))

@@ -49,10 +49,7 @@ COMPUTATION_OR_INSTRUCTION = re.compile(
 
 
 class Instruction(NamedTuple):
-    """One line of HLO text: `name = shape opcode(operands), attributes`.
-
-    In `operands`, shapes replace the names of other instructions.
-    """
+    """One line of HLO text; in `operands`, shapes replace the names of other instructions."""
 
     name: str
     shape: str
@@ -98,6 +95,7 @@ class Cost(NamedTuple):
     cycles: dict[tuple[str, str], int]  # By (part, "forward" | "backward" | "update").
     flops: float  # Of the matrix products, two per multiply-add.
     collectives: dict[str, dict[str, float]]  # {kind: {"count", "bytes", "link_bytes"}}.
+    exchanges: dict[str, dict[str, float]]  # The same by kind and arrays, by descending bytes.
     costliest: list[tuple[int, int, Instruction]]  # (Cycles of all runs, runs, ...), descending.
     not_estimated: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
     loops_counted_once: list[str]  # Those with an unknown trip count.
@@ -117,13 +115,14 @@ def step_cost(text: str) -> Cost:
         total_flops += runs * flops(instruction)
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             loops_counted_once.append(instruction.name)
-        exchange = collective(instruction, fusion)
-        if exchange:
-            kind, num_bytes, link_bytes = exchange
+        if exchange := collective(instruction, fusion):
+            kind, arrays, num_bytes, link_bytes = exchange
             communicating.add(fusion)
             # One that overlaps with arithmetic is split into steps of one channel: count one step.
+            # Explicit collectives share a channel.
             channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
-            total = runs * num_bytes, runs * link_bytes, runs, kind
+            channel = kind, channel, instruction.op_name
+            total = runs * num_bytes, runs * link_bytes, runs, kind, arrays
             exchanges[channel] = max(total, exchanges.get(channel, total))
         if fusion:
             continue  # The estimate of the fusion includes its instructions.
@@ -132,11 +131,13 @@ def step_cost(text: str) -> Cost:
             costliest.append((runs * instruction.cycles, runs, instruction))
         elif instruction not in communicating and _needs_estimate(instruction):
             not_estimated[instruction.kind] += runs
-    totals = collections.defaultdict(collections.Counter)
-    for num_bytes, link_bytes, runs, kind in exchanges.values():
-        totals[kind].update(count=runs, bytes=num_bytes, link_bytes=link_bytes)
+    kinds, each = (collections.defaultdict(collections.Counter) for _ in range(2))
+    for num_bytes, link_bytes, runs, kind, arrays in exchanges.values():
+        for total in (kinds[kind], each[f"{kind} {arrays}"]):
+            total.update(count=runs, bytes=num_bytes, link_bytes=link_bytes)
+    each = dict(sorted(each.items(), key=lambda item: -item[1]["bytes"]))
     costliest.sort(key=lambda row: -row[0])
-    return Cost(cycles, total_flops, totals, costliest, not_estimated, loops_counted_once)
+    return Cost(cycles, total_flops, kinds, each, costliest, not_estimated, loops_counted_once)
 
 
 def parse(text: str) -> tuple[Computations, str]:
@@ -175,8 +176,7 @@ def executed(
 
 def trip_count(loop: Instruction, computations: Computations) -> int | None:
     """Returns the trip count that the compiler notes, or the bound of a loop that counts from 0."""
-    known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"')
-    if known:
+    if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(known)
     bounds = [
         int(instruction.operands)
@@ -248,16 +248,16 @@ def flops(instruction: Instruction) -> float:
 
 
 def collective(instruction: Instruction, fusion: Instruction | None) -> tuple | None:
-    """Returns (kind, payload in bytes, bytes over links) of a collective, None if it is not one.
+    """Returns (kind, arrays, payload in bytes, bytes over links) of a collective, else None.
 
-    The payload is the array that is reduced, or the gathered one. Over its links, a device sends
+    The payload is the arrays that are reduced, or the gathered ones. Over its links, a device sends
     (n - 1) / n of it to gather or scatter over n devices, twice that to reduce. Slices exchange
     over their hosts' network instead.
     """
     kind = instruction.opcode.removesuffix("-start")
     payload = array_bytes(instruction.operands)
     if kind == "send" and "megascale" in instruction.attributes:
-        return "between slices", payload, 0.0
+        return "between slices", instruction.operands, payload, 0.0
     if kind not in COLLECTIVES:
         return None
     size = group_size(instruction.attributes)
@@ -270,7 +270,8 @@ def collective(instruction: Instruction, fusion: Instruction | None) -> tuple | 
             share *= 2
     elif kind == "all-gather":
         payload *= size
-    return kind, payload, payload * share
+    arrays = instruction.shape if kind == "all-gather" else instruction.operands
+    return kind, re.sub(r"\{.*?\}| index \d+", "", arrays), payload, payload * share
 
 
 def group_size(attributes: str) -> int:

@@ -36,12 +36,11 @@ def report(
 
     `phases` holds the figures of each phase. The top level repeats those of the first phase, except
     that `compile_seconds` and the hours (if all phases fit) are totals, and that `hbm_parts`,
-    `hbm_bytes_per_device` and `hbm_bytes_over` are those of the phase with the largest need.
-    `hbm_bytes_over` is the need beyond what the compiler allows (`tpu.Chip.usable_hbm_bytes`): 0 if
-    the step fits, None if the compiler does not report it, which counts as the largest need.
+    `hbm_bytes_per_device` and `hbm_bytes_over` are those of the phase that needs most memory.
+    `hbm_bytes_over` is the excess over `tpu.Chip.usable_hbm_bytes`; None if not reported.
 
-    Lists the `num_costliest` instructions, and writes the scheduled HLO of the first phase to
-    `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
+    Lists the `num_costliest` instructions and largest collectives, and writes the scheduled HLO of
+    the first phase to `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
     """
     chip, devices = tpu.describe_topology(topology)
     setup = setup_pretraining(config, phases, tokenizer, devices)
@@ -51,6 +50,7 @@ def report(
         path = hlo_path if phase is phases[0] else None
         found = _phase_figures(setup, phase, chip, num_costliest, path)
         figures.append(found | {"compile_seconds": time.monotonic() - started})
+    # Without a figure, a step that does not fit counts as the largest.
     largest = max(
         figures, key=lambda each: (not each["fits"], each["hbm_bytes_per_device"] or math.inf)
     )
@@ -123,6 +123,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "cycles_per_sequence": cost.total_cycles * num_chips / phase.batch_size,
         "cycles_by_part": cycles_by_part,
         "collectives": cost.collectives,
+        "exchanges": dict(itertools.islice(cost.exchanges.items(), num_costliest)),
         "collective_bytes_per_step": sum(each["bytes"] for each in collectives),
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
@@ -152,7 +153,7 @@ def find_fitting_changes(
 ) -> dict | None:
     """Returns changes to `config`, whose report is `failed`, with which all steps fit, or None."""
     tried = [config.to_dict()]
-    for changes in _memory_savings(failed):
+    for changes in _memory_savings(config, failed):
         changed = with_changes(config, changes)
         if changed.to_dict() in tried:
             continue
@@ -163,15 +164,20 @@ def find_fitting_changes(
     return None
 
 
-def _memory_savings(failed: dict) -> Iterator[dict[str, int | str]]:
+def _set_rows_per_device(config: ConfigDict, rows: int) -> dict[str, int]:
+    """Returns the changes that set `per_device_batch_size` in all phases."""
+    own = config.long_phase.per_device_batch_size is not None
+    return {f"{prefix}per_device_batch_size": rows for prefix in ["", "long_phase."][: 1 + own]}
+
+
+def _memory_savings(config: ConfigDict, failed: dict) -> Iterator[dict[str, int | str]]:
     """Yields changes that save memory, in order of cost; the last ones combine them all.
 
-    Smaller microbatches and rematerialization reduce activations. Sharding the optimizer state
-    over `data`, then the parameters over `fsdp`, is for models that are too large themselves.
-    `tensor` shards what remains, including the activations of a single row.
+    Smaller microbatches and rematerialization reduce activations. Sharding over `data` splits the
+    optimizer state, over `fsdp` also the parameters, and over `tensor` the activations of a row.
     """
     rows = max(phase["per_device_batch_size"] for phase in failed["phases"])
-    halves = [{"per_device_batch_size": rows >> power} for power in range(1, rows.bit_length())]
+    halves = [_set_rows_per_device(config, rows >> n) for n in range(1, rows.bit_length())]
     remat = {"model.remat": "full"}
     min_activations = (halves[-1] if halves else {}) | remat
     sharded = min_activations | {"shard_weight_update": True}
@@ -192,10 +198,10 @@ def sweep(
 ) -> Iterator[dict]:
     """Yields the report of each mesh ("data x fsdp x tensor") and remat policy.
 
-    `largest_batch` is the maximum number of rows per device, for every phase's length, as a power
-    of two times the configured one; None if not even that fits. An invalid mesh, which does not
-    divide the devices, a batch or an array, has `error` instead of a report. Raises ValueError if
-    the topology or the format of a mesh is invalid, or if all meshes are.
+    `largest_batch` is the maximum number of rows per device that fits at every phase's length, a
+    power of two times the configured one, or None. A mesh that does not divide the devices, a batch
+    or an array has `error` instead of a report. Raises ValueError if the topology or the format of
+    a mesh is invalid, or if all meshes are.
     """
     tpu.describe_topology(topology)  # Raises once, not for each mesh.
     for sizes in meshes:
@@ -220,7 +226,7 @@ def sweep(
 
 
 def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
-    config = with_changes(config, {"per_device_batch_size": 0})
+    config = with_changes(config, _set_rows_per_device(config, 0))
     worst = max(figures["phases"], key=lambda each: each["hbm_parts"]["activations"])
     phase = phases[figures["phases"].index(worst)]
     rows, shards = worst["per_device_batch_size"], worst["mesh"]["data"] * worst["mesh"]["fsdp"]

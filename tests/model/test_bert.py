@@ -59,6 +59,15 @@ def test_published_sizes_have_their_number_of_parameters(size, expected):
     assert num_params(BertConfig.named(size)) == expected
 
 
+def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
+    config = BertConfig.named("base", hidden_size=256)
+    assert (config.num_layers, config.num_heads, config.intermediate_size) == (12, 4, 1024)
+    given = BertConfig.named("tiny", hidden_size=96, num_heads=3, intermediate_size=100)
+    assert (given.num_heads, given.intermediate_size) == (3, 100)
+    with pytest.raises(ValueError, match=r"hidden_size is 100: expected a multiple of 64"):
+        BertConfig.named("tiny", hidden_size=100)
+
+
 def test_scanned_layers_equal_unrolled_ones(example):
     config, params, batch, _ = example
     config = dataclasses.replace(config, num_layers=3)

@@ -113,9 +113,40 @@ def test_a_row_keeps_its_mask_wherever_it_is_computed():
     np.testing.assert_array_equal(part, whole[places])
 
 
-def test_rows_that_lie_far_apart_are_independent():
-    rows = jnp.array([0, 1, 1024, 2**16, 2**16 + 1, 2**20, 2**24, 2**30])
-    bits = hashed_bits(jnp.array([7, 11], jnp.uint32), rows, (8, SIZE // 8))
-    kept = np.asarray(bits) >= 0.1 * 2**32
-    correlations = np.corrcoef(kept) - np.eye(8)
-    assert np.max(np.abs(correlations)) < 5 / np.sqrt(SIZE // 8)
+def scores(kept: np.ndarray) -> np.ndarray:
+    """Returns the correlation of each pair of rows, in standard deviations of independent ones."""
+    correlations = np.corrcoef(kept, dtype=np.float32)
+    return correlations[np.triu_indices(len(kept), 1)] * np.sqrt(kept.shape[1])
+
+
+CONSECUTIVE = np.arange(256)
+FAR_APART = np.unique([place << bits for place in range(64) for bits in (0, 8, 16, 24)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate"),
+    [(CONSECUTIVE, 0.1), (CONSECUTIVE, 0.5), (CONSECUTIVE + 10**6, 0.1), (FAR_APART, 0.1)],
+    ids=["consecutive", "half", "late", "far apart"],
+)
+def test_no_two_of_256_rows_are_correlated(rows, rate):
+    bits = hashed_bits(jnp.array([7, 11], jnp.uint32), jnp.array(rows), (len(rows), 128, 768))
+    kept = (np.asarray(bits) >= rate * 2**32).reshape(len(rows), -1)
+    found = scores(kept)
+    # Of 32,640 pairs of independent rows one in 53 batches has a score above 5.
+    assert np.max(np.abs(found)) < 5
+    assert abs(np.mean(found**2) - 1) < 0.05
+    shares = (kept.mean(axis=1) - (1 - rate)) / np.sqrt(rate * (1 - rate) / kept.shape[1])
+    assert np.max(np.abs(shares)) < 5 and 0.6 < np.mean(shares**2) < 1.4
+
+
+@pytest.mark.parametrize("stride", [1, 64])
+def test_no_two_of_256_columns_are_correlated(stride):
+    bits = hashed_bits(jnp.array([7, 11], jnp.uint32), jnp.arange(2048), (2048, 256 * stride))
+    assert np.max(np.abs(scores(np.asarray(bits[:, ::stride]).T >= 0.1 * 2**32))) < 5
+
+
+def test_no_two_of_the_layers_and_steps_are_correlated():
+    keys = jax.random.split(jax.random.key(0), 256)
+    x = jnp.ones((1, 2**17))
+    kept = jax.lax.map(lambda key: dropout(key, x, 0.1, jnp.array([3]))[0] > 0, keys)
+    assert np.max(np.abs(scores(np.asarray(kept)))) < 5

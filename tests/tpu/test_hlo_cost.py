@@ -138,6 +138,24 @@ def test_all_gather_counts_the_gathered_array_and_reduce_scatter_half_an_all_red
     assert scatter == {"count": 1, "bytes": 4, "link_bytes": 2}
 
 
+def test_collectives_are_listed_by_kind_and_arrays_in_order_of_bytes():
+    name = 'metadata={op_name="jit(f)/NAME"}'
+    again = f"channel_id=1, replica_groups={{{{0,1}}}}, {name}"
+    gather = f"%all = f32[16,32]{{1,0:T(8,128)}} all-gather(%dense), {again}"
+    exchanges = cost_of(
+        **{
+            "%order =": "\n  ".join(
+                gather.replace("%all", f"%all.{place}").replace("NAME", place) for place in "ab"
+            )
+            + "\n  %order ="
+        }
+    ).exchanges
+    # Two gathers of one channel, as explicit ones have it, but from different places in the model.
+    assert list(exchanges) == ["all-gather f32[16,32]", "all-reduce bf16[8,32]"]
+    assert exchanges["all-gather f32[16,32]"]["count"] == 2 * 3
+    assert exchanges["all-gather f32[16,32]"]["bytes"] == 2 * 3 * 2 * 8 * 32 * 2
+
+
 def test_all_branches_of_a_conditional_are_counted():
     called = "conditional(%p, %a, %b), branch_computations={%fused, %fused}"
     named = "conditional(%p, %a, %b), true_computation=%fused, false_computation=%fused"

@@ -57,6 +57,18 @@ def test_memory_savings_are_tried_in_order_of_cost(monkeypatch):
     assert config.per_device_batch_size == 8  # The given configuration is not modified.
 
 
+def test_smaller_microbatches_are_advised_for_every_phase(monkeypatch):
+    def fake_report(config, topology, phases, tokenizer):
+        return {"fits": config.per_device_batch_size == config.long_phase.per_device_batch_size}
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    config = bert_tiny.get_config()
+    config.long_phase.per_device_batch_size = 8
+    run = config, TOPOLOGY, [make_phase(256)], None
+    found = pod_report.find_fitting_changes(*run, failed_report(8))
+    assert found == {"per_device_batch_size": 4, "long_phase.per_device_batch_size": 4}
+
+
 def test_no_configuration_is_compiled_twice(monkeypatch):
     tried = []
 
@@ -139,7 +151,7 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
             raise tpu.DoesNotFit(*outcome, 5)
         return {"activations": outcome}, ""
 
-    cost = Cost({("other", "update"): 1}, 1.0, {}, [], {}, [])
+    cost = Cost({("other", "update"): 1}, 1.0, {}, {}, [], {}, [])
     monkeypatch.setattr(pod_report, "step_cost", lambda hlo: cost)
     monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
