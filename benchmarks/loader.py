@@ -38,8 +38,7 @@ def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
     rows["pairs"][:, 0] = (0, 64, 128)
     with writing.scratch_directory(directory, overwrite=False) as scratch:
         path = scratch / writing.shard_name("train", 0, 1)
-        rows.tofile(writing.spill_path(path))
-        shard = writing.write_shard((path, (0,)), rows.dtype, 256)
+        shard = writing.write_shard(path, rows, 256)
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
         manifest = {
             "format_version": writing.FORMAT_VERSION,

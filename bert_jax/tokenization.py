@@ -13,7 +13,7 @@ import tokenizers
 WORDPIECE_FILENAME = "vocab.txt"
 SENTENCEPIECE_FILENAME = "spiece.model"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD_CHARACTERS = 100  # WordPiece maps a longer word to [UNK].
+MAX_WORD_CHARACTERS = 200  # A longer word is [UNK], as in the released WordpieceTokenizer.
 MARKER = re.compile(r"\[[^\]]+\]")  # "[unused7]", or an added one such as "[ENT]"
 
 
@@ -26,7 +26,6 @@ class Tokenizer:
     Attributes:
       filename, content: the standard name and the bytes of the vocabulary file, which a corpus or
         checkpoint stores; `tokenizer_from_bytes(filename, content)` restores the tokenizer.
-      sha256: of `content`, in hexadecimal.
       special_ids: pad_id, unk_id, cls_id, sep_id and mask_id.
       word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
       lower_case: whether text is lower-cased (and by WordPiece stripped of accents): true if no
@@ -40,9 +39,7 @@ class Tokenizer:
         self._ids = {piece: index for index, piece in enumerate(pieces)} | ids
         missing = [token for token in SPECIAL_TOKENS if self._ids.get(token, -1) < 0]
         if missing:
-            raise ValueError(
-                f"{source} lacks {', '.join(missing)}; tools/train_vocab.py trains one with them"
-            )
+            raise ValueError(f"{source} lacks {', '.join(missing)}; see tools/train_vocab.py")
         self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = len(pieces)
@@ -111,12 +108,10 @@ class WordPieceTokenizer(Tokenizer):
     def __init__(self, content: bytes, source: str):
         pieces = _read_vocabulary(content, source)
         super().__init__(content, source, pieces, [not p.startswith("##") for p in pieces], {})
-        model = tokenizers.models.WordPiece(
-            self._ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS
-        )
-        self._tokenizer = tokenizers.Tokenizer(model)
+        options = {"unk_token": "[UNK]", "max_input_chars_per_word": MAX_WORD_CHARACTERS}
+        self._tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(self._ids, **options))
         normalizer = tokenizers.normalizers.BertNormalizer(lowercase=self.lower_case)
-        self._tokenizer.normalizer = normalizer  # strips accents if it lower-cases
+        self._tokenizer.normalizer = normalizer
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
         self._tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
 
@@ -191,17 +186,14 @@ def _read_vocabulary(content: bytes, source: str) -> list[str]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{source}, line {line}, byte {error.start}: not UTF-8; a SentencePiece model has the "
-            "suffix .model"
-        ) from None
+        hint = "a SentencePiece model has the suffix .model"
+        raise ValueError(f"{source}, line {line}, byte {error.start}: not UTF-8; {hint}") from None
     # Not splitlines(): pieces may contain characters that only Unicode treats as line ends.
     pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     first_line: dict[str, int] = {}
     for line_number, piece in enumerate(pieces, start=1):
         if not piece:
             raise ValueError(f"{source}, line {line_number} is empty; expected one piece per line")
-        first = first_line.setdefault(piece, line_number)
-        if first != line_number:
+        if (first := first_line.setdefault(piece, line_number)) != line_number:
             raise ValueError(f"{source}, line {line_number}: {piece!r} is already on line {first}")
     return pieces

@@ -5,9 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+import tensorflow_datasets
 
 from bert_jax import tokenization
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from tests.helpers import write_tfds
 from tools import train_vocab
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "tokenization.json.gz"
@@ -62,10 +64,11 @@ def test_vocabulary_determines_the_case():
     assert wordpiece("Cafe", "CAFÉ").encode("CAFÉ") == [6]
 
 
-def test_words_over_100_characters_are_unknown():
+def test_words_over_200_characters_are_unknown():
+    """As in the released tokenization.py; transformers has a limit of 100."""
     tokenizer = wordpiece("x", "##x")
-    assert tokenizer.encode("x" * 100) == [5] + [6] * 99
-    assert tokenizer.encode("x" * 101) == [tokenizer.unk_id]
+    assert tokenizer.encode("x" * 200) == [5] + [6] * 199
+    assert tokenizer.encode("x" * 201) == [tokenizer.unk_id]
 
 
 def test_word_start_marks_pieces_that_begin_a_word(sentencepiece_tokenizer):
@@ -159,11 +162,19 @@ def test_trained_wordpiece_begins_with_the_special_tokens_and_knows_its_text(tex
     assert tokenizer.vocab_size <= 200
 
 
+def test_vocabulary_can_be_trained_on_a_tfds_data_set(tmp_path, text_file):
+    text = {"text": tensorflow_datasets.features.Text()}
+    write_tfds(tmp_path, "tales", {"train": [{"text": TEXT * 20}]}, text)
+    arguments = ("wordpiece", 200, True, 1)
+    found = train_vocab.train_vocabulary(["tfds:tales"], *arguments, data_dir=str(tmp_path))
+    assert found == train_vocab.train_vocabulary([text_file], *arguments)
+
+
 def test_overlong_words_are_not_trained_on(tmp_path, capsys):
     path = tmp_path / "text.txt"
-    path.write_text(TEXT * 20 + f"{'q7' * 50} {'q8' * 51}. " * 30)
+    path.write_text(TEXT * 20 + f"{'q7' * 100} {'q8' * 101}. " * 30)
     content = train_vocab.train_vocabulary([str(path)], "wordpiece", 200, True, 1)
-    assert "30 words of over 100 characters" in capsys.readouterr().out
+    assert "30 words of over 200 characters" in capsys.readouterr().out
     assert b"q7q7" in content and b"8" not in content
 
 

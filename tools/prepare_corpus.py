@@ -14,6 +14,7 @@ from absl import app, flags
 
 from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.corpus.sentences import MODES
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import load_tokenizer
 
 DEFAULT = CorpusConfig()
@@ -22,7 +23,7 @@ INPUT = flags.DEFINE_list(
     "input",
     None,
     "Globs of UTF-8 text files with blank lines between documents, a Wikipedia dump (.xml or "
-    ".xml.bz2), or tfds:NAME.",
+    ".xml.bz2), or tfds:NAME, a TFDS data set that was prepared with file_format=array_record.",
     required=True,
 )
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
@@ -35,7 +36,13 @@ PROCESSES = flags.DEFINE_integer(
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
 flags.DEFINE_float("short_seq_prob", DEFAULT.short_seq_prob, "Fraction cut into shorter pairs.")
-flags.DEFINE_integer("dupe_factor", DEFAULT.dupe_factor, "Times each document is paired.")
+flags.DEFINE_integer(
+    "dupe_factor",
+    DEFAULT.dupe_factor,
+    "Times each training document is made into different sentence pairs; 10 in the released data. "
+    "Every epoch has the same pairs and labels, only with new masks: with 1, a run of many epochs "
+    "repeats them. N makes the corpus, and so an epoch, N times as long.",
+)
 flags.DEFINE_float("heldout_fraction", DEFAULT.heldout_fraction, "Fraction of held-out documents.")
 flags.DEFINE_integer("seed", DEFAULT.seed, "Random seed.")
 flags.DEFINE_enum(
@@ -50,6 +57,11 @@ flags.DEFINE_string(
     "ISO 639-1 code for the sentence splitter; an unknown one is split as English.",
 )
 flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a shard.")
+flags.DEFINE_string(
+    "data_dir",
+    DEFAULT.data_dir,
+    "Where prepared TFDS data sets are; by default as for TFDS itself.",
+)
 flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0 chooses by the size of the input.")
 
 
@@ -79,24 +91,14 @@ def main(argv: list[str]) -> None:
     for split, counts in manifest["splits"].items():
         print(
             f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
-            f"{counts['pairs']:,} pairs, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
+            f"{counts['pairs']:,} pairs ({counts['nsp_labels']['not_next'] / counts['pairs']:.1%} "
+            f"NotNext), {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
             f"fill {counts['fill']:.1%}, dropped {counts['dropped']}"
         )
-        not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
-        if abs(not_next - 0.5) > 0.1 and counts["pairs"] > 100:
-            cause = (
-                "a one-sentence document has no true next sentence; remove blank lines inside "
-                "documents"
-                if not_next > 0.5
-                else "a random next sentence needs other documents; separate documents by blank "
-                "lines, or add more"
-            )
-            print(
-                f"warning: {not_next:.0%} of the {split} pairs are NotNext, not half: {cause}",
-                file=sys.stderr,
-            )
+        for warning in counts["warnings"]:
+            print(f"warning: {warning}", file=sys.stderr)
     print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

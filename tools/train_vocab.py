@@ -25,10 +25,11 @@ import tokenizers
 import tqdm
 from absl import app, flags
 
-from bert_jax.corpus.build import CorpusConfig, Group, make_groups
+from bert_jax.corpus.build import CorpusConfig, make_batches
 from bert_jax.corpus.parallel import ordered_map
-from bert_jax.corpus.readers import find_inputs, input_bytes, read_documents
-from bert_jax.corpus.sentences import UnreadableDocument, split_sentences
+from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
+from bert_jax.corpus.sentences import UNREADABLE, split_sentences
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import (
     MAX_WORD_CHARACTERS,
     SENTENCEPIECE_FILENAME,
@@ -43,6 +44,7 @@ OUTPUT = flags.DEFINE_string(
 )
 SIZE = flags.DEFINE_integer("size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=65_536)
 KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Algorithm.")
+DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool("cased", False, "Keep upper case (and in WordPiece accents).")
 
 # Number of characters with a piece of their own, about as many as in the released vocabularies.
@@ -62,13 +64,15 @@ class TextCounts:
     too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
-def text_of_group(group: Group, lower_case: bool) -> tuple[list[str], TextCounts, int]:
-    """Returns the sentences of a group, their counts, and the number of bytes read."""
+def text_of_batch(
+    batch: list[tuple[Document, str, int]], lower_case: bool
+) -> tuple[list[str], TextCounts, int]:
+    """Returns the sentences of a batch, their counts, and the number of bytes read."""
     sentences: list[str] = []
-    for document in group.documents:
+    for document, _, _ in batch:
         try:
             sentences += split_sentences(document)
-        except UnreadableDocument:
+        except UNREADABLE:
             continue  # prepare_corpus counts these
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -87,11 +91,15 @@ def text_of_group(group: Group, lower_case: bool) -> tuple[list[str], TextCounts
         counts.beginning[word[0]] += count
         for character in word[1:]:
             counts.continuing[character] += count
-    return sentences, counts, sum(document.bytes_read for document in group.documents)
+    return sentences, counts, sum(document.bytes_read for document, _, _ in batch)
 
 
 def spool_text(
-    inputs: list[str], lower_case: bool, stream: BinaryIO, num_processes: int = 0
+    inputs: list[str],
+    lower_case: bool,
+    stream: BinaryIO,
+    num_processes: int = 0,
+    data_dir: str = "",
 ) -> TextCounts:
     """Writes the sentences of `inputs` to `stream`, one per line, and returns their counts.
 
@@ -99,18 +107,17 @@ def spool_text(
       FileNotFoundError, ValueError: see `find_inputs` and `read_documents`; or there are no words.
     """
     paths = find_inputs(inputs)
-    documents = (document for path in paths for document in read_documents(path))
-    groups = make_groups(documents, CorpusConfig(heldout_fraction=0))
+    documents = (document for path in paths for document in read_documents(path, data_dir))
+    batches = make_batches(documents, CorpusConfig(heldout_fraction=0))
     counts = TextCounts()
-    split = functools.partial(text_of_group, lower_case=lower_case)
-    with tqdm.tqdm(
-        total=sum(map(input_bytes, paths)), desc="text", unit="B", unit_scale=True
-    ) as bar:
-        for sentences, group_counts, bytes_read in ordered_map(split, groups, num_processes):
+    split = functools.partial(text_of_batch, lower_case=lower_case)
+    total_bytes = sum(input_bytes(path, data_dir) for path in paths)
+    with tqdm.tqdm(total=total_bytes, desc="text", unit="B", unit_scale=True) as bar:
+        for sentences, batch_counts, bytes_read in ordered_map(split, batches, num_processes):
             stream.writelines(f"{sentence}\n".encode() for sentence in sentences)
-            counts.beginning.update(group_counts.beginning)
-            counts.continuing.update(group_counts.continuing)
-            counts.too_long.update(group_counts.too_long)
+            counts.beginning.update(batch_counts.beginning)
+            counts.continuing.update(batch_counts.continuing)
+            counts.too_long.update(batch_counts.too_long)
             bar.update(bytes_read)
     stream.flush()
     if not counts.beginning:
@@ -188,11 +195,16 @@ def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
 
 
 def train_vocabulary(
-    inputs: list[str], kind: str, size: int, lower_case: bool, num_processes: int = 0
+    inputs: list[str],
+    kind: str,
+    size: int,
+    lower_case: bool,
+    num_processes: int = 0,
+    data_dir: str = "",
 ) -> bytes:
     """Returns the bytes of a vocabulary of at most `size` pieces. Raises as `spool_text`."""
     with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
-        counts = spool_text(inputs, lower_case, spool, num_processes)
+        counts = spool_text(inputs, lower_case, spool, num_processes, data_dir)
         unit, limit = (
             ("words", f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece")
             if kind == "wordpiece"
@@ -226,7 +238,9 @@ def main(argv: list[str]) -> None:
             "writable directory"
         )
     try:
-        content = train_vocabulary(INPUT.value, KIND.value, SIZE.value, not CASED.value)
+        content = train_vocabulary(
+            INPUT.value, KIND.value, SIZE.value, not CASED.value, data_dir=DATA_DIR.value
+        )
         tokenizer = tokenizer_from_bytes(filename, content)
         with open(partial, "wb") as stream:
             stream.write(content)
@@ -255,4 +269,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

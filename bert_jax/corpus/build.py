@@ -1,39 +1,41 @@
 """Builds a corpus: documents in, shuffled shards of packed rows and a manifest out.
 
-The parent process assigns each document to a split and collects groups of about a megabyte of text.
-Worker processes turn groups into rows. The parent appends these, in the order of the groups, to one
-spill file per shard; in the end each shard is shuffled and written. Randomness depends only on the
-seed and the index of the group or shard, so the output does not depend on the number of processes.
+The parent process assigns each document to a split. Worker processes tokenize batches of documents,
+cut them into parts, and assign each part to a random shard; the parent appends the parts to one
+file per shard. Then workers pair and pack the parts of each shard, in random groups. Randomness
+depends only on the seed and the index of the batch or shard, not on the number of processes.
 """
 
+import bisect
 import collections
 import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import math
 import os
 import pathlib
+import pickle
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tqdm
 
-from bert_jax.corpus import pairs as pairing
 from bert_jax.corpus import writing
-from bert_jax.corpus.packing import pack_pairs, row_dtype
+from bert_jax.corpus.packing import pack_pairs
+from bert_jax.corpus.pairs import NOT_NEXT, SPECIAL_TOKENS_PER_PAIR, make_pairs
 from bert_jax.corpus.parallel import ordered_map
+from bert_jax.corpus.parts import Part, cut_into_parts, read_parts
 from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
-from bert_jax.corpus.sentences import MODES, UnreadableDocument, split_sentences
+from bert_jax.corpus.sentences import MODES, UNREADABLE, split_sentences
 from bert_jax.tokenization import Tokenizer
 
-SPLITS = ("train", "heldout")
-# Many documents to draw random next sentences from; a few groups per core fit into memory.
-GROUP_CHARACTERS = 1 << 20
-# Bounds the memory needed to shuffle a shard: rows take about as many bytes as a compressed dump.
-INPUT_BYTES_PER_SHARD = 16 << 20
+BATCH_CHARACTERS = 1 << 20  # read ahead, a few batches per core, and tokenized at once
+# Many parts to draw random next sentences from; a worker holds a group as Python integers.
+GROUP_TOKENS = 1 << 18
+# A shard holds many parts and is shuffled in memory; a small input has shards for all cores.
+INPUT_BYTES_PER_SHARD = 2 << 20
 MAX_SHARDS = 512  # open files
 MAX_VOCABULARY = 1 << 16  # rows hold uint16
 
@@ -52,10 +54,11 @@ class CorpusConfig:
     language: str = "en"  # of the sentence splitter, ISO 639-1; an unknown one is split as English
     block_rows: int = 256  # rows per record
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
+    data_dir: str = ""  # where prepared TFDS data sets are; "" means TFDS's own default
 
     def __post_init__(self):
         bounds = {
-            "max_seq_length": (pairing.SPECIAL_TOKENS_PER_PAIR + 2, MAX_VOCABULARY - 1),
+            "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_VOCABULARY - 1),
             "max_pairs_per_row": (1, math.inf),
             "short_seq_prob": (0, 1),
             "dupe_factor": (1, math.inf),
@@ -72,52 +75,25 @@ class CorpusConfig:
             raise ValueError(f"sentences={self.sentences!r}; expected one of {', '.join(MODES)}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Documents of one split that are paired and packed together; `index` counts per split."""
+def make_batches(
+    documents: Iterable[Document], config: CorpusConfig, batch_characters: int = BATCH_CHARACTERS
+) -> Iterator[list[tuple[Document, str, int]]]:
+    """Yields batches of at least `batch_characters`: documents, their splits and numbers.
 
-    split: str
-    index: int
-    documents: list[Document]
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupRows:
-    """The rows of a group, assigned to shards, and counts for the manifest."""
-
-    split: str
-    bytes_read: int
-    shards: list[np.ndarray]  # row_dtype [num_rows], one per shard of the split
-    counts: collections.Counter
-
-
-def make_groups(
-    documents: Iterable[Document], config: CorpusConfig, group_characters: int = GROUP_CHARACTERS
-) -> Iterator[Group]:
-    """Yields groups of about `group_characters`; the last of a split has half to 1.5 times as many.
-
-    A group never mixes splits, so no pair can join a train and a held-out document.
+    All parts of a document share both, so no pair can join train and held-out documents.
     """
-    waiting: dict[str, list[Document]] = {split: [] for split in SPLITS}
-    sizes = dict.fromkeys(SPLITS, 0)
-    indices = {split: itertools.count() for split in SPLITS}
+    batch, characters, source = [], 0, -1
     for document in documents:
         if not document.continues:
             split = split_of(document.text, config)
-        waiting[split].append(document)
-        sizes[split] += len(document.text)
-        # Hold back half a group, so that the last one has enough documents to draw from.
-        if sizes[split] >= 1.5 * group_characters:
-            count = characters = 0
-            while characters < group_characters:
-                characters += len(waiting[split][count].text)
-                count += 1
-            yield Group(split, next(indices[split]), waiting[split][:count])
-            del waiting[split][:count]
-            sizes[split] -= characters
-    for split in SPLITS:
-        if waiting[split]:
-            yield Group(split, next(indices[split]), waiting[split])
+            source += 1
+        batch.append((document, split, source))
+        characters += len(document.text)
+        if characters >= batch_characters:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def split_of(text: str, config: CorpusConfig) -> str:
@@ -125,54 +101,91 @@ def split_of(text: str, config: CorpusConfig) -> str:
     key = str(config.seed).encode()
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
     is_heldout = int.from_bytes(digest) < config.heldout_fraction * 2**64
-    return SPLITS[is_heldout]
+    return "heldout" if is_heldout else "train"
+
+
+def tokenize_batch(
+    batch: tuple[int, list[tuple[Document, str, int]]],
+    tokenizer: Tokenizer,
+    config: CorpusConfig,
+    shards: dict[str, range],
+) -> tuple[list[bytearray], dict[str, collections.Counter], int]:
+    """Splits and tokenizes documents, cuts them into parts, and assigns each to a random shard.
+
+    `batch` is numbered, and `shards` are the numbers of the shards of each split. Returns the bytes
+    of the parts in each shard, counts of each split for the manifest, and the number of bytes read.
+    """
+    index, documents = batch
+    spills = [bytearray() for _ in range(sum(map(len, shards.values())))]
+    counts = {split: collections.Counter() for split in shards}
+    rng = random.Random(f"{config.seed}/{index}")
+    for document, split, source in documents:
+        count = counts[split]
+        count["documents"] += not document.continues
+        try:
+            texts = split_sentences(document, config.sentences, config.language)
+        except UNREADABLE:
+            count["dropped_unreadable_documents"] += 1
+            continue
+        sentences = [ids for ids in tokenizer.encode_batch(texts) if ids]
+        count["sentences"] += len(sentences)
+        count["dropped_empty_sentences"] += len(texts) - len(sentences)
+        if not sentences:
+            count["dropped_empty_documents"] += 1
+            continue
+        for part in cut_into_parts(source, sentences):
+            spills[rng.choice(shards[split])] += pickle.dumps(part)
+    return spills, counts, sum(document.bytes_read for document, _, _ in documents)
 
 
 def rows_of_group(
-    group: Group, tokenizer: Tokenizer, config: CorpusConfig, num_shards: dict[str, int]
-) -> GroupRows:
-    """Splits, tokenizes, pairs and packs a group, and assigns each row to a random shard."""
-    counts: collections.Counter = collections.Counter()
-    documents, sources, source = [], [], 0
-    for document in group.documents:
-        counts["documents"] += not document.continues
-        source += not document.continues
-        try:
-            texts = split_sentences(document, config.sentences, config.language)
-        except UnreadableDocument:
-            counts["dropped_unreadable_documents"] += 1
-            continue
-        sentences = [ids for ids in tokenizer.encode_batch(texts) if ids]
-        counts["sentences"] += len(sentences)
-        counts["dropped_empty_sentences"] += len(texts) - len(sentences)
-        if sentences:
-            documents.append(sentences)
-            sources.append(source)
-        else:
-            counts["dropped_empty_documents"] += 1
+    parts: Sequence[Part],
+    special_ids: tuple[int, int, int],
+    config: CorpusConfig,
+    rng: random.Random,
+) -> tuple[np.ndarray, collections.Counter]:
+    """Pairs and packs parts; returns rows, `row_dtype` [num_rows], and counts for the manifest."""
+    parts = sorted(parts, key=lambda part: part.source)
+    sources = [part.source for part in parts]
+    documents = [part.ids() for part in parts]
+    length = config.max_seq_length
+    pairs, counts = [], collections.Counter()
+    for index, source in enumerate(sources):
+        own_parts = range(bisect.bisect_left(sources, source), bisect.bisect_right(sources, source))
+        made = make_pairs(documents, index, length, config.short_seq_prob, rng, own_parts)
+        counts["dropped_parts_without_pairs"] += not made
+        pairs += made
+    rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
+    counts["pairs"] = len(pairs)
+    counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
+    counts["rows"] = len(rows)
+    counts["tokens"] = int(rows["pairs"][:, :, 2].max(axis=1, initial=0).sum())
+    return rows, counts
 
-    special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
-    length, max_pairs = config.max_seq_length, config.max_pairs_per_row
-    rows = []
+
+def build_shard(
+    job: tuple[str, int, pathlib.Path], special_ids: tuple[int, int, int], config: CorpusConfig
+) -> tuple[str, dict, collections.Counter]:
+    """Reads the parts in the file of a shard, and replaces the file by their rows, shuffled.
+
+    `job` is (split, number, path). Returns the split, the entry for the manifest, and counts.
+    """
+    split, number, path = job
+    parts = read_parts(path)
+    num_tokens = sum(len(ids) // 2 for part in parts for ids in part.sentences)
+    num_groups = max(1, num_tokens // GROUP_TOKENS)
+    rng = random.Random(f"{config.seed}/{split}/{number}")
+    rows, counts = [], collections.Counter()
     # Held-out documents are never duplicated.
-    for repetition in range(config.dupe_factor if group.split == "train" else 1):
-        rng = random.Random(f"{config.seed}/{group.split}/{group.index}/{repetition}")
-        pairs = []
-        for index in range(len(documents)):
-            made = pairing.make_pairs(documents, index, length, config.short_seq_prob, rng, sources)
-            counts["dropped_documents_without_pairs"] += not made
-            pairs += made
-        rows.append(pack_pairs(pairs, length, max_pairs, special_ids, rng))
-        counts["pairs"] += len(pairs)
-        counts["not_next"] += sum(pair.nsp_label == pairing.NOT_NEXT for pair in pairs)
-    packed = np.concatenate(rows)
-    counts["rows"] = len(packed)
-    counts["tokens"] = int(packed["pairs"][:, :, 2].max(axis=1, initial=0).sum())
-
-    seed = (config.seed, SPLITS.index(group.split), group.index)
-    shard = np.random.default_rng(seed).integers(num_shards[group.split], size=len(packed))
-    shards = [packed[shard == index] for index in range(num_shards[group.split])]
-    return GroupRows(group.split, sum(d.bytes_read for d in group.documents), shards, counts)
+    for _ in range(config.dupe_factor if split == "train" else 1):
+        rng.shuffle(parts)
+        for group in range(num_groups):
+            made, counted = rows_of_group(parts[group::num_groups], special_ids, config, rng)
+            rows.append(made)
+            counts.update(counted)
+    rows = np.concatenate(rows)
+    order = np.random.default_rng(rng.getrandbits(64)).permutation(len(rows))
+    return split, writing.write_shard(path, rows[order], config.block_rows), counts
 
 
 def build_corpus(
@@ -185,12 +198,8 @@ def build_corpus(
 ) -> dict:
     """Builds a corpus in the directory `output` and returns its manifest.
 
-    Args:
-      inputs: as for `find_inputs`.
-      tokenizer: copied into the corpus.
-      output: new, empty, or left by an interrupted build.
-      overwrite: whether a complete corpus in `output` may be replaced.
-      num_processes: 0 means one per core. The output is the same for any number.
+    `inputs` are as for `find_inputs`; `output` is new, empty, or left by an interrupted build, or a
+    corpus to `overwrite`. The output is the same for any `num_processes`; 0 means one per core.
 
     Raises OSError or ValueError for a missing or bad input, or an output that is not writable.
     """
@@ -200,27 +209,39 @@ def build_corpus(
             f"{MAX_VOCABULARY:,}, train a smaller one"
         )
     paths = find_inputs(inputs)
-    sizes = [input_bytes(path) for path in paths]
-    needed_shards = math.ceil(sum(sizes) * config.dupe_factor / INPUT_BYTES_PER_SHARD)
-    num_shards = {"train": config.num_shards or min(needed_shards, MAX_SHARDS)}
+    sizes = [input_bytes(path, config.data_dir) for path in paths]
+    needed_shards = math.ceil(sum(sizes) / INPUT_BYTES_PER_SHARD)
+    num_train = config.num_shards or min(needed_shards, MAX_SHARDS)
+    shards = {"train": range(num_train)}
     if config.heldout_fraction:
-        num_shards["heldout"] = math.ceil(num_shards["train"] * config.heldout_fraction)
-    documents = itertools.chain.from_iterable(map(read_documents, paths))
-    make_rows = functools.partial(
-        rows_of_group, tokenizer=tokenizer, config=config, num_shards=num_shards
-    )
-    group_rows = ordered_map(make_rows, make_groups(documents, config), num_processes)
+        num_heldout = math.ceil(num_train * config.heldout_fraction)
+        shards["heldout"] = range(num_train, num_train + num_heldout)
+    documents = (each for path in paths for each in read_documents(path, config.data_dir))
+    tokenize = functools.partial(tokenize_batch, tokenizer=tokenizer, config=config, shards=shards)
+    batches = ordered_map(tokenize, enumerate(make_batches(documents, config)), num_processes)
+    special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    build = functools.partial(build_shard, special_ids=special_ids, config=config)
     with writing.scratch_directory(output, overwrite) as scratch:
-        shards = {
-            split: [scratch / writing.shard_name(split, index, number) for index in range(number)]
-            for split, number in num_shards.items()
-        }
-        counts = _spill_rows(group_rows, shards, sum(sizes))
+        jobs = [
+            (split, number, scratch / writing.shard_name(split, index, len(numbers)))
+            for split, numbers in shards.items()
+            for index, number in enumerate(numbers)
+        ]
+        counts = _spill_parts(batches, [path for _, _, path in jobs], sum(sizes))
+        # Starting processes takes as long as building a few shards.
+        is_long = len(jobs) * config.dupe_factor > 8
+        built = ordered_map(build, jobs, num_processes if is_long else 1)
+        entries = collections.defaultdict(list)
+        for split, entry, counted in tqdm.tqdm(built, "rows", len(jobs), unit=" shards"):
+            entries[split].append(entry)
+            counts[split].update(counted)
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
         input_sizes = zip(paths, sizes, strict=True)
         manifest = {
             "format_version": writing.FORMAT_VERSION,
-            "splits": _write_splits(shards, counts, config, num_processes),
+            "splits": {
+                split: _describe_split(split, counts, entries[split], config) for split in shards
+            },
             "config": {
                 **dataclasses.asdict(config),
                 "inputs": [{"path": path, "bytes": size} for path, size in input_sizes],
@@ -235,76 +256,73 @@ def build_corpus(
     return manifest
 
 
-def _spill_rows(
-    group_rows: Iterable[GroupRows], shards: dict[str, list[pathlib.Path]], total_bytes: int
+def _spill_parts(
+    batches: Iterable[tuple], paths: list[pathlib.Path], total_bytes: int
 ) -> dict[str, collections.Counter]:
-    """Appends rows to the spill files of their shards; returns the counts of each split."""
-    counts = {split: collections.Counter() for split in shards}
+    """Appends tokenized batches to one file per shard; returns the counts of each split."""
+    counts: dict = collections.defaultdict(collections.Counter)
     with (
         contextlib.ExitStack() as stack,
-        tqdm.tqdm(total=total_bytes, desc="corpus", unit="B", unit_scale=True) as bar,
+        tqdm.tqdm(total=total_bytes, desc="text", unit="B", unit_scale=True) as bar,
     ):
-        spills = {
-            # Unbuffered, so that a full disk raises when writing, not when closing.
-            split: [stack.enter_context(open(writing.spill_path(p), "wb", 0)) for p in paths]
-            for split, paths in shards.items()
-        }
-        for group in group_rows:
-            for spill, rows in zip(spills[group.split], group.shards, strict=True):
-                try:
-                    rows.tofile(spill)
+        # Unbuffered, so that a full disk raises when writing, not when closing.
+        files = [stack.enter_context(open(path, "wb", 0)) for path in paths]
+        for spills, batch_counts, bytes_read in batches:
+            for file, content in zip(files, spills, strict=True):
+                try:  # Unlike write(), raises if only a part could be written.
+                    np.frombuffer(content, np.uint8).tofile(file)
                 except OSError as error:
                     raise OSError(
-                        f"cannot write {spill.name}: {error}; free the disk and run again"
+                        f"cannot write {file.name}: {error}; free the disk and run again"
                     ) from error
-            counts[group.split].update(group.counts)
-            bar.update(group.bytes_read)
-            bar.set_postfix(rows=sum(count["rows"] for count in counts.values()), refresh=False)
+            for split, count in batch_counts.items():
+                counts[split].update(count)
+            bar.update(bytes_read)
     return counts
 
 
-def _write_splits(
-    shards: dict[str, list[pathlib.Path]],
-    counts: dict[str, collections.Counter],
-    config: CorpusConfig,
-    num_processes: int,
-) -> dict[str, dict]:
-    """Shuffles every spill file into its shard; returns the manifest's entry of each split."""
-    num_documents = sum(count["documents"] for count in counts.values())
+def _describe_split(
+    split: str, counts: dict[str, collections.Counter], shards: list[dict], config: CorpusConfig
+) -> dict:
+    """Returns the manifest's entry of a split. Raises ValueError if it has no rows."""
+    count = counts[split]
+    num_documents = sum(each["documents"] for each in counts.values())
     if not num_documents:
         raise ValueError("the input holds no document: it is blank, or a dump without articles")
-    dtype = row_dtype(config.max_seq_length, config.max_pairs_per_row)
-    write = functools.partial(writing.write_shard, dtype=dtype, block_rows=config.block_rows)
-    splits = {}
-    for split, paths in shards.items():
-        count = counts[split]
-        rows, pairs, tokens = count["rows"], count["pairs"], count["tokens"]
-        dropped = {
-            name.removeprefix("dropped_"): count[name]
-            for name in sorted(count)
-            if name.startswith("dropped_")
-        }
-        if not rows:
-            raise ValueError(
-                f"{count['documents']} of {num_documents} documents are in the {split} split and "
-                f"made no sentence pair (dropped: {dropped}): a pair needs two sentences or two "
-                "documents, separated by blank lines; give more text, or change "
-                f"--heldout_fraction={config.heldout_fraction} or --seed"
-            )
-        jobs = [(path, (config.seed, SPLITS.index(split), i)) for i, path in enumerate(paths)]
-        # Starting processes takes longer than writing two shards.
-        entries = list(ordered_map(write, jobs, num_processes if len(jobs) > 2 else 1))
-        splits[split] = {
-            "documents": count["documents"],
-            "sentences": count["sentences"],
-            "pairs": pairs,
-            "rows": rows,
-            "blocks": sum(math.ceil(entry["rows"] / config.block_rows) for entry in entries),
-            "tokens": tokens,
-            "fill": round(tokens / (rows * config.max_seq_length), 4),
-            "mean_pair_length": round(tokens / pairs, 2),
-            "nsp_labels": {"is_next": pairs - count["not_next"], "not_next": count["not_next"]},
-            "dropped": dropped,
-            "shards": entries,
-        }
-    return splits
+    rows, pairs, tokens, not_next = (count[n] for n in ("rows", "pairs", "tokens", "not_next"))
+    dropped = {
+        name.removeprefix("dropped_"): count[name]
+        for name in sorted(count)
+        if name.startswith("dropped_")
+    }
+    if not rows:
+        raise ValueError(
+            f"{count['documents']} of {num_documents} documents are in the {split} split and made "
+            f"no sentence pair (dropped: {dropped}): separate documents by blank lines, give more "
+            f"text, or change --heldout_fraction={config.heldout_fraction} or --seed"
+        )
+    warnings = []
+    # In small splits 3 standard deviations are more than 5 %.
+    if abs(not_next / pairs - 0.5) > max(0.05, 1.5 / pairs**0.5):
+        cause = (
+            "a one-sentence document has no true next sentence; remove blank lines inside documents"
+            if not_next > pairs / 2
+            else "a random next sentence needs other documents: separate them by blank lines"
+        )
+        warnings.append(
+            f"{not_next / pairs:.1%} of the {split} pairs are NotNext, expected 45 to 55 %: {cause}"
+        )
+    return {
+        "documents": count["documents"],
+        "sentences": count["sentences"],
+        "pairs": pairs,
+        "rows": rows,
+        "blocks": sum(math.ceil(shard["rows"] / config.block_rows) for shard in shards),
+        "tokens": tokens,
+        "fill": round(tokens / (rows * config.max_seq_length), 4),
+        "mean_pair_length": round(tokens / pairs, 2),
+        "nsp_labels": {"is_next": pairs - not_next, "not_next": not_next},
+        "dropped": dropped,
+        "warnings": warnings,
+        "shards": shards,
+    }

@@ -16,28 +16,26 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
         of its second span, and one past its last [SEP]. All zero in an unused slot.
       nsp_labels: 0 is IsNext, 1 is NotNext.
     """
-    return np.dtype(
-        [
-            ("tokens", "<u2", (max_seq_length,)),
-            ("pairs", "<u2", (max_pairs, 3)),
-            ("nsp_labels", "u1", (max_pairs,)),
-        ]
-    )
+    fields = [
+        ("tokens", "<u2", (max_seq_length,)),
+        ("pairs", "<u2", (max_pairs, 3)),
+        ("nsp_labels", "u1", (max_pairs,)),
+    ]
+    return np.dtype(fields)
 
 
 def pack_lengths(lengths: list[int], capacity: int, max_items: int) -> list[list[int]]:
     """Packs items by best fit decreasing; returns the indices of the items in each row.
 
-    An item goes into the open row with the smallest sufficient room, which a bit set finds in
-    constant time. Items of equal length keep their order, so shuffle them to mix their sources.
+    A bit set finds the open row with the smallest sufficient room in constant time. Items of equal
+    length keep their order, so shuffle them to mix their sources.
     """
     rows: list[list[int]] = []
     open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]  # by remaining room
     rooms = 0  # bit r is set if some open row has room r
     for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
         length = lengths[item]
-        sufficient = rooms >> length
-        if sufficient:
+        if sufficient := rooms >> length:
             room = length + (sufficient & -sufficient).bit_length() - 1
             row = open_rows[room].pop()
             if not open_rows[room]:

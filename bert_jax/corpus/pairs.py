@@ -12,7 +12,6 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
-MAX_DRAWS = 10
 
 
 class Pair(NamedTuple):
@@ -29,43 +28,39 @@ def make_pairs(
     max_seq_length: int,
     short_seq_prob: float,
     rng: random.Random,
-    sources: list[int] | None = None,
+    own_parts: range | None = None,
 ) -> list[Pair]:
     """Returns the sentence pairs of `documents[index]`.
 
     Both labels are equally likely, except that a one-sentence document always gives NotNext, and
     that without another document to draw from all pairs are IsNext.
-
-    The released code labels every single sentence NotNext, which makes 61 % of the pairs on
-    Wikipedia NotNext. Here one that alone reaches the target length waits for a second sentence,
-    and one left over at the end may also follow the sentences before it, which are used twice.
+    The released code labels every single sentence NotNext: 61 % of the pairs on Wikipedia. Here one
+    that alone reaches the target length waits for a second sentence, and one left over at the end
+    may also follow the sentences before it, which are used twice.
 
     Args:
-      documents: non-empty lists of sentences, each a non-empty list of token ids.
       max_seq_length: of a pair with its special tokens; at least 5.
       short_seq_prob: probability that the document is cut into shorter pairs.
-      sources: for each of `documents` the number of the long document that it is a part of; None if
-        all are whole. A random span never comes from the same source.
+      own_parts: indices of the parts of the long document that `index` belongs to, which give no
+        random spans; None if it is whole.
     """
     document = documents[index]
-    sources = sources or list(range(len(documents)))
-    alone = len(set(sources)) == 1
-    if alone and len(document) == 1:
+    own_parts = own_parts or range(index, index + 1)
+    num_others = len(documents) - len(own_parts)
+    if not num_others and len(document) == 1:
         return []
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     # Drawn once per document, as in the released code.
     target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
-    pairs = []
-    chunk: list[list[int]] = []
-    chunk_tokens = 0
-    position = 0
+    pairs, chunk = [], []
+    chunk_tokens = position = 0
     while position < len(document):
         chunk.append(document[position])
         chunk_tokens += len(document[position])
         position += 1
         if position < len(document) and (chunk_tokens < target or len(chunk) == 1):
             continue
-        is_next = alone or (len(document) > 1 and rng.random() < 0.5)
+        is_next = not num_others or (len(document) > 1 and rng.random() < 0.5)
         if is_next and len(chunk) == 1:
             while len(chunk) == 1 or (chunk_tokens < target and len(chunk) < len(document)):
                 chunk.insert(0, document[-len(chunk) - 1])
@@ -75,7 +70,9 @@ def make_pairs(
         if is_next:
             second = list(itertools.chain(*chunk[split:]))
         else:
-            other = _another_document(sources, index, rng)
+            # The released code may draw the document itself, whose span could be the true next.
+            other = rng.randrange(num_others)
+            other += len(own_parts) if other >= own_parts.start else 0
             second = _random_span(documents[other], target - len(first), rng)
             # The next pair uses the sentences that the random span replaced.
             position -= len(chunk) - split
@@ -83,15 +80,6 @@ def make_pairs(
         pairs.append(Pair(first, second, IS_NEXT if is_next else NOT_NEXT))
         chunk, chunk_tokens = [], 0
     return pairs
-
-
-def _another_document(sources: list[int], index: int, rng: random.Random) -> int:
-    for _ in range(MAX_DRAWS):
-        other = rng.randrange(len(sources))
-        if sources[other] != sources[index]:
-            return other
-    # The released code falls back on the document itself, whose span could be the true next.
-    return next(other for other, source in enumerate(sources) if source != sources[index])
 
 
 def _random_span(document: list[list[int]], num_tokens: int, rng: random.Random) -> list[int]:

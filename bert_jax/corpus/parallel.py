@@ -14,9 +14,8 @@ _function: Callable  # of a worker process, set once when it starts
 def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> Iterator:
     """Yields `function(item)` for each item, in order; 0 processes mean one per core.
 
-    Unlike `Pool.imap`, it reads only two items per process ahead, and raises instead of hanging
-    when a process dies, for instance for lack of memory. `function` is sent once to each process,
-    so a `functools.partial` may bind large objects.
+    Unlike `Pool.imap`, reads only two items per process ahead, and raises when a process dies, for
+    instance for lack of memory. `function`, sent to each process once, may bind large objects.
     """
     num_processes = num_processes or usable_cores()
     if num_processes == 1:

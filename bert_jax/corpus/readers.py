@@ -7,8 +7,9 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from xml.etree import ElementTree
+
+from bert_jax.corpus.tfds import tfds_source
 
 # Longer documents are cut at a line break, which bounds memory for files without blank lines.
 MAX_DOCUMENT_BYTES = 1 << 20
@@ -16,14 +17,15 @@ MAX_LINE_BYTES = 1 << 26
 TEXT_NAME = re.compile(r"[^.]+|.*\.(txt|text)", re.IGNORECASE)
 # Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
 DUMP_NAME = re.compile(r".+\.xml(-p\d+p\d+[\w-]*)?(\.bz2)?", re.IGNORECASE)
+ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS data sets of Wikipedia articles without markup
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
     """One document, as read from its source."""
 
-    text: str  # lines of plain text, or wiki markup
-    is_wikitext: bool = False
+    text: str
+    markup: str = ""  # "wikitext" of a dump, "article" of `ARTICLE_SETS`, or "" for lines of text
     continues: bool = False  # the next part of the previous document, which was too long
     bytes_read: int = 0  # bytes of the source since the previous document, for the progress bar
 
@@ -40,7 +42,7 @@ def find_inputs(patterns: str | Sequence[str]) -> list[str]:
         if pattern.startswith("tfds:"):
             inputs.append(pattern)
             continue
-        paths = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+        paths = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
         if not paths:
             raise FileNotFoundError(f"--input={pattern} matches no file; check it and quote a *")
         for path in paths:
@@ -56,18 +58,17 @@ def find_inputs(patterns: str | Sequence[str]) -> list[str]:
     return inputs
 
 
-def input_bytes(path: str) -> int:
+def input_bytes(path: str, data_dir: str = "") -> int:
     """Returns the size of an input, roughly the sum of `bytes_read` over its documents."""
     if path.startswith("tfds:"):
-        name = path.removeprefix("tfds:")
-        return int(import_tfds(name).builder(name).info.splits["train"].num_bytes)
+        return tfds_source(path, "train", data_dir).dataset_info.splits["train"].num_bytes
     return os.path.getsize(path)
 
 
-def read_documents(path: str) -> Iterator[Document]:
+def read_documents(path: str, data_dir: str = "") -> Iterator[Document]:
     """Yields the documents of one input of `find_inputs`, in order and in constant memory."""
     if path.startswith("tfds:"):
-        yield from read_tfds(path.removeprefix("tfds:"))
+        yield from read_tfds(path, data_dir)
     elif DUMP_NAME.fullmatch(os.path.basename(path)):
         yield from read_wikipedia_dump(path)
     else:
@@ -81,9 +82,8 @@ def read_text_file(path: str) -> Iterator[Document]:
     """
     # Latin-1 maps each byte to one character: bytes can be counted, and lines also end with "\r".
     with open(path, encoding="latin-1", newline="") as stream:
-        lines: list[str] = []
-        document_bytes = bytes_read = offset = 0
-        continues = False
+        lines, continues = [], False
+        document_bytes = yielded = offset = 0
         encoded = iter(lambda: stream.readline(MAX_LINE_BYTES).encode("latin-1"), b"")
         for line_number, line in enumerate(encoded, start=1):
             if len(line) == MAX_LINE_BYTES:
@@ -96,18 +96,16 @@ def read_text_file(path: str) -> Iterator[Document]:
                     f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
                 ) from None
             offset += len(line)
-            bytes_read += len(line)
             is_blank = not text.strip()
             if not is_blank:
                 lines.append(text.rstrip("\r\n") + "\n")
                 document_bytes += len(line)
             if (is_blank and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
-                yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
-                lines, document_bytes, bytes_read = [], 0, 0
-                continues = True
+                yield Document("".join(lines), continues=continues, bytes_read=offset - yielded)
+                lines, document_bytes, yielded, continues = [], 0, offset, True
             continues = continues and not is_blank
         if lines:
-            yield Document("".join(lines), continues=continues, bytes_read=bytes_read)
+            yield Document("".join(lines), continues=continues, bytes_read=offset - yielded)
 
 
 def read_wikipedia_dump(path: str) -> Iterator[Document]:
@@ -129,33 +127,21 @@ def read_wikipedia_dump(path: str) -> Iterator[Document]:
                 is_article = element.findtext("{*}ns") == "0"
                 if is_article and element.find("{*}redirect") is None:
                     before, position = position, compressed.tell()
-                    yield Document(text, is_wikitext=True, bytes_read=position - before)
-                # Otherwise the root would keep an element for every page.
-                root.clear()
+                    yield Document(text, "wikitext", bytes_read=position - before)
+                root.clear()  # It would keep an element for every page.
         except (ElementTree.ParseError, OSError, EOFError) as error:
             raise ValueError(
-                f"{path} is damaged or cut off after {num_pages:,} pages ({error}); "
-                "download it again"
+                f"{path} is damaged or cut off after {num_pages} pages ({error}); download it again"
             ) from error
     if not num_pages:
         raise ValueError(f"{path} holds no <page>; expected a MediaWiki XML export")
 
 
-def read_tfds(name: str) -> Iterator[Document]:
-    """Yields the "text" field of the train split of `name`, an already prepared TFDS data set."""
-    for example in import_tfds(name).data_source(name, split="train"):
-        if "text" not in example:
-            raise ValueError(f"tfds:{name} has the fields {sorted(example)}; expected 'text'")
-        yield Document(example["text"].decode("utf-8"), bytes_read=len(example["text"]))
-
-
-def import_tfds(name: str) -> ModuleType:
-    """Imports tensorflow_datasets, which reads without TensorFlow. Raises ImportError."""
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise ImportError(
-            f"tfds:{name} needs TFDS (pip install tensorflow-datasets), and data prepared with "
-            "file_format=array_record"
-        ) from error
-    return tensorflow_datasets
+def read_tfds(name: str, data_dir: str = "") -> Iterator[Document]:
+    """Yields the "text" field of the train split of `name`, as `tfds_source` opens it."""
+    source = tfds_source(name, "train", data_dir)
+    if "text" not in (fields := source.dataset_info.features):
+        raise ValueError(f"{name} has the fields {', '.join(fields)}; expected 'text'")
+    markup = "article" if name.removeprefix("tfds:").startswith(ARTICLE_SETS) else ""
+    for example in source:
+        yield Document(example["text"].decode(), markup, bytes_read=len(example["text"]))

@@ -4,13 +4,10 @@ import sentencex
 from mwparserfromhell.parser import ParserError
 
 from bert_jax.corpus.readers import Document
-from bert_jax.corpus.wikitext import extract_passages
+from bert_jax.corpus.wikitext import article_passages, extract_passages
 
 MODES = ("split", "lines")
-
-
-class UnreadableDocument(ValueError):
-    """Raised for a document whose markup cannot be parsed."""
+UNREADABLE = (ParserError, RecursionError)  # raised for markup that cannot be parsed
 
 
 def split_sentences(document: Document, mode: str = "split", language: str = "en") -> list[str]:
@@ -18,13 +15,12 @@ def split_sentences(document: Document, mode: str = "split", language: str = "en
 
     Plain text is split in `mode` "split" (free text, in which line breaks mean nothing), or has one
     sentence per line in "lines", as the input of the original BERT. Markup is always split. The
-    ISO 639-1 code `language` selects the abbreviations that do not end a sentence.
+    ISO 639-1 `language` selects the abbreviations that do not end a sentence. Raises `UNREADABLE`.
     """
-    if document.is_wikitext:
-        try:
-            passages = extract_passages(document.text)
-        except (ParserError, RecursionError) as error:
-            raise UnreadableDocument(str(error)) from error
+    if document.markup == "wikitext":
+        passages = extract_passages(document.text)
+    elif document.markup == "article":
+        passages = article_passages(document.text)
     elif mode == "lines":
         return [line.strip() for line in document.text.split("\n") if line.strip()]
     else:

@@ -1,4 +1,4 @@
-"""Extracts the text passages of wiki markup, without lists, tables, headings, and references."""
+"""Extracts the text passages of articles, without lists, tables, headings, and references."""
 
 # ruff: noqa: RUF001 (articles use characters that look like ASCII ones)
 
@@ -13,15 +13,12 @@ from mwparserfromhell.wikicode import Wikicode
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
 TEXT_TAGS |= {"ins", "nowiki", "onlyinclude", "p", "q", "s", "small", "span", "strong", "sub"}
 TEXT_TAGS |= {"sup", "u", "var"}
-# Templates that print one of their unnamed arguments inside a sentence, and its position. Every
-# other template is dropped.
+# Templates that print one of their unnamed arguments, and its position. All others are dropped.
 TEXT_TEMPLATES = {"angbr": 0, "angle bracket": 0, "lang": 1, "nihongo": 0, "nowrap": 0}
 TEXT_TEMPLATES |= {"smaller": 0, "smallcaps": 0, "transl": -1, "transliteration": -1, "vanchor": 0}
-QUANTITY_TEMPLATES = {"convert", "cvt"}
 RANGE_WORDS = {"-", "–", "to", "and", "by", "x", "or", "to(-)", "and(-)"}
 
-# Marks a line that comes from a list item, which is not a passage.
-LIST_ITEM = "\0"
+LIST_ITEM = "\0"  # marks a line that comes from a list item, which is not a passage
 
 MEDIA_OR_CATEGORY = re.compile(
     r"\s*(file|image|media|category)\s*:"
@@ -31,7 +28,7 @@ MEDIA_OR_CATEGORY = re.compile(
 # [[fr:Anarchisme]] or [[Kategorie:Politik]], which are not part of the text.
 OTHER_NAMESPACE = re.compile(r"[\w -]+:\S")
 
-# White space is collapsed first: the later patterns take quadratic time on long runs of it.
+# White space is collapsed first: later patterns take quadratic time on long runs of it.
 CLEANING = [
     (re.compile(r"\s+"), " "),
     (re.compile(r"'{2,}"), ""),  # bold and italics
@@ -45,6 +42,9 @@ CLEANING = [
     (re.compile(r"(?<=[(\[]) | (?=[)\]]|[,;:.!?](?:\s|$))"), ""),
     (re.compile(r"^[,;:.)] *|,(?=\.)"), ""),
 ]
+# TFDS's wiki40b marks the parts of an article; titles and headings are on the following line.
+WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n?[^\n]*")
+WIKI40B_BREAK = re.compile(r"_START_PARAGRAPH_|_NEWLINE_")
 ENDS_LIKE_A_SENTENCE = re.compile(r"[.!?…。！？؟।][\"'”’»)\]]*$")
 
 
@@ -56,21 +56,31 @@ def extract_passages(wikitext: str) -> list[str]:
     """
     text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
     # A paragraph may span several lines; blank lines and lists end it.
-    paragraphs: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        if not line.strip() or line.startswith((LIST_ITEM, "|", "!", "{|")):
-            paragraphs.append([])
-        else:
-            paragraphs[-1].append(line.replace(LIST_ITEM, ""))
+    lines = [
+        "" if line.isspace() or line.startswith((LIST_ITEM, "|", "!", "{|")) else line
+        for line in text.split("\n")
+    ]
     passages = []
-    for lines in paragraphs:
-        passage = html.unescape(" ".join(lines))  # "&amp;nbsp;" leaves "&nbsp;" in the markup
+    for paragraph in "\n".join(lines).split("\n\n"):
+        passage = html.unescape(paragraph.replace(LIST_ITEM, ""))  # &nbsp; is left of &amp;nbsp;
         for pattern, replacement in CLEANING:
             passage = pattern.sub(replacement, passage)
-        passage = passage.strip()
-        if ENDS_LIKE_A_SENTENCE.search(passage) and " " in passage:
-            passages.append(passage)
-    return passages
+        passages.append(passage.strip())
+    return list(filter(_is_running_text, passages))
+
+
+def article_passages(text: str) -> list[str]:
+    """Returns the running text of an article of TFDS's wiki40b or wikipedia, by paragraph.
+
+    In wikipedia, where nothing marks a heading, drops lines that do not end like a sentence.
+    """
+    text, num_marks = WIKI40B_HEADING.subn("", text)
+    lines = [line.strip() for line in WIKI40B_BREAK.sub("\n", text).split("\n")]
+    return list(filter(None if num_marks else _is_running_text, lines))
+
+
+def _is_running_text(passage: str) -> bool:
+    return bool(ENDS_LIKE_A_SENTENCE.search(passage)) and " " in passage
 
 
 def plain_text(markup: Wikicode) -> str:
@@ -105,7 +115,7 @@ def _node_text(node: nodes.Node) -> str:
 def _template_text(template: nodes.Template) -> str:
     name = str(template.name).strip().lower().replace("_", " ")
     arguments = [plain_text(p.value).strip() for p in template.params if not p.showkey]
-    if name in QUANTITY_TEMPLATES:
+    if name in ("convert", "cvt"):
         length = 4 if len(arguments) > 3 and arguments[1] in RANGE_WORDS else 2
         return " ".join(arguments[:length])
     if name == "as of":

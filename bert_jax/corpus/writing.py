@@ -13,17 +13,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 MANIFEST = "manifest.json"
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
 FORMAT_VERSION = 2
-# Compresses each record alone, so that a block can be read without its neighbors.
-WRITER_OPTIONS = "group_size:1"
 
 
 def shard_name(split: str, index: int, num_shards: int) -> str:
     return f"{split}-{index:05d}-of-{num_shards:05d}.array_record"
-
-
-def spill_path(shard: pathlib.Path) -> pathlib.Path:
-    """Returns the file that collects the rows of `shard` until they are shuffled."""
-    return shard.with_suffix("")
 
 
 @contextlib.contextmanager
@@ -48,25 +41,19 @@ def scratch_directory(directory: str | os.PathLike, overwrite: bool) -> Iterator
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_shard(
-    job: tuple[pathlib.Path, tuple[int, ...]], dtype: np.dtype, block_rows: int
-) -> dict[str, str | int]:
-    """Shuffles the rows in the spill file of a shard and writes them; `job` is (path, seed).
+def write_shard(path: pathlib.Path, rows: np.ndarray, block_rows: int) -> dict[str, str | int]:
+    """Writes records of `block_rows` rows (the last may hold fewer); returns the manifest's entry.
 
-    Each record holds the bytes of `block_rows` consecutive rows; the last may hold fewer. Returns
-    the manifest's entry of the shard.
+    Raises OSError if the disk is full.
     """
-    path, seed = job
-    rows = np.fromfile(spill_path(path), dtype)
-    rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     try:
-        writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
+        # Compresses each record alone, so that a block can be read without its neighbors.
+        writer = ArrayRecordWriter(str(path), "group_size:1")
         for start in range(0, len(rows), block_rows):
             writer.write(rows[start : start + block_rows].tobytes())
         writer.close()
     except RuntimeError as error:  # raised by the writer when the disk is full
         raise OSError(f"cannot write {path}: {error}; free the disk and run again") from error
-    spill_path(path).unlink()
     return {"file": path.name, "rows": len(rows), "bytes": path.stat().st_size}
 
 

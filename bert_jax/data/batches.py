@@ -26,17 +26,15 @@ def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[t
     """Returns the rows of a global batch on this process's devices, as ascending [start, stop).
 
     There are several ranges where neighbors in the mesh belong to different hosts: on TPU pods the
-    mesh follows the links between the chips.
-
-    Raises:
-      ValueError: `batch_size` is not divisible by the number of data-parallel devices.
+    mesh follows the links between the chips. Raises ValueError if `batch_size` is not divisible by
+    the number of data-parallel devices.
     """
     # Sharding one row per device shows how many devices hold the same row.
     num_shards = sharding.num_devices // sharding.shard_shape((sharding.num_devices,))[0]
     if batch_size % num_shards:
         raise ValueError(
-            f"batch_size {batch_size} is not divisible by the {num_shards} devices (mesh axes data "
-            f"x fsdp) that share a batch: choose a multiple of {num_shards}"
+            f"batch_size {batch_size} is not divisible by the {num_shards} devices that share a "
+            f"batch (mesh axes data x fsdp): choose a multiple of {num_shards}"
         )
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()
     ranges = []
@@ -59,8 +57,7 @@ def pretrain_batches(
 ) -> Iterator[dict[str, jax.Array]]:
     """Yields batches [start, stop) of the endless shuffled stream of rows, prefetched by threads.
 
-    Batch `s` holds rows `[s * batch_size, (s + 1) * batch_size)` of `Rows.stream`. No row of an
-    epoch is dropped: a batch may hold the end of one epoch and the beginning of the next.
+    No row is dropped: a batch may hold the end of one epoch and the beginning of the next.
     """
     ranges = local_row_ranges(sharding, batch_size)
     steps = grain.MapDataset.range(start, stop)
@@ -74,21 +71,14 @@ def heldout_batches(
     rows: Rows, sharding: jax.sharding.Sharding, batch_size: int
 ) -> Iterator[dict[str, jax.Array]]:
     """Yields every row of a split once, in order, with `row_weights` 0 for padding rows."""
-    batches = local_heldout_batches(rows, sharding, batch_size)
-    return (make_global_batch(batch, sharding, batch_size) for batch in batches)
-
-
-def local_heldout_batches(
-    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields this process's rows of each held-out batch; every process yields equal shapes."""
     ranges = local_row_ranges(sharding, batch_size)
     size = sum(stop - start for start, stop in ranges)
     for first in range(0, rows.num_rows, batch_size):
         batch = _read(rows, first, ranges)
         batch["row_weights"] = np.ones(len(batch["row_ids"]), np.float32)
         padding = size - len(batch["row_ids"])  # at the end, as ranges ascend
-        yield {
+        padded = {
             name: np.concatenate([array, np.zeros((padding, *array.shape[1:]), array.dtype)])
             for name, array in batch.items()
         }
+        yield make_global_batch(padded, sharding, batch_size)

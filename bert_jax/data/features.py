@@ -1,8 +1,8 @@
 """Packs the features of a task into rows of one shape, to minimize padding.
 
-A row holds as many sequences as fit, each attending only within itself, as in pre-training; so a
-batch of features takes a varying number of rows. They fill the first microbatches of an array with
-room for the maximum: a step skips the rest, and one program is compiled, whatever the lengths.
+A row holds as many sequences as fit, each attending only within itself; so a batch takes a varying
+number of rows. They fill the first microbatches of an array with room for the maximum: a step skips
+the rest, and one program is compiled, whatever the lengths.
 """
 
 import dataclasses
@@ -104,12 +104,11 @@ class RowShape:
                 rows["tokens"][row, begin:end] = tokens
                 rows["pairs"][row, slot] = begin, begin + second, end
                 slot += 1
-            if feature.label is None:
-                continue
-            rows["weights"][row, index] = 1
-            place = slice(start, end) if self.labels.per_position else index
-            shift = start if self.labels.are_positions else 0
-            rows["labels"][row, place] = np.add(feature.label, shift)
+            if feature.label is not None:
+                rows["weights"][row, index] = 1
+                place = slice(start, end) if self.labels.per_position else index
+                shift = start if self.labels.are_positions else 0
+                rows["labels"][row, place] = np.add(feature.label, shift)
 
     def build(
         self, placed: Mapping[int, Sequence[Feature]], num_rows: int, sharding: Sharding
@@ -154,8 +153,7 @@ def finetune_batches(
     """
     max_microbatches = -(-batch_size // microbatch_rows)
     for step in range(start, stop):
-        indices = batch_indices(len(features), batch_size, seed, step)
-        chosen = [features[index] for index in indices]
+        chosen = [features[i] for i in batch_indices(len(features), batch_size, seed, step)]
         packed, placed = shape.pack(chosen), {}
         for index, members in enumerate(packed):
             microbatch, row = divmod(index, microbatch_rows)

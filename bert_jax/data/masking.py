@@ -1,8 +1,7 @@
 """Selects and corrupts the tokens to predict: a pure function of key and rows, run on device.
 
-Rates and replacements follow Devlin et al. (2018), section 3.1, and the released
-`create_pretraining_data`: 15 % of a row's tokens, counting [CLS] and [SEP], are predicted; 80 % of
-these become [MASK], 10 % a random token, 10 % stay.
+As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, 15 % of a row's
+tokens, counting [CLS] and [SEP], are predicted; 80 % of these become [MASK], 10 % a random token.
 """
 
 import dataclasses
@@ -21,8 +20,7 @@ class Masking:
     """How the rows of one training phase are masked.
 
     Attributes:
-      special_ids: never masked. With the tokenizer's five, [UNK] is never a target, whereas the
-        released code does predict it.
+      special_ids: never masked, [UNK] included, which the released code does predict.
       mask_id: id of [MASK].
       vocab_size: random replacements are uniform over the vocabulary, as released.
       word_start: bool `[vocab_size]`, True for pieces that begin a word; unused for "token".
@@ -62,12 +60,10 @@ def mask_tokens(
     """
 
     def mask_row(key, tokens, sequence_ids):
-        max_predictions = masking.max_predictions
         choose_key, replace_key, random_key = jax.random.split(key, 3)
         maskable = (sequence_ids > 0) & ~jnp.isin(tokens, jnp.array(masking.special_ids))
-        num_tokens = jnp.sum(sequence_ids > 0)
-        budget = jnp.clip(jnp.round(masking.rate * num_tokens), 1, max_predictions)
-        budget = budget.astype(jnp.int32)
+        budget = jnp.round(masking.rate * jnp.sum(sequence_ids > 0)).astype(jnp.int32)
+        budget = jnp.clip(budget, 1, masking.max_predictions)
 
         # Positions of one group are corrupted alike: all of a span, otherwise each on its own.
         group = jnp.arange(tokens.shape[0])
@@ -82,10 +78,10 @@ def mask_tokens(
                 chosen = _choose_words(choose_key, maskable, word, budget)
             else:
                 chosen, group = _choose_spans(
-                    choose_key, maskable, word, budget, sequence_ids, max_predictions
+                    choose_key, maskable, word, budget, sequence_ids, masking.max_predictions
                 )
 
-        found, positions = jax.lax.top_k(chosen.astype(jnp.int32), max_predictions)
+        found, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
         draw = jax.random.uniform(replace_key, tokens.shape)[group]
         random_token = jax.random.randint(random_key, tokens.shape, 0, masking.vocab_size)
         corrupted = jnp.where(draw < 0.9, random_token, tokens)
@@ -106,11 +102,8 @@ def row_keys(
     """Returns PRNG keys `[batch]` that depend on the row and its epoch, not on its batch."""
     if repeat_after:
         epochs = epochs % repeat_after
-
-    def row_key(row_id, epoch):
-        return jax.random.fold_in(jax.random.fold_in(key, epoch), row_id)
-
-    return jax.vmap(row_key)(row_ids, epochs)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, epochs)
+    return jax.vmap(jax.random.fold_in)(keys, row_ids)
 
 
 def _choose_words(key, maskable, word, budget):
@@ -132,8 +125,8 @@ def _choose_words(key, maskable, word, budget):
 def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
     """Selects spans of whole words within a sequence until the budget is spent.
 
-    An anchor is uniform over the free positions, so that every draw selects at least one. Returns
-    bool `[length]`, and int32 `[length]`, the number of the span of each selected position.
+    Anchors are uniform over free positions, so every draw selects at least one. Returns bool
+    `[length]`, and int32 `[length]`, the number of the span of each selected position.
     """
     length = maskable.shape[0]
     length_key, anchor_key = jax.random.split(key)

@@ -1,14 +1,15 @@
 """Reads the rows of a corpus from disk: checked, reshuffled every epoch, from any position.
 
 The rows of a split form an endless stream of epochs. Each epoch permutes the blocks, and the rows
-inside each block, by the seed and the epoch's number, so rows [start, stop) of the stream are a
-pure function of (seed, start, stop): a run can resume anywhere, and any number of hosts can read
-their own parts. Nothing here imports JAX.
+inside each window of several blocks, by the seed and the epoch's number, so rows [start, stop) of
+the stream are a pure function of (seed, start, stop): a run can resume anywhere, and any number of
+hosts can read their own parts.
 """
 
 import bisect
 import functools
 import json
+import math
 import os
 import pathlib
 import threading
@@ -20,12 +21,18 @@ from bert_jax.corpus.packing import row_dtype
 from bert_jax.corpus.writing import FORMAT_VERSION, MANIFEST
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 
-REBUILD = "build the corpus again with tools/prepare_corpus.py --overwrite, or copy it again"
-CACHED_BLOCKS = 64
+# If batches are as large as blocks, rows that share a batch share one in the next epoch with a
+# probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
+WINDOW_BLOCKS = 8
+CACHED_WINDOWS = 8
 
 
 class CorpusError(ValueError):
     """Raised for an incomplete or damaged corpus."""
+
+    def __str__(self) -> str:
+        fix = "build the corpus again with tools/prepare_corpus.py --overwrite, or copy it again"
+        return f"{super().__str__()}; {fix}"
 
 
 class Rows:
@@ -34,8 +41,7 @@ class Rows:
     Attributes:
       manifest: of the corpus, as written by `tools/prepare_corpus.py`.
       num_rows: rows in the split, which is one epoch.
-      max_seq_length, max_pairs: the sizes of a row.
-      vocab_size: of the corpus's vocabulary.
+      max_seq_length, max_pairs, vocab_size: sizes of a row, and of the corpus's vocabulary.
     """
 
     def __init__(
@@ -64,50 +70,38 @@ class Rows:
             self._open_shards(splits[split]["shards"], config["block_rows"])
             self.load_tokenizer()  # to check the vocabulary
         except (KeyError, TypeError) as error:
-            path, problem = self.directory / MANIFEST, f"{type(error).__name__}: {error}"
-            raise CorpusError(f"{path} is damaged ({problem}); {REBUILD}") from error
+            raise CorpusError(f"{self.directory / MANIFEST} is damaged: {error!r}") from error
         self._lock = threading.Lock()
-        # Consecutive batches, and prefetching threads, read the same few blocks.
-        self._block = functools.lru_cache(CACHED_BLOCKS)(self._shuffled_block)
-        self._epoch = functools.lru_cache(2)(self._epoch_order)
+        # Consecutive batches, and prefetching threads, read the same few windows.
+        self._window = functools.lru_cache(CACHED_WINDOWS)(self._read_window)
+        self._epoch = functools.lru_cache(2)(self._epoch_windows)
 
     def __reduce__(self):  # Another process opens its own readers.
         return Rows, (self.directory, self.split, self.shuffle_seed)
 
     def load_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer of the corpus. Raises CorpusError if it is not the manifest's."""
+        """Returns the tokenizer of the corpus. Raises CorpusError if it is missing or changed."""
         path = self.directory / self.manifest["vocabulary"]["filename"]
-        expected = self.manifest["vocabulary"]["sha256"]
         try:
             tokenizer = load_tokenizer(path)
         except (OSError, ValueError) as error:
+            raise CorpusError(f"cannot read the vocabulary of the corpus: {error}") from error
+        if tokenizer.sha256 != self.manifest["vocabulary"]["sha256"]:
             raise CorpusError(
-                f"cannot read the vocabulary of the corpus: {error}; {REBUILD}"
-            ) from error
-        if tokenizer.sha256 != expected:
-            raise CorpusError(
-                f"{path} has SHA-256 {tokenizer.sha256}, but the corpus was built with {expected}: "
-                f"its ids would mean other words. Restore the vocabulary, or {REBUILD}"
+                f"{path} is not the vocabulary of the corpus: its ids would mean other words"
             )
         return tokenizer
 
     def stream(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Returns the rows at positions [start, stop) of the stream.
-
-        Returns:
-          tokens: uint16 [num_rows, max_seq_length].
-          pairs: uint16 [num_rows, max_pairs, 3], (start, second_start, end), zero where unused.
-          nsp_labels: uint8 [num_rows, max_pairs].
-          row_ids: uint32 [num_rows], the index of the row in the split, in the order on disk.
-          epochs: uint32 [num_rows].
+        """Returns the rows at positions [start, stop) of the stream: the fields of `row_dtype`, and
+        uint32 [num_rows] `row_ids`, the index in the split as on disk, and `epochs`.
 
         Raises IndexError outside the stream, which without a `shuffle_seed` ends after one epoch,
         and CorpusError for a damaged block.
         """
         if not 0 <= start <= stop or (self.shuffle_seed is None and stop > self.num_rows):
             raise IndexError(
-                f"rows {start} to {stop} of the {self.num_rows:,} of split {self.split!r}; without "
-                "a shuffle_seed there is one epoch"
+                f"rows {start} to {stop} of {self.num_rows:,}; unshuffled, there is one epoch"
             )
         rows = np.empty(stop - start, self._dtype)
         row_ids = np.empty(stop - start, np.uint32)
@@ -116,16 +110,16 @@ class Rows:
         while position < stop:
             epoch, offset = divmod(position, self.num_rows)
             with self._lock:  # The reader is not documented as thread-safe.
-                order, ends = self._epoch(epoch)
+                ends = self._epoch(epoch)[1]
                 index = int(np.searchsorted(ends, offset, side="right"))
-                block_rows, block_row_ids = self._block(epoch, int(order[index]))
-            first = offset - (int(ends[index]) - len(block_rows))
-            count = min(len(block_rows) - first, stop - position)
-            filled = slice(position - start, position - start + count)
-            rows[filled] = block_rows[first : first + count]
-            row_ids[filled] = block_row_ids[first : first + count]
+                window_rows, window_row_ids, order = self._window(epoch, index)
+            first = offset - (int(ends[index]) - len(order))
+            chosen = order[first : first + stop - position]
+            filled = slice(position - start, position - start + len(chosen))
+            np.take(window_rows, chosen, out=rows[filled], mode="clip")  # unbuffered
+            row_ids[filled] = window_row_ids[chosen]
             epochs[filled] = epoch
-            position += count
+            position += len(chosen)
         fields = {name: rows[name] for name in self._dtype.names}
         return fields | {"row_ids": row_ids, "epochs": epochs}
 
@@ -142,43 +136,46 @@ class Rows:
         for entry in shards:
             path = self.directory / entry["file"]
             if not path.is_file():
-                raise CorpusError(f"{path} is missing; {REBUILD}")
-            if path.stat().st_size != entry["bytes"]:
+                raise CorpusError(f"{path} is missing")
+            if (size := path.stat().st_size) != entry["bytes"]:
                 raise CorpusError(
-                    f"{path} has {path.stat().st_size:,} bytes, expected {entry['bytes']:,}: it is "
-                    f"cut off or from another build; {REBUILD}"
+                    f"{path} has {size:,} bytes, expected {entry['bytes']:,}: cut off or replaced"
                 )
             starts = range(0, entry["rows"], block_rows)
             reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
             if reader.num_records() != len(starts):
                 raise CorpusError(
-                    f"{path} has {reader.num_records()} blocks, expected {len(starts)}; {REBUILD}"
+                    f"{path} has {reader.num_records()} blocks, expected {len(starts)}"
                 )
             self._shards.append((len(sizes), path, reader))
             sizes += [min(block_rows, entry["rows"] - start) for start in starts]
         if sum(sizes) != self.num_rows:
             raise CorpusError(
                 f"{self.directory / MANIFEST} counts {self.num_rows} rows of split {self.split!r}, "
-                f"but {sum(sizes)} in its shards; {REBUILD}"
+                f"but {sum(sizes)} in its shards"
             )
         self._block_sizes = np.array(sizes, np.int64)
         self._block_starts = np.cumsum(self._block_sizes) - self._block_sizes
 
-    def _epoch_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the order of the blocks in an epoch, and the cumulative numbers of their rows."""
+    def _epoch_windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns the blocks of each window of an epoch, and the cumulative numbers of rows."""
         order = np.arange(len(self._block_sizes))
         if self.shuffle_seed is not None:
             order = np.random.default_rng((self.shuffle_seed, epoch)).permutation(order)
-        return order, np.cumsum(self._block_sizes[order])
+        windows = np.array_split(order, math.ceil(len(order) / WINDOW_BLOCKS))
+        return windows, np.cumsum([self._block_sizes[blocks].sum() for blocks in windows])
 
-    def _shuffled_block(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a block in the epoch's order, and their row ids."""
-        rows = self._read_block(block)
-        row_ids = np.arange(len(rows), dtype=np.uint32) + np.uint32(self._block_starts[block])
-        if self.shuffle_seed is None:
-            return rows, row_ids
-        order = np.random.default_rng((self.shuffle_seed, epoch, block)).permutation(len(rows))
-        return rows[order], row_ids[order]
+    def _read_window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the rows of a window, their row ids, and their order in the epoch."""
+        blocks = self._epoch(epoch)[0][index]
+        # Joining bytes and np.take are several times as fast as concatenating and indexing here.
+        rows = np.frombuffer(b"".join(map(self._read_block, blocks)), self._dtype)
+        starts, sizes = self._block_starts[blocks], self._block_sizes[blocks]
+        order = np.arange(len(rows))
+        row_ids = order + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        if self.shuffle_seed is not None:
+            order = np.random.default_rng((self.shuffle_seed, epoch, index)).permutation(order)
+        return rows, row_ids, order
 
     def _read_block(self, block: int) -> np.ndarray:
         # The last shard that starts here: the ones before it are empty.
@@ -188,13 +185,10 @@ class Rows:
         try:
             (content,) = reader.read([block - first_block])
         except (RuntimeError, ValueError, IndexError) as error:
-            raise CorpusError(f"{place}: damaged ({error}); {REBUILD}") from error
+            raise CorpusError(f"{place}: damaged ({error})") from error
         rows = np.frombuffer(content, self._dtype)
         if (largest := rows["tokens"].max()) >= self.vocab_size:
-            raise CorpusError(
-                f"{place}: token id {largest} is outside the corpus's vocabulary of "
-                f"{self.vocab_size:,}; {REBUILD}"
-            )
+            raise CorpusError(f"{place}: token id {largest} is outside the corpus's vocabulary")
         return rows
 
 
@@ -202,15 +196,13 @@ def _read_manifest(directory: pathlib.Path) -> dict:
     path = directory / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing: {directory} holds no corpus, or its build was interrupted; "
-            "build it with tools/prepare_corpus.py"
+            f"{directory} holds no corpus or its build was interrupted; run tools/prepare_corpus.py"
         )
     try:
         manifest = json.loads(path.read_bytes())
     except ValueError as error:
-        raise CorpusError(f"{path} is not intact JSON ({error}); {REBUILD}") from error
+        raise CorpusError(f"{path} is not intact JSON ({error})") from error
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
     if version != FORMAT_VERSION:
-        problem = f"has format_version {version}, expected {FORMAT_VERSION}"
-        raise CorpusError(f"{path} {problem}; {REBUILD}")
+        raise CorpusError(f"{path} has format_version {version}, expected {FORMAT_VERSION}")
     return manifest

@@ -8,10 +8,8 @@ def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Expands the boundaries of the pairs in each row to one value per position.
 
     Args:
-      rows: `tokens` `[batch, length]` and `pairs` `[batch, max_pairs, 3]` of any integer dtype:
-        the position of each pair's [CLS], of the first token of its second segment, and one past
-        its last [SEP]; all 0 in an unused slot. In pre-training also `nsp_labels`
-        `[batch, max_pairs]`.
+      rows: `tokens` `[batch, length]`, `pairs` `[batch, max_pairs, 3]` and in pre-training
+        `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
 
     Returns:
       int32 `tokens`, `segment_ids`, `position_ids`, `sequence_ids`, each `[batch, length]` and 0 on

@@ -1,7 +1,9 @@
 import hashlib
 import json
 import os
+import pickle
 import random
+import re
 import signal
 import time
 
@@ -9,8 +11,8 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
-from bert_jax.corpus import build, writing
-from bert_jax.corpus.build import CorpusConfig, build_corpus, make_groups
+from bert_jax.corpus import build, parts, readers, writing
+from bert_jax.corpus.build import CorpusConfig, build_corpus, make_batches, rows_of_group
 from bert_jax.corpus.parallel import ordered_map
 from bert_jax.corpus.readers import Document
 from bert_jax.data.rows import Rows
@@ -48,19 +50,27 @@ def directory_bytes(directory):
     }
 
 
+def use_small_units(monkeypatch):
+    """Makes everything that bounds memory about a thousand times smaller."""
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(build.make_batches, "__defaults__", (1500,))
+    monkeypatch.setattr(parts, "MAX_PART_TOKENS", 64)
+    monkeypatch.setattr(build, "GROUP_TOKENS", 1000)
+
+
 @pytest.fixture
 def text(tmp_path):
     return write_text(tmp_path / "text.txt")
 
 
 def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
+    monkeypatch.setattr(build.make_batches, "__defaults__", (1500,))
     for processes in (1, 2, 3):
         build_corpus(
             text,
             TOKENIZER,
             tmp_path / str(processes),
-            corpus_config(num_shards=3),
+            corpus_config(num_shards=3, dupe_factor=3),
             num_processes=processes,
         )
     one, two, three = (directory_bytes(tmp_path / str(processes)) for processes in (1, 2, 3))
@@ -134,7 +144,7 @@ def test_held_out_documents_are_not_duplicated(tmp_path, text):
 
 
 def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(build.make_groups, "__defaults__", (1500,))
+    use_small_units(monkeypatch)
     build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(num_shards=2), num_processes=1)
     rows = Rows(tmp_path / "out", "train")
     first = [min(source) for source in documents_of(rows.stream(0, rows.num_rows // 4))]
@@ -150,18 +160,96 @@ def test_split_depends_only_on_the_text_and_the_seed():
     assert splits != [build.split_of(t, CorpusConfig(heldout_fraction=0.1, seed=1)) for t in texts]
 
 
-def test_groups_hold_every_document_once_and_parts_share_a_split():
+def test_batches_hold_every_document_once_and_its_parts_share_a_split_and_a_number():
     documents = [Document(f"{index:04d} " * 30, continues=index % 5 > 0) for index in range(300)]
-    groups = list(make_groups(documents, CorpusConfig(heldout_fraction=0.3), 1000))
-    found = [document for group in groups for document in group.documents]
-    assert sorted(d.text for d in found) == sorted(d.text for d in documents)
-    splits = {d.text: group.split for group in groups for d in group.documents}
-    for index in range(300):
-        assert splits[documents[index].text] == splits[documents[index - index % 5].text]
-    for split in ("train", "heldout"):
-        sizes = [sum(len(d.text) for d in g.documents) for g in groups if g.split == split]
-        assert all(1000 <= size < 1200 for size in sizes[:-1]) and 300 <= sizes[-1] <= 1700
-        assert [g.index for g in groups if g.split == split] == list(range(len(sizes)))
+    batches = list(make_batches(documents, CorpusConfig(heldout_fraction=0.3), 1000))
+    found = [assigned for batch in batches for assigned in batch]
+    assert [document for document, _, _ in found] == documents
+    for index, (_, split, source) in enumerate(found):
+        assert (split, source) == (found[index - index % 5][1], index // 5)
+    assert {split for _, split, _ in found} == {"train", "heldout"}
+    sizes = [sum(len(document.text) for document, _, _ in batch) for batch in batches]
+    assert all(1000 <= size < 1200 for size in sizes[:-1])
+
+
+def test_half_of_the_pairs_of_three_books_are_not_next(tmp_path, monkeypatch):
+    """A book is longer than what is read, tokenized and paired at once."""
+    use_small_units(monkeypatch)
+    books = write_text(tmp_path / "books.txt", 3, 1000)
+    config = corpus_config(heldout_fraction=0, num_shards=2, max_seq_length=16)
+    manifest = build_corpus(books, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    split = manifest["splits"]["train"]
+    assert split["documents"] == 3 and split["warnings"] == [] and split["pairs"] > 1000
+    labels = split["nsp_labels"]
+    assert abs(labels["not_next"] / split["pairs"] - 0.5) < 1.5 / split["pairs"] ** 0.5  # 3 sigma
+    rows = Rows(tmp_path / "out", "train")
+    batch = rows.stream(0, rows.num_rows)
+    labels = batch["nsp_labels"][batch["pairs"][:, :, 2] > 0]
+    assert [len(source) > 1 for source in documents_of(batch)] == labels.astype(bool).tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_books", "num_sentences", "warning"),
+    [
+        (
+            1,
+            1000,
+            r"^0\.0% of the train pairs are NotNext, expected 45 to 55 %: .* other documents",
+        ),
+        (
+            200,
+            1,
+            r"^100\.0% of the train pairs are NotNext, .* remove blank lines inside documents",
+        ),
+    ],
+)
+def test_manifest_warns_of_unbalanced_labels(tmp_path, num_books, num_sentences, warning):
+    books = write_text(tmp_path / "books.txt", num_books, num_sentences)
+    config = corpus_config(heldout_fraction=0)
+    manifest = build_corpus(books, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    (found,) = manifest["splits"]["train"]["warnings"]
+    assert re.search(warning, found)
+
+
+def test_random_next_comes_from_all_over_the_input(tmp_path, monkeypatch):
+    use_small_units(monkeypatch)
+    text = write_text(tmp_path / "text.txt", 200)
+    config = corpus_config(heldout_fraction=0, num_shards=3)
+    build_corpus(text, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    rows = Rows(tmp_path / "out", "train")
+    distances = [
+        max(sources) - min(sources)
+        for sources in documents_of(rows.stream(0, rows.num_rows))
+        if len(sources) > 1
+    ]
+    # The mean distance of two of 200 documents is 200 / 3, with a standard deviation of 47.
+    assert abs(np.mean(distances) - 200 / 3) < 3 * 47 / len(distances) ** 0.5
+
+
+def test_another_document_is_found_in_constant_time():
+    """The numbers of the documents of a group are compared log(n) times per document, not n."""
+    operations = 0
+
+    class Source(int):
+        def __hash__(self):
+            return count(int.__hash__(self))
+
+        def __lt__(self, other):
+            return count(int.__lt__(self, other))
+
+        def __eq__(self, other):
+            return count(int.__eq__(self, other))
+
+    def count(result):
+        nonlocal operations
+        operations += 1
+        return result
+
+    documents = [[[5, 6, 7]] * 2 for _ in range(2000)]
+    group = [p for n, ids in enumerate(documents) for p in parts.cut_into_parts(Source(n), ids)]
+    rows, counts = rows_of_group(group, (0, 2, 3), corpus_config(), random.Random(0))
+    assert counts["pairs"] >= 2000 and len(rows) == counts["rows"]
+    assert operations < 40 * len(group)
 
 
 def slow_for_early(item):
@@ -328,13 +416,23 @@ def test_bad_output_and_too_large_vocabulary_are_clear_errors(tmp_path, text):
         build_corpus(text, large, tmp_path / "out", corpus_config(), num_processes=1)
 
 
-def test_write_shard_shuffles_and_keeps_every_row(tmp_path):
+def test_write_shard_keeps_every_row_in_blocks(tmp_path):
     rows = np.arange(1000, dtype=np.uint16)
     shard = tmp_path / "train-00000-of-00001.array_record"
-    rows.tofile(writing.spill_path(shard))
-    assert writing.write_shard((shard, (0,)), rows.dtype, 64)["rows"] == 1000
+    assert writing.write_shard(shard, rows, 64)["rows"] == 1000
     reader = ArrayRecordReader(str(shard))
     blocks = [np.frombuffer(block, np.uint16) for block in reader.read_all()]
     assert [len(block) for block in blocks] == [64] * 15 + [40]
-    assert sorted(np.concatenate(blocks)) == rows.tolist()
-    assert np.concatenate(blocks).tolist() != rows.tolist()
+    assert np.concatenate(blocks).tolist() == rows.tolist()
+
+
+def test_parts_hold_every_sentence_and_are_equally_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "MAX_PART_TOKENS", 50)
+    sentences = [[number] * 10 for number in range(31)]
+    found = list(parts.cut_into_parts(3, sentences))
+    assert [ids for part in found for ids in part.ids()] == sentences
+    assert {len(part.sentences) for part in found} == {4, 5}
+    assert {part.source for part in found} == {3}
+    (tmp_path / "parts").write_bytes(b"".join(map(pickle.dumps, found)))
+    assert parts.read_parts(tmp_path / "parts") == found
+    assert len(list(parts.cut_into_parts(0, [[1] * 1000]))) == 1

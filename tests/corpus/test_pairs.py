@@ -135,16 +135,28 @@ def test_truncation_removes_from_front_and_back_equally():
 
 
 def test_random_next_never_comes_from_another_part_of_the_same_document():
-    # Parts 0 to 2 are one document, part 3 is another: a random next of part 0 is from part 3.
-    documents = [[[10 * part + n] * 3 for n in range(8)] for part in range(4)]
-    sources = [0, 0, 0, 1]
-    rng = random.Random(0)
+    # Parts 1 to 3 are one document, parts 0 and 4 are others.
+    documents = [[[10 * part + n] * 3 for n in range(8)] for part in range(5)]
+    own_parts, rng = range(1, 4), random.Random(0)
     spans = [
         pair.second
         for _ in range(50)
-        for pair in make_pairs(documents, 0, 16, 0.0, rng, sources)
+        for pair in make_pairs(documents, 2, 16, 0.0, rng, own_parts)
         if pair.nsp_label == NOT_NEXT
     ]
-    assert spans and all(30 <= token < 40 for span in spans for token in span)
-    alone = make_pairs(documents[:3], 0, 16, 0.0, rng, sources[:3])
+    assert {token // 10 for span in spans for token in span} == {0, 4}
+    alone = make_pairs(documents[1:4], 1, 16, 0.0, rng, range(3))
     assert alone and all(pair.nsp_label == IS_NEXT for pair in alone)
+
+
+def test_all_other_documents_are_equally_likely_beside_a_long_one():
+    documents = numbered_documents(1000, 4, 7)
+    rng = random.Random(0)
+    others = [
+        pair.second[0] // 28
+        for index in range(998)
+        for pair in make_pairs(documents, index, 100, 0.0, rng, range(998))
+        if pair.nsp_label == NOT_NEXT
+    ]
+    assert set(others) == {998, 999}
+    assert abs(others.count(998) / len(others) - 0.5) < 1.5 / len(others) ** 0.5  # 3 sigma

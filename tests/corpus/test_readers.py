@@ -1,11 +1,18 @@
 import bz2
 import sys
-import types
 
 import pytest
+import tensorflow_datasets
 
 from bert_jax.corpus import readers
-from bert_jax.corpus.readers import find_inputs, read_documents
+from bert_jax.corpus.build import CorpusConfig, build_corpus
+from bert_jax.corpus.readers import find_inputs, input_bytes, read_documents
+from bert_jax.corpus.sentences import split_sentences
+from bert_jax.corpus.tfds import tfds_source
+from bert_jax.tokenization import load_tokenizer
+from tests.helpers import random_text, write_tfds, write_vocabulary
+
+TEXT = tensorflow_datasets.features.Text()
 
 DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">
 <siteinfo><sitename>Test</sitename></siteinfo>
@@ -67,7 +74,7 @@ def test_dump_yields_only_articles(tmp_path, name):
     path.write_bytes(bz2.compress(content) if name.endswith(".bz2") else content)
     documents = list(read_documents(str(path)))
     assert [document.text for document in documents] == ["First & best.", "Last."]
-    assert all(document.is_wikitext for document in documents)
+    assert {document.markup for document in documents} == {"wikitext"}
 
 
 def test_inputs_of_several_globs_are_found_in_sorted_order(tmp_path):
@@ -100,17 +107,99 @@ def test_bad_input_is_a_clear_error(tmp_path, name, content, error, message):
     assert str(path) in str(caught.value)
 
 
-def test_missing_tfds_package_is_a_clear_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match="pip install tensorflow-datasets"):
-        list(read_documents("tfds:wikipedia/20230601.en"))
+def test_tfds_yields_the_text_field_without_tensorflow(tmp_path):
+    texts = ["première\n\nfin", "second"]
+    write_tfds(tmp_path, "news", {"train": [{"text": text} for text in texts]}, {"text": TEXT})
+    documents = list(read_documents("tfds:news", str(tmp_path)))
+    assert sorted(document.text for document in documents) == texts
+    assert {document.markup for document in documents} == {""}
+    num_bytes = sum(document.bytes_read for document in documents)
+    assert num_bytes == len("".join(texts).encode())
+    assert input_bytes("tfds:news", str(tmp_path)) >= num_bytes
+    assert "tensorflow" not in sys.modules
 
 
-def test_tfds_yields_the_text_field(monkeypatch):
-    examples = [{"text": "première".encode()}, {"text": b"second"}]
-    fake = types.SimpleNamespace(data_source=lambda name, split: examples)
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
-    assert [document.text for document in read_documents("tfds:fake")] == ["première", "second"]
+def test_corpus_of_a_tfds_data_set_has_the_documents_of_the_text_file(tmp_path):
+    (tmp_path / "text.txt").write_text(random_text(30))
+    documents = [{"text": text} for text in random_text(30).split("\n\n")]
+    write_tfds(tmp_path, "news", {"train": documents}, {"text": TEXT})
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    config = CorpusConfig(sentences="lines", heldout_fraction=0, data_dir=str(tmp_path))
+    manifests = [
+        build_corpus(source, tokenizer, tmp_path / f"corpus-{number}", config, num_processes=1)
+        for number, source in enumerate((str(tmp_path / "text.txt"), "tfds:news"))
+    ]
+    of_file, of_tfds = (manifest["splits"]["train"] for manifest in manifests)
+    # TFDS shuffles what it prepares, so the pairs differ.
+    assert of_file["documents"] == of_tfds["documents"] == 30
+    assert of_file["sentences"] == of_tfds["sentences"]
+
+
+WIKI40B = """
+_START_ARTICLE_
+Old Mill Stream
+_START_SECTION_
+Is this a heading?
+_START_PARAGRAPH_
+The stream runs south. It is old_NEWLINE_It was named in 1865
+_START_SECTION_
+History
+_START_PARAGRAPH_
+A mill stood here."""
+WIKIPEDIA = """The stream runs south. It is old.
+
+History
+A mill stood here.
+
+ See also
+Rivers of the north
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "wiki40b/en",
+            WIKI40B,
+            ["The stream runs south.", "It is old", "It was named in 1865", "A mill stood here."],
+        ),
+        ("wikipedia/en", WIKIPEDIA, ["The stream runs south.", "It is old.", "A mill stood here."]),
+        ("news/en", "One\nsentence.\n\nTwo.", ["One sentence.", "Two."]),
+    ],
+)
+def test_articles_of_tfds_lose_their_headings_and_marks(tmp_path, name, text, expected):
+    write_tfds(tmp_path, name, {"train": [{"text": text}]}, {"text": TEXT})
+    (document,) = read_documents(f"tfds:{name}", str(tmp_path))
+    assert split_sentences(document) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "prepared", "error", "message"),
+    [
+        ("news", "body", True, ValueError, "tfds:news has the fields body; expected 'text'"),
+        (
+            "news",
+            "text",
+            False,
+            ValueError,
+            "tfds:news is prepared as tfrecord in .*/news/1.0.0; expected array_record: prepare it "
+            "again with `tfds build news --file_format=array_record --overwrite`",
+        ),
+        ("olds", "text", True, FileNotFoundError, "no prepared data set tfds:olds in .*; prepare"),
+        ("news:2.0.0", "text", True, FileNotFoundError, "no prepared data set tfds:news:2.0.0 in"),
+    ],
+)
+def test_tfds_that_cannot_be_read_is_a_clear_error(tmp_path, name, field, prepared, error, message):
+    write_tfds(tmp_path, "news", {"train": [{field: "a"}]}, {field: TEXT}, prepared)
+    with pytest.raises(error, match=message):
+        list(read_documents(f"tfds:{name}", str(tmp_path)))
+
+
+def test_unknown_tfds_split_is_a_clear_error(tmp_path):
+    write_tfds(tmp_path, "news", {"train": [{"text": "a"}]}, {"text": TEXT})
+    with pytest.raises(ValueError, match=r"tfds:news in .*: Unknown split 'dev'.* \['train'\]"):
+        tfds_source("news", "dev", str(tmp_path))
 
 
 def test_overlong_line_is_a_clear_error(tmp_path, monkeypatch):

@@ -71,13 +71,13 @@ def test_degenerate_pages_take_linear_time(filling):
     extract_passages(f"A page. {filling} b.")
 
 
-def test_unparsable_markup_raises_unreadable_document(monkeypatch):
+def test_unparsable_markup_raises_what_build_corpus_counts_as_unreadable(monkeypatch):
     def fail(_):
         raise RecursionError("too deep")
 
     monkeypatch.setattr(sentences, "extract_passages", fail)
-    with pytest.raises(sentences.UnreadableDocument, match="too deep"):
-        sentences.split_sentences(Document("{{", is_wikitext=True))
+    with pytest.raises(sentences.UNREADABLE, match="too deep"):
+        sentences.split_sentences(Document("{{", "wikitext"))
 
 
 def test_free_text_is_split_into_sentences_across_lines():

@@ -6,12 +6,7 @@ import pytest
 
 from bert_jax import partitioning
 from bert_jax.data import batches
-from bert_jax.data.batches import (
-    heldout_batches,
-    local_heldout_batches,
-    local_row_ranges,
-    pretrain_batches,
-)
+from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_batches
 from bert_jax.data.rows import Rows
 
 BATCH = 16
@@ -120,12 +115,14 @@ def test_evaluation_sees_every_row_exactly_once(corpus):
 
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("num_hosts", [2, 4])
-def test_evaluation_rows_of_all_hosts_are_every_row_once(corpus, num_hosts, contiguous):
+def test_evaluation_rows_of_all_hosts_are_every_row_once(
+    corpus, local_batches_only, num_hosts, contiguous
+):
     rows = Rows(corpus, "heldout")
     seen = []
     for host in range(num_hosts):
         sharding = HostSharding(sharding_over(8), host, num_hosts, contiguous)
-        found = list(local_heldout_batches(rows, sharding, 64))
+        found = list(heldout_batches(rows, sharding, 64))
         # Every host has equally many batches of one size, though only the first has the last rows.
         assert len(found) == -(-rows.num_rows // 64)
         assert {len(batch["tokens"]) for batch in found} == {64 // num_hosts}

@@ -82,17 +82,12 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path, argument
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("A river.\n\n" * 200, "100% of the train pairs are NotNext, .* no true next .*; remove"),
-        ("A river. " * 400, "0% of the train pairs are NotNext, .* other documents; separate"),
-    ],
-)
-def test_warning_about_unbalanced_labels_names_the_cause(tmp_path, text, message):
-    (tmp_path / "text.txt").write_text(text)
+def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
+    (tmp_path / "text.txt").write_text("A river.\n\n" * 200)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
     files = (f"--{name}={tmp_path}/{name}.txt" for name in ("vocab", "output"))
     flags = ("--heldout_fraction=0", "--max_seq_length=9", "--processes=1")
     result = run_tool("prepare_corpus", f"--input={tmp_path}/text.txt", *files, *flags)
-    assert result.returncode == 0 and re.search(message, result.stderr)
+    assert result.returncode == 0 and "(100.0% NotNext)" in result.stdout
+    message = r"warning: 100\.0% of the train pairs are NotNext, .* no true next .*; remove"
+    assert re.search(message, result.stderr)
