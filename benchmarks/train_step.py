@@ -45,11 +45,11 @@ def bert_jax_step(config: BertConfig):
     from bert_jax import partitioning
     from bert_jax.data.masking import Masking
     from bert_jax.model.bert import BertForPreTraining
-    from bert_jax.training.optimizer import linear_schedule, make_optimizer
+    from bert_jax.training.optimizer import make_optimizer, make_schedule
     from bert_jax.training.pretrain_step import init_state, make_pretrain_step
 
     model = BertForPreTraining(config)
-    optimizer = make_optimizer("adamw", linear_schedule(1e-4, 1000, 10))
+    optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
     init = functools.partial(init_state, model=model, optimizer=optimizer)
     abstract = jax.eval_shape(init, jax.random.key(0))
     shardings = partitioning.infer_shardings(abstract, partitioning.make_mesh())

@@ -60,10 +60,15 @@ class BertConfig:
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
-        """Returns a published size ("tiny" to "large"), with `overrides` of its fields."""
+        """Returns a published size with `overrides`; the other sizes follow `hidden_size`."""
         if size not in SIZES:
             raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
         num_layers, hidden_size = SIZES[size]
+        hidden_size = overrides.get("hidden_size", hidden_size)
+        if hidden_size % 64 and "num_heads" not in overrides:
+            raise ValueError(
+                f"hidden_size is {hidden_size}: expected a multiple of 64, or an explicit num_heads"
+            )
         sizes = {"num_layers": num_layers, "hidden_size": hidden_size}
         sizes |= {"num_heads": hidden_size // 64, "intermediate_size": 4 * hidden_size}
         return cls(**(sizes | overrides))

@@ -36,11 +36,11 @@ PEAK_FLOPS = {
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
-    `seconds` is the run time up to `first_step`, before this process. Raises OSError.
+    Removes what an interrupted run wrote after `first_step`; its `seconds` are the run time until
+    then. Only one process `writes`. Raises OSError.
     """
 
     def __init__(self, workdir: pathlib.Path, first_step: int = 0, writes: bool = True):
-        """Removes what an interrupted run wrote after `first_step`; only one process `writes`."""
         self._path, self._tensorboard = workdir / "metrics.jsonl", workdir / "tensorboard"
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
         # The last line of a killed run may be incomplete.
@@ -79,10 +79,9 @@ class MetricsWriter:
 
 
 def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
-    """Returns the scores of the best unigram model, which knows this split's token frequencies.
+    """Returns the entropy (nats) and accuracy of the best unigram model, which knows the `counts`.
 
-    `counts` is int64 [vocab_size]; `special_ids` are ignored. Returns `unigram_entropy`, in nats,
-    and `unigram_accuracy`, that of the most frequent token.
+    `counts`, int64 [vocab_size], are of the split's tokens; `special_ids` are ignored.
     """
     counts = np.array(counts)
     counts[list(special_ids)] = 0
@@ -98,24 +97,13 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-class Throughput:
-    """Measures the speed of training between reports; what happens before `restart` is excluded."""
-
-    def __init__(self, row_flops: float, batch_size: int):
-        self._row_flops, self._batch_size = row_flops, batch_size
-        self.restart(0)
-
-    def restart(self, step: int) -> None:
-        """Starts the clock after `step`, as after a compilation or an evaluation."""
-        self._step, self._time = step, time.monotonic()
-
-    def measure(self, step: int) -> dict[str, float]:
-        """Returns the metrics of the steps since the restart; none if there were no steps."""
-        if step == self._step:
-            return {}
-        rate = (step - self._step) * self._batch_size / (time.monotonic() - self._time)
-        utilization = model_flops_utilization(self._row_flops * rate)
-        return {"sequences_per_second": rate} | ({"mfu": utilization} if utilization else {})
+def throughput(num_rows: int, seconds: float, row_flops: float) -> dict[str, float]:
+    """Returns rows per second and, where the peak is known, the MFU (PaLM, appendix B)."""
+    rate = num_rows / seconds
+    values = {"sequences_per_second": rate}
+    if peak := PEAK_FLOPS.get(jax.devices()[0].device_kind):
+        values["mfu"] = rate * row_flops / (peak * jax.device_count())
+    return values
 
 
 def flops_per_row(config: BertConfig, length: int, num_predictions: int, num_pairs: int) -> float:
@@ -129,9 +117,3 @@ def flops_per_row(config: BertConfig, length: int, num_predictions: int, num_pai
     mlm = num_predictions * (hidden**2 + hidden * config.padded_vocab_size)
     nsp = num_pairs * (hidden**2 + 2 * hidden)
     return 2 * 3 * (config.num_layers * layer + mlm + nsp)
-
-
-def model_flops_utilization(flops_per_second: float) -> float | None:
-    """Returns the share of all devices' peak (PaLM, appendix B), None if the peak is unknown."""
-    peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-    return flops_per_second / (peak * jax.device_count()) if peak else None

@@ -8,26 +8,45 @@ All first clip gradients by their global norm; LayerNorm parameters and biases a
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 
 
-def linear_schedule(peak: float, num_steps: int, warmup_steps: int) -> optax.Schedule:
-    """Returns the released schedule: step, counted from 0 -> learning rate, a float32 scalar.
+class Hyperparameters(NamedTuple):
+    """Float32 scalars that a compiled step takes as arguments: other values compile nothing."""
 
-    The linear decay is counted from step 0; its first `warmup_steps` are replaced by a ramp from 0.
+    learning_rate: float
+    weight_decay: float
+    warmup_steps: float
+    num_steps: float
+
+
+def make_schedule(
+    peak: float, num_steps: int, warmup_steps: int, decay_from: str = "start", power: float = 1.0
+) -> optax.Schedule:
+    """Returns the schedule: step, counted from 0 -> learning rate, a float32 scalar.
+
+    After a linear ramp from 0 over `warmup_steps`, the rate is `peak` times the share of the steps
+    that remain, to the given `power`: 1 is linear, 0 constant. The share is counted from step 0
+    ("start"), as in the released code, whose rate never quite reaches its peak, or from the end of
+    the warm-up ("warmup"), as in transformers. Raises ValueError for another `decay_from`.
     """
+    if decay_from not in ("start", "warmup"):
+        raise ValueError(f"unknown decay_from {decay_from!r}: expected start or warmup")
 
-    def learning_rate(step):
+    def learning_rate(step):  # The numbers may be traced `Hyperparameters`.
         step = jnp.asarray(step, jnp.float32)
+        decay_steps = jnp.maximum(num_steps - (warmup_steps if decay_from == "warmup" else 0), 1.0)
         # 1 - step / num_steps would lose precision at the end of a long run.
-        decayed = peak * jnp.maximum(0.0, num_steps - step) / num_steps
-        ramp = peak * step / max(warmup_steps, 1)
-        return jnp.where(step < warmup_steps, ramp, decayed)
+        remaining = jnp.maximum(0.0, num_steps - step) ** power
+        ramp = peak * step / jnp.maximum(warmup_steps, 1.0)
+        return jnp.where(step < warmup_steps, ramp, peak * remaining / decay_steps**power)
 
     return learning_rate
 
@@ -56,14 +75,39 @@ def make_optimizer(
     return optax.chain(*steps)
 
 
-def freeze(
-    optimizer: optax.GradientTransformation, modules: tuple[str, ...]
+def scale_layers(
+    optimizer: optax.GradientTransformation, num_layers: int, decay: float, num_frozen: int
 ) -> optax.GradientTransformation:
-    """Freezes the top-level `modules`; `optimizer` updates the other parameters."""
-    return optax.partition(
-        {"trained": optimizer, "frozen": optax.set_to_zero()},
-        lambda params: {name: "frozen" if name in modules else "trained" for name in params},
-    )
+    """Multiplies the updates of layer i, from 0, by `decay ** (num_layers - i)`.
+
+    Those of the embeddings have one factor more, head and pooler none (Howard & Ruder, 2018).
+    `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen` layers: their gradients
+    count as 0.
+    """
+    if decay == 1 and not num_frozen:
+        return optimizer
+
+    def scale(path, param):
+        layers = np.arange(1, num_layers + 1).reshape(-1, *[1] * (param.ndim - 1))
+        levels = {"embeddings": 0, "encoder": layers}  # Above them are the pooler and the head.
+        level = np.asarray(levels.get(path[1].key, num_layers + 1))
+        is_frozen = (num_frozen > 0) & (level <= num_frozen)
+        return np.where(is_frozen, 0, decay ** (num_layers + 1.0 - level)).astype(np.float32)
+
+    def label(params):
+        scales = jax.tree_util.tree_map_with_path(scale, params)
+        return jax.tree.map(lambda scale: "trained" if scale.any() else "frozen", scales)
+
+    # Has no moments for parameters that are frozen as a whole.
+    optimizer = optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, label)
+
+    def update(gradients, state, params):
+        scales = jax.tree_util.tree_map_with_path(scale, params)
+        gradients = jax.tree.map(lambda g, s: jnp.where(s > 0, g, 0), gradients, scales)
+        updates, state = optimizer.update(gradients, state, params)
+        return jax.tree.map(jnp.multiply, updates, scales), state
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def is_decayed(params: optax.Params) -> optax.Params:
@@ -82,7 +126,7 @@ def _scale_by_adam(beta1, beta2, epsilon, bias_correction):
         nu = jax.tree.map(lambda g, v: beta2 * v + (1 - beta2) * g * g, gradients, state.nu)
         # expm1: 1 - 0.999^t loses five of float32's seven digits in the first steps.
         correction1, correction2 = (
-            -jnp.expm1(count * math.log(beta)) if bias_correction else 1.0
+            -jnp.expm1(count * math.log(beta)) if bias_correction and beta else 1.0
             for beta in (beta1, beta2)
         )
         updates = jax.tree.map(

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,11 @@ def make_pretrain_step(
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
-    The loss is the mean over all masked positions of the global batch plus the mean NSP loss,
-    whatever the number of microbatches and devices. Masks are a function of (seed, row, epoch),
-    dropout of (seed, step, index of the row in the batch): a resumed run draws what an
-    uninterrupted one would have drawn, on any mesh.
-
-    Args:
-      shardings: NamedShardings of the state.
-      num_microbatches: number of microbatches per update; their gradients are accumulated.
+    The metrics are `loss`, `gradient_norm`, `parameter_norm`, and in `sums` the `loss_sums`. The
+    loss is the mean over all masked positions of the global batch plus the mean NSP loss, whatever
+    the number of devices and microbatches, whose gradients are accumulated. Masks are a function of
+    (seed, row, epoch), dropout of (seed, step, index of the row in the batch): a resumed run draws
+    what an uninterrupted one would have drawn, on any mesh.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
@@ -64,8 +61,7 @@ def make_pretrain_step(
         def add(total, microbatch):
             return jax.tree.map(jnp.add, total, grad_fn(params, microbatch, counts, key)), None
 
-        first = jax.tree.map(lambda x: x[0], microbatches)
-        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, first, counts, key))
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, batch, counts, key))
         return jax.lax.scan(add, zeros, microbatches)[0]
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, replicated))
@@ -86,7 +82,7 @@ def make_pretrain_step(
         )(params, batch, counts, jax.random.fold_in(dropout_key, state.step))
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         state, norms = apply_gradients(state, gradients, optimizer)
-        return state, means(sums) | {"loss": loss} | norms
+        return state, {"loss": loss, "sums": sums} | norms
 
     return update_step
 
@@ -94,34 +90,34 @@ def make_pretrain_step(
 def make_eval_step(
     model: BertForPreTraining, mesh: Mesh, masking: Masking, *, seed: int
 ) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
-    """Builds the jitted (params, rows) -> `loss_sums`; the seed and the row decide the masks."""
+    """Builds the jitted (params, rows) -> `loss_sums`; masks are a function of (seed, row)."""
     mask_key = jax.random.key(seed)
     replicated = NamedSharding(mesh, P())
+    shard_sums = partitioning.sum_over_data(functools.partial(loss_sums, model), mesh, replicated)
 
-    def shard_sums(params, batch):
-        return loss_sums(model, params, batch)
-
-    @functools.partial(jax.jit, out_shardings=replicated)
     def eval_step(params, rows):
-        batch = mask_batch(mesh, rows, mask_key, masking)
-        return partitioning.sum_over_data(shard_sums, mesh, replicated)(params, batch)
+        return shard_sums(params, mask_batch(mesh, rows, mask_key, masking))
 
-    return eval_step
+    return jax.jit(eval_step, out_shardings=replicated)
 
 
 def init_state(
-    key: jax.Array, model: BertForPreTraining, optimizer: optax.GradientTransformation
+    key: jax.Array,
+    model: BertForPreTraining,
+    optimizer: optax.GradientTransformation,
+    pretrained: Mapping | None = None,
 ) -> TrainState:
-    """Returns fresh parameters and optimizer state at step 0; to be jitted with shardings."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    params = model.init(key, *[ids] * len(MODEL_INPUTS))["params"]
+    """Returns a fresh state at step 0, with any `pretrained` parameters; to be jitted."""
+    params = model.init(key, *[jnp.zeros((1, 2), jnp.int32)] * len(MODEL_INPUTS))["params"]
+    if pretrained:
+        params |= pretrained | {"bert": params["bert"] | pretrained["bert"]}
     return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
 
 
 def unpack_and_mask(
     rows: dict[str, jax.Array], key: jax.Array, masking: Masking
 ) -> dict[str, jax.Array]:
-    """Turns packed rows as read from disk into what `loss_sums` takes."""
+    """Returns the batch for `loss_sums` of packed rows as read from disk."""
     batch = unpack_rows(rows)
     keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
     batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)
@@ -152,12 +148,10 @@ def loss_sums(
 
     With a `dropout_key`, `batch` must hold `dropout_rows` (see `Bert`).
     """
-    mlm_logits, nsp_logits = model.apply(
-        {"params": params},
-        *[batch[name] for name in MODEL_INPUTS],
-        dropout_rows=None if dropout_key is None else batch["dropout_rows"],
-        rngs=None if dropout_key is None else {"dropout": dropout_key},
-    )
+    inputs, dropout = [batch[name] for name in MODEL_INPUTS], {}
+    if dropout_key is not None:
+        dropout = {"dropout_rows": batch["dropout_rows"], "rngs": {"dropout": dropout_key}}
+    mlm_logits, nsp_logits = model.apply({"params": params}, *inputs, **dropout)
     sums = {}
     for task, logits, targets in (
         ("mlm", mlm_logits, batch["mlm_targets"]),
@@ -171,23 +165,21 @@ def loss_sums(
     return sums
 
 
-def means(sums: dict) -> dict:
+def means(sums: dict) -> dict[str, float]:
     """Returns mean losses (nats) and accuracies from `loss_sums`; 0, not NaN, without targets."""
     result = {}
     for task in ("mlm", "nsp"):
-        count = jnp.maximum(sums[f"{task}_count"], 1)
-        result[f"{task}_loss"] = sums[f"{task}_loss"] / count
-        result[f"{task}_accuracy"] = sums[f"{task}_correct"] / count
+        count = float(sums[f"{task}_count"]) or 1.0
+        result[f"{task}_loss"] = float(sums[f"{task}_loss"]) / count
+        result[f"{task}_accuracy"] = float(sums[f"{task}_correct"]) / count
     return result
 
 
 def cast_layer_kernels(params: dict, dtype) -> dict:
     """Casts the stacked layer kernels to `dtype` once, not in each layer and microbatch."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: (
-            leaf.astype(dtype)
-            if re.search(r"/layers/.*kernel$", partitioning.path_name(path))
-            else leaf
-        ),
-        params,
-    )
+
+    def cast(path, leaf):
+        is_kernel = re.search(r"/layers/.*kernel$", partitioning.path_name(path))
+        return leaf.astype(dtype) if is_kernel else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params)

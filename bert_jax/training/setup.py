@@ -1,13 +1,12 @@
 """Builds the model, optimizer, state shardings and phases of a pre-training configuration.
 
-The run (`pretrain`) and the report on a TPU topology (`tpu`) share them, so that what is compiled
-ahead of time is what runs.
+`pretrain` and `tpu` share them, so that what is compiled ahead of time is what runs.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import optax
@@ -21,14 +20,20 @@ from bert_jax.data.rows import Rows
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.optimizer import linear_schedule, make_optimizer
+from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
+
+# Model fields that must agree with given weights.
+ARCHITECTURE = (
+    *("num_layers", "hidden_size", "num_heads", "intermediate_size"),
+    *("max_position_embeddings", "layer_norm_epsilon"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """The steps from `start` up to `stop`, on rows of one length.
+    """The steps [start, stop), on rows of one length; `is_long` for those of `config.long_phase`.
 
     To compile a step, `rows` needs only its sizes, and `heldout` may be None.
     """
@@ -39,6 +44,7 @@ class Phase:
     stop: int
     batch_size: int
     max_predictions: int
+    is_long: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -49,8 +55,8 @@ class Phase:
 class PretrainSetup:
     """The model, optimizer and shardings from which the steps of a run are built.
 
-    `schedule` is the learning rate of a step, counted from 0; `init` (key -> initial state) is
-    jitted with `shardings`; `abstract_state` has shapes, dtypes and shardings.
+    `schedule` is the learning rate of a step, counted from 0; `init` (key, `pretrained` parameters
+    -> initial state) is jitted with `shardings`; `abstract_state` has shapes, dtypes and shardings.
     """
 
     config: ConfigDict
@@ -59,7 +65,7 @@ class PretrainSetup:
     mesh: Mesh
     schedule: Callable[[int], jax.Array]
     optimizer: optax.GradientTransformation
-    init: Callable[[jax.Array], TrainState]
+    init: Callable[..., TrainState]
     abstract_state: TrainState
 
     @property
@@ -77,49 +83,41 @@ class PretrainSetup:
         )
 
     def num_microbatches(self, phase: Phase) -> int:
-        """Returns the number of microbatches per update; `per_device_batch_size` 0 means one.
-
-        Raises ValueError if the batch is not divisible by the devices that share it.
-        """
+        """Returns the number of microbatches per update; raises ValueError if they are unequal."""
         num_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        rows_per_device = self.config.per_device_batch_size
-        microbatch_size = rows_per_device * num_shards
-        if phase.batch_size % max(microbatch_size, num_shards):
+        own = self.config.long_phase.per_device_batch_size if phase.is_long else None
+        rows_per_device = self.config.per_device_batch_size if own is None else own
+        microbatch_size = max(rows_per_device, 1) * num_shards
+        if phase.batch_size % microbatch_size:
             raise ValueError(
                 f"batch_size {phase.batch_size} is not divisible by {num_shards} devices x "
-                f"per_device_batch_size {rows_per_device or 1}: choose a multiple of "
-                f"{max(microbatch_size, num_shards)}"
+                f"per_device_batch_size {rows_per_device or 1}: use a multiple of {microbatch_size}"
             )
-        return phase.batch_size // microbatch_size if microbatch_size else 1
+        return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
 def setup_pretraining(
-    config: ConfigDict, phases: list[Phase], tokenizer: Tokenizer, devices=None
+    config: ConfigDict, phases: list[Phase], tokenizer: Tokenizer, devices=None, weights=None
 ) -> PretrainSetup:
-    """Builds what all `phases` run with, on `devices` (None: all of them); computes nothing.
+    """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    Raises ValueError if the mesh does not fit the devices, a batch does not fit the mesh, or rows
-    are longer than the position table.
+    `weights` and its errors are as for `model_config`. Also raises ValueError if the mesh does not
+    fit the devices, a batch does not fit the mesh, or rows are longer than the position table.
     """
-    bert = model_config(config, tokenizer.vocab_size)
+    bert = model_config(config, tokenizer.vocab_size, weights)
     max_length = max(phase.rows.max_seq_length for phase in phases)
     if max_length > bert.max_position_embeddings:
         raise ValueError(
-            f"the corpus has rows of {max_length} tokens, but the model's position table ends at "
-            f"{bert.max_position_embeddings}: build it with a smaller --max_seq_length, or set "
-            f"--config.model.max_position_embeddings={max_length}"
+            f"the corpus has rows of {max_length} tokens, but the position table ends at "
+            f"{bert.max_position_embeddings}: build the corpus with a smaller --max_seq_length, or "
+            f"set --config.model.max_position_embeddings={max_length}"
         )
     model = BertForPreTraining(bert)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
-    schedule = linear_schedule(config.learning_rate, phases[-1].stop, config.warmup_steps)
+    schedule = run_schedule(config)
+    options = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
     optimizer = make_optimizer(
-        config.optimizer,
-        schedule,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        epsilon=config.epsilon,
+        config.optimizer, schedule, **{name: config[name] for name in options}
     )
     init = functools.partial(init_state, model=model, optimizer=optimizer)
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
@@ -134,64 +132,113 @@ def setup_pretraining(
     return setup
 
 
-def model_config(config: ConfigDict, vocab_size: int) -> BertConfig:
-    """Returns the architecture that `config.model` describes; None leaves a field to the size."""
-    fields = {
-        name: value for name, value in config.model.items() if name != "size" and value is not None
-    }
-    return BertConfig.named(config.model.size, vocab_size=vocab_size, **fields)
+def run_schedule(config: ConfigDict) -> optax.Schedule:
+    """Returns the learning rate of each step: one ramp and decay over both phases, or two.
+
+    Each phase has its own if `long_phase` has a learning rate or a warm-up (LAMB's re-warm-up).
+    """
+    decay = config.decay_from, config.decay_power
+    peak, num_steps, long = config.learning_rate, config.num_steps, config.long_phase
+    if long.learning_rate is None and long.warmup_steps is None:
+        return make_schedule(peak, num_steps + long.num_steps, config.warmup_steps, *decay)
+    first = make_schedule(peak, num_steps, config.warmup_steps, *decay)
+    peak = long.learning_rate or peak
+    second = make_schedule(peak, long.num_steps, long.warmup_steps or 0, *decay)
+    return optax.join_schedules([first, second], [num_steps])
+
+
+def model_config(config: ConfigDict, vocab_size: int, weights: Mapping | None = None) -> BertConfig:
+    """Returns the architecture of `config.model`; None leaves a field to the size or the weights.
+
+    `weights` has the fields of the `BertConfig` of the parameters to start from. Raises ValueError
+    for invalid fields, or one that contradicts the weights.
+    """
+    fields = {name: value for name, value in config.model.items() if value is not None}
+    if "size" in fields:
+        named = BertConfig.named(fields.pop("size"), **fields)
+        fields |= {name: getattr(named, name) for name in ARCHITECTURE[:4]}
+    elif weights is None:
+        missing = (
+            "this tool does not read the weights" if config.init_from else "no --config.init_from"
+        )
+        raise ValueError(f"the model's size is unknown ({missing}): set --config.model.size")
+    bert = BertConfig(**(weights or {}) | fields | {"vocab_size": vocab_size})
+    for name in ARCHITECTURE if weights else ():
+        if getattr(bert, name) != weights[name]:
+            raise ValueError(
+                f"model.{name} is {getattr(bert, name)}, but {weights[name]} in {config.init_from}:"
+                f" set --config.model.{name}={weights[name]}, or use configs/pretrain/continue.py"
+            )
+    return bert
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:
     """Opens the corpora of all phases with steps. Raises ValueError or CorpusError."""
     phases, start = [], 0
-    for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
-        if not phase.num_steps:
+    for prefix, settings in (("", config), ("long_phase.", config.long_phase)):
+        if not settings.num_steps:
             continue
-        if not phase.corpus:
-            raise ValueError(f"give the directory of a corpus: --config.{name}=DIR")
-        rows = Rows(phase.corpus, "train", config.seed)
-        if not 1 <= phase.max_predictions <= rows.max_seq_length:
+        if not settings.corpus:
+            raise ValueError(f"give the directory of a corpus: --config.{prefix}corpus=DIR")
+        rows = Rows(settings.corpus, "train", config.seed)
+        phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)
+        needed = max(round(config.masking.rate * rows.max_seq_length), 1)
+        if not needed <= phase.max_predictions <= rows.max_seq_length:
             raise ValueError(
-                f"max_predictions is {phase.max_predictions}, but the rows of {phase.corpus} have "
-                f"{rows.max_seq_length} tokens: expected 1 to {rows.max_seq_length}"
+                f"--config.{prefix}max_predictions={phase.max_predictions}: expected {needed} "
+                f"(masking.rate of a row) to {rows.max_seq_length}, or leave it out"
             )
-        stop = start + phase.num_steps
-        heldout = Rows(phase.corpus, "heldout")
-        phases.append(Phase(rows, heldout, start, stop, phase.batch_size, phase.max_predictions))
-        start = stop
-    if len({phase.rows.manifest["vocabulary"]["sha256"] for phase in phases}) != 1:
-        raise ValueError(
-            f"--config.corpus={config.corpus} and --config.long_phase.corpus="
-            f"{config.long_phase.corpus} were built with different vocabularies: build both with "
-            "the same one"
-        )
+        phases.append(phase)
+        start = phase.stop
+    first, last = (phase.rows.manifest for phase in (phases[0], phases[-1]))
+    for part, key, flag in (
+        ("vocabulary", "sha256", "vocab"),
+        ("config", "seed", "seed"),
+        ("config", "heldout_fraction", "heldout_fraction"),
+    ):
+        if first[part][key] != last[part][key]:
+            raise ValueError(
+                f"{config.corpus} and {config.long_phase.corpus} differ in --{flag}: build both "
+                "with the same, so that the run trains on no held-out document"
+            )
     return phases
+
+
+def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, start: int) -> Phase:
+    """Returns the phase of `config` that begins at step `start`, or its long phase."""
+    settings = config.long_phase if is_long else config
+    max_predictions = settings.max_predictions
+    if max_predictions is None:  # At 15 %: 20 of 128 tokens, 77 of 512.
+        max_predictions = math.ceil(round(config.masking.rate * rows.max_seq_length, 6))
+    stop = start + settings.num_steps
+    return Phase(rows, heldout, start, stop, settings.batch_size, max_predictions, is_long)
 
 
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a pre-training configuration. Raises ValueError."""
     check_bounds(
         config,
-        ("num_steps long_phase.num_steps warmup_steps per_device_batch_size", 0, math.inf),
+        ("num_steps long_phase.num_steps per_device_batch_size", 0, math.inf),
+        ("long_phase.per_device_batch_size max_eval_batches decay_power", 0, math.inf),
         ("keep_every weight_decay seed masking.repeat_after", 0, math.inf),
         ("batch_size long_phase.batch_size eval_batch_size keep_checkpoints", 1, math.inf),
         ("log_every eval_every checkpoint_every stall_seconds", 1, math.inf),
-        ("learning_rate clip_norm epsilon", 1e-30, math.inf),
+        ("learning_rate long_phase.learning_rate clip_norm epsilon", 1e-30, math.inf),
         ("masking.rate", 0.001, 0.999),
         ("beta1 beta2", 0, 1 - 1e-9),
         ("warmup_steps", 0, config.num_steps + config.long_phase.num_steps),
+        ("long_phase.warmup_steps", 0, config.long_phase.num_steps),
     )
     if not config.num_steps + config.long_phase.num_steps:
         raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
 
 
 def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:
-    """Raises ValueError for a field outside its bounds (names, min, max)."""
+    """Raises ValueError for a field outside its bounds (names, min, max), unless it is None."""
     flat = flatten_dict(config.to_dict(), sep=".")
     for names, minimum, maximum in bounds:
         for name in names.split():
-            if not minimum <= flat[name] <= maximum:
+            if flat[name] is not None and not minimum <= flat[name] <= maximum:
                 raise ValueError(
                     f"--config.{name}={flat[name]}: expected at least {minimum:g}"
                     + (f" and at most {maximum:g}" if maximum < math.inf else "")

@@ -25,7 +25,7 @@ Expected result: not run at full size; held-out perplexity 3.68 in the paper, on
 
 from ml_collections import ConfigDict
 
-from configs.pretrain import bert_base, pod_base
+from bert_jax.configs.pretrain import bert_base, pod_base
 
 TOPOLOGIES = {"v4": "v4:4x4x4"}
 

@@ -24,19 +24,30 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
     config.num_steps = 900_000
     config.batch_size = 256  # Rows per update, over all devices.
-    config.max_predictions = 20  # Maximum number of masked positions per row.
+    # Maximum number of masked positions per row. None: masking.rate of the row (20 of 128 tokens).
+    config.max_predictions = placeholder(int)
 
-    # A second phase on longer rows. The learning rate decays over both phases together.
+    # A second phase on longer rows.
     config.long_phase = ConfigDict()
     config.long_phase.corpus = ""
     config.long_phase.num_steps = 100_000
     config.long_phase.batch_size = 256
-    config.long_phase.max_predictions = 77
+    config.long_phase.max_predictions = placeholder(int)  # None: 77 of 512 tokens.
+    # Both None: one warm-up and decay over both phases. Otherwise each phase has its own.
+    config.long_phase.learning_rate = placeholder(float)  # None: as in the first phase.
+    config.long_phase.warmup_steps = placeholder(int)  # None: 0.
+    config.long_phase.per_device_batch_size = placeholder(int)  # None: as in the first phase.
+
+    # Weights to start from: a workdir, a checkpoint, or a directory of transformers or of Google's
+    # release; parts that they lack are randomly initialized. Default: all are.
+    config.init_from = ""
+    config.init_optimizer = False  # Also start from Adam's moments in `init_from`, a workdir.
 
     config.model = ConfigDict()  # Any field of bert_jax.BertConfig except vocab_size.
-    config.model.size = "base"
+    config.model.size = "base"  # None: the size of `init_from`.
+    # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
-        config.model[name] = placeholder(int)  # Set by `size` unless given.
+        config.model[name] = placeholder(int)
     config.model.dropout_rate = 0.1
     config.model.initializer_range = 0.02
     config.model.layer_norm_epsilon = 1e-12
@@ -53,6 +64,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
     config.learning_rate = 1e-4
     config.warmup_steps = 10_000
+    config.decay_from = "start"  # Decays from step 0, as released, or from the end of "warmup".
+    config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01
     config.clip_norm = 1.0
     config.beta1 = 0.9
@@ -69,12 +82,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.log_every = 100
     config.eval_every = 10_000
     config.eval_batch_size = 256
+    config.max_eval_batches = 0  # Batches per evaluation; 0 means all held-out rows.
     config.checkpoint_every = 5_000
     config.keep_checkpoints = 3  # Keeps the last N checkpoints,
     config.keep_every = 0  # and one every N steps; 0 means none.
-    config.stall_seconds = (
-        600  # Seconds without a step before the stacks of all threads are printed.
-    )
+    # Seconds without a step before the stacks of all threads are printed.
+    config.stall_seconds = 600
 
     return cut_down(config, arg)
 
@@ -92,5 +105,7 @@ def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
     config.batch_size = config.long_phase.batch_size = config.eval_batch_size = 8
     config.long_phase.num_steps = 4 if config.long_phase.num_steps else 0
     config.warmup_steps = 2
+    if config.long_phase.warmup_steps is not None:
+        config.long_phase.warmup_steps = 2
     config.log_every = config.eval_every = config.checkpoint_every = 5
     return config

@@ -13,7 +13,7 @@ Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full
 
 from ml_collections import ConfigDict
 
-from configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base
 
 
 def get_config(arg: str = "") -> ConfigDict:

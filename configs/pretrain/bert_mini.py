@@ -13,7 +13,7 @@ Expected result: not run at full size; the paper only gives downstream scores.
 
 from ml_collections import ConfigDict
 
-from configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base
 
 
 def get_config(arg: str = "") -> ConfigDict:

@@ -12,7 +12,7 @@ Expected result: held-out MLM loss 5.25 nats, accuracy 25.1 %, next-sentence acc
 
 from ml_collections import ConfigDict
 
-from configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -22,12 +22,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus = "runs/demo-data/corpus-16"
     config.num_steps = 3000
     config.batch_size = 64
-    config.max_predictions = 3
 
     config.long_phase.corpus = "runs/demo-data/corpus-64"
     config.long_phase.num_steps = 2500
     config.long_phase.batch_size = 32
-    config.long_phase.max_predictions = 10
 
     config.model.size = "tiny"
     config.model.dtype = "float32"

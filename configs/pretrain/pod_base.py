@@ -16,7 +16,7 @@ The default is v4. `pod_base.py:v4,runlocal` runs a few steps of eight rows inst
 
 from ml_collections import ConfigDict
 
-from configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base
 
 TOPOLOGIES = {
     "v3": "v3:4x4",

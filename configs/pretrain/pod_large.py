@@ -16,7 +16,7 @@ The default is v4. `pod_large.py:v4,runlocal` runs a few steps of eight rows ins
 
 from ml_collections import ConfigDict
 
-from configs.pretrain import bert_large, pod_base
+from bert_jax.configs.pretrain import bert_large, pod_base
 
 TOPOLOGIES = {
     "v3": "v3:8x8",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bert_jax.interop.huggingface import params_from_huggingface
-from bert_jax.training.optimizer import linear_schedule, make_optimizer
+from bert_jax.training.optimizer import make_optimizer, make_schedule
 from tests.golden import make_model as golden
 
 NUM_STEPS, WARMUP_STEPS, PEAK = 100, 10, 1e-3
@@ -36,7 +36,7 @@ def test_100_steps_of_adamw_equal_torch(dtype):
     reference = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.999), eps=1e-6)
     rates = torch.optim.lr_scheduler.LambdaLR(reference, rate_factor)
 
-    optimizer = make_optimizer("adamw", linear_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+    optimizer = make_optimizer("adamw", make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
     update = jax.jit(optimizer.update)
     params = as_tree(start)
     state = optimizer.init(params)

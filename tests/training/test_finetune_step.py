@@ -1,5 +1,7 @@
 """One update of every head: packing, microbatches and devices change neither loss nor gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +9,18 @@ import optax
 import pytest
 
 from bert_jax import partitioning
-from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches
+from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, RowShape, finetune_batches
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, BertForTask, in_batch_loss
 from bert_jax.training import finetune_step
 from bert_jax.training.finetune_step import fit_microbatch_rows
+from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
 
 KINDS = sorted(HEADS.keys() - {"feature_based"})
 
 BATCH, LENGTH, SEQUENCES = 13, 64, {"multiple_choice": 3, "embedding": 3}
-OUTPUTS = {"classification": 3, "tagging": 4, "span": 2, "embedding": 0}
+OUTPUTS = {"classification": 3, "multi_label": 3, "tagging": 4, "span": 2, "embedding": 0}
 
 
 def make_features(kind: str) -> list[Feature]:
@@ -31,6 +34,7 @@ def make_features(kind: str) -> list[Feature]:
         length = len(sequences[0])
         label = {
             "classification": number % 3,
+            "multi_label": np.array([number % 2, number % 3 == 0, 1], np.float32),
             "regression": number / 7,
             "multiple_choice": number % 3,
             "tagging": rng.integers(NO_LABEL, 4, length, dtype=np.int32),
@@ -39,6 +43,12 @@ def make_features(kind: str) -> list[Feature]:
         }[kind]
         features.append(Feature(sequences, tuple(map(len, sequences)), label))
     return features
+
+
+def head_of(kind: str, **fields):
+    if kind == "multi_label":
+        fields["labels"] = LabelLayout(np.float32, shape=(OUTPUTS[kind],))
+    return dataclasses.replace(HEADS[kind], **fields)
 
 
 def make_model(kind: str, dropout_rate: float = 0.0, **options):
@@ -56,7 +66,7 @@ def make_model(kind: str, dropout_rate: float = 0.0, **options):
 
 def row_shape(kind: str, packed: bool = True) -> RowShape:
     each = SEQUENCES.get(kind, 1)
-    return RowShape(LENGTH, (8 if packed else 1) * each, HEADS[kind].labels, 0, each)
+    return RowShape(LENGTH, (8 if packed else 1) * each, head_of(kind).labels, 0, each)
 
 
 def initial(model: BertForTask) -> dict:
@@ -64,17 +74,17 @@ def initial(model: BertForTask) -> dict:
     return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
 
-def update(kind, *, packed=True, microbatch_rows=16, devices=1, **model):
-    """Returns the loss of one batch, its gradients (from a step of SGD), and its microbatches."""
+def build_update(kind, *, packed=True, microbatch_rows=16, devices=1, class_weights=(), **model):
+    """Returns a step of SGD, its initial state, and the first batch: rows and microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
     mesh = partitioning.make_mesh(devices=jax.devices()[:devices])
-    optimizer, params = optax.sgd(1.0), initial(model)
-    state = TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
+    params, head = initial(model), head_of(kind, class_weights=class_weights)
+    state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
     shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
     step = finetune_step.make_finetune_step(
-        model, HEADS[kind], optimizer, shardings, microbatch_rows
+        model, head, lambda values: optax.sgd(values.learning_rate), shardings, microbatch_rows
     )
-    ((rows, num_microbatches),) = finetune_batches(
+    (batch,) = finetune_batches(
         make_features(kind),
         shape,
         partitioning.batch_sharding(mesh),
@@ -84,10 +94,18 @@ def update(kind, *, packed=True, microbatch_rows=16, devices=1, **model):
         start=0,
         stop=1,
     )
-    before = jax.device_get(params)
-    state, metrics = step(
-        jax.device_put(state, shardings), rows, num_microbatches, jax.random.key(2)
-    )
+    return step, jax.device_put(state, shardings), batch
+
+
+def numbers(learning_rate: float) -> Hyperparameters:
+    return Hyperparameters(*map(np.float32, (learning_rate, 0, 0, 1)))
+
+
+def update(kind, **settings):
+    """Returns the loss of one batch, its gradients (from a step of SGD), and its microbatches."""
+    step, state, (rows, num_microbatches) = build_update(kind, **settings)
+    before = jax.device_get(state.params)
+    state, metrics = step(state, rows, num_microbatches, jax.random.key(2), numbers(1.0))
     after = jax.device_get(state.params)
     return float(metrics["loss"]), jax.tree.map(np.subtract, before, after), num_microbatches
 
@@ -105,6 +123,24 @@ def test_update_does_not_depend_on_packing_microbatches_and_devices(kind):
     assert_same(packed, apart)
 
 
+def test_another_learning_rate_compiles_nothing():
+    step, state, (rows, num_microbatches) = build_update("classification")
+    initial = jax.device_get(state)
+    moved = []
+    for rate in (1.0, 0.5):
+        after, _ = step(
+            jax.device_put(initial, jax.tree.map(lambda leaf: leaf.sharding, state)),
+            dict(rows),
+            num_microbatches,
+            jax.random.key(2),
+            numbers(rate),
+        )
+        moved.append(jax.tree.map(np.subtract, initial.params, jax.device_get(after.params)))
+    for whole, half in zip(*map(jax.tree.leaves, moved), strict=True):
+        np.testing.assert_allclose(half, whole / 2, atol=1e-6)
+    assert step._cache_size() == 1
+
+
 @pytest.mark.parametrize("kind", ["tagging", "embedding"])
 def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
     one, four = (
@@ -118,11 +154,11 @@ def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_predictions_equal_unpacked(kind):
+def test_packed_predictions_and_their_loss_equal_unpacked(kind):
     model, features = make_model(kind), make_features(kind)
     mesh = partitioning.make_mesh(devices=jax.devices()[:1])
-    step = finetune_step.make_predict_step(model, mesh)
-    packed, alone = (
+    step = finetune_step.make_predict_step(model, mesh, head_of(kind))
+    (packed, loss), (alone, loss_alone) = (
         finetune_step.predict(
             step,
             initial(model),
@@ -134,6 +170,7 @@ def test_packed_predictions_equal_unpacked(kind):
         )
         for packed in (True, False)
     )
+    assert loss == pytest.approx(loss_alone, rel=1e-5) if kind != "embedding" else loss is None
     for feature, one, two in zip(features, packed, alone, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
         if kind in ("tagging", "span"):
@@ -175,6 +212,43 @@ def test_in_batch_loss_equals_its_definition_without_copies():
                     logits.append(vectors[query, 0] @ vectors[other, place] / 0.5)
         expected += np.logaddexp.reduce(logits) - logits[0]
     assert in_batch_loss(vectors, passages, weights, 0.5) == pytest.approx(expected, rel=1e-5)
+
+
+def outputs_and_loss(kind: str, **head) -> tuple[list[np.ndarray], float]:
+    """Returns the outputs for all features, and the mean loss that predictions come with."""
+    model, features, shape = make_model(kind), make_features(kind), row_shape(kind)
+    mesh = partitioning.make_mesh(devices=jax.devices()[:2])
+    head = head_of(kind, **head)
+    step = finetune_step.make_predict_step(model, mesh, head)
+    sharding = partitioning.batch_sharding(mesh)
+    return finetune_step.predict(step, initial(model), head, features, shape, 4, sharding)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"), [("classification", (1.0, 2.5, 0.1)), ("tagging", (0.1, 1.0, 3.0, 2.0))]
+)
+def test_weighted_loss_is_that_of_torch(kind, weights):
+    """CrossEntropyLoss(weight): the sum of the weighted losses over the sum of their weights."""
+    outputs, loss = outputs_and_loss(kind, class_weights=weights)
+    logits = np.concatenate([np.reshape(each, (-1, len(weights))) for each in outputs])
+    labels = np.concatenate([np.ravel(each.label) for each in make_features(kind)])
+    logits, labels = logits[labels >= 0].astype(np.float64), labels[labels >= 0]
+    nats = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
+    each = np.array(weights)[labels]
+    assert loss == pytest.approx(np.sum(nats * each) / np.sum(each), rel=1e-5)
+    in_training = update(kind, class_weights=weights, microbatch_rows=8, devices=4)
+    assert in_training[0] == pytest.approx(loss, rel=1e-5)
+
+
+def test_multi_label_loss_is_that_of_torch():
+    """BCEWithLogitsLoss: the mean over labels and examples."""
+    outputs, loss = outputs_and_loss("multi_label")
+    logits = np.stack(outputs).astype(np.float64)
+    labels = np.stack([each.label for each in make_features("multi_label")])
+    probabilities = 1 / (1 + np.exp(-logits))
+    likelihood = np.where(labels == 1, probabilities, 1 - probabilities)
+    assert loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-5)
+    assert update("multi_label")[0] == pytest.approx(loss, rel=1e-5)
 
 
 def padding(size: int, rows: list[int]) -> int:

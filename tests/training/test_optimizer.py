@@ -1,5 +1,6 @@
 """The optimizers agree with float64 transcriptions of their formulas."""
 
+import functools
 import re
 
 import flax
@@ -12,7 +13,13 @@ import pytest
 from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
-from bert_jax.training.optimizer import is_decayed, linear_schedule, make_optimizer
+from bert_jax.training.optimizer import (
+    Hyperparameters,
+    is_decayed,
+    make_optimizer,
+    make_schedule,
+    scale_layers,
+)
 
 CONFIG = BertConfig(
     vocab_size=128,
@@ -22,6 +29,7 @@ CONFIG = BertConfig(
     intermediate_size=20,
     max_position_embeddings=10,
 )
+SHAPES = parameter_shapes(CONFIG)
 PEAK, NUM_STEPS, WARMUP_STEPS = 1e-3, 100, 10  # ten times the paper's rate
 UNDECAYED = re.compile("LayerNorm|layer_norm|bias")
 
@@ -30,7 +38,7 @@ def random_tensors(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     """Returns float64 arrays named and shaped as in transformers' state dict, layers unstacked."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    for path, shape in parameter_shapes(CONFIG).items():
+    for path, shape in SHAPES.items():
         name = huggingface_name(path)
         shape = shape[1:] if "{layer}" in name else shape
         for layer in range(CONFIG.num_layers if "{layer}" in name else 1):
@@ -54,7 +62,9 @@ def released_rate(step: int) -> float:
     return PEAK * (1 - min(step, NUM_STEPS) / NUM_STEPS)
 
 
-def reference_step(name: str, tensors: dict, slots: dict, gradients: dict, step: int) -> None:
+def reference_step(
+    name: str, tensors: dict, slots: dict, gradients: dict, step: int, beta1: float
+) -> None:
     """One update in place, float64: clip, then what the named optimizer does to each tensor.
 
     bert_adam: google-research/bert, optimization.py. adamw: Loshchilov & Hutter (2019),
@@ -64,12 +74,12 @@ def reference_step(name: str, tensors: dict, slots: dict, gradients: dict, step:
     for key, gradient in gradients.items():
         gradient = gradient / max(norm, 1.0)
         slot = slots.setdefault(key, {"m": 0.0, "v": 0.0})
-        slot["m"] = 0.9 * slot["m"] + 0.1 * gradient
+        slot["m"] = beta1 * slot["m"] + (1 - beta1) * gradient
         slot["v"] = 0.999 * slot["v"] + 0.001 * gradient**2
         if name == "bert_adam":
             update = slot["m"] / (np.sqrt(slot["v"]) + 1e-6)
         else:
-            corrected_m = slot["m"] / (1 - 0.9 ** (step + 1))
+            corrected_m = slot["m"] / (1 - beta1 ** (step + 1))
             corrected_v = slot["v"] / (1 - 0.999 ** (step + 1))
             update = corrected_m / (np.sqrt(corrected_v) + 1e-6)
         if not UNDECAYED.search(key):
@@ -79,8 +89,21 @@ def reference_step(name: str, tensors: dict, slots: dict, gradients: dict, step:
         tensors[key] = tensors[key] - released_rate(step) * update
 
 
+@functools.cache
+def indices_tree() -> dict:
+    """Returns our tree of the places that its values have in transformers' tensors, flattened."""
+    tensors, start = random_tensors(0), 0
+    for name, value in tensors.items():
+        tensors[name] = np.arange(start, start + value.size, dtype=np.float64).reshape(value.shape)
+        start += value.size
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf, int), params_from_huggingface(tensors, CONFIG)[0]
+    )
+
+
 def as_tree(tensors: dict) -> dict:
-    return params_from_huggingface(tensors, CONFIG)[0]
+    flat = np.concatenate([np.ravel(value) for value in tensors.values()]).astype(np.float32)
+    return jax.tree.map(lambda indices: flat[indices], indices_tree())
 
 
 def largest_difference(one: dict, two: dict) -> float:
@@ -88,9 +111,10 @@ def largest_difference(one: dict, two: dict) -> float:
     return float(max(jax.tree.leaves(differences)))
 
 
+@pytest.mark.parametrize("beta1", [0.9, 0.0])
 @pytest.mark.parametrize("name", ["bert_adam", "adamw", "lamb"])
-def test_100_steps_agree_with_the_formula_in_float64(name):
-    optimizer = make_optimizer(name, linear_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+def test_100_steps_agree_with_the_formula_in_float64(name, beta1):
+    optimizer = make_optimizer(name, make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS), beta1=beta1)
     update = jax.jit(optimizer.update)
     tensors, slots = random_tensors(0, scale=0.1), {}
     params = as_tree(tensors)
@@ -98,7 +122,7 @@ def test_100_steps_agree_with_the_formula_in_float64(name):
     worst_update, worst_params = 0.0, 0.0
     for step in range(NUM_STEPS):
         gradients, before = random_gradients(step), tensors.copy()
-        reference_step(name, tensors, slots, gradients, step)
+        reference_step(name, tensors, slots, gradients, step, beta1)
         updates, state = update(as_tree(gradients), state, params)
         params = optax.apply_updates(params, updates)
         if step:  # The ramp starts at 0.
@@ -113,19 +137,47 @@ def test_100_steps_agree_with_the_formula_in_float64(name):
 
 
 def test_schedule_has_the_released_values():
-    schedule = jax.jit(linear_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+    schedule = jax.jit(make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
     for step in (0, 1, 9, 10, 11, 50, 99, 100, 150):
         assert float(schedule(step)) == pytest.approx(released_rate(step), rel=1e-6, abs=1e-9)
     assert float(schedule(0)) == 0.0
     # The decay counts from step 0, so the rate never quite reaches its peak.
     assert float(schedule(WARMUP_STEPS)) == pytest.approx(0.9 * PEAK)
-    assert float(linear_schedule(PEAK, NUM_STEPS, 0)(0)) == pytest.approx(PEAK)
+    assert float(make_schedule(PEAK, NUM_STEPS, 0)(0)) == pytest.approx(PEAK)
+
+
+def test_default_schedule_is_bit_for_bit_the_linear_one():
+    def linear(step):
+        step = jnp.asarray(step, jnp.float32)
+        decayed = 1e-4 * jnp.maximum(0.0, 1_000_000 - step) / 1_000_000
+        return jnp.where(step < 10_000, 1e-4 * step / 10_000, decayed)
+
+    steps = jnp.array([0, 9_999, 10_000, 123_457, 500_001, 899_999, 999_999])
+    for transform in (jax.jit, lambda function: function):
+        found = transform(make_schedule(1e-4, 1_000_000, 10_000))(steps)
+        np.testing.assert_array_equal(found, transform(linear)(steps))
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("decay_from", ["start", "warmup"])
+def test_polynomial_decay_equals_that_of_optax(decay_from, power):
+    schedule = make_schedule(PEAK, 100, 10, decay_from, power)
+    begin = 10 if decay_from == "warmup" else 0
+    decay = optax.polynomial_schedule(PEAK, 0.0, power, 100 - begin, begin)
+    for step in (10, 11, 50, 98, 99):
+        assert float(schedule(step)) == pytest.approx(float(decay(step)), rel=1e-5)
+    assert float(schedule(5)) == pytest.approx(PEAK / 2)
+
+
+def test_unknown_beginning_of_the_decay_is_an_error():
+    with pytest.raises(ValueError, match="unknown decay_from 'end': expected start or warmup"):
+        make_schedule(PEAK, 100, 10, decay_from="end")
 
 
 def test_weight_decay_excludes_the_same_parameters_as_the_released_optimizer():
     params = as_tree(random_tensors(0))
     decayed = flax.traverse_util.flatten_dict(is_decayed(params), sep="/")
-    assert decayed.keys() == parameter_shapes(CONFIG).keys()
+    assert decayed.keys() == SHAPES.keys()
     for path, value in decayed.items():
         assert value == (not UNDECAYED.search(huggingface_name(path))), path
 
@@ -174,6 +226,63 @@ def test_zero_gradients_and_weights_give_zero_updates(name):
     optimizer = make_optimizer(name, lambda step: 0.1)
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert largest_difference(updates, params) == 0.0
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize(("decay", "num_frozen"), [(0.8, 0), (1.0, 2), (0.9, 1)])
+def test_layer_rates_agree_with_the_formula_in_float64(name, decay, num_frozen):
+    """Frozen tensors keep their values, and their gradients do not count for clipping."""
+
+    def rate(key: str) -> float:
+        layer = re.search(r"encoder\.layer\.(\d)", key)
+        level = int(layer[1]) + 1 if layer else 0 if "embeddings" in key else 4
+        return 0.0 if num_frozen and level <= num_frozen else decay ** (4 - level)
+
+    optimizer = make_optimizer(name, make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
+    optimizer = scale_layers(optimizer, CONFIG.num_layers, decay, num_frozen)
+    update = jax.jit(optimizer.update)
+    tensors, slots = random_tensors(0, scale=0.1), {}
+    params = as_tree(tensors)
+    state = optimizer.init(params)
+    for step in range(5):
+        gradients, before = random_gradients(step), tensors.copy()
+        trained = {key: value for key, value in gradients.items() if rate(key)}
+        reference_step(name, tensors, slots, trained, step, 0.9)
+        for key in tensors:
+            tensors[key] = before[key] + rate(key) * (tensors[key] - before[key])
+        updates, state = update(as_tree(gradients), state, params)
+        params = optax.apply_updates(params, updates)
+    assert largest_difference(params, as_tree(tensors)) < 1e-6
+    moved = jax.tree.map(
+        lambda a, b: np.abs(a - b).max() > 0, params, as_tree(random_tensors(0, 0.1))
+    )
+    assert moved["bert"]["embeddings"]["token_embedding"] == (not num_frozen)
+
+
+def test_hyperparameters_may_be_traced():
+    """Then other values compile nothing, and the updates are those of the same constants."""
+    params, gradients = as_tree(random_tensors(0)), as_tree(random_tensors(1))
+
+    @jax.jit
+    def updates_of(values: Hyperparameters):
+        rate = make_schedule(values.learning_rate, values.num_steps, values.warmup_steps)
+        optimizer = make_optimizer("adamw", rate, weight_decay=values.weight_decay)
+        state, updates = optimizer.init(params), None
+        for _ in range(3):
+            updates, state = optimizer.update(gradients, state, params)
+        return updates
+
+    for numbers in ((1e-3, 0.01, 2, 10), (0.5, 0.1, 0, 3)):
+        peak, decay, warmup_steps, num_steps = numbers
+        optimizer = make_optimizer(
+            "adamw", make_schedule(peak, num_steps, warmup_steps), weight_decay=decay
+        )
+        state = optimizer.init(params)
+        for _ in range(3):
+            expected, state = optimizer.update(gradients, state, params)
+        found = updates_of(Hyperparameters(*map(np.float32, numbers)))
+        assert largest_difference(found, expected) < 1e-6 * peak
+    assert updates_of._cache_size() == 1
 
 
 def test_unknown_optimizer_is_an_error_that_lists_the_known_ones():

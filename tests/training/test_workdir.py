@@ -1,0 +1,50 @@
+"""A workdir belongs to one run at a time, whatever ends that run."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.training.workdir import claim_workdir
+from tests import helpers
+
+HOLDER = """
+import pathlib, signal, sys
+from bert_jax.training.workdir import claim_workdir
+lock = claim_workdir(pathlib.Path(sys.argv[1]), {"seed": 0})
+print("claimed", flush=True)
+signal.pause()
+"""
+
+
+def test_workdir_in_use_names_its_holder_until_the_run_ends(tmp_path):
+    with claim_workdir(tmp_path / "run", {"seed": 0}):
+        with pytest.raises(ValueError, match="is in use by process") as raised:
+            claim_workdir(tmp_path / "run", {"seed": 0})
+        assert f"in use by process {os.getpid()} on {socket.gethostname()}: wait" in str(
+            raised.value
+        )
+    claim_workdir(tmp_path / "run", {"seed": 0})
+
+
+def test_killed_run_frees_its_workdir(tmp_path):
+    workdir, log = tmp_path / "run", tmp_path / "log"
+    command = [sys.executable, "-c", HOLDER, str(workdir)]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=helpers.ROOT)
+    with helpers.ended([process]):
+        helpers.wait_for(log, "claimed", [process])
+        with pytest.raises(ValueError, match=f"is in use by process {process.pid} on"):
+            claim_workdir(workdir, {"seed": 0})
+    claim_workdir(workdir, {"seed": 0})
+
+
+def test_workdir_without_locks_is_claimed_with_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError("locks are not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    claim_workdir(tmp_path / "run", {"seed": 0})
+    assert "locks are not supported. Start no second run in it" in caplog.text
