@@ -4,28 +4,33 @@ Top to bottom: corpus, model and devices, state, then the loop: batch -> step ->
 -> save. A run resumes from the last checkpoint, so it repeats and skips no step.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import time
 
 import jax
-import jax.numpy as jnp
 import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax import partitioning
 from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_batches
+from bert_jax.interop.parameters import LoadedModel, log_report
+from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import Preempted
 from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.tokenization import Tokenizer
 from bert_jax.training import metrics
-from bert_jax.training.checkpoint import Checkpointer
+from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, means
 from bert_jax.training.setup import check_numbers, open_phases, setup_pretraining
+from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
 PROGRESS = ("train/loss", "train/mlm_accuracy", "sequences_per_second", "mfu")
@@ -37,12 +42,10 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
     In a multi-process run every process must call it, after `distributed.initialize`.
     """
     with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
-        return _train_and_evaluate(config, pathlib.Path(workdir), stack)
+        return _run(config, pathlib.Path(workdir), stack)
 
 
-def _train_and_evaluate(
-    config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack
-) -> dict[str, float]:
+def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack) -> dict:
     started = time.monotonic()
     is_first = jax.process_index() == 0  # Only this process writes shared files.
 
@@ -54,7 +57,9 @@ def _train_and_evaluate(
         phases = open_phases(config)
         num_steps = phases[-1].stop
         tokenizer = phases[0].rows.load_tokenizer()
-        setup = setup_pretraining(config, phases, tokenizer)
+        source = read_source(config, tokenizer)
+        bert = source and source.settings["bert"]
+        setup = setup_pretraining(config, phases, tokenizer, weights=bert)
         sharding = partitioning.batch_sharding(setup.mesh)
         local_row_ranges(sharding, config.eval_batch_size)  # Raise now, not in an evaluation.
 
@@ -64,19 +69,12 @@ def _train_and_evaluate(
     settings["rows"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
-    claim_workdir(workdir, settings)
+    settings["contents"] = {"init_from": parameters_hash(source.params)} if source else {}
+    stack.enter_context(claim_workdir(workdir, settings))
     main.enable_compilation_cache(workdir)
-    checkpointer = stack.enter_context(
-        contextlib.closing(
-            Checkpointer(
-                workdir,
-                settings,
-                tokenizer,
-                keep_last=config.keep_checkpoints,
-                keep_every=config.keep_every,
-            )
-        )
-    )
+    kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
+    checkpointer = Checkpointer(workdir, settings, tokenizer, **kept)
+    stack.callback(checkpointer.close)
 
     # Initial or restored state.
     first_step = checkpointer.latest_step() or 0
@@ -91,7 +89,11 @@ def _train_and_evaluate(
     else:
         watchdog.beat("initializing the parameters")
         init = jax.jit(setup.init, out_shardings=setup.shardings)
-        state = init(jax.random.key(config.seed))
+        state = init(jax.random.key(config.seed), pretrained=source and source.params)
+        if config.init_optimizer:  # All but the last state, the schedule's step count.
+            saved = checkpointer.restore(find_checkpoint(config.init_from), setup.abstract_state)
+            state = state.replace(opt_state=(*saved.opt_state[:-1], state.opt_state[-1]))
+    del source
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
     progress = tqdm.tqdm(
@@ -113,26 +115,29 @@ def _train_and_evaluate(
             num_microbatches=setup.num_microbatches(phase),
         )
         eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
+        if limit := config.max_eval_batches * config.eval_batch_size:
+            logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
         rows = phase.rows
         row_flops = metrics.flops_per_row(
             setup.model.config, rows.max_seq_length, phase.max_predictions, rows.max_pairs
         )
-        throughput = metrics.Throughput(row_flops, phase.batch_size)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
             rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
+        logging.info("Compiling the training step ...")
         unreported = []
         for step, batch in enumerate(batches, start + 1):
-            watchdog.beat(f"{'compiling and ' if step == start + 1 else ''}running step {step}")
+            compiles = step == start + 1
+            watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch)
             unreported.append(step_metrics)
             main.limit_dispatch(unreported)
             progress.update()
-            if step == start + 1:
+            if compiles:
                 jax.block_until_ready(state)
                 main.log_first_step()
-                throughput.restart(step)
+                timed_step, timed_at = step, time.monotonic()
 
             should_report = step % config.log_every == 0 or step == phase.stop
             should_evaluate = step % config.eval_every == 0 and step != num_steps
@@ -141,33 +146,37 @@ def _train_and_evaluate(
             if should_report or should_save:  # Never save a state with a non-finite loss.
                 values = main.check_finite(jax.device_get(unreported), step)
             if should_report:
-                values = {f"train/{name}": float(value) for name, value in values.items()}
+                values |= means(values.pop("sums"))
+                values["loss"] = values["mlm_loss"] + values["nsp_loss"]
+                values = {f"train/{name}": value for name, value in values.items()}
                 values["learning_rate"] = float(setup.schedule(step - 1))
                 values["seconds"] = time.monotonic() - began
-                values |= throughput.measure(step)
+                if step > timed_step:
+                    num_rows = (step - timed_step) * phase.batch_size
+                    values |= metrics.throughput(num_rows, time.monotonic() - timed_at, row_flops)
                 writer.write(step, values)
                 progress.set_postfix({name: values[name] for name in PROGRESS if name in values})
                 unreported = []
                 checkpointer.check()
             if should_evaluate and not should_stop:
-                watchdog.beat(f"evaluating after step {step}")
-                scores = evaluate(eval_step, state.params, phase, sharding, config)
+                beat = functools.partial(watchdog.beat, f"evaluating after step {step}")
+                scores = evaluate(eval_step, state.params, phase, sharding, config, beat)
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
             if should_save:
-                watchdog.beat(f"saving step {step}")
+                watchdog.beat(f"saving step {step}", limited=False)
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()
                 raise Preempted(step, preemption.interrupted)
             if should_report or should_evaluate:
-                throughput.restart(step)
+                timed_step, timed_at = step, time.monotonic()  # Excludes the evaluation.
 
     # The evaluation on the last phase's rows is the result of the run.
-    watchdog.beat("waiting for the last save")
+    watchdog.beat("waiting for the last save", limited=False)
     checkpointer.wait()
     progress.close()
-    watchdog.beat("evaluating at the end")
-    scores = evaluate(eval_step, state.params, phase, sharding, config)
+    beat = functools.partial(watchdog.beat, "evaluating at the end")
+    scores = evaluate(eval_step, state.params, phase, sharding, config, beat)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     writer.close()
     counts = phase.heldout.count_tokens()
@@ -178,14 +187,42 @@ def _train_and_evaluate(
     return result
 
 
-def evaluate(eval_step, params, phase, sharding, config) -> dict[str, float]:
-    """Returns losses (nats), perplexity and accuracies over all held-out rows of the phase."""
+def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
+    """Reads `config.init_from`, if given. Raises ValueError if the run cannot start from it."""
+    source = read_model(config.init_from) if config.init_from else None
+    optimizer = source and "training" in source.report.unused and source.settings["optimizer"]
+    if config.init_optimizer and optimizer != config.optimizer:
+        raise ValueError(
+            f"--config.init_optimizer, but init_from={config.init_from!r} holds no state of the "
+            f"optimizer {config.optimizer}: expected a workdir with it, or init_optimizer=False"
+        )
+    if not source:
+        return None
+    log_report(config.init_from, source.report)
+    if source.tokenizer.sha256 != tokenizer.sha256:
+        raise ValueError(
+            f"the corpus was not built with the vocabulary of the weights in {config.init_from}: "
+            f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256})"
+        )
+    fresh = [*source.settings.get("absent", ()), *["optimizer"] * (not config.init_optimizer)]
+    logging.info("Starting from %s; fresh: %s", config.init_from, ", ".join(fresh) or "nothing")
+    source.params.pop("head", None)
+    return source
+
+
+def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, float]:
+    """Returns losses (nats), perplexity and accuracies over the phase's held-out rows.
+
+    Takes at most `config.max_eval_batches` batches (0: all), and calls `beat` for each.
+    """
+    totals = collections.Counter()
     batches = heldout_batches(phase.heldout, sharding, config.eval_batch_size)
-    total = functools.reduce(
-        lambda total, sums: jax.tree.map(jnp.add, total, sums),
-        (eval_step(params, rows) for rows in batches),
-    )
-    scores = {name: float(value) for name, value in means(total).items()}
+    for index, rows in enumerate(itertools.islice(batches, config.max_eval_batches or None)):
+        beat(limited=index > 0)  # The first one may compile.
+        # Waits for the batch. Evaluations do not depend on each other, so devices may run several
+        # at once in different orders, and their collectives then wait for each other forever.
+        totals.update(jax.tree.map(float, eval_step(params, rows)))
+    scores = means(totals)
     return scores | {"perplexity": metrics.perplexity(scores["mlm_loss"])}
 
 

@@ -1,5 +1,8 @@
 """The real main on a small corpus: it trains, resumes bit for bit, and refuses what is wrong."""
 
+import dataclasses
+import functools
+import importlib
 import json
 import pathlib
 import re
@@ -7,16 +10,30 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
+import optax
 import pytest
+from ml_collections import ConfigDict
 
 import bert_jax
-from bert_jax import pretrain
+from bert_jax import partitioning, pretrain
+from bert_jax.data.batches import pretrain_batches
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import PREEMPTED
-from bert_jax.training.checkpoint import find_checkpoint, saved_steps
-from bert_jax.training.setup import check_numbers, model_config
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.checkpoint import (
+    find_checkpoint,
+    saved_steps,
+    training_state,
+    write_checkpoint,
+)
+from bert_jax.training.pretrain_step import init_state, loss_sums, means, unpack_and_mask
+from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
+from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
 from tools.train_vocab import train_sentencepiece
@@ -80,6 +97,8 @@ def test_resumed_run_equals_uninterrupted_run(finished, corpus, long_corpus, tmp
     class StoppingCheckpointer(pretrain.Checkpointer):
         def save(self, state):
             super().save(state)
+            with pytest.raises(ValueError, match="is in use by process"):
+                claim_workdir(tmp_path, {})
             saves.append(int(state.step))
             if saves[-1] == stop_at:
                 self.wait()
@@ -102,6 +121,119 @@ def test_resumed_run_equals_uninterrupted_run(finished, corpus, long_corpus, tmp
         for w in (workdir, tmp_path)
     ]
     assert losses[0] == losses[1]
+
+
+def initial_state(config, workdir, monkeypatch):
+    """Returns the state with which the main calls its first step."""
+
+    class Stop(Exception):
+        pass
+
+    def make_step(*args, **kwargs):
+        def step(state, rows):
+            raise Stop(jax.device_get(state))
+
+        return step
+
+    with monkeypatch.context() as patched, pytest.raises(Stop) as stopped:
+        patched.setattr(pretrain, "make_pretrain_step", make_step)
+        pretrain.train_and_evaluate(config, workdir)
+    return stopped.value.args[0]
+
+
+@pytest.mark.parametrize("init_optimizer", [False, True])
+def test_long_phase_alone_continues_a_finished_run(
+    finished, corpus, long_corpus, tmp_path, monkeypatch, init_optimizer
+):
+    workdir, _ = finished
+    fields = {"num_steps": 0, "init_from": str(workdir), "init_optimizer": init_optimizer}
+    config = small_config(corpus, long_corpus, **fields)
+    state = initial_state(config, tmp_path, monkeypatch)
+    assert_equal_trees(state.params, saved_params(workdir))
+    assert state.step == 0 and state.opt_state[-1].count == 0  # The schedule begins anew.
+    adam = next(each for each in state.opt_state if hasattr(each, "nu"))
+    saved = jax.tree.leaves(training_state(find_checkpoint(workdir))["opt_state"])
+    found, expected = (
+        sorted(float(np.sum(np.abs(leaf))) for leaf in leaves if leaf.ndim)
+        for leaves in (jax.tree.leaves(adam), saved)
+    )
+    assert found == (expected if init_optimizer else [0.0] * len(expected))
+    assert adam.count == (9 if init_optimizer else 0)
+
+
+@pytest.fixture
+def continued(corpus, tmp_path):
+    """Weights without pooler and next-sentence head, and the configuration to continue them."""
+    tokenizer = load_tokenizer(corpus / "vocab.txt")
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
+    bert = BertConfig(tokenizer.vocab_size, **sizes, dropout_rate=0.0, initializer_range=0.3)
+    init = functools.partial(init_state, model=BertForPreTraining(bert), optimizer=optax.identity())
+    params = jax.jit(init)(jax.random.key(1)).params
+    del params["nsp"], params["bert"]["pooler"]
+    settings = {"bert": dataclasses.asdict(bert), "absent": ["bert/pooler", "nsp"]}
+    write_checkpoint(tmp_path / "weights", params, settings, tokenizer)
+    config = importlib.import_module("bert_jax.configs.pretrain.continue").get_config("runlocal")
+    config.init_from, config.corpus = str(tmp_path / "weights"), str(corpus)
+    config.num_steps, config.log_every, config.model.dropout_rate = 2, 1, 0.0
+    return config, params, settings
+
+
+def test_run_starts_from_given_weights_and_says_what_is_fresh(
+    continued, tmp_path, monkeypatch, caplog
+):
+    config, params, settings = continued
+    caplog.set_level("INFO", "absl")
+    state = initial_state(config, tmp_path / "run", monkeypatch)
+    assert "weights; fresh: bert/pooler, nsp, optimizer" in caplog.text
+    fresh = state.params["nsp"], state.params["bert"].pop("pooler")
+    assert all(np.any(each["kernel"]) for each in fresh)
+    assert_equal_trees(state.params, params | {"nsp": state.params["nsp"]})
+    resolved = json.loads((tmp_path / "run" / "config.json").read_text())["bert"]
+    assert resolved == settings["bert"] | {"initializer_range": 0.02}
+
+
+@pytest.mark.slow
+def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
+    config, params, settings = continued
+    result = pretrain.train_and_evaluate(config, tmp_path / "run")
+    (phase,) = open_phases(config)
+    tokenizer = phase.rows.load_tokenizer()
+    setup = setup_pretraining(config, [phase], tokenizer, weights=settings["bert"])
+    (rows,) = pretrain_batches(phase.rows, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
+    key, _ = jax.random.split(jax.random.key(config.seed))  # The step's own.
+    batch = unpack_and_mask(rows, key, setup.masking(phase))
+    fresh = setup.init(jax.random.key(config.seed)).params
+    expected, of_fresh = (
+        float(means(loss_sums(setup.model, each, batch))["mlm_loss"])
+        for each in (fresh | params | {"bert": fresh["bert"] | params["bert"]}, fresh)
+    )
+    first = records(tmp_path / "run")[0]["train/mlm_loss"]
+    assert first == pytest.approx(expected, abs=1e-5)
+    assert abs(first - of_fresh) > 0.1
+
+    # The workdir belongs to these weights, wherever they are.
+    shutil.move(tmp_path / "weights", tmp_path / "moved")
+    config.init_from = str(tmp_path / "moved")
+    assert pretrain.train_and_evaluate(config, tmp_path / "run") == result
+    params = jax.tree.map(lambda leaf: 2 * leaf, params)
+    write_checkpoint(tmp_path / "other", params, settings, tokenizer)
+    config.init_from = str(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"other settings:\n  contents\.init_from: "):
+        pretrain.train_and_evaluate(config, tmp_path / "run")
+
+
+def test_evaluation_takes_at_most_max_eval_batches(corpus):
+    (phase,) = open_phases(config := small_config(corpus, max_eval_batches=1))
+    names = ("mlm_loss", "mlm_correct", "mlm_count", "nsp_loss", "nsp_correct", "nsp_count")
+    taken = []
+
+    def eval_step(params, rows):
+        taken.append(rows["row_ids"].tolist())
+        return dict.fromkeys(names, 1.0)
+
+    sharding = partitioning.batch_sharding(partitioning.make_mesh())
+    pretrain.evaluate(eval_step, {}, phase, sharding, config, lambda limited: None)
+    assert taken == [[*range(8)]] and phase.heldout.num_rows > 8
 
 
 def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
@@ -169,7 +301,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
         helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
     said = helpers.log_of(workdir).read_text()
     assert f"Resuming from step {step} in" in said
-    pattern = r"First step ([\d.]+) s after the process began; .* (\d+) found in the cache"
+    pattern = r"First step ([\d.]+) s after the process began, .*; (\d+) found in the cache"
     first = re.search(pattern, said)
     assert float(first[1]) > 0 and int(first[2]) > 0
 
@@ -225,8 +357,10 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
         return block(value)
 
     class RecordingWatchdog(pretrain.Watchdog):
-        def beat(self, what):
-            doing.append(what)
+        def beat(self, what, limited=True):
+            if what not in doing:
+                doing.append(what)
+            super().beat(what, limited)  # `close` waits for it.
 
     monkeypatch.setattr(pretrain, "make_pretrain_step", make_recording_step)
     monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
@@ -234,14 +368,47 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 6)
     pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
     assert after == [2] * 4  # Steps 3 to 6 wait for the step two before each.
-    assert doing[:5] == [
+    assert doing[:6] == [
+        "starting",
         "opening the corpus on all processes",
         "claiming the workdir with all processes",
         "initializing the parameters",
-        "compiling and running step 1",
+        "running step 1",
         "running step 2",
     ]
-    assert doing[-3:] == ["saving step 6", "waiting for the last save", "evaluating at the end"]
+    last = ["waiting for the last save", "evaluating at the end", "ending"]
+    assert doing[-4:] == ["saving step 6", *last]
+
+
+def test_evaluation_waits_for_each_batch(monkeypatch):
+    """Collectives of evaluations that run at once may wait for each other forever."""
+    running, counts = [], iter([30, 10, 2])
+
+    class Running:
+        def __init__(self, value):
+            self.value = value
+            running.append(self)
+
+        def __float__(self):
+            running.remove(self)
+            return float(self.value)
+
+    def eval_step(params, rows):
+        assert not running
+        count = next(counts)
+        sums = {"loss": count * count, "correct": count / 2, "count": count}
+        return {f"{task}_{name}": Running(x) for task in ("mlm", "nsp") for name, x in sums.items()}
+
+    monkeypatch.setattr(pretrain, "heldout_batches", lambda *_: range(3))
+    config, beats = ConfigDict({"eval_batch_size": 1, "max_eval_batches": 0}), []
+    phase = types.SimpleNamespace(heldout=None)
+
+    def beat(limited):
+        beats.append(limited)
+
+    scores = pretrain.evaluate(eval_step, {}, phase, None, config, beat)
+    assert beats == [False, True, True] and scores["nsp_accuracy"] == 0.5
+    assert scores["mlm_loss"] == (30 * 30 + 10 * 10 + 2 * 2) / 42  # Not a mean of means.
 
 
 @pytest.mark.slow
@@ -281,11 +448,10 @@ def test_workdir_of_a_rebuilt_corpus_is_an_error(corpus, tmp_path):
 )
 @pytest.mark.parametrize("argument", ["", "runlocal"])
 def test_every_config_resolves_and_its_docstring_is_complete(path, argument):
-    import importlib
-
     module = importlib.import_module(f"configs.pretrain.{path.stem}")
     config = module.get_config(argument)
-    model_config(config, vocab_size=30522)
+    weights = None if config.model.size else dataclasses.asdict(BertConfig())
+    model_config(config, vocab_size=30522, weights=weights)
     check_numbers(config)
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):
         assert promise in module.__doc__, f"{path}: its docstring lacks {promise!r}"

@@ -10,6 +10,11 @@ import traceback
 from typing import NoReturn
 
 from absl import flags
+from ml_collections import config_flags
+from ml_collections.config_flags.config_flags import ConfigFileFlagParser
+
+# `--help` shows the flags that are defined here as those of the program that asks for them.
+flags.disclaim_key_flags()
 
 PREEMPTED = os.EX_TEMPFAIL
 """75: stopped after saving a checkpoint, or lost another process; run the same command again."""
@@ -23,7 +28,11 @@ class CheckpointError(RuntimeError):
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or a norm of a training step is NaN or infinite."""
+    """The loss or a norm of the training step `step` is NaN or infinite."""
+
+    def __init__(self, message: str, step: int):
+        self.step = step
+        super().__init__(message)
 
 
 class Preempted(Exception):
@@ -45,10 +54,34 @@ def restart_with_huge_pages() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def parse_flags(argv: list[str]) -> list[str]:
+class _ConfigParser(ConfigFileFlagParser):
+    """Finds `configs/...` in the installed package too, from any directory."""
+
+    def parse(self, path):
+        file, colon, argument = path.partition(":")
+        if file.startswith("configs/") and not os.path.exists(file):
+            file = str(pathlib.Path(__file__).parents[1] / file)
+        if not os.path.exists(file):
+            raise ValueError(
+                f"no config file {path}: give a path such as configs/pretrain/bert_base.py"
+            )
+        return super().parse(file + colon + argument)
+
+
+def define_config(help_text: str, values=None, argv: list[str] | None = None) -> flags.FlagHolder:
+    """Defines `--config`, whose fields are flags too; default: FLAGS, parsed from sys.argv."""
+    values = flags.FLAGS if values is None else values
+    holder = config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=argv)
+    values["config"].parser = _ConfigParser("config")
+    return holder
+
+
+def parse_flags(argv: list[str], values=None, **options) -> list[str]:
     """Returns the positional arguments; exits with a one-line message for an invalid flag."""
     try:
-        return flags.FLAGS(argv)
+        return (flags.FLAGS if values is None else values)(argv, **options)
+    except SystemExit:  # absl's exit code for --help is 1.
+        sys.exit(0)
     except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError) as raised:
         message = raised
         while isinstance(message, Exception) and message.args:  # Unwrap nested exceptions.
@@ -69,6 +102,8 @@ def exit_now(message: str, exit_code: int) -> NoReturn:
     """Prints `message` and exits without waiting for other processes or running compilations."""
     with contextlib.suppress(OSError):  # The log may be on a full disk.
         print(f"\n{program_name()}: {message}", file=sys.stderr, flush=True)
+        if path := os.environ.get("BERT_JAX_ERROR_FILE"):  # Of tools/sweep.py.
+            pathlib.Path(path).write_text(message)
     os._exit(exit_code)
 
 

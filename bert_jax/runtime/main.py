@@ -6,6 +6,7 @@ import logging as std_logging
 import math
 import pathlib
 import signal
+import statistics
 import sys
 import time
 import traceback
@@ -15,21 +16,26 @@ from typing import NoReturn
 import jax
 import psutil
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
-from bert_jax.runtime import command_line, distributed
+from bert_jax.runtime import command_line, distributed, watchdog
 from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, NonFiniteLoss, exit_now
+
+flags.disclaim_key_flags()  # `--help` of the mains lists them.
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
 STEPS_AHEAD = 2
 
 _events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: _events.update([event]))
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: _events.update({event: seconds})
+)
 
 
 def define_flags() -> None:
     """Defines the flags of a run."""
-    config_flags.DEFINE_config_file("config", None, "Config file from configs/.")
+    command_line.define_config("Config file, such as configs/pretrain/bert_tiny.py:runlocal.")
     flags.DEFINE_string("workdir", None, "Directory of the run; created if it does not exist.")
     flags.DEFINE_bool("multihost", False, "Run one process per host of a cluster or TPU pod.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if no cluster provides it.")
@@ -37,6 +43,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("initialization_timeout", 300, "Seconds to wait for other processes.")
     flags.DEFINE_integer("heartbeat_timeout", 100, "Seconds until a silent process counts as dead.")
+    flags.DEFINE_integer("stop_timeout", 60, "Seconds without progress after SIGTERM or Ctrl-C.")
     flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -56,6 +63,7 @@ def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict])
     logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.
         lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
     )
+    std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs what is not there.
     is_distributed = values.multihost or values.coordinator is not None
     # Until the training loop handles them. Not as KeyboardInterrupt, which destructors swallow.
     message = "Stopped before the first training step. Run the same command again."
@@ -73,6 +81,7 @@ def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict])
             )
         elif (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
+        watchdog.end_if_stuck(values.stop_timeout, is_distributed)
         result = train_and_evaluate(values.config, values.workdir)
     except command_line.Preempted as error:
         print(f"\n{command_line.program_name()}: {error}", file=sys.stderr)
@@ -80,12 +89,11 @@ def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict])
     except (ImportError, ValueError, OSError, command_line.CheckpointError, NonFiniteLoss) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
         exit_now(str(error), 1)
-    except BaseException as error:
+    except Exception as error:
         if isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess)):
             _exit_after_runtime_error(error, is_distributed)
-        if is_distributed:  # A normal exit of Python would wait minutes for the other processes.
-            exit_now(traceback.format_exc(), 1)
-        raise
+        # A normal exit of Python would wait minutes for the other processes.
+        exit_now(f"{error!r}\n{traceback.format_exc()}", 1)
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
 
@@ -107,16 +115,17 @@ def limit_dispatch(step_metrics: list[dict]) -> None:
         jax.block_until_ready(step_metrics[-1 - STEPS_AHEAD])
 
 
-def check_finite(step_metrics: list[dict], last_step: int) -> dict[str, float]:
-    """Returns the metrics of `last_step`, the last of the list; raises NonFiniteLoss for any."""
+def check_finite(step_metrics: list[dict], last_step: int) -> dict:
+    """Returns the mean of each metric over the steps up to `last_step`; raises NonFiniteLoss."""
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
                 raise NonFiniteLoss(
                     f"the {name} of step {step} is {values[name]}; the last checkpoint is finite. "
-                    "Start in a new workdir with a lower learning rate or a longer warm-up"
+                    "Start in a new workdir with a lower learning rate or a longer warm-up",
+                    step,
                 )
-    return step_metrics[-1]
+    return jax.tree.map(lambda *values: statistics.fmean(values), *step_metrics)
 
 
 def enable_compilation_cache(workdir: pathlib.Path) -> None:
@@ -126,9 +135,10 @@ def enable_compilation_cache(workdir: pathlib.Path) -> None:
 
 
 def log_first_step() -> None:
-    """Logs the time since the process began, imports included, and the counts of programs."""
+    """Logs the time since the process began, imports included, and what compilation took of it."""
     seconds = time.time() - psutil.Process().create_time()
     found = _events["/jax/compilation_cache/cache_hits"]
     compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - found
-    text = "First step %.1f s after the process began; %d programs compiled, %d found in the cache"
-    logging.info(text, seconds, compiled, found)
+    compiling = sum(_events[event] for event in _events if event.startswith("/jax/core/compile/"))
+    text = "First step %.1f s after the process began, %.1f s of it compiling %d programs"
+    logging.info(text + "; %d found in the cache", seconds, compiling, compiled, found)

@@ -1,34 +1,44 @@
-"""Reports a stalled run with the stacks of all its threads."""
+"""Reports a stalled run with the stacks of all its threads, and ends one that was asked to stop."""
 
 import faulthandler
+import os
+import signal
 import sys
 import threading
 import time
 
 from absl import logging
 
+from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, exit_now
+
 
 class Watchdog:
     """A thread that reports whenever `beat` has not been called for `limit_seconds`.
 
-    It never ends the run: an apparent stall may be a long compilation or evaluation.
+    It never ends the run: an apparent stall may be a long compilation. `end_if_stuck` does.
     """
 
+    # Of the process, which has one run at a time. `slowest` is the longest limited activity so far.
+    activity, since, limited, slowest = "starting", 0.0, False, 0.0
+
     def __init__(self, limit_seconds: float):
-        self._activity, self._since = "starting", time.monotonic()
         self._progress, self._closed = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, args=(limit_seconds,), daemon=True)
+        self.beat("starting")
         self._thread.start()
 
-    def beat(self, activity: str) -> None:
-        """Reports progress; `activity` is what the run does next."""
-        self._activity, self._since = activity, time.monotonic()
+    def beat(self, activity: str, limited: bool = True) -> None:
+        """Reports progress; `activity` is what the run does next, in `limited` time."""
+        now = time.monotonic()
+        if Watchdog.limited:
+            Watchdog.slowest = max(Watchdog.slowest, now - Watchdog.since)
+        Watchdog.activity, Watchdog.since, Watchdog.limited = activity, now, limited
         self._progress.set()
 
     def close(self) -> None:
         """Ends the thread."""
         self._closed = True
-        self._progress.set()
+        self.beat("ending")
         self._thread.join()
 
     def _watch(self, limit):
@@ -36,6 +46,37 @@ class Watchdog:
             if self._progress.wait(limit):
                 self._progress.clear()
             else:
-                seconds = time.monotonic() - self._since
-                logging.error("No progress for %.0f s while %s. Stacks:", seconds, self._activity)
+                seconds = time.monotonic() - self.since
+                logging.error("No progress for %.0f s while %s. Stacks:", seconds, self.activity)
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
+
+
+def end_if_stuck(timeout: float, is_distributed: bool) -> None:
+    """Ends this process, once asked to stop, after `timeout` seconds without progress.
+
+    An activity may also take three times as long as the slowest one before, and any time if it is
+    not limited, such as compiling and saving.
+    To be called in the main thread when the handlers of signals are in place. Those run only
+    between two steps of Python's interpreter: never, if it waits for a collective that hangs.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # Gets the number of the signal.
+    if is_distributed:  # JAX's own handler of SIGTERM: this writes "Stack ...", then calls it.
+        faulthandler.register(signal.SIGTERM, write_end, all_threads=False, chain=True)
+    threading.Thread(target=_end_if_stuck, args=(read_end, timeout), daemon=True).start()
+
+
+def _end_if_stuck(read_end, timeout):
+    while (received := os.read(read_end, 1)[0]) not in (signal.SIGINT, signal.SIGTERM, ord("S")):
+        pass
+    asked = time.monotonic()
+    while not Watchdog.limited or time.monotonic() < max(asked, Watchdog.since) + timeout:
+        timeout = max(timeout, 3 * Watchdog.slowest)
+        time.sleep(0.1)
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    advice = "Run the same command to resume from the last checkpoint"
+    message = (
+        f"asked to stop, but no progress for {timeout:g} s while {Watchdog.activity}. {advice}"
+    )
+    exit_now(message, INTERRUPTED if received == signal.SIGINT else PREEMPTED)

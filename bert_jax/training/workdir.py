@@ -1,13 +1,18 @@
 """Claims a workdir for a run, compares its settings with the stored ones, and writes files."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import pathlib
 import secrets
+import socket
 from collections.abc import Iterator
+from typing import TextIO
 
 import jax
+from absl import logging
 from flax.traverse_util import flatten_dict
 
 import bert_jax
@@ -16,29 +21,35 @@ from bert_jax.runtime.command_line import CheckpointError
 from bert_jax.training.checkpoint import load_settings, saved_steps
 
 # Settings that may differ when a run is resumed: they do not change the training, or (the mesh)
-# only its rounding. The path of a corpus may change, because its contents are compared.
+# only its rounding. Paths may change where contents are compared: those of a corpus by its
+# manifest, those of weights and a task's files by the hashes in "contents".
 FREE_TO_CHANGE = (
-    *("corpus", "long_phase.corpus", "topology"),
-    *("mesh.", "shard_weight_update", "per_device_batch_size"),
-    *("log_every", "eval_", "checkpoint_every", "keep_", "stall_seconds", "num_seeds"),
+    *("corpus", "long_phase.corpus", "topology", "init_from"),
+    *("data.train", "data.dev", "data.test", "data.passages", "data.directory", "data.data_dir"),
+    *("mesh.", "shard_weight_update", "per_device_batch_size", "long_phase.per_device_batch_size"),
+    *("log_every", "eval_", "max_eval_batches", "checkpoint_every", "keep_"),
+    *("stall_seconds", "num_seeds"),
     *("model.remat", "model.scan_layers", "bert.remat", "bert.scan_layers"),
     *("has_training_state", "score", "step"),  # Written only to the checkpoint in `best`.
 )
 
 
-def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
-    """Writes config.json in a new workdir, or in that of a run with the same `settings`.
+def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractContextManager:
+    """Locks a new workdir, or that of a run with the same `settings`, and writes its config.json.
 
-    Every process of a run must call it. Raises ValueError if the workdir holds checkpoints of other
+    Every process of a run must call it, and hold the result, the lock, as long as the run writes.
+    Raises ValueError if another run holds the lock, if the workdir holds checkpoints of other
     settings, or if settings, code or workdir differ between processes; CheckpointError if the
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
+    lock = contextlib.nullcontext()
     given = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
     distributed.check_equal_on_all_processes(given | {"workdir": str(workdir)} | _code_version())
     token = distributed.allgather_texts(secrets.token_hex())[0]
     path = workdir / ".shared"
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
+            lock = _lock(workdir)
             _check_settings(workdir, given)
             write_json(workdir / "config.json", settings)
             write_text(path, token)
@@ -48,6 +59,35 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> None:
                 f"--workdir={workdir} is not the directory of process 0: all hosts must share it, "
                 "for instance as a mounted bucket"
             )
+    return lock
+
+
+def _lock(workdir: pathlib.Path) -> TextIO:
+    """Creates `workdir`; returns its lock, an open file, which the system frees with the process.
+
+    Of a mounted bucket the lock is known to this host alone: two hosts do not notice each other.
+    """
+    if ":/" in str(workdir):
+        raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("a+")
+    except OSError as error:
+        raise OSError(f"--workdir={workdir}: {error}. Expected a writable directory") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        raise ValueError(
+            f"--workdir={workdir} is in use by {lock.read() or 'another process'}: wait until it "
+            "ends, or stop it, or give another --workdir"
+        ) from None
+    except OSError as error:
+        logging.warning("%s: %s. Start no second run in it", lock.name, error)
+    with contextlib.suppress(OSError):  # Of a full disk: then it does not say who holds it.
+        lock.truncate(0)
+        os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return lock
 
 
 def _code_version() -> dict[str, str]:
@@ -59,18 +99,12 @@ def _code_version() -> dict[str, str]:
 
 
 def _check_settings(workdir: pathlib.Path, given: dict) -> None:
-    """Creates `workdir`; raises ValueError if its last checkpoint has other settings than given."""
-    if ":/" in str(workdir):
-        raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        directories = (workdir / "checkpoints", workdir / "best")
-        found = [each / str(step) for each in directories for step in saved_steps(each)[-1:]]
-        if not found:  # The checkpoints of an earlier run were removed.
-            (workdir / "result.json").unlink(missing_ok=True)
-            return
-    except OSError as error:
-        raise OSError(f"--workdir={workdir}: {error}. Expected a writable directory") from error
+    """Raises ValueError if the last checkpoint in `workdir` has other settings than given."""
+    directories = (workdir / "checkpoints", workdir / "best")
+    found = [each / str(step) for each in directories for step in saved_steps(each)[-1:]]
+    if not found:  # The checkpoints of an earlier run were removed.
+        (workdir / "result.json").unlink(missing_ok=True)
+        return
     try:
         saved = flatten_dict(load_settings(found[0]), sep=".")
     except CheckpointError as error:

@@ -1,17 +1,22 @@
-"""Invalid flags give a one-line message that helps to correct them."""
+"""Flags: `--help` lists them, invalid ones give a one-line message, configs are found anywhere."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import define_config, parse_flags
+from tests.helpers import ROOT
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("data.train=", "there is no field 'train'; there are directory, labels, metric, name"),
-        ("grid.x=1", "there is no field 'grid'; there are batch_size, clip_norm, data, "),
+        ("data.train=", "there is no field 'train'; there are data_dir, directory, labels, metric"),
+        ("grid.x=1", "there is no field 'grid'; there are batch_size, class_weights, clip_"),
         ("learning_rat=1", "'learning_rat': Did you mean \"learning_rate\""),
     ],
 )
@@ -24,3 +29,67 @@ def test_unknown_field_is_named_with_the_known_ones(argument, message, monkeypat
     with pytest.raises(SystemExit) as exited:
         parse_flags(["finetune", *arguments])
     assert str(exited.value).startswith(f"finetune: {message}")
+
+
+def read_config(path: str, *arguments: str):
+    values, arguments = flags.FlagValues(), [f"--config={path}", *arguments]
+    define_config("", values, arguments)
+    parse_flags(["program", *arguments], values)
+    return values.config
+
+
+def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read_config("configs/finetune/squad.py:v2,runlocal", "--config.batch_size=4")
+    assert config.task == "squad" and config.data.null_answers and config.batch_size == 4
+    own = "from bert_jax.configs.finetune import reuters_r8\nget_config = reuters_r8.get_config\n"
+    (tmp_path / "configs/finetune").mkdir(parents=True)
+    (tmp_path / "configs/finetune/squad.py").write_text(own)
+    assert read_config("configs/finetune/squad.py").data.text == "Text"
+    with pytest.raises(
+        SystemExit, match=r"no config file configs/x\.py:tiny: give a path such as configs/"
+    ):
+        read_config("configs/x.py:tiny")
+
+
+def test_wheel_contains_configs_and_tools():
+    setuptools = pytest.importorskip("setuptools")  # Python 3.12 installs none.
+    found = setuptools.find_namespace_packages(str(ROOT), include=["bert_jax*"])
+    expected = {"bert_jax.configs.finetune", "bert_jax.configs.pretrain", "bert_jax.tools"}
+    assert expected <= set(found)
+
+
+def check_help(*programs: str) -> None:
+    """Runs each program with --help, and with an unknown flag, all at the same time."""
+    runs = [
+        (argument, subprocess.Popen(
+            [sys.executable, *program.split(), argument],
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ))
+        for program in programs
+        for argument in ("--help", "--nosuchflag=1")
+    ]  # fmt: skip
+    for argument, process in runs:
+        output, errors = process.communicate()
+        if argument == "--help":
+            assert process.returncode == 0 and "Try --helpfull" in output, process.args
+            if process.args[2].endswith(("finetune", "pretrain")):
+                assert "--config:" in output and "--workdir:" in output
+        else:
+            assert process.returncode == 1 and not output, process.args
+            (line,) = errors.strip().splitlines()
+            assert line.endswith("Unknown command line flag 'nosuchflag'")
+
+
+def test_help_lists_the_flags_and_unknown_ones_are_errors():
+    check_help("-m bert_jax.finetune", "tools/demo.py")
+
+
+@pytest.mark.slow
+def test_every_program_has_help():
+    tools = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*.py"))
+    check_help("-m bert_jax.pretrain", "-m bert_jax.tools.sweep", *tools)

@@ -118,6 +118,7 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     assert read_result(one_process)["nsp_accuracy"] == pytest.approx(correct / num_pairs, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, tmp_path):
     """The story of a preempted run: SIGTERM reaches one process, and both save the same step."""
     workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
@@ -137,6 +138,40 @@ def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, 
     assert largest_difference(saved_params(tmp_path / "one"), saved_params(workdir)) < 1e-5
     steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").open()]
     assert steps == sorted(steps) and set(steps) == set(range(1, 61))
+
+
+@pytest.fixture(scope="module")
+def many_heldout_rows(tmp_path_factory):
+    """A corpus with over 100 held-out batches of four rows."""
+    directory = tmp_path_factory.mktemp("many")
+    sizes = {"max_seq_length": 16, "max_pairs_per_row": 1}
+    corpus = helpers.build_small_corpus(directory, num_documents=130, heldout_fraction=0.5, **sizes)
+    assert Rows(corpus, "heldout").num_rows > 400
+    return corpus
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh",
+    [("mesh.fsdp=2",), ("mesh.fsdp=2", "shard_weight_update=True"), ("mesh.data=4",)],
+    ids=str,
+)
+def test_two_processes_evaluate_many_batches_without_a_deadlock(many_heldout_rows, tmp_path, mesh):
+    fields = ("num_steps=2", "warmup_steps=0", "eval_batch_size=4", *mesh)
+    options = {"num_processes": 2, "devices_per_process": 2}
+    helpers.run(tmp_path / "run", many_heldout_rows, *fields, **options)
+
+
+@pytest.mark.slow
+def test_process_that_waits_for_another_exits_when_told_to_stop(corpus, tmp_path):
+    workdir, fields = tmp_path / "run", ("num_steps=1000", "warmup_steps=0", "log_every=1")
+    started = helpers.start(workdir, corpus, *fields, num_processes=2, stop_timeout=2)
+    with helpers.ended(started) as processes:
+        helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
+        processes[1].send_signal(signal.SIGSTOP)
+        processes[0].send_signal(signal.SIGTERM)
+        assert helpers.finish(processes[:1]) == [PREEMPTED]
+    assert "asked to stop, but no progress for 2 s while" in helpers.log_of(workdir).read_text()
 
 
 @pytest.mark.slow

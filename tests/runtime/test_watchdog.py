@@ -1,9 +1,33 @@
-"""The watchdog reports a stall, and nothing else."""
+"""The watchdog reports a stall, and ends only a run that was asked to stop."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 
+import pytest
+
 from bert_jax.runtime import watchdog
+from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.watchdog import Watchdog
+from tests import helpers
+
+# Waits in C for a lock that it holds, as for a collective that hangs: no handler in Python runs.
+STUCK = """
+import ctypes
+from bert_jax.runtime import main
+from bert_jax.runtime.watchdog import Watchdog
+
+def train_and_evaluate(config, workdir):
+    Watchdog(100).beat("running step 7")
+    print("waiting", flush=True)
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    for _ in range(2):
+        libc.pthread_mutex_lock(mutex)
+
+main.start(train_and_evaluate)
+"""
 
 
 def test_stall_is_reported_with_the_activity_and_the_stacks(capfd, caplog, monkeypatch):
@@ -29,3 +53,61 @@ def test_no_report_while_there_is_progress(capfd):
     dog.beat("running step 1")
     dog.close()
     assert "No progress" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)]
+)
+def test_stuck_process_that_is_told_to_stop_exits(tmp_path, number, exit_code):
+    flags = ["--config=configs/pretrain/bert_tiny.py", f"--workdir={tmp_path}", "--stop_timeout=1"]
+    command = [sys.executable, "-c", STUCK, *flags]
+    with (tmp_path / "log").open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=helpers.ROOT)
+    with helpers.ended([process]):
+        helpers.wait_for(tmp_path / "log", "waiting", [process])
+        process.send_signal(number)
+        assert process.wait(60) == exit_code
+    log = (tmp_path / "log").read_text()
+    assert "asked to stop, but no progress for 1 s while running step 7. Run the same" in log
+    assert "in train_and_evaluate" in log  # The stack.
+
+
+def test_save_that_takes_long_is_not_cut_off(monkeypatch):
+    dog, waits = Watchdog(1000), []
+    dog.beat("saving step 7", limited=False)
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            dog.beat("running step 8")
+
+    def exit_now(message, exit_code):
+        raise SystemExit(exit_code)
+
+    monkeypatch.setattr(Watchdog, "slowest", 0.0)  # Of other tests.
+    monkeypatch.setattr(watchdog.time, "sleep", sleep)
+    monkeypatch.setattr(watchdog, "exit_now", exit_now)
+    read_end, write_end = os.pipe()
+    os.write(write_end, bytes([signal.SIGTERM]))
+    with pytest.raises(SystemExit):
+        watchdog._end_if_stuck(read_end, 0)
+    assert len(waits) >= 3
+    dog.close()
+
+
+def test_steps_that_always_take_long_are_not_cut_off(monkeypatch):
+    dog, clock = Watchdog(1000), [0.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: clock.append(clock.pop() + 1))
+    monkeypatch.setattr(watchdog, "exit_now", lambda *_: clock.append("exit"))
+    monkeypatch.setattr(Watchdog, "slowest", 0.0)
+    dog.beat("compiling", limited=False)
+    clock[0] = 500.0  # Does not count: it was not limited.
+    dog.beat("running step 2")
+    clock[0] = 600.0
+    dog.beat("running step 3")
+    read_end, write_end = os.pipe()
+    os.write(write_end, bytes([signal.SIGTERM]))
+    watchdog._end_if_stuck(read_end, 60)
+    assert clock == [900.0, "exit"]
+    dog.close()
