@@ -2,16 +2,17 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
-from bert_jax import partitioning
-from bert_jax.data.features import Feature, RowShape
+from bert_jax.data.features import Feature
 from bert_jax.interop.parameters import unexpected_tensors
 from bert_jax.interop.read import read_model
 from bert_jax.model import forward
@@ -21,53 +22,32 @@ from bert_jax.tasks import spans
 from bert_jax.tasks.conll import Sentence
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
 from bert_jax.tasks.sequences import make_sequences
+from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagged_text import Tagging, split_words, tagged_text
 from bert_jax.tasks.tagging import best_tags, tagging_features
-from bert_jax.tasks.text_classification import most_probable
+from bert_jax.tasks.text_classification import Classification, best_labels
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training import finetune_step
 
 __all__ = ["Answer", "Classification", "Fill", "PretrainedModel", "Ranked", "Tagging", "load"]
+
+
+Texts = str | Sequence[str]  # One text, or several.
 
 
 def load(directory: str | pathlib.Path) -> "PretrainedModel":
     """Loads a model, whatever devices wrote it; warns of unused and missing tensors.
 
-    Args:
-      directory: a run's workdir, a checkpoint, or a directory of Hugging Face transformers or of
-        Google's release. In a workdir the best checkpoint is used, or else the latest.
-
-    Raises:
-      FileNotFoundError: `directory` holds no model.
-      CheckpointError: the checkpoint is damaged.
-      ValueError: a directory of another library that cannot be converted.
+    `directory` is a run's workdir (its best checkpoint is used, or else the latest), a checkpoint,
+    or a directory of Hugging Face transformers or of Google's release. Raises FileNotFoundError if
+    it holds no model, CheckpointError if it is damaged, and ValueError if it cannot be converted.
     """
     params, settings, tokenizer, report = read_model(directory)
     if found := unexpected_tensors(report):
-        warnings.warn(
-            f"{directory}: {found}; a task's head is loaded if `architectures` in config.json "
-            "names its class, such as BertForTokenClassification",
-            stacklevel=2,
-        )
+        hint = "a head is loaded if `architectures` in config.json names its class"
+        warnings.warn(f"{directory}: {found}; {hint}", stacklevel=2)
     # Computes in float32: bfloat16 is for the accelerators that trained the model.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
-    return PretrainedModel(config, tokenizer, jax.device_put(params), settings)
-
-
-class Answer(NamedTuple):
-    """An answer, its probability, and its characters `[begin, end)`; "" means no answer."""
-
-    text: str
-    probability: float
-    begin: int
-    end: int
-
-
-class Classification(NamedTuple):
-    """The most probable label, and its probability."""
-
-    label: str
-    probability: float
+    return PretrainedModel(config, tokenizer, jax.device_put(params), settings, str(directory))
 
 
 class Ranked(NamedTuple):
@@ -82,9 +62,10 @@ class Ranked(NamedTuple):
 class PretrainedModel:
     """A model restored by `load`, in float32 on one device.
 
-    Lengths count [CLS] and [SEP]. Texts that are too long are truncated, as in fine-tuning, with a
-    warning. An argument of the wrong type raises TypeError; an invalid value, or a model without
-    the head that a method needs, raises ValueError.
+    For a list of inputs, methods return a list; for a single one (a string, or a tuple: a pair of
+    texts or the words of one), only its result. Lengths count [CLS] and [SEP]. Texts that are too
+    long are truncated, as in fine-tuning, with a warning. An argument of the wrong type raises
+    TypeError; an invalid value, or a model without the head that a method needs, ValueError.
 
     Attributes:
       config: the architecture.
@@ -92,28 +73,38 @@ class PretrainedModel:
       params: the parameter tree: "bert", and "mlm", "nsp" and "head" where the model has them.
       settings: the resolved configuration, as stored in the checkpoint.
       head: `settings["head"]`, the "task", "labels" and lengths of a fine-tuned head, or None.
+      source: the directory given to `load`.
     """
 
     def __init__(
-        self, config: BertConfig, tokenizer: Tokenizer, params: dict, settings: dict | None = None
+        self,
+        config: BertConfig,
+        tokenizer: Tokenizer,
+        params: dict,
+        settings: dict | None = None,
+        source: str = "",
     ):
         self.config, self.tokenizer, self.params = config, tokenizer, params
-        self.settings = settings or {}
+        self.settings, self.source = settings or {}, source
         self.head = self.settings.get("head")
         self._max_length = (self.head or {}).get("max_seq_length", config.max_position_embeddings)
+
+    def __repr__(self) -> str:
+        config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
+        head = self.head or {"task": "no task", "labels": ()}
+        labels = f"{', '.join(head['labels']):.200}" or "no labels"
+        return f"PretrainedModel({self.source}: {sizes}; head for {head['task']}: {labels})"
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
         """Predicts the tokens behind the masks of a text.
 
         Args:
-          text: a text with one or several masks (`[MASK]`). It is not truncated.
+          text: a text with one or more masks (`[MASK]`). It is not truncated.
           top_k: number of predictions for each mask.
 
         Returns:
-          The most probable tokens, best first; for several masks such a list for each of them.
-
-        Raises:
-          ValueError: no mask, too long a text, a `top_k` out of range, or no masked-LM head.
+          The most probable tokens, best first; for several masks, such a list for each of them.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be one string, got {type(text).__name__}")
@@ -125,8 +116,7 @@ class PretrainedModel:
         tokens, masks = tokenize_masked(text, self.tokenizer)
         limit = self.config.max_position_embeddings
         if len(tokens) > limit:
-            found = f"{len(tokens)} tokens with [CLS] and [SEP]"
-            raise ValueError(f"text has {found}, and this model takes at most {limit}: shorten it")
+            raise ValueError(f"text has {len(tokens)} tokens, expected at most {limit}: shorten it")
         feature = Feature((np.array(tokens),), (len(tokens),))
         ((_, rows),) = forward.batch_by_length([feature], 1, limit)
         positions = np.pad([masks], ((0, 0), (0, -len(masks) % 8)))  # Few shapes are compiled.
@@ -136,24 +126,29 @@ class PretrainedModel:
         return fills[0] if len(fills) == 1 else fills
 
     def answer(
-        self, question: str, context: str, top_k: int = 1, null_threshold: float | None = None
-    ) -> list[Answer]:
+        self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
+    ) -> list[Answer] | list[list[Answer]]:
         """Finds answers to a question in a context of any length (paper, sections 4.2 and 4.3).
 
+        Returns the best first; their probabilities are normalized over the 20 best.
+
         Args:
-          question, context: texts that are not empty.
+          question, context: texts that are not empty, or lists; several questions take one context
+            or one for each.
           top_k: maximum number of answers, at most 20.
           null_threshold: margin by which the logits of "no answer" must exceed an answer's to rank
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
-
-        Returns:
-          The best answers, best first; probabilities are normalized over the 20 best.
         """
-        for name, text in (("question", question), ("context", context)):
-            if not isinstance(text, str):
-                raise TypeError(f"{name} must be one string, got {type(text).__name__}")
-            if not text.strip():
+        (questions, is_one), (contexts, is_shared) = _as_list(question), _as_list(context)
+        for name, texts in (("question", questions), ("context", contexts)):
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError(f"{name} must be a string or a list of strings, got {texts!r:.60}")
+            if not all(map(str.strip, texts)):
                 raise ValueError(f"the {name} is empty")
+        contexts *= len(questions) if is_shared else 1
+        if len(questions) != len(contexts):
+            found = f"{len(questions)} questions and {len(contexts)} contexts"
+            raise ValueError(f"{found}: expected one context, or one for each question")
         _check_top_k(top_k, spans.N_BEST)
         head = self._need_head("answer questions", "span")
         config = spans.span_config(head, self.config.max_position_embeddings)
@@ -161,37 +156,33 @@ class PretrainedModel:
             if not isinstance(null_threshold, int | float | np.number):
                 raise TypeError(f"null_threshold must be a number, got {null_threshold!r}")
             config = dataclasses.replace(config, null_answers=True, null_threshold=null_threshold)
-        (passage,) = spans.make_passages([(question, context)], self.tokenizer, config)
-        outputs = self._head_outputs(passage.features)
-        ranked = spans.best_spans(passage, outputs, config.max_answer_length, spans.N_BEST)
-        if config.null_answers:
-            null = spans.null_span(outputs)
-            place = sum(null.score - span.score <= config.null_threshold for span in ranked)
-            ranked.insert(place, null)
-        best = list(zip(ranked, spans.probabilities(ranked), strict=True))[:top_k]
-        return [Answer(passage.text(span), p, span.begin, span.end) for span, p in best]
+        pairs = list(zip(questions, contexts, strict=True))
+        passages = spans.make_passages(pairs, self.tokenizer, config)
+        all_outputs = iter(self._head_outputs([f for each in passages for f in each.features]))
+        found = []
+        for passage in passages:
+            outputs = list(itertools.islice(all_outputs, len(passage.features)))
+            found.append(spans.best_answers(passage, outputs, config)[:top_k])
+        return found[0] if is_one else found
 
     def encode(
         self,
-        texts: Sequence[str],
+        texts: Texts,
         pooling: str | None = None,
         batch_size: int = 32,
         max_length: int | None = None,
     ) -> np.ndarray:
-        """Computes a vector for each text.
+        """Computes a vector for each text, float32 `[num_texts, hidden_size]`; for one `[hidden]`.
 
         Args:
-          texts: texts of any length.
           pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
             "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
             normalized if it was trained so.
-          batch_size: maximum number of texts in a forward pass.
+          batch_size: maximum number of texts per forward pass.
           max_length: in tokens. None: the position table; for a bi-encoder `head["max_seq_length"]`
             (for queries, give `head["max_query_length"]`).
-
-        Returns:
-          float32 `[num_texts, hidden_size]`.
         """
+        texts, is_one = _as_list(texts)
         bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}
         limit = self.config.max_position_embeddings
         if max_length is None:
@@ -199,76 +190,66 @@ class PretrainedModel:
         if not 2 <= max_length <= limit:
             raise ValueError(f"max_length must be in [2, {limit}], got {max_length!r}")
         normalize = pooling is None and bi_encoder.get("normalize", False)
-        if pooling is None:
-            pooling = bi_encoder.get("pooling", "mean")
+        pooling = bi_encoder.get("pooling", "mean") if pooling is None else pooling
         if pooling not in ("mean", "cls", "pooler"):
             raise ValueError(f"pooling must be 'mean', 'cls' or 'pooler', got {pooling!r}")
         params = self.params["bert"]
         if pooling == "pooler" and "pooler" not in params:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
-        vectors = np.zeros((len(texts), self.config.hidden_size), np.float32)
-        features = self._features(texts, max_length)
-        for indices, rows in forward.batch_by_length(features, batch_size, max_length):
-            pooled = forward.pooled_vectors(self.config, pooling, params, rows)
-            vectors[indices] = pooled[: len(indices)]
+        function = functools.partial(forward.pooled_vectors, self.config, pooling, params)
+        found = self._apply(function, self._features(texts, max_length), batch_size=batch_size)
+        vectors = np.array(found, np.float32).reshape(-1, self.config.hidden_size)
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors
+        return vectors[0] if is_one else vectors
 
     def features(
-        self, texts: Sequence[str], layers: Sequence[int] = (-4, -3, -2, -1), batch_size: int = 32
-    ) -> list[np.ndarray]:
-        """Computes the hidden states of each text, as features (paper, section 5.3).
+        self, texts: Texts, layers: Sequence[int] | None = None, batch_size: int = 32
+    ) -> np.ndarray | list[np.ndarray]:
+        """Computes hidden states as features (paper, section 5.3), [CLS] and [SEP] included.
 
-        Args:
-          texts, batch_size: as in `encode`.
-          layers: 0 is the embeddings, 1 to `num_layers` the layers, -1 the last layer.
-
-        Returns:
-          For each text float32 `[num_tokens, len(layers), hidden_size]`, [CLS] and [SEP] included.
+        Returns float32 `[num_tokens, len(layers), hidden_size]` for each text. Layer 0 is the
+        embeddings, -1 the last layer; by default the last four, or as many as there are.
         """
-        layers, last = tuple(layers), self.config.num_layers
+        texts, is_one = _as_list(texts)
+        last, params = self.config.num_layers, self.params["bert"]
+        layers = tuple(range(max(last - 3, 1), last + 1) if layers is None else layers)
         if not layers or not all(-last - 1 <= layer <= last for layer in layers):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
-        limit = self.config.max_position_embeddings
-        features = self._features(texts, limit)
-        found = [np.zeros(0)] * len(features)
-        for indices, rows in forward.batch_by_length(features, batch_size, limit):
-            states = forward.hidden_states(self.config, layers, self.params["bert"], rows)
-            for index, state in zip(indices, np.asarray(states), strict=False):
-                # A view would keep the whole batch.
-                found[index] = state[: len(features[index])].copy()
-        return found
+        features = self._features(texts, self.config.max_position_embeddings)
+        function = functools.partial(forward.hidden_states, self.config, layers, params)
+        found = self._apply(function, features, per_position=True, batch_size=batch_size)
+        return found[0] if is_one else found
 
     def classify(
-        self, texts: Sequence[str | tuple[str, str]]
-    ) -> list[Classification] | list[float]:
+        self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
+    ) -> Classification | float | list[Classification] | list[float] | list[list[Classification]]:
         """Classifies texts or pairs of texts, or predicts a value for each.
 
-        Args:
-          texts: texts or pairs.
-
         Returns:
-          The most probable label of each; for a regression head, its value.
+          The most probable label of each text, or with `top_k` a list of them, best first; for a
+          multi-label head the list of those above 0.5, for a regression head the value.
         """
-        head = self._need_head("classify", "classification", "regression")
-        features = self._features(texts, self._max_length, pairs=True)
-        outputs = self._head_outputs(features) if features else []
+        if top_k is None:
+            head = self._need_head("classify", "classification", "multi_label", "regression")
+        else:
+            head = self._need_head("rank labels", "classification", "multi_label")
+            _check_top_k(top_k, len(head["labels"]))
+        texts, is_one = _as_list(texts)
+        outputs = self._head_outputs(self._features(texts, self._max_length, pairs=True))
         if head["task"] == "regression":
-            return [float(output[0]) for output in outputs]
-        best = map(most_probable, outputs)
-        return [Classification(head["labels"][index], probability) for index, probability in best]
+            found = [float(output[0]) for output in outputs]
+        else:
+            multi_label = head["task"] == "multi_label"
+            found = [best_labels(head["labels"], output, multi_label)[:top_k] for output in outputs]
+            if multi_label and top_k is None:
+                found = [[each for each in own if each.probability > 0.5] for own in found]
+            elif top_k is None:
+                found = [own[0] for own in found]
+        return found[0] if is_one else found
 
     def rank(self, text: str, candidates: Sequence[str]) -> list[Ranked]:
-        """Ranks passages for a query (cross-encoder), or endings of a story (multiple choice).
-
-        Args:
-          text: the query, or the story.
-          candidates: passages or endings.
-
-        Returns:
-          All candidates, best first.
-        """
+        """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
         head = self._need_head("rank texts", "multiple_choice")
         texts = [text, *candidates]
         if isinstance(candidates, str) or not all(isinstance(each, str) for each in texts):
@@ -279,38 +260,33 @@ class PretrainedModel:
         max_first = head.get("max_query_length", limit) - 2
         features = self._features(pairs, limit, pairs=True, max_first=max_first)
         scores = np.concatenate(self._head_outputs(features))
-        probabilities = np.exp(scores - np.logaddexp.reduce(scores))
+        probabilities = softmax(scores)
         order = np.argsort(-scores, kind="stable").tolist()
         return [Ranked(candidates[i], i, float(scores[i]), float(probabilities[i])) for i in order]
 
-    def tag(self, text: str | Sequence[str]) -> Tagging:
-        """Tags the words of a text of any length, and finds the entities that the tags mark.
+    def tag(self, texts: str | Sequence[str | Sequence[str]]) -> Tagging | list[Tagging]:
+        """Tags the words of texts of any length, and finds the entities that the tags mark.
 
-        Args:
-          text: a text, which is split into words and punctuation marks, or a list of words.
-
-        Returns:
-          `words` with their tags, and `entities` with their types and characters `[start, end)`. In
-          a list of words, characters are counted as if a space separated them.
+        A text is split into words and punctuation marks, or given as a tuple of words (in a list of
+        texts also as a list), which are joined by spaces. Entities have types, characters `[start,
+        end)` and, like words, probabilities.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
-        text, places = split_words(text)
-        if not places:
-            return Tagging([], [])
-        words, limit = [text[start:end] for start, end in places], self._max_length
-        sentence = Sentence(words, [], None, 0)
-        features, positions, _ = tagging_features([sentence], (), self.tokenizer, limit, False)
-        numbers = best_tags(self._head_outputs(features), positions)
-        return tagged_text(text, places, [head["labels"][number] for number in numbers])
+        texts, is_one = _as_list(texts)
+        split = list(map(split_words, texts))
+        sentences = [Sentence([text[s:e] for s, e in own], [], None, 0) for text, own in split]
+        limit = self._max_length
+        features, positions, _ = tagging_features(sentences, (), self.tokenizer, limit, False)
+        tags = best_tags(self._head_outputs(features), positions, head["labels"])
+        found = [tagged_text(text, own, itertools.islice(tags, len(own))) for text, own in split]
+        return found[0] if is_one else found
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
-        """Returns the settings of the head; raises ValueError if it is for none of `tasks`."""
+        """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""
         if not self.head or self.head["task"] not in tasks:
             found = f"a head for {self.head['task']}" if self.head else "no head of a task"
-            raise ValueError(
-                f"this model has {found}, so it cannot {purpose}: load one that was fine-tuned for "
-                f"{' or '.join(tasks)}"
-            )
+            fix = f"load one fine-tuned for {' or '.join(tasks)}"
+            raise ValueError(f"this model has {found}, so it cannot {purpose}: {fix}")
         return self.head
 
     def _features(
@@ -319,35 +295,43 @@ class PretrainedModel:
         """Tokenizes texts, or if `pairs` also pairs of texts; warns of truncated ones."""
         parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
         strings = all(isinstance(part, str) for each in parts for part in each)
-        if isinstance(texts, str) or not strings or {*map(len, parts)} not in (set(), {1}, {2}):
-            expected = "a list of strings" + ", or a list of pairs of strings" * pairs
+        if not strings or {*map(len, parts)} not in (set(), {1}, {2}):
+            expected = "a string" + ", a pair of strings (a tuple)" * pairs + " or a list of these"
             raise TypeError(f"texts must be {expected}, got {texts!r:.60}")
         sequences, truncated = make_sequences(parts, self.tokenizer, max_length, max_first)
         if any(truncated):
-            warnings.warn(
-                f"{sum(truncated)} of {len(parts)} texts are truncated to {max_length} tokens, "
-                "[CLS] and [SEP] included",
-                stacklevel=3,
-            )
+            message = f"{sum(truncated)} of {len(parts)} texts are truncated to {max_length} tokens"
+            warnings.warn(message, stacklevel=3)
         return [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]
 
     def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
         """Returns the head's output for each feature, as described at `heads.Outputs`."""
         model, head = make_model(self.config, self.head), HEADS[self.head["task"]]
-        length = forward.padded_length(max(map(len, features)), self.config.max_position_embeddings)
-        shape = RowShape(length, max(length // 8, 1), head.labels, self.tokenizer.pad_id)
-        mesh = partitioning.make_mesh(devices=jax.devices()[:1])
-        max_rows = finetune_step.default_microbatch_rows(length, 0, mesh)
-        # A power of two, so that few shapes are compiled.
-        num_rows = min(max_rows, 1 << (len(features) - 1).bit_length())
-        sharding = partitioning.batch_sharding(mesh)
-        return finetune_step.predict(
-            _predict_step(model, mesh), self.params, head, features, shape, num_rows, sharding
-        )
+        function = functools.partial(forward.head_outputs, model, self.params)
+        return [head.output(own) for own in self._apply(function, features, head.per_position)]
+
+    def _apply(
+        self,
+        function: Callable[[dict], jax.Array],
+        features: Sequence[Feature],
+        per_position: bool = False,
+        batch_size: int = 32,
+    ) -> list[np.ndarray]:
+        """Returns the output of `function` for each feature, from batches of similar length."""
+        found = [np.zeros(0)] * len(features)
+        limit = self.config.max_position_embeddings
+        for indices, rows in forward.batch_by_length(features, batch_size, limit):
+            for index, output in zip(indices, np.asarray(function(rows)), strict=False):
+                size = len(features[index]) if per_position else len(output)
+                found[index] = output[:size].copy()  # A view would keep the whole batch.
+        return found
 
 
-# Compiled once for each model.
-_predict_step = functools.lru_cache(maxsize=4)(finetune_step.make_predict_step)
+def _as_list(inputs: object) -> tuple[list, bool]:
+    """Returns one input, or several, as a list, and whether it is one: a string or a tuple."""
+    if isinstance(inputs, Iterable) and not isinstance(inputs, str | tuple):
+        return list(inputs), False
+    return [inputs], True
 
 
 def _check_top_k(top_k: int, limit: int) -> None:

@@ -15,7 +15,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.checkpoint import Checkpointer, CheckpointError, find_checkpoint
-from bert_jax.training.optimizer import linear_schedule, make_optimizer
+from bert_jax.training.optimizer import make_optimizer, make_schedule
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def workdir(tokenizer, tmp_path_factory):
     """Returns a workdir with two checkpoints of an untrained model."""
     directory = tmp_path_factory.mktemp("run")
     config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=40)
-    optimizer = make_optimizer("bert_adam", linear_schedule(1e-3, 10, 0))
+    optimizer = make_optimizer("bert_adam", make_schedule(1e-3, 10, 0))
     state = pretrain_step.init_state(jax.random.key(0), BertForPreTraining(config), optimizer)
     checkpointer = Checkpointer(
         directory, {"bert": dataclasses.asdict(config)}, tokenizer, keep_last=2
@@ -94,7 +94,7 @@ def test_padded_vocabulary_is_never_predicted(model):
     ("text", "top_k", "error", "message"),
     [
         ("the river", 5, ValueError, r"no \[MASK\] to fill in: 'the river'"),
-        ("[MASK] " + "the " * 60, 5, ValueError, r"has 63 tokens with .* takes at most 40: "),
+        ("[MASK] " + "the " * 60, 5, ValueError, r"has 63 tokens, expected at most 40: "),
         ("the [MASK]", 0, ValueError, r"top_k must be a whole number in \[1, 34\], got 0"),
         ("the [MASK]", 35, ValueError, "got 35"),
         ("the [MASK]", 2.5, ValueError, "top_k must be a whole number .* got 2.5"),
@@ -110,10 +110,15 @@ def test_invalid_masked_text_is_a_clear_error(model, text, top_k, error, message
 def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is not a directory"):
         bert_jax.load(tmp_path / "nowhere")
+    for name in ("bert-base-uncased", "google-bert/bert-base-uncased"):
+        with pytest.raises(
+            FileNotFoundError, match=f"on a hub, .*hf download {name} --local-dir DIR$"
+        ):
+            bert_jax.load(name)
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
         bert_jax.load(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"weights in several files .* max_shard_size"):
+    with pytest.raises(FileNotFoundError, match=r"merge its shards .* max_shard_size"):
         bert_jax.load(tmp_path)
     (tmp_path / "seed_3").mkdir()
     with pytest.raises(FileNotFoundError, match=r"the runs of several seeds: give one .*seed_3"):
@@ -188,6 +193,12 @@ def test_features_are_the_hidden_states_of_the_given_layers(model, alone):
         np.testing.assert_allclose(feature, expected, atol=1e-5)
 
 
+def test_features_are_those_of_the_last_layers_by_default(model):
+    (found,) = model.features(["the river"])
+    (expected,) = model.features(["the river"], layers=(1, 2))  # It has no more.
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_empty_list_of_texts_gives_no_vectors(model):
     assert model.encode([]).shape == (0, 128)
     assert model.features([], layers=[-1]) == []
@@ -195,7 +206,7 @@ def test_empty_list_of_texts_gives_no_vectors(model):
 
 def test_long_texts_are_truncated_with_a_warning(model):
     longest = "the " * 38
-    with pytest.warns(UserWarning, match="2 of 3 texts are truncated to 40 tokens,"):
+    with pytest.warns(UserWarning, match="2 of 3 texts are truncated to 40 tokens"):
         found = model.encode(["river", longest + "river", longest + "town road"])
     np.testing.assert_allclose(found[1:], model.encode([longest] * 2), atol=1e-6)
     with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 40 "):
@@ -205,13 +216,18 @@ def test_long_texts_are_truncated_with_a_warning(model):
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda m: m.encode("the river"), TypeError, "must be a list of strings, got .the river."),
-        (lambda m: m.encode(["the", None]), TypeError, "must be a list of strings"),
-        (lambda m: m.features("the river", layers=[0]), TypeError, "must be a list of strings"),
+        (lambda m: m.encode(5), TypeError, r"must be a string or a list of these, got \[5\]"),
+        (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of these"),
+        (lambda m: m.encode(("the", "a")), TypeError, "must be a string or a list of these"),
+        (
+            lambda m: m.features(b"the", layers=[0]),
+            TypeError,
+            "must be a string or a list of these",
+        ),
         (lambda m: m.encode(["the"], pooling="max"), ValueError, "must be 'mean', .*, got 'max'"),
         (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),
         (lambda m: m.encode(["the"], max_length=41), ValueError, r"in \[2, 40\], got 41"),
-        (lambda m: m.features(["the"]), ValueError, r"layers must be in \[-3, 2\], got"),
+        (lambda m: m.features(["the"], layers=[-4]), ValueError, r"layers must be in \[-3, 2\],"),
         (lambda m: m.features(["the"], layers=[3]), ValueError, r"in \[-3, 2\], got \(3,\)"),
         (lambda m: m.features(["the"], layers=[]), ValueError, r"in \[-3, 2\], got \(\)"),
     ],
@@ -283,6 +299,57 @@ def test_classify_equals_each_text_alone_in_the_given_order(model, texts):
         assert value == pytest.approx(logits_alone(regressor, *parts)[0], abs=1e-4)
 
 
+def test_classify_gives_the_best_labels_and_all_that_a_text_has(model):
+    classifier = with_head(model, "classification", ["no", "maybe", "yes"])
+    best, ranked = classifier.classify(TEXTS), classifier.classify(TEXTS, top_k=3)
+    assert [own[0] for own in ranked] == best
+    assert [own[:2] for own in ranked] == classifier.classify(TEXTS, top_k=2)
+    for own in ranked:
+        assert sum(each.probability for each in own) == pytest.approx(1)
+        assert own == sorted(own, key=lambda each: -each.probability)
+    several = with_head(model, "multi_label", ["no", "maybe", "yes"])
+    for text, own, all_ in zip(
+        TEXTS, several.classify(TEXTS), several.classify(TEXTS, top_k=3), strict=True
+    ):
+        expected = np.asarray(jax.nn.sigmoid(logits_alone(several, text)))
+        assert len(own) == (expected > 0.5).sum() and own == all_[: len(own)]
+        found = {each.label: each.probability for each in all_}
+        assert found == pytest.approx(dict(zip(("no", "maybe", "yes"), expected, strict=True)))
+
+
+def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
+    np.testing.assert_array_equal(model.encode("the river"), model.encode(["the river"])[0])
+    (states,) = model.features(["the river"])
+    np.testing.assert_array_equal(model.features("the river"), states)
+    classifier = with_head(model, "classification", ["no", "yes"])
+    for one in ("the river", ("the river", "a town")):
+        assert [classifier.classify(one)] == classifier.classify([one])
+        assert [classifier.classify(one, top_k=2)] == classifier.classify([one], top_k=2)
+    assert isinstance(with_head(model, "regression", ["value"]).classify("the river"), float)
+    assert classifier.classify(np.array(TEXTS)) == classifier.classify(TEXTS)
+
+
+def test_repr_names_the_source_the_sizes_and_the_labels(model, workdir):
+    size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    sizes = f"2 layers, hidden size 128, {size:,} parameters"
+    assert repr(model) == f"PretrainedModel({workdir}: {sizes}; head for no task: no labels)"
+    classifier = with_head(model, "classification", ["no", "yes"])
+    assert repr(classifier).endswith("head for classification: no, yes)")
+
+
+@pytest.mark.parametrize(
+    ("task", "top_k", "message"),
+    [
+        ("classification", 3, r"top_k must be a whole number in \[1, 2\], got 3"),
+        ("classification", 0, r"in \[1, 2\], got 0"),
+        ("regression", 1, "a head for regression, so it cannot rank labels"),
+    ],
+)
+def test_invalid_top_k_of_classify_is_a_clear_error(model, task, top_k, message):
+    with pytest.raises(ValueError, match=message):
+        with_head(model, task, ["no", "yes"]).classify(TEXTS, top_k=top_k)
+
+
 def test_rank_equals_each_pair_alone_and_truncates_as_in_fine_tuning(model):
     ranker = with_head(model, "multiple_choice", ["score"])
     candidates = ["a town", "", "the " * 5]
@@ -323,26 +390,26 @@ def test_bi_encoder_pools_as_in_fine_tuning(model, pooling, normalize):
 def test_bi_encoder_truncates_texts_as_in_fine_tuning(model):
     described = {"task": "embedding", "labels": [], "max_seq_length": 8, "max_query_length": 5}
     encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": described})
-    with pytest.warns(UserWarning, match=r"1 of 2 texts are truncated to 8 tokens, \[CLS\] and"):
+    with pytest.warns(UserWarning, match=r"1 of 2 texts are truncated to 8 tokens"):
         found = encoder.encode(["the " * 6 + "river", "the " * 6])
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 5 tokens,"):
+    with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 5 tokens"):
         found = encoder.encode(["the " * 4], max_length=encoder.head["max_query_length"])
     np.testing.assert_allclose(found, model.encode(["the " * 3]), atol=1e-6)
 
 
 def test_classify_truncates_texts_as_in_fine_tuning(model):
     classifier = with_head(model, "classification", ["no", "yes"], max_seq_length=8)
-    with pytest.warns(UserWarning, match=r"1 of 2 texts are truncated to 8 tokens, \[CLS\] and"):
+    with pytest.warns(UserWarning, match=r"1 of 2 texts are truncated to 8 tokens"):
         found = classifier.classify(["the " * 6 + "river", "the " * 6])
     assert found[0] == found[1] and classifier.classify([]) == []
 
 
-@pytest.mark.parametrize(
-    "texts", ["the river", [1], [("a", "b"), "c"], [("a", None)], [("a",) * 3]]
-)
+@pytest.mark.parametrize("texts", [None, [1], [("a", "b"), "c"], ("a", None), [("a",) * 3]])
 def test_invalid_arguments_of_classify_are_clear_errors(model, texts):
-    with pytest.raises(TypeError, match="must be a list of strings, or a list of pairs"):
+    with pytest.raises(
+        TypeError, match=r"must be a string, a pair of strings \(a tuple\) or a list"
+    ):
         with_head(model, "classification", ["no", "yes"]).classify(texts)
     for other in (model, with_head(model, "tagging", ["O", "B"])):
         with pytest.raises(ValueError, match="so it cannot classify"):

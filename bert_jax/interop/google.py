@@ -29,11 +29,7 @@ def google_name(path: str) -> str:
 
 
 def load_google(directory: pathlib.Path) -> LoadedModel:
-    """Loads a directory as released in 2018, with one `*.ckpt*.index`; needs TensorFlow.
-
-    Raises FileNotFoundError if a file is missing, ImportError without TensorFlow, and ValueError if
-    there are several checkpoints, or a file is damaged, unsupported, or inconsistent with others.
-    """
+    """Loads a directory as Google released it, with TensorFlow. Raises as `load_huggingface`."""
     # transformers kept Google's keys; the keys that it added have defaults.
     config = config_from_huggingface(read_json(directory / "bert_config.json"))
     tokenizer = load_tokenizer(directory / "vocab.txt")

@@ -50,13 +50,16 @@ _NAMES = {
     "nsp": "cls.seq_relationship",
 }
 
-# Task -> transformers' class, the name of its head, and the head's labels where they are fixed.
+_CLASSIFIER = "BertForSequenceClassification"
+# Task -> transformers' class, the name of its head, the head's labels where they are fixed, and the
+# `problem_type`, which selects the loss of the class and the function that a pipeline applies.
 _TASK_HEADS = {
-    "classification": ("BertForSequenceClassification", "classifier", None),
-    "regression": ("BertForSequenceClassification", "classifier", None),
-    "tagging": ("BertForTokenClassification", "classifier", None),
-    "span": ("BertForQuestionAnswering", "qa_outputs", ("start", "end")),
-    "multiple_choice": ("BertForMultipleChoice", "classifier", ("score",)),
+    "classification": (_CLASSIFIER, "classifier", None, "single_label_classification"),
+    "multi_label": (_CLASSIFIER, "classifier", None, "multi_label_classification"),
+    "regression": (_CLASSIFIER, "classifier", None, "regression"),
+    "tagging": ("BertForTokenClassification", "classifier", None, None),
+    "span": ("BertForQuestionAnswering", "qa_outputs", ("start", "end"), None),
+    "multiple_choice": ("BertForMultipleChoice", "classifier", ("score",), None),
 }
 # (has "mlm", has "nsp") -> transformers' class of a model without a task's head.
 _HEADLESS_CLASSES = {
@@ -111,50 +114,56 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
 def head_from_huggingface(values: Mapping) -> dict | None:
     """Reads the task's head from a `config.json`; None without a head.
 
-    Returns its "task" and "labels", or all of its settings if `save_huggingface` wrote them; warns
-    if the file has become another task's since. Raises ValueError for several labels per text.
+    Returns its "task" and "labels", or all settings that `save_huggingface` wrote, unless the file
+    now describes another head (with a warning). Raises ValueError for a `problem_type` that is not
+    supported with this number of labels.
     """
     names, stored = values.get("id2label", {}), values.get(HEAD_KEY)
     count = len(names) or values.get("num_labels", 2)
     labels = [names.get(str(i), f"LABEL_{i}") for i in range(count)]
-    head = None
-    for task, (architecture, _, fixed_labels) in _TASK_HEADS.items():
-        if architecture in (values.get("architectures") or ()):
-            head = head or {"task": task, "labels": list(fixed_labels or labels)}
-    if head and head["task"] == "classification":
-        problem = values.get("problem_type")
-        if count == 1:
-            head["task"] = "regression"
-        elif problem not in (None, "single_label_classification"):
-            raise ValueError(
-                f"config.json: problem_type {problem!r} with {count} labels is not supported: "
-                "remove `architectures` to read the encoder alone"
-            )
+    architectures = values.get("architectures") or ()
+    default = "regression" if count == 1 else "single_label_classification"  # In transformers.
+    problem, head = values.get("problem_type") or default, None
+    if _CLASSIFIER in architectures and problem not in (default, "multi_label_classification"):
+        found = f"problem_type {problem!r} with {count} labels is not supported"
+        raise ValueError(f"config.json: {found}: remove `architectures` to read the encoder alone")
+    for task, (architecture, _, fixed_labels, problem_type) in _TASK_HEADS.items():
+        if architecture in architectures and problem_type in (None, problem):
+            head = {"task": task, "labels": list(fixed_labels or labels)}
     # To transformers, an embedding model is an encoder without a head.
     expected = head or {"task": "embedding", "labels": []}
-    if isinstance(stored, Mapping) and expected.items() <= stored.items():
-        return dict(stored)
+    if isinstance(stored, Mapping):
+        seen = stored | {"task": _task_in_transformers(stored)}
+        if expected.items() <= seen.items():
+            return dict(stored)
     if stored is not None:
         found = f"a head for {head['task']}" if head else "no head"
         warnings.warn(f"config.json has {found}: ignoring another in {HEAD_KEY}", stacklevel=2)
     return head
 
 
+def _task_in_transformers(head: Mapping) -> str | None:
+    """Returns the task of a head in transformers: a cross-encoder is a regression on pairs."""
+    is_cross_encoder = head.get("task") == "multiple_choice" and "max_query_length" in head
+    return "regression" if is_cross_encoder else head.get("task")
+
+
 def huggingface_name(path: str, head: Mapping | None = None) -> str:
     """Returns transformers' name of a parameter, with `{layer}` where it is stacked."""
     module, leaf = path.rsplit("/", 1)
-    has_tensors = head and head["labels"]  # An embedding model has none.
-    names = _NAMES | ({"head": _TASK_HEADS[head["task"]][1]} if has_tensors else {})
-    name = names[path if path in names else module]
+    if module == "head":
+        name = _TASK_HEADS[head["task"]][1]
+    else:
+        name = _NAMES[path if path in _NAMES else module]
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def params_from_huggingface(
     tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
 ) -> tuple[dict, LoadReport]:
-    """Converts the state dict of any BERT model to a parameter tree, of a task only with `head`.
+    """Converts the state dict of any BERT model to a parameter tree, with a task's `head` if given.
 
-    Returns and raises as `read_parameters`; raises ValueError, too, if the decoder is not tied.
+    Returns and raises as `read_parameters`; also raises ValueError if the decoder is not tied.
     """
     stored_names = {}
     for stored in tensors:
@@ -216,10 +225,7 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads `model.safetensors`, or else `pytorch_model.bin`.
-
-    Raises ImportError if that needs torch, ValueError if the file is damaged or of another dtype.
-    """
+    """Reads `model.safetensors`, or else `pytorch_model.bin`, which needs torch."""
     path, pickled = (directory / name for name in WEIGHTS_FILENAMES)
     if path.exists():
         tensors = {}
@@ -231,17 +237,16 @@ def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path.name} is damaged: {error}") from error
         except (AttributeError, TypeError) as error:
-            raise ValueError(
-                f"tensor {name}: unsupported dtype {dtype}; convert it to F32, F16 or BF16"
-            ) from error
+            found = f"tensor {name}: unsupported dtype {dtype}"
+            raise ValueError(f"{found}; convert it to F32, F16 or BF16") from error
         return tensors
     try:
         import torch
 
         tensors = torch.load(pickled, map_location="cpu", weights_only=True)
     except ImportError as error:
-        message = f"{pickled} needs torch: pip install torch, or add {path.name}"
-        raise ImportError(message) from error
+        found = f"{pickled} needs torch"
+        raise ImportError(f"{found}: pip install torch, or add {path.name}") from error
     except Exception as error:  # pickle, zipfile and torch raise errors of many types.
         raise ValueError(f"{pickled.name} is not a valid state dict: {error}") from error
     # torch cannot convert bfloat16 to numpy.
@@ -249,11 +254,7 @@ def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
-    """Reads `vocab.txt`, or else the WordPiece vocabulary of `tokenizer.json`.
-
-    Warns if the directory specifies another text normalization than the tokenizer applies. Raises
-    FileNotFoundError without either file, ValueError if it is damaged or not WordPiece.
-    """
+    """Reads `vocab.txt`, or else `tokenizer.json`; warns of text normalization that is ignored."""
     path = directory / "tokenizer.json"
     if (directory / WORDPIECE_FILENAME).exists():
         tokenizer = load_tokenizer(directory / WORDPIECE_FILENAME)
@@ -265,21 +266,13 @@ def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
         options = values.get("normalizer") or {}
     else:
         raise FileNotFoundError(f"{directory} has neither {WORDPIECE_FILENAME} nor {path.name}")
-    lower_case = tokenizer.lower_case
-    applied = {"do_lower_case": lower_case, "lowercase": lower_case, "strip_accents": lower_case}
-    applied |= {"tokenize_chinese_chars": True, "handle_chinese_chars": True}
-    ignored = [
-        f"{name}={options[name]}"
-        for name, value in applied.items()
-        if options.get(name) not in (None, value)
-    ]
-    if ignored:
-        done = "lower-cased and stripped of accents" if lower_case else "not lower-cased"
-        warnings.warn(
-            f"{path}: {', '.join(ignored)} is ignored: by its vocabulary, text is {done}, and "
-            "Chinese characters are split",
-            stacklevel=2,
-        )
+    names = ("do_lower_case", "lowercase", "strip_accents")
+    applied = dict.fromkeys(names, tokenizer.lower_case)
+    applied |= dict.fromkeys(("tokenize_chinese_chars", "handle_chinese_chars"), True)
+    for name, value in applied.items():
+        if options.get(name) not in (None, value):
+            message = f"{path}: {name}={options[name]} is ignored: this tokenizer uses {value}"
+            warnings.warn(message, stacklevel=2)
     return tokenizer
 
 
@@ -300,8 +293,7 @@ def load_huggingface(directory: pathlib.Path) -> LoadedModel:
     Raises FileNotFoundError if a file is missing, ImportError if torch is, and ValueError if a file
     is damaged, unsupported, or inconsistent with others.
     """
-    path = directory / "config.json"
-    early = directory / "bert_config.json"  # In the earliest conversions.
+    path, early = directory / "config.json", directory / "bert_config.json"
     values = read_json(early if early.exists() and not path.exists() else path)
     config, head = config_from_huggingface(values), head_from_huggingface(values)
     try:
@@ -314,13 +306,13 @@ def load_huggingface(directory: pathlib.Path) -> LoadedModel:
 def save_huggingface(
     directory: pathlib.Path, params: Mapping, settings: Mapping, tokenizer: Tokenizer
 ) -> None:
-    """Writes a new directory that transformers' `from_pretrained` reads.
+    """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
     Raises OSError if it exists, ValueError if transformers lacks such a vocabulary or head.
     """
     if tokenizer.filename != WORDPIECE_FILENAME:
         raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
-    config, head = BertConfig(**settings["bert"]), settings.get("head")
+    config, head = BertConfig(**settings["bert"]), settings.get("head") or {}
     values = {
         "model_type": "bert",
         "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
@@ -333,23 +325,55 @@ def save_huggingface(
     if head:
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.
-        if head["task"] not in _TASK_HEADS:
-            raise ValueError(
-                f"transformers has no head for {head['task']}: expected {', '.join(_TASK_HEADS)}"
-            )
-        architecture, _, fixed_labels = _TASK_HEADS[head["task"]]
+        task = _task_in_transformers(head)
+        if task not in _TASK_HEADS:
+            raise ValueError(f"transformers has no head for {task}")
+        architecture, _, fixed_labels, problem_type = _TASK_HEADS[task]
         values["architectures"] = [architecture]
         if not fixed_labels:
             values["id2label"] = dict(enumerate(head["labels"]))
             values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
+        if problem_type:
+            values["problem_type"] = problem_type
+        if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
+            values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    max_seq_length = head.get("max_seq_length", config.max_position_embeddings)
     tokenizer_config = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": tokenizer.lower_case,
-        "model_max_length": config.max_position_embeddings,
+        "model_max_length": max_seq_length,
     }
+    files = {"config.json": values, "tokenizer_config.json": tokenizer_config}
+    if head.get("task") == "embedding":
+        files |= _sentence_transformers_files(config.hidden_size, head)
     tensors = params_to_huggingface(params, config, head)
     directory.mkdir()
+    for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
     safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
-    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
     (directory / WORDPIECE_FILENAME).write_bytes(tokenizer.content)
+
+
+def _sentence_transformers_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
+    """Returns the JSON files, by name, that `SentenceTransformer` needs for a bi-encoder.
+
+    It truncates queries to the length of passages, `head["max_seq_length"]` tokens.
+    """
+    normalize, pooling = head["normalize"], head["pooling"]
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    return {
+        "modules.json": [
+            {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{name}"}
+            for i, (name, path) in enumerate(modules[: 3 if normalize else 2])
+        ],
+        "sentence_bert_config.json": {"max_seq_length": head["max_seq_length"]},
+        "config_sentence_transformers.json": {
+            "similarity_fn_name": "cosine" if normalize else "dot"
+        },
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden_size,
+            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+        },
+    }

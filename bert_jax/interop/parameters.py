@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
@@ -41,8 +41,15 @@ class LoadedModel(NamedTuple):
     report: LoadReport
 
 
+def log_report(source: str, report: LoadReport) -> None:
+    """Logs the number of tensors read from `source`, and with --verbosity=1 their table."""
+    counts = ", ".join(f"{len(names)} {status}" for status, names in report._asdict().items())
+    logging.info("Read from %s: tensors %s; --verbosity=1 lists them", source, counts)
+    logging.debug("Tensors:\n%s", format_report(report))
+
+
 def format_report(report: LoadReport) -> str:
-    """Formats a table that counts names together if they differ in a number only."""
+    """Formats a table in which names that differ only in numbers are counted together."""
     lines = ["         tensors  name (* stands for numbers)"]
     for status, names in report._asdict().items():
         patterns = collections.Counter(re.sub(r"\d+", "*", name) for name in names) or {"": 0}
@@ -51,7 +58,7 @@ def format_report(report: LoadReport) -> str:
 
 
 def unexpected_tensors(report: LoadReport) -> str:
-    """Describes what a user should know of; "" if only training state and pre-training heads."""
+    """Describes tensors other than training state and pre-training heads; "" if there are none."""
     training = r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
     unused = [name for name in report.unused if not re.fullmatch(training, name)]
     missing = [name for name in report.missing if not re.match(r"(bert|cls)[./]", name)]
@@ -64,11 +71,10 @@ def unexpected_tensors(report: LoadReport) -> str:
 
 def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict[str, tuple[int, ...]]:
     """Returns path -> shape of the parameters of `BertForPreTraining`, and of a task's head."""
-    ids = jnp.zeros((1, 2), jnp.int32)
-    init, key = BertForPreTraining(config).init, jax.random.key(0)
-    params = jax.eval_shape(init, key, *[ids] * 6)["params"]
+    key, ids = jax.random.key(0), np.zeros((1, 2), np.int32)
+    params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]
     if head and head["labels"]:  # An embedding head has no parameters.
-        rows = {"tokens": ids, "pairs": jnp.zeros((1, 1, 3), jnp.int32)}
+        rows = {"tokens": ids, "pairs": np.zeros((1, 1, 3), np.int32)}
         params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
     paths = flax.traverse_util.flatten_dict(params, sep="/")
     return {path: leaf.shape for path, leaf in paths.items()}
@@ -122,8 +128,7 @@ def read_parameters(
             params[path][: config.vocab_size] = read(path, name, (config.vocab_size, *shape[1:]))
         else:
             params[path] = read(path, name, shape)
-    used = set(loaded)
-    unused = tuple(name for name in stored_names.values() if name not in used)
+    unused = tuple(sorted({*stored_names.values()} - {*loaded}))
     tree = flax.traverse_util.unflatten_dict(params, sep="/")
     return tree, LoadReport(tuple(loaded), tuple(missing), unused)
 
@@ -138,15 +143,12 @@ def build_loaded_model(
 ) -> LoadedModel:
     """Combines what was read from `directory`. Raises ValueError if it is inconsistent."""
     if tokenizer.vocab_size != config.vocab_size:
-        raise ValueError(
-            f"{directory}: the vocabulary has {tokenizer.vocab_size:,} pieces, expected "
-            f"{config.vocab_size:,} (vocab_size): use the model's own, or add lines [unusedN]"
-        )
+        found = f"{tokenizer.vocab_size:,} pieces, expected {config.vocab_size:,} (vocab_size)"
+        fix = "use the model's own, or add lines [unusedN]"
+        raise ValueError(f"{directory}: the vocabulary has {found}: {fix}")
     if "head" in params and HEADS[head["task"]].pooled and "pooler" not in params["bert"]:
-        raise ValueError(
-            f"{directory}: the head for {head['task']} needs a pooler, which is missing: remove "
-            "`architectures` from config.json to read the encoder alone"
-        )
+        fix = "remove `architectures` from config.json to read the encoder alone"
+        raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")
     present = {*params, *(f"bert/{name}" for name in params["bert"])}
     absent = [part for part in OPTIONAL_PARTS if part not in present]
     settings = {"bert": dataclasses.asdict(config), "absent": absent}

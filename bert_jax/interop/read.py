@@ -1,6 +1,7 @@
 """Reads a model directory of any format: native, Hugging Face's or Google's."""
 
 import pathlib
+import re
 
 import flax
 import jax
@@ -19,7 +20,7 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     Raises FileNotFoundError without a model, CheckpointError if a native checkpoint is damaged, and
     otherwise as `load_huggingface` and `load_google`.
     """
-    directory = pathlib.Path(directory).absolute()
+    given, directory = str(directory), pathlib.Path(directory).absolute()
     if any((directory / name).exists() for name in WEIGHTS_FILENAMES):
         return load_huggingface(directory)
     if (directory / "bert_config.json").exists():
@@ -28,13 +29,12 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
         params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     except FileNotFoundError as error:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
-        if seeds := sorted(directory.glob("seed_*")):
+        if not directory.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", given):
+            hint = f"for a model on a hub, first run: hf download {given} --local-dir DIR"
+        elif seeds := sorted(directory.glob("seed_*")):
             hint = f"it holds the runs of several seeds: give one of them, such as {seeds[0]}"
         elif list(directory.glob("*.index.json")):
-            hint = (
-                "weights in several files are not supported: merge them with transformers' "
-                "save_pretrained(DIR, max_shard_size='100GB')"
-            )
+            hint = "merge its shards with transformers' save_pretrained(DIR, max_shard_size='1TB')"
         raise FileNotFoundError(f"{error}; {hint}") from error
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("scored_head", {})

@@ -1,5 +1,4 @@
-"""The feature-based approach (Devlin et al., 2018, section 5.3, table 7): a BiLSTM tags words from
-the hidden states of a frozen encoder.
+"""The feature-based approach (Devlin et al., 2018, section 5.3): a BiLSTM on a frozen encoder.
 
 Each step recomputes the features: the encoder's forward pass costs less than the BiLSTM.
 """

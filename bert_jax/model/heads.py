@@ -15,19 +15,23 @@ import numpy as np
 
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import dropout
 from bert_jax.model.feature_based import FeatureBasedTagger
 from bert_jax.model.losses import cross_entropy
 
 Outputs = Sequence[np.ndarray]
-"""A head's float32 output for each feature: classification `[classes]`, regression `[1]`, multiple
-choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`, embedding `[sequences, H]`."""
+"""A head's float32 output for each feature: classification and multi-label `[classes]`, regression
+`[1]`, multiple choice `[choices]`, tagging `[length, tags]`, span `[length, 2]`, embedding
+`[sequences, H]`."""
 
 
 def _one_class(features, outputs):
     return len({int(each.argmax()) for each in outputs}) == 1
+
+
+def _one_label_set(features, outputs):
+    return len(np.unique(np.stack(outputs) > 0, axis=0)) == 1
 
 
 def _one_value(features, outputs):
@@ -67,17 +71,17 @@ class Head:
     Attributes:
       name: under which checkpoints store it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, of the shape of
-        `label_weights`; None if there is a `batch_loss`.
-      reads: "pooled" (tanh of [CLS]) and "sequences" give an output per sequence, "positions" one
-        per position.
+        `label_weights`, and any number where the weight is 0; None if there is a `batch_loss`.
+      reads: "pooled" (tanh of [CLS]), "sequences" or "positions": each has one output.
       labels: layout of the labels in rows.
       output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
       collapsed: (features, outputs) -> whether all predictions are the same: a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       dropout: whether the input of the dense layer has dropout, as released.
-      trains_encoder: whether the encoder is trained, or frozen.
+      trains_encoder: False if the encoder is frozen.
       module: its Flax module; None for `BertForTask`.
       options: names of the module's fields that the settings hold.
+      class_weights: weight of each class in the mean over labels; without any, all weigh the same.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Head:
     trains_encoder: bool = True
     module: type[nn.Module] | None = None
     options: tuple[str, ...] = ()
+    class_weights: tuple[float, ...] = ()
 
     @property
     def pooled(self) -> bool:
@@ -134,24 +139,14 @@ class BertForTask(nn.Module):
         batch = unpack_rows(rows)
         x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout_rows=dropout_rows)
         if self.kind.reads == "sequences":
-            return self.embed(x, rows["pairs"])
+            vectors = pool_tokens(x, rows["pairs"], self.pooling)
+            squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
+            return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.kind.pooled:
             x = self.bert.pool(x, batch["cls_positions"])
-        if dropout_rows is not None and self.kind.dropout:
-            x = dropout(self.make_rng("dropout"), x, self.config.dropout_rate, dropout_rows)
+        if self.kind.dropout:
+            x = apply_dropout(self, x, dropout_rows)
         return self.head(x)
-
-    def embed(self, x: jax.Array, pairs: jax.Array) -> jax.Array:
-        """Returns a float32 vector per sequence: `[B, L, H]` of any float dtype -> `[B, P, H]`."""
-        position = jnp.arange(x.shape[1])
-        start, _, end = jnp.moveaxis(pairs[..., None], -2, 0)
-        if self.pooling == "cls":
-            end = jnp.minimum(end, start + 1)
-        chosen = ((position >= start) & (position < end)).astype(x.dtype)  # [B, P, L]
-        vectors = jnp.einsum("bpl,blh->bph", chosen, x, preferred_element_type=jnp.float32)
-        if self.normalize:
-            return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, -1, keepdims=True) + 1e-12)
-        return vectors / jnp.maximum(end - start, 1)
 
 
 def make_model(config: BertConfig, described: Mapping) -> nn.Module:
@@ -162,25 +157,29 @@ def make_model(config: BertConfig, described: Mapping) -> nn.Module:
 
 
 def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
-    """Returns float32 weights of the labels: 1 where there is one, 0 elsewhere.
+    """Returns float32 weights of the labels: 0 where there is none, else 1 or that of the class.
 
     The loss of a batch is the mean with these weights: over examples, or for tagging over words.
     """
+    weights = rows["weights"]
     if head.labels.per_position:
-        return (rows["labels"] != NO_LABEL).astype(jnp.float32)
-    return rows["weights"]
+        weights = (rows["labels"] != NO_LABEL).astype(jnp.float32)
+    if head.class_weights:
+        weights *= jnp.asarray(head.class_weights)[jnp.maximum(rows["labels"], 0)]
+    return weights
 
 
 def _classification_loss(outputs, rows):
     return cross_entropy(outputs, rows["labels"])[0]
 
 
+def _multi_label_loss(outputs, rows):
+    """Averages over the labels the cross entropy of each one's sigmoid with 0 or 1."""
+    return jnp.mean(jax.nn.softplus(outputs) - outputs * rows["labels"], axis=-1)
+
+
 def _regression_loss(outputs, rows):
     return jnp.square(outputs[..., 0] - rows["labels"])
-
-
-def _tagging_loss(outputs, rows):
-    return cross_entropy(outputs, jnp.maximum(rows["labels"], 0))[0]
 
 
 def _choice_loss(outputs, rows):
@@ -193,11 +192,9 @@ def _span_loss(outputs, rows):
     position = jnp.arange(outputs.shape[1])[None, None]
     start, _, end = jnp.moveaxis(rows["pairs"], -1, 0)
     inside = (position >= start[..., None]) & (position < end[..., None])  # [B, P, L]
-    total = 0.0
-    for which in (0, 1):
-        logits = jnp.where(inside, outputs[:, None, :, which], jnp.finfo(jnp.float32).min)
-        total += cross_entropy(logits, rows["labels"][..., which])[0] / 2
-    return total
+    outputs = jnp.swapaxes(outputs, 1, 2)[:, None]
+    logits = jnp.where(inside[:, :, None], outputs, jnp.finfo(jnp.float32).min)  # [B, P, 2, L]
+    return jnp.mean(cross_entropy(logits, rows["labels"])[0], axis=-1)
 
 
 def in_batch_loss(
@@ -206,25 +203,28 @@ def in_batch_loss(
     """Sums over queries -log softmax(similarities)[own passage], in nats: a float32 scalar.
 
     The softmax is over the passages of all examples (Karpukhin et al., 2020, section 3.2) without
-    copies of the query's own passage, which several questions about one paragraph bring.
-
-    Args:
-      vectors: float32 `[examples, 1 + n, H]`: a query, its passage, and n - 1 hard negatives.
-      passages: int32 `[examples, n]`, a number for each text: the same for the same text.
-      weights: float32 `[examples]`, 0 for unused slots.
+    copies of the query's own passage, which several questions about one paragraph bring. `vectors`
+    are float32 `[examples, 1 + n, H]` of a query, its passage and n - 1 hard negatives; `passages`
+    int32 `[examples, n]`, equal for equal texts; `weights` float32 `[examples]`, 0 if unused.
     """
     queries, candidates = vectors[:, 0], vectors[:, 1:].reshape(-1, vectors.shape[-1])
     count = passages.shape[1]
     scores = queries @ candidates.T / temperature
     own = jnp.arange(len(queries)) * count
     is_own = jnp.arange(len(candidates)) == own[:, None]
-    is_copy = (passages.reshape(-1) == passages[:, :1]) & ~is_own
-    excluded = is_copy | (jnp.repeat(weights, count) == 0)
+    excluded = (passages.reshape(-1) == passages[:, :1]) | (jnp.repeat(weights, count) == 0)
     scores = jnp.where(excluded & ~is_own, jnp.finfo(jnp.float32).min, scores)
     return jnp.sum(cross_entropy(scores, own)[0] * weights)
 
 
 CLASSIFICATION = Head("classification", _classification_loss, output=lambda outputs: outputs[0])
+MULTI_LABEL = Head(  # Any number of labels per text. Tasks set the shape of `labels`.
+    "multi_label",
+    _multi_label_loss,
+    labels=LabelLayout(dtype=np.float32),
+    output=lambda outputs: outputs[0],
+    collapsed=_one_label_set,
+)
 REGRESSION = Head(
     "regression",
     _regression_loss,
@@ -233,14 +233,11 @@ REGRESSION = Head(
     collapsed=_one_value,
 )
 MULTIPLE_CHOICE = Head(
-    "multiple_choice",
-    _choice_loss,
-    output=lambda outputs: outputs[:, 0],
-    collapsed=_one_choice,
+    "multiple_choice", _choice_loss, output=lambda outputs: outputs[:, 0], collapsed=_one_choice
 )
 TAGGING = Head(
     "tagging",
-    _tagging_loss,
+    _classification_loss,
     reads="positions",
     labels=LabelLayout(per_position=True),
     collapsed=_one_tag,
@@ -270,10 +267,5 @@ EMBEDDING = Head(
     options=("pooling", "normalize", "temperature"),
 )
 
-HEADS = {
-    head.name: head
-    for head in (
-        *(CLASSIFICATION, REGRESSION, MULTIPLE_CHOICE),
-        *(TAGGING, FEATURE_BASED, SPAN, EMBEDDING),
-    )
-}
+_POOLED = (CLASSIFICATION, MULTI_LABEL, REGRESSION, MULTIPLE_CHOICE)
+HEADS = {head.name: head for head in (*_POOLED, TAGGING, FEATURE_BASED, SPAN, EMBEDDING)}

@@ -5,11 +5,13 @@ characters in the context, so that an answer is a slice of the original text.
 """
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.data.features import Feature, make_sequence
 from bert_jax.tokenization import Tokenizer
@@ -31,39 +33,33 @@ class SpanConfig:
     null_threshold: float = 0.0  # By which the score of no answer must exceed the best answer's.
 
     def __post_init__(self):
-        limit = self.max_seq_length - 4
-        if not 1 <= self.max_query_length <= limit:
-            raise ValueError(
-                f"max_query_length is {self.max_query_length}: expected 1 to {limit} with "
-                f"max_seq_length={self.max_seq_length}"
-            )
-        for name in ("doc_stride", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        limits = {"max_query_length": self.max_seq_length - 4}
+        for name in ("max_query_length", "doc_stride", "max_answer_length"):
+            value, limit = getattr(self, name), limits.get(name, math.inf)
+            if not 1 <= value <= limit:
+                given = f"{name}={value} with max_seq_length={self.max_seq_length}"
+                raise ValueError(f"{given}: expected a value in [1, {limit}]")
 
 
 def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
     """Returns the config stored with a trained head, with defaults that fit its positions."""
     length = min(SpanConfig.max_seq_length, max_position_embeddings)
     question = min(SpanConfig.max_query_length, length // 4)
-    names = [field.name for field in dataclasses.fields(SpanConfig)]
-    given = {name: head[name] for name in names if name in head}
+    fields = dataclasses.fields(SpanConfig)
+    given = {field.name: head[field.name] for field in fields if field.name in head}
     return SpanConfig(**{"max_seq_length": length, "max_query_length": question} | given)
 
 
 class ContextWindow(NamedTuple):
-    """Tokens `begin` to `end` of a context.
-
-    `owned`, bool `[end - begin]`: the tokens that have their largest context in this window.
-    """
+    """Tokens `[begin, end)` of a context; `owned` are those with their largest context in it."""
 
     begin: int
     end: int
-    owned: np.ndarray
+    owned: np.ndarray  # bool `[end - begin]`
 
 
 class Span(NamedTuple):
-    """Characters `begin` to `end` of a context, proposed as the answer."""
+    """Characters `[begin, end)` of a context, proposed as the answer."""
 
     begin: int
     end: int
@@ -75,17 +71,22 @@ class Span(NamedTuple):
         return self.start_logit + self.end_logit
 
 
-class Passage(NamedTuple):
-    """A question's context, in windows that together cover all its tokens.
+class Answer(NamedTuple):
+    """An answer, its probability, and its characters `[begin, end)`; "" means no answer."""
 
-    `offsets`, int32 `[tokens, 2]`, are the characters of each token; see `encode_with_offsets`.
-    `features` are the unlabeled input of the model for each window.
-    """
+    text: str
+    probability: float
+    begin: int
+    end: int
+
+
+class Passage(NamedTuple):
+    """A question's context, in windows that together cover all its tokens."""
 
     context: str
-    offsets: np.ndarray
+    offsets: np.ndarray  # int32 `[tokens, 2]`: characters of each token.
     windows: Sequence[ContextWindow]
-    features: Sequence[Feature]
+    features: Sequence[Feature]  # Input of the model for each window, unlabeled.
 
     def text(self, span: Span) -> str:
         return self.context[span.begin : span.end]
@@ -100,9 +101,8 @@ def make_passages(
     questions = tokenizer.encode_batch([question for question, _ in pairs])
     limit = config.max_query_length
     if long := sum(len(ids) > limit for ids in questions):
-        warnings.warn(
-            f"{long} of {len(pairs)} questions are truncated to {limit} tokens", stacklevel=2
-        )
+        message = f"{long} of {len(pairs)} questions are truncated to {limit} tokens"
+        warnings.warn(message, stacklevel=2)
     passages = []
     for question, (_, context) in zip(questions, pairs, strict=True):
         question, (ids, offsets) = question[:limit], encoded[context]
@@ -169,10 +169,8 @@ def best_spans(
 
     A span begins in the window that owns its first token and ends there too, within
     `max_answer_length` tokens. All of these are searched; the released code combines only the 20
-    best starts and ends. A context without tokens gives the empty span, with score 0.
-
-    Args:
-      outputs: float32 `[length, 2]` of the head for each window.
+    best starts and ends. A context without tokens gives the empty span, with score 0. `outputs` are
+    the head's of each window.
     """
     found, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
@@ -201,7 +199,17 @@ def null_span(outputs: Sequence[np.ndarray]) -> Span:
     return Span(0, 0, start, end)
 
 
-def probabilities(ranked: Sequence[Span]) -> list[float]:
-    """Returns the softmax over the scores of the spans."""
-    scores = np.array([span.score for span in ranked])
-    return np.exp(scores - np.logaddexp.reduce(scores)).tolist()
+def best_answers(
+    passage: Passage, outputs: Sequence[np.ndarray], config: SpanConfig
+) -> list[Answer]:
+    """Returns the `N_BEST` answers by score, best first, with probabilities among these.
+
+    With `config.null_answers`, "no answer" is one more, ranked by `config.null_threshold`.
+    """
+    ranked = best_spans(passage, outputs, config.max_answer_length, N_BEST)
+    if config.null_answers:
+        null = null_span(outputs)
+        place = sum(null.score - span.score <= config.null_threshold for span in ranked)
+        ranked.insert(place, null)
+    pairs = zip(ranked, softmax([span.score for span in ranked]).tolist(), strict=True)
+    return [Answer(passage.text(span), p, span.begin, span.end) for span, p in pairs]

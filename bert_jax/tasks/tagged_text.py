@@ -2,7 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bert_jax.tasks.tagging_scores import find_entities
@@ -12,19 +13,21 @@ WORD = re.compile(r"['\u2019]s\b|\w+(?:[-.,]\w+|['\u2019](?!s\b)\w+)*|[^\w\s]")
 
 
 class TaggedWord(NamedTuple):
-    """A word and its tag."""
+    """A word, its tag, and the tag's probability."""
 
     word: str
     tag: str
+    probability: float
 
 
 class TaggedEntity(NamedTuple):
-    """An entity: its type, its text, and its characters, `start` to `end` (exclusive)."""
+    """An entity: type, text, characters `[start, end)`, and the mean probability of its tags."""
 
     type: str
     text: str
     start: int
     end: int
+    probability: float
 
 
 class Tagging(NamedTuple):
@@ -48,11 +51,17 @@ def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return " ".join(text), spans
 
 
-def tagged_text(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> Tagging:
-    """Combines the text and spans of `split_words` with a tag for each word."""
-    words = [text[start:end] for start, end in spans]
+def tagged_text(
+    text: str, spans: Sequence[tuple[int, int]], tagged: Iterable[tuple[str, float]]
+) -> Tagging:
+    """Combines the text and spans of `split_words` with each word's tag and its probability."""
+    words = [
+        TaggedWord(text[start:end], *each) for (start, end), each in zip(spans, tagged, strict=True)
+    ]
     entities = []
-    for entity in find_entities(tags):
+    for entity in find_entities([word.tag for word in words]):
         start, end = spans[entity.start][0], spans[entity.end - 1][1]
-        entities.append(TaggedEntity(entity.type, text[start:end], start, end))
-    return Tagging(list(map(TaggedWord, words, tags)), entities)
+        own = words[entity.start : entity.end]
+        probability = statistics.fmean(word.probability for word in own)
+        entities.append(TaggedEntity(entity.type, text[start:end], start, end, probability))
+    return Tagging(words, entities)

@@ -27,6 +27,7 @@ from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 from tests.helpers import CONFIG, CONFIG_JSON, PIECES, assert_trees_equal, flat, linear, state_dict
 
 CLASSIFIER = "BertForSequenceClassification"
+CHOICE = "BertForMultipleChoice"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
@@ -227,6 +228,70 @@ def test_stored_head_of_another_task_is_ignored_with_a_warning():
             assert head_from_huggingface(of_texts | {HEAD_KEY: other}) == classifier
 
 
+@pytest.mark.parametrize(
+    ("problem", "count", "task"),
+    [
+        ("single_label_classification", 3, "classification"),
+        ("multi_label_classification", 3, "multi_label"),
+        ("multi_label_classification", 1, "multi_label"),
+        ("regression", 1, "regression"),
+    ],
+)
+def test_problem_type_is_read_and_written(problem, count, task, tmp_path):
+    labels = [f"LABEL_{index}" for index in range(count)]
+    kind = {"architectures": [CLASSIFIER], "problem_type": problem, "num_labels": count}
+    assert head_from_huggingface(kind) == {"task": task, "labels": labels}
+    tensors = task_tensors("classifier", count, True)
+    model = read_model(write_directory(tmp_path / "theirs", tensors, **kind))
+    save_huggingface(tmp_path / "back", *model[:3])
+    values = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert values["problem_type"] == problem
+    assert read_model(tmp_path / "back").settings["head"] == model.settings["head"]
+    # Without it, as transformers does.
+    assert head_from_huggingface(kind | {"problem_type": None})["task"] == (
+        "regression" if count == 1 else "classification"
+    )
+
+
+def test_cross_encoder_is_written_as_a_regression_on_pairs(tmp_path):
+    model = read_model(write_directory(tmp_path / "encoder", task_tensors("x", 1, True)))
+    head = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": 8}
+    params = model.params | {"head": {"kernel": np.ones((12, 1)), "bias": np.zeros(1)}}
+    for extra, architecture in (({"max_query_length": 4}, CLASSIFIER), ({}, CHOICE)):
+        settings = model.settings | {"head": head | extra}
+        save_huggingface(tmp_path / architecture, params, settings, model.tokenizer)
+        values = json.loads((tmp_path / architecture / "config.json").read_text())
+        assert values["architectures"] == [architecture]
+        assert values.get("problem_type") == ("regression" if extra else None)
+        with warnings.catch_warnings(action="error"):
+            assert read_model(tmp_path / architecture).settings["head"] == head | extra
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
+def test_bi_encoder_is_written_with_the_modules_of_sentence_transformers(
+    pooling, normalize, tmp_path
+):
+    tensors = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
+    model = read_model(write_directory(tmp_path / "encoder", tensors))
+    head = {"task": "embedding", "labels": [], "max_seq_length": 8}
+    head |= {"pooling": pooling, "normalize": normalize}
+    save_huggingface(tmp_path / "out", model.params, model.settings | {"head": head}, model[2])
+
+    def read(name):
+        return json.loads((tmp_path / "out" / name).read_text())
+
+    modules = [(each["path"], each["type"].rpartition(".")[2]) for each in read("modules.json")]
+    expected = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    assert modules == expected[: 3 if normalize else 2]
+    assert read("1_Pooling/config.json") == {
+        "word_embedding_dimension": 12,
+        "pooling_mode_cls_token": pooling == "cls",
+        "pooling_mode_mean_tokens": pooling == "mean",
+    }
+    assert read("sentence_bert_config.json")["max_seq_length"] == 8
+    assert read_model(tmp_path / "out").settings["head"] == head
+
+
 def test_bfloat16_is_read_and_an_unsupported_dtype_is_named_with_its_tensor(tmp_path):
     rounded = {name: value.astype(jnp.bfloat16) for name, value in state_dict().items()}
     path = write_directory(tmp_path, rounded) / "model.safetensors"
@@ -287,10 +352,10 @@ def test_vocabulary_is_read_from_tokenizer_json(tmp_path):
     tokenizer = read_model(tmp_path).tokenizer
     assert [tokenizer.id_to_token(index) for index in range(131)] == PIECES
     path.write_text(json.dumps(values | {"normalizer": {"lowercase": False}}))
-    with pytest.warns(UserWarning, match="lowercase=False is ignored: .* lower-cased"):
+    with pytest.warns(UserWarning, match="lowercase=False is ignored: .* uses True"):
         read_model(tmp_path)
     path.write_text(json.dumps(values | {"normalizer": {"strip_accents": False}}))
-    with pytest.warns(UserWarning, match="strip_accents=False .* stripped of accents"):
+    with pytest.warns(UserWarning, match="strip_accents=False is ignored: .* uses True"):
         read_model(tmp_path)
     values["added_tokens"][0]["id"] = 131
     path.write_text(json.dumps(values))
@@ -314,8 +379,8 @@ def test_vocabulary_is_read_from_tokenizer_json(tmp_path):
             r"classifier.bias: expected shape \(2,\), found \(3,\)",
         ),
         (
-            {"architectures": [CLASSIFIER], "problem_type": "multi_label_classification"},
-            "problem_type 'multi_label_classification' with 2 labels.*remove `architectures`",
+            {"architectures": [CLASSIFIER], "problem_type": "regression"},
+            "problem_type 'regression' with 2 labels.*remove `architectures`",
         ),
         (
             {"tensors": task_tensors("classifier", 2, False), "architectures": [CLASSIFIER]},

@@ -236,3 +236,112 @@ def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path)
         module, leaf = name.rsplit("/", 1)
         found = expected[name] if name in expected else expected[module][leaves[leaf]]
         np.testing.assert_array_equal(found, value, err_msg=name)
+
+
+TORCH_TEXTS = ["w3 w1 w30", "", "w7 " * 8, "w2 w9 w11 w4"]
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "count"),
+    [
+        ("classification", "single_label_classification", 3),
+        ("multi_label", "multi_label_classification", 3),
+        ("regression", "regression", 1),
+    ],
+)
+def test_pipeline_and_loss_of_an_exported_classifier_equal_ours(task, problem, count, tmp_path):
+    import torch
+    import transformers
+
+    settings = {"num_labels": count, "problem_type": problem}
+    write_torch_model(tmp_path, "BertForSequenceClassification", **settings)
+    model = read_model(tmp_path)
+    save_huggingface(tmp_path / "exported", *model[:3])
+    ours = bert_jax.load(tmp_path / "exported")
+    assert ours.head["task"] == task
+    pipeline = transformers.pipeline(
+        "text-classification", str(tmp_path / "exported"), top_k=None, device="cpu"
+    )
+    for text, found in zip(TORCH_TEXTS, pipeline(TORCH_TEXTS), strict=True):
+        expected = {"LABEL_0": ours.classify(text)}
+        if task != "regression":
+            expected = dict(ours.classify(text, top_k=count))
+        assert {each["label"]: each["score"] for each in found} == pytest.approx(expected, abs=1e-6)
+
+    rng = np.random.default_rng(0)
+    labels = {
+        "classification": rng.integers(0, count, 4),
+        "multi_label": rng.integers(0, 2, (4, count)).astype(np.float32),
+        "regression": rng.normal(size=4).astype(np.float32),
+    }[task]
+    with torch.no_grad():
+        theirs = pipeline.model(torch.randint(5, 40, (4, 16)), labels=torch.tensor(labels))
+    loss = HEADS[task].loss(theirs.logits.numpy()[:, None], {"labels": labels[:, None]})
+    assert loss.mean() == pytest.approx(float(theirs.loss), 1e-5)
+
+
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
+def test_sentence_transformers_computes_the_vectors_of_a_bi_encoder(
+    minilm, pooling, normalize, tmp_path
+):
+    from sentence_transformers import SentenceTransformer
+
+    params, settings, tokenizer, _ = read_model(minilm)
+    settings["head"] = {"task": "embedding", "labels": [], "max_seq_length": 64}
+    settings["head"] |= {"pooling": pooling, "normalize": normalize}
+    del params["bert"]["pooler"]  # As in a fine-tuned one.
+    save_huggingface(tmp_path / "out", params, settings, tokenizer)
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    with pytest.warns(UserWarning, match="1 of 5 texts are truncated to 64 tokens"):
+        expected, found = (
+            theirs.encode(SENTENCES),
+            bert_jax.load(tmp_path / "out").encode(SENTENCES),
+        )
+    print(f"{pooling}: {np.abs(found - expected).max():.1e} of up to {np.abs(expected).max():.1f}")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    product = expected @ expected.T
+    np.testing.assert_allclose(theirs.similarity(expected, expected), product, atol=1e-4)
+
+
+def test_sentence_transformers_computes_the_scores_of_a_cross_encoder(minilm, tmp_path):
+    from sentence_transformers import CrossEncoder
+
+    params, settings, tokenizer, _ = read_model(minilm)
+    kernel = np.random.default_rng(0).normal(size=(384, 1)).astype(np.float32)
+    params["head"] = {"kernel": kernel, "bias": np.float32([0.5])}
+    settings["head"] = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": 64}
+    settings["head"]["max_query_length"] = 32
+    save_huggingface(tmp_path / "out", params, settings, tokenizer)
+    ranked = bert_jax.load(tmp_path / "out").rank(SENTENCES[0], SENTENCES[:4])
+    theirs = CrossEncoder(str(tmp_path / "out"), device="cpu")
+    expected = theirs.predict([(SENTENCES[0], each.text) for each in ranked])
+    error = np.abs([each.score for each in ranked] - expected).max()
+    print(f"cross-encoder: {error:.1e} of up to {np.abs(expected).max():.1f}")
+    assert error < 1e-4
+
+
+def test_pipeline_of_an_exported_tagger_finds_the_same_entities(tmp_path):
+    import transformers
+
+    tags = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    settings = {"id2label": dict(enumerate(tags)), "num_labels": 5}
+    write_torch_model(tmp_path, "BertForTokenClassification", **settings)
+    save_huggingface(tmp_path / "exported", *read_model(tmp_path)[:3])
+    ours = bert_jax.load(tmp_path / "exported")
+    pipeline = transformers.pipeline(
+        "token-classification",
+        str(tmp_path / "exported"),
+        aggregation_strategy="first",
+        device="cpu",
+    )
+    rng, count = np.random.default_rng(0), 0
+    texts = [" ".join(f"w{i}" for i in rng.integers(0, 35, 12)) for _ in range(20)]
+    for found, tagging in zip(pipeline(texts), ours.tag(texts), strict=True):
+        expected = [(each.type, each.start, each.end) for each in tagging.entities]
+        # transformers returns the words outside of entities as a group, too.
+        found = [each for each in found if each["entity_group"] != "O"]
+        assert [(each["entity_group"], each["start"], each["end"]) for each in found] == expected
+        scores = [each.probability for each in tagging.entities]
+        assert [each["score"] for each in found] == pytest.approx(scores, abs=1e-5)
+        count += len(expected)
+    assert count > 20
