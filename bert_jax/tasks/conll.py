@@ -1,8 +1,11 @@
-"""CoNLL column files, and the tagging schemes that mark entities in them.
+"""Files of tagged words, CoNLL columns or JSONL, and the schemes that mark entities in them.
 
-Each line holds a word and its columns, a blank line ends a sentence, and -DOCSTART- begins a
-document. IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after another
-entity of its type. BIOES has E- for the last word of an entity and S- for a single one.
+Each line of CoNLL columns holds a word and its columns, a blank line ends a sentence, -DOCSTART- or
+CoNLL-U's "# newdoc" begins a document, and other lines of "#" before a sentence are comments. Each
+line of JSONL is a sentence, `{"tokens": [...], "tags": [...]}`, and may name its "document".
+
+IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after another entity of
+its type. BIOES has E- for the last word of an entity and S- for a single one; BILOU has L- and U-.
 """
 
 import pathlib
@@ -10,58 +13,67 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bert_jax.tasks.tables import read_text
+from bert_jax.tasks.tables import read_objects, read_text
 from bert_jax.tasks.tagging_scores import find_entities
 
 SCHEMES = ("iob1", "iob2", "bioes")
-DOCUMENT_START = "-DOCSTART-"
+_LAST_AND_SINGLE = {"bioes": "ES", "bilou": "LU"}
+_DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 
 
 class Sentence(NamedTuple):
-    """Words, the line of each in its file, their tags (None if unknown), and the document's number.
-
-    `columns` is the number of columns of the file.
-    """
+    """A sentence of a file, and what identifies its document."""
 
     words: list[str]
-    lines: list[int]
-    tags: list[str] | None
-    document: int
-    columns: int = 1
+    lines: list[int]  # Of each word.
+    tags: list[str] | None  # None if unknown.
+    document: object
+    columns: int = 2  # In the file.
 
 
-def read_conll(
-    path: str | pathlib.Path, word_column: int, tag_column: int, min_columns: int = 2
+def read_sentences(
+    path: str | pathlib.Path, word_column: int = 0, tag_column: int = -1, min_columns: int = 2
 ) -> list[Sentence]:
-    """Reads the sentences of a file; columns count from 0, or from the end with -1 for the last.
+    """Reads a `.jsonl` file, or else CoNLL columns, which count from 0, or with -1 from the end.
 
     A file with fewer than `min_columns` columns has no tags, only words or, if the training file
     has more columns, words and parts of speech. Raises FileNotFoundError without the file, and
     ValueError for anything wrong in it.
     """
-    path = pathlib.Path(path)
-    text = read_text(path, "a CoNLL file, a word and its columns on each line")
-    sentences, document, begins_sentence = [], 0, True
-    for number, line in enumerate(text.split("\n"), start=1):
+    if pathlib.Path(path).suffix == ".jsonl":
+        return _read_json_lines(path)
+    lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
+    rows = []
+    for line in lines:
         # Not split(): words may hold characters that are spaces for Unicode, but not for CoNLL.
         fields = re.split(r"[ \t]+", line.strip(" \t\r"))
-        if fields[0] in ("", DOCUMENT_START):
-            document += fields[0] == DOCUMENT_START
+        rows.append([] if line.startswith(_DOCUMENT) or not fields[0] else fields)
+    # "#" may be a word; comments have other columns than the first line that is surely none.
+    first = next((index for index, row in enumerate(rows) if row and row[0] != "#"), None)
+    if first is None:
+        raise ValueError(f"{path} holds no words")
+    num_columns = len(rows[first])
+    has_tags = num_columns >= min_columns
+    for column in (word_column, tag_column) if has_tags else (word_column,):
+        if not -num_columns <= column < num_columns:
+            raise ValueError(
+                f"{path}, line {first + 1}: {num_columns} columns, so there is no column {column}: "
+                "set --config.data.word_column and tag_column, or fix the file"
+            )
+    sentences, document, begins_sentence = [], 0, True
+    for number, (line, fields) in enumerate(zip(lines, rows, strict=True), start=1):
+        if not fields:
+            document += line.startswith(_DOCUMENT)
             begins_sentence = True
             continue
-        place = f"{path}, line {number}"
-        if not sentences:
-            first_line, num_columns = number, len(fields)
-            has_tags = num_columns >= min_columns
-            for column in (word_column, tag_column) if has_tags else (word_column,):
-                if not -num_columns <= column < num_columns:
-                    raise ValueError(
-                        f"{place}: {num_columns} columns, so there is no column {column}: set "
-                        "--config.data.word_column and tag_column, or fix the file"
-                    )
+        is_like_first = len(fields) == num_columns and ("\t" in line) == ("\t" in lines[first])
+        if begins_sentence and fields[0] == "#" and not is_like_first:
+            continue
         if len(fields) != num_columns:
-            found = f"{len(fields)} columns, but line {first_line} has {num_columns}"
-            raise ValueError(f"{place}: {found}: fix the line")
+            found = f"{len(fields)} columns, but line {first + 1} has {num_columns}"
+            raise ValueError(f"{path}, line {number}: {found}: fix the line")
+        if num_columns == 10 and word_column == 1 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
+            continue  # CoNLL-U: a contraction (1-2), whose words follow, or an empty node (1.1).
         if begins_sentence:
             sentences.append(Sentence([], [], [] if has_tags else None, document, num_columns))
             begins_sentence = False
@@ -69,26 +81,47 @@ def read_conll(
         sentences[-1].lines.append(number)
         if has_tags:
             sentences[-1].tags.append(fields[tag_column])
-    if not sentences:
-        raise ValueError(f"{path} holds no words")
     return sentences
 
 
+def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
+    sentences = []
+    for values, place in read_objects(path):
+        words, tags = values.get("tokens"), values.get("tags")
+        texts = [words] if tags is None else [words, tags]
+        if not all(map(_are_words, texts)) or len(texts[-1]) != len(words):
+            raise ValueError(
+                f"{place}: expected 'tokens', a list of words, and for each a tag in 'tags', "
+                f"texts without spaces such as B-LOC; it has {', '.join(map(repr, values))}"
+            )
+        if sentences and (tags is None) != (sentences[0].tags is None):
+            raise ValueError(f"{place}: only some lines have 'tags': give all lines tags, or none")
+        lines = [int(place.rpartition(" ")[2])] * len(words)
+        sentences.append(Sentence(words, lines, tags, values.get("document")))
+    return sentences
+
+
+def _are_words(texts: object) -> bool:
+    if not isinstance(texts, list) or not texts:
+        return False
+    return all(isinstance(each, str) and re.fullmatch(r"[^ \t\n]+", each) for each in texts)
+
+
 def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
-    """Returns which of `SCHEMES` the tags of a file use; "iob2" where it makes no difference.
+    """Returns the scheme of a file's tags, of `SCHEMES` or "bilou"; "iob2" if several fit.
 
     Raises ValueError, with the line, for a tag that cannot mark an entity and for mixed schemes.
     """
     lines = [line for sentence in sentences for line in sentence.lines]
     tags = [tag for sentence in sentences for tag in sentence.tags]
     for line, tag in zip(lines, tags, strict=True):
-        if tag != "O" and not re.fullmatch("[BIES]-.+", tag):
+        if tag != "O" and not re.fullmatch("[BIESLU]-.+", tag):
             raise ValueError(
-                f"{path}, line {line}: tag {tag!r}, expected O, or B-, I-, E- or S- and a type; "
-                "for tags that mark no entities set --config.data.scheme=none"
+                f"{path}, line {line}: tag {tag!r}, expected O, or B-, I-, E-, S-, L- or U- and a "
+                "type; for tags that mark no entities set --config.data.scheme=none"
             )
     illegal = []
-    for scheme in ("iob2", "iob1", "bioes"):
+    for scheme in ("iob2", "iob1", *_LAST_AND_SINGLE):
         legal = [tag for sentence in sentences for tag in convert_tags(sentence.tags, scheme)]
         if legal == tags:
             return scheme
@@ -106,7 +139,7 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
         follows = before and (before.type, before.end) == (entity.type, entity.start)
         if scheme != "iob1" or follows:
             converted[entity.start] = f"B-{entity.type}"
-        if scheme == "bioes":
-            converted[entity.end - 1] = f"{'S' if length == 1 else 'E'}-{entity.type}"
+        if scheme in _LAST_AND_SINGLE:
+            converted[entity.end - 1] = f"{_LAST_AND_SINGLE[scheme][length == 1]}-{entity.type}"
         before = entity
     return converted

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.tasks.tables import Record
@@ -23,7 +24,7 @@ def find_labels(records: Sequence[Record], column: str, given: tuple[str, ...]) 
     """Returns the labels `given`, or with none those in `column`, sorted; raises ValueError."""
     source, labels = "--config.data.labels", given
     if records and not given:
-        source = f"{records[0].place.rpartition(', line')[0]}, column {column!r}"
+        source = f"{records[0].place.rpartition(', ')[0]}, column {column!r}"
         labels = tuple(sorted({record.columns[column] for record in records}))
         for record in records:
             if (label := record.columns[column]) != label.strip():
@@ -71,9 +72,31 @@ def read_labels(
     return values
 
 
-def check_labeled(
-    examples: Sequence, labels: Sequence[object], column: str, required: bool
-) -> None:
+def split_labels(records: Sequence[Record], column: str, separator: str) -> list[list[Record]]:
+    """Returns for each record a copy with each of the labels in its `column`."""
+    copies = []
+    for record in records:
+        labels = map(str.strip, record.columns.get(column, "").split(separator))
+        own = [record.columns | {column: label} for label in labels if label]
+        copies.append([Record(columns, record.place) for columns in own])
+    return copies
+
+
+def read_label_sets(
+    records: Sequence[Record], column: str, labels: Sequence[str], separator: str, **options
+) -> list[np.ndarray | None]:
+    """Returns float32 `[labels]` for each record, 1 for those it has; a record may have none.
+
+    Without a `separator`, or any label, as `read_labels`.
+    """
+    split = split_labels(records, column, separator) if separator else []
+    if not any(split):
+        return read_labels(records, column, labels, **options)
+    found = [read_labels(each, column, labels, **options) for each in split]
+    return [np.isin(np.arange(len(labels)), each).astype(np.float32) for each in found]
+
+
+def check_labeled(examples: Sequence, labels: Sequence, column: str, required: bool) -> None:
     """Raises ValueError if an example has no label, unless none has and none is `required`."""
     unknown = [label is None for label in labels]
     if any(unknown) and (required or not all(unknown)):

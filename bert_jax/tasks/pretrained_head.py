@@ -12,8 +12,8 @@ from bert_jax.model.heads import HEADS
 def use_labels_of_head(config: ConfigDict, module: ModuleType, found: Mapping | None) -> ConfigDict:
     """Returns `config` with the labels of the head `found`, if it has neither labels nor train.
 
-    `module` is the task's, and `found` describes the head in the weights, if there is one. Raises
-    ValueError if labels are needed and it has none for the task, or as `check_same_head`.
+    `module` is the task's; `found` describes the head in the weights, None without one. Raises
+    ValueError if that has no labels for the task, or as `check_same_head`.
     """
     data = config.data
     # An empty flag is parsed as one empty label.
@@ -26,10 +26,11 @@ def use_labels_of_head(config: ConfigDict, module: ModuleType, found: Mapping | 
             has = f"a head for {found['task']}, not for {wanted}"
             if {wanted, found["task"]} == {"classification", "regression"}:
                 fix = f", or set --config.data.regression={wanted != 'regression'}"
+            elif found["task"] == "multi_label":
+                fix = ", or set --config.data.label_separator"
         raise ValueError(
-            f"there is nothing to train on, and {config.init_from} has {has}: give "
-            "--config.data.train=FILE, or as --config.init_from the workdir of a run that trained "
-            f"one{fix}"
+            f"nothing to train on, and {config.init_from} has {has}: give --config.data.train=FILE "
+            f"or, as --config.init_from, the workdir of a run that trained one{fix}"
         )
     config = config.copy_and_resolve_references()
     config.data.labels = tuple(found["labels"])
@@ -58,7 +59,7 @@ def initial_params(params: Mapping, found: Mapping | None, wanted: Mapping, new_
     if "scheme" in wanted and "scheme" not in found:
         scheme = wanted["scheme"]
         logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
-    logging.info("Starting from the head in the weights, which has these labels")
+    logging.info("Starting from the head in the weights, which has the same labels")
     return {"bert": bert, "head": params["head"]}
 
 

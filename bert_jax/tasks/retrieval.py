@@ -6,7 +6,7 @@ one `{"query": ..., "positive": ..., "negatives": [...]}` per line.
 
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from bert_jax.model import heads
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
-from bert_jax.tasks.task import Outputs, Split, Task
+from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.setup import check_bounds
 
@@ -28,11 +28,11 @@ TOP = 10
 
 
 class Query(NamedTuple):
-    """A line of a file; `positive` is "" if unknown."""
+    """A line of a file; `positive` is None if unknown."""
 
     id: str
     text: str
-    positive: str
+    positive: str | None
     negatives: tuple[str, ...]
     place: str
 
@@ -44,71 +44,69 @@ class Query(NamedTuple):
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/retrieval.py."""
     data = config.data
-    tables.check_files_given(data)
-    check_config(config)
-    files = {name: read_queries(data[name]) for name in ("train", "dev", "test") if data[name]}
-    train = files.pop("train", [])  # Without: predictions only.
-    check_labeled(train, [query.positive or None for query in train], "positive", required=True)
-    for query in train:
-        if len(query.negatives) < data.num_negatives:
-            raise ValueError(
-                f"{query.place}: {len(query.negatives)} negatives, but training takes "
-                f"{data.num_negatives}: give more, or set --config.data.num_negatives"
-            )
-    train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
-    collection = read_passages(data.passages) if data.passages else []
-    texts = TokenizedTexts(tokenizer, sum(files.values(), train), collection, config)
-    if is_bi_encoder := data.role == "bi_encoder":
-        numbers = {text: number for number, text in enumerate(texts.passages)}
-        features = []
-        for query in train:
-            label = np.array([numbers[text] for text in query.candidates()], np.int32)
-            sequences = texts.separate([query], query.candidates())
-            features.append(Feature(*zip(*sequences, strict=True), label))
-    else:  # The positive is first, and correct.
-        features = [Feature(*zip(*texts.pairs(query), strict=True), 0) for query in train]
-    return Task(
-        head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
-        labels=() if is_bi_encoder else ("score",),
-        train=features,
-        splits=tuple(
-            make_split(name, own, texts, collection, is_bi_encoder) for name, own in files.items()
-        ),
-        metric=f"dev/mrr_at_{TOP}",
-        notes=texts.notes,
-        head_settings={
-            "max_seq_length": config.max_seq_length,
-            "max_query_length": data.max_query_length,
-            **(config.similarity.to_dict() if is_bi_encoder else {}),
-        },
-    )
-
-
-def check_config(config: ConfigDict) -> None:
-    """Validates the fields of this task; raises ValueError."""
-    for name, value, expected in (
-        ("data.role", config.data.role, ROLES),
-        ("similarity.pooling", config.similarity.pooling, POOLINGS),
+    files = tables.given_files(data)
+    role, pooling = data.role, config.similarity.pooling
+    for flag, value, expected in (
+        ("data.role", role, ROLES),
+        ("similarity.pooling", pooling, POOLINGS),
     ):
         if value not in expected:
-            raise ValueError(f"--config.{name}={value}: expected {' or '.join(expected)}")
+            raise ValueError(f"--config.{flag}={value}: expected {' or '.join(expected)}")
+    is_bi_encoder = role == "bi_encoder"
     # The cross-encoder learns to choose among passages.
-    min_negatives = 1 if config.data.train and config.data.role == "cross_encoder" else 0
+    min_negatives = 1 if data.train and not is_bi_encoder else 0
     check_bounds(
         config,
         ("data.max_query_length", 3, config.max_seq_length // 2),  # Leaves room for passages.
         ("data.num_negatives", min_negatives, math.inf),
         ("similarity.temperature", 1e-30, math.inf),
     )
+    notes: dict[str, int] = {}
+    queries = {
+        name: limit_examples(read_queries(path, name == "train"), config, name, notes)
+        for name, path in files.items()
+    }
+    train = queries.pop("train", [])  # Without: predictions only.
+    for query in train:
+        if len(query.negatives) < data.num_negatives:
+            expected = f"--config.data.num_negatives={data.num_negatives}"
+            raise ValueError(f"{query.place}: {len(query.negatives)} negatives, but {expected}")
+    train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
+    collection = read_passages(data.passages) if data.passages else []
+    texts = TokenizedTexts(tokenizer, sum(queries.values(), train), collection, config)
+    if is_bi_encoder:
+        numbers = {text: number for number, text in enumerate(texts.passages)}
+        features = []
+        for query in train:
+            label = np.array([numbers[text] for text in query.candidates()], np.int32)
+            sequences = texts.separate([query], query.candidates())
+            features.append(Feature(*zip(*sequences, strict=True), label))
+    else:  # The positive is first.
+        features = [Feature(*zip(*texts.pairs(query), strict=True), 0) for query in train]
+    return Task(
+        head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
+        labels=() if is_bi_encoder else ("score",),
+        train=features,
+        splits=tuple(
+            make_split(name, own, texts, collection, is_bi_encoder) for name, own in queries.items()
+        ),
+        metric=f"dev/mrr_at_{TOP}",
+        notes=notes | texts.notes,
+        head_settings={
+            "max_seq_length": config.max_seq_length,
+            "max_query_length": data.max_query_length,
+            **(config.similarity.to_dict() if is_bi_encoder else {}),
+        },
+        files=files | ({"passages": data.passages} if data.passages else {}),
+    )
 
 
-def read_queries(path: str | pathlib.Path) -> list[Query]:
-    """Reads the queries of a JSONL file; all have a positive, or none."""
+def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Query]:
+    """Reads the queries of a JSONL file; all have a positive, or if not `is_training` none."""
     queries = []
-    for values, place in tables.read_json_lines(path):
-        text, positive = _text(values, "query", place), ""
-        if "positive" in values:
-            positive = _text(values, "positive", place)
+    for values, place in tables.read_objects(path):
+        text = _text(values, "query", place)
+        positive = _text(values, "positive", place) if "positive" in values else None
         negatives = values.get("negatives", [])
         if not isinstance(negatives, list) or not all(map(_is_text, negatives)):
             raise ValueError(f"{place}: 'negatives' is {negatives!r}, expected a list of texts")
@@ -117,14 +115,13 @@ def read_queries(path: str | pathlib.Path) -> list[Query]:
         name = str(values.get("id", len(queries)))
         queries.append(Query(name, text, positive, tuple(negatives), place))
     tables.check_unique(queries, [query.id for query in queries])
-    positives = [query.positive or None for query in queries]
-    check_labeled(queries, positives, "positive", required=False)
+    check_labeled(queries, [query.positive for query in queries], "positive", is_training)
     return queries
 
 
 def read_passages(path: str | pathlib.Path) -> list[str]:
     """Reads the passages of a JSONL file, one `{"text": ...}` per line."""
-    return [_text(values, "text", place) for values, place in tables.read_json_lines(path)]
+    return [_text(values, "text", place) for values, place in tables.read_objects(path)]
 
 
 def _text(values: dict, name: str, place: str) -> str:
@@ -138,28 +135,25 @@ def _is_text(value: object) -> bool:
 
 
 class TokenizedTexts:
-    """All queries and passages of a task, each tokenized and truncated once.
-
-    Sequences are as `make_sequence` returns them; `notes` counts the truncated texts.
-    """
+    """All queries and passages of a task, tokenized and truncated; `notes` counts the truncated."""
 
     def __init__(
         self, tokenizer: Tokenizer, queries: list[Query], collection: list[str], config: ConfigDict
     ):
         self.tokenizer, self.max_seq_length = tokenizer, config.max_seq_length
         self.notes: dict[str, int] = {}
-        passages = (*collection, *(text for query in queries for text in query.candidates()))
         texts = [query.text for query in queries]
+        passages = [*collection, *(text for query in queries for text in query.candidates())]
         self.queries = self._truncated("queries", texts, config.data.max_query_length - 2)
         self.passages = self._truncated("passages", passages, config.max_seq_length - 2)
 
-    def _truncated(self, name: str, texts: Iterable[str], max_tokens: int) -> dict[str, list[int]]:
+    def _truncated(self, name: str, texts: list[str], max_tokens: int) -> dict[str, list[int]]:
         ids_of = tokenize(self.tokenizer, texts)
         self.notes[f"{name} truncated"] = sum(len(ids) > max_tokens for ids in ids_of.values())
         return {text: ids[:max_tokens] for text, ids in ids_of.items()}
 
     def separate(self, queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
-        """Returns the sequences of queries and passages, one after the other."""
+        """Returns the sequences of queries and passages, as `make_sequence`."""
         ids = [self.queries[query.text] for query in queries]
         ids += [self.passages[passage] for passage in passages]
         return [make_sequence(self.tokenizer, each) for each in ids]
@@ -198,32 +192,29 @@ def make_split(
             fix = "'negatives', or for a bi_encoder --config.data.passages"
             raise ValueError(f"{query.place}: no passages to rank: give {fix}")
 
-    def rankings(outputs: Outputs) -> Iterator[tuple[Query, Sequence[str], int | None, np.ndarray]]:
-        """Yields queries, passages, the index of the positive (None if unknown) and scores."""
+    def rankings(outputs: Outputs) -> Iterable[tuple[tuple, np.ndarray]]:
+        """Returns each entry of `ranked` with the scores of its passages."""
         values = np.concatenate(outputs)
         if is_bi_encoder:
-            passage_vectors = values[len(queries) :]
-            found = (passage_vectors @ vector for vector in values[: len(queries)])
+            found = (values[len(queries) :] @ vector for vector in values[: len(queries)])
         else:
-            ends = np.cumsum([len(passages) for _, passages, _ in ranked])
-            found = np.split(values, ends[:-1])
-        for each, scores in zip(ranked, found, strict=True):
-            yield *each, scores
+            found = np.split(values, np.cumsum([len(passages) for _, passages, _ in ranked])[:-1])
+        return zip(ranked, found, strict=True)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        return rank_scores([rank(found, positive) for *_, positive, found in rankings(outputs)])
+        return rank_scores([rank(found, positive) for (*_, positive), found in rankings(outputs)])
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
         """Writes the input format; the best passages except the positive are hard negatives."""
         lines = []
-        for query, passages, positive, found in rankings(outputs):
+        for (query, passages, positive), found in rankings(outputs):
             best = np.argsort(-found, kind="stable")[: TOP + 1]
             best = [index for index in best if index != positive][:TOP]
-            values = {"id": query.id, "query": query.text}
+            line = {"id": query.id, "query": query.text}
             if positive is not None:
-                values |= {"positive": query.positive, "rank": rank(found, positive)}
-            values["negatives"] = [passages[index] for index in best]
-            lines.append(values | {"scores": [float(found[index]) for index in best]})
+                line |= {"positive": query.positive, "rank": rank(found, positive)}
+            line["negatives"] = [passages[index] for index in best]
+            lines.append(line | {"scores": found[best].tolist()})
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
 
     features = [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]

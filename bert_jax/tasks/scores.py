@@ -1,5 +1,7 @@
 """Official metrics of classification and regression, as fractions (not percent)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import scipy.stats
 
@@ -10,7 +12,7 @@ def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
 
 
 def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
-    """Returns 2 tp / (2 tp + fp + fn) for the class `positive`; 0 for 0 / 0."""
+    """Returns 2 tp / (2 tp + fp + fn) for `positive`; 0 for 0 / 0. Micro F1 for several labels."""
     predicted, expected = np.asarray(predicted) == positive, np.asarray(expected) == positive
     found = np.sum(predicted & expected)
     total = np.sum(predicted) + np.sum(expected)
@@ -21,6 +23,26 @@ def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean of `f1` over the classes that occur in either."""
     classes = np.union1d(predicted, expected)
     return float(np.mean([f1(predicted, expected, each) for each in classes]))
+
+
+def macro_f1_of_sets(predicted: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the mean of the `f1` of each label; both 0 or 1 `[examples, labels]`."""
+    return float(np.mean([f1(*both) for both in zip(predicted.T, expected.T, strict=True)]))
+
+
+def class_table(predicted: np.ndarray, expected: np.ndarray, labels: Sequence) -> list[tuple]:
+    """Returns a header, and each label's scores (0 for 0 / 0) and row of the confusion matrix.
+
+    A row counts the labels predicted for examples that have its label. `predicted` and `expected`
+    are bool `[examples, labels]`.
+    """
+    confusion = expected.T.astype(int) @ predicted
+    found, wanted, correct = predicted.sum(0), expected.sum(0), np.diag(confusion)
+    precision, recall = correct / np.maximum(found, 1), correct / np.maximum(wanted, 1)
+    f1 = 2 * correct / np.maximum(found + wanted, 1)
+    header = ("label", "examples", "precision", "recall", "f1", *labels)
+    scores = (each.round(4).tolist() for each in (precision, recall, f1))
+    return [header, *zip(labels, wanted.tolist(), *scores, *confusion.T.tolist(), strict=True)]
 
 
 def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:

@@ -33,19 +33,15 @@ def _holds_run(directory: pathlib.Path) -> bool:
 def summarize_seeds(results: list[dict], metric: str) -> dict:
     """Returns the median, minimum and maximum of each metric over seeds.
 
-    A seed lacks the scores of an entity type that it does not predict and no example has: they
+    A seed may lack the scores of an entity type that it never predicts and no example has: they
     count as 0, as 0 / 0 does in `entity_scores`.
     """
-    splits = [name for name, value in results[0].items() if isinstance(value, dict)]
     combined = {}
-    for split in splits:
+    for split in (name for name, value in results[0].items() if isinstance(value, dict)):
         for name in dict.fromkeys(name for result in results for name in result[split]):
             values = [result[split].get(name, 0.0) for result in results]
-            combined[f"{split}/{name}"] = {
-                "median": statistics.median(values),
-                "min": min(values),
-                "max": max(values),
-            }
+            functions = (statistics.median, min, max)
+            combined[f"{split}/{name}"] = {each.__name__: each(values) for each in functions}
     return {
         "metric": metric,
         "scores": combined,
@@ -59,11 +55,9 @@ def format_seeds(results: list[dict]) -> str:
     """Formats a line per seed, and one per metric with its median, minimum and maximum."""
     lines = []
     for result in results:
-        line = f"seed {result['seed']}, step {result['best_step']}"
-        for name, value in result.items():
-            if isinstance(value, dict):
-                line += f"; {name}: {format_scores(value)}"
-        lines.append(line + ("; collapsed to one class" if result.get("collapsed") else ""))
+        parts = [f"seed {result['seed']}, step {result['best_step']}"]
+        parts += [f"{k}: {format_scores(v)}" for k, v in result.items() if isinstance(v, dict)]
+        lines.append("; ".join(parts + ["collapsed to one class"] * result.get("collapsed", False)))
     for name, value in summarize_seeds(results, "")["scores"].items():
         lines.append(
             f"median of {len(results)}: {name} {value['median']:.4f} "

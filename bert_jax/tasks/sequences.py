@@ -22,10 +22,8 @@ def make_sequences(
 ) -> tuple[list[tuple[np.ndarray, int]], list[bool]]:
     """Returns the sequence of each text or pair, as `make_sequence` does, and if it was truncated.
 
-    Args:
-      texts: one text or two for each example.
-      max_seq_length: in tokens, with [CLS] and [SEP].
-      max_first: maximum number of tokens of the first text, truncated before the pair.
+    `max_seq_length` counts [CLS] and [SEP]; `max_first` tokens are left of the first text before
+    the pair is truncated.
     """
     ids_of = tokenize(tokenizer, (text for each in texts for text in each))
     sequences, truncated = [], []

@@ -1,36 +1,44 @@
-"""Builds the task, model, optimizer and steps of a fine-tuning configuration."""
+"""Builds the task, model and optimizer of a fine-tuning configuration."""
 
 import dataclasses
+import functools
 import importlib.util
 import math
-from collections.abc import Callable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax import partitioning
-from bert_jax.data.features import RowShape, batch_indices, steps_per_epoch
+from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
 from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
+from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.finetune_step import default_microbatch_rows, fit_microbatch_rows
-from bert_jax.training.optimizer import freeze, linear_schedule, make_optimizer
+from bert_jax.training.optimizer import (
+    Hyperparameters,
+    make_optimizer,
+    make_schedule,
+    scale_layers,
+)
 from bert_jax.training.setup import check_bounds
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, parameters_hash
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSetup:
-    """The task, model and steps that the runs of all seeds share.
+    """The task, model and optimizer that the runs of all seeds share.
 
-    `settings` are stored in checkpoints; `init` turns a key and the `pretrained` parameters into
-    the initial state; `predict_rows` is the number of rows per forward pass in prediction.
+    `settings` are stored in checkpoints; `predict_rows` is the number of rows per forward pass in
+    prediction; the hyperparameters given to `schedule` and `optimizer` may be traced.
     """
 
     config: ConfigDict
@@ -38,55 +46,79 @@ class FinetuneSetup:
     tokenizer: Tokenizer
     settings: dict
     pretrained: dict
+    model: nn.Module
+    mesh: Mesh
     shape: RowShape
     microbatch_rows: int
     predict_rows: int
     steps_per_epoch: int
     num_steps: int
-    model: object
-    mesh: Mesh
-    schedule: Callable[[int], jax.Array]
-    optimizer: optax.GradientTransformation
-    init: Callable[[jax.Array, dict], TrainState]
-    shardings: TrainState
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        config, warmup_steps = self.config, round(self.config.warmup_fraction * self.num_steps)
+        numbers = config.learning_rate, config.weight_decay, warmup_steps, max(self.num_steps, 1)
+        return Hyperparameters(*map(np.float32, numbers))
+
+    def schedule(self, values: Hyperparameters) -> optax.Schedule:
+        decay = self.config.decay_from, self.config.decay_power
+        return make_schedule(values.learning_rate, values.num_steps, values.warmup_steps, *decay)
+
+    def optimizer(self, values: Hyperparameters) -> optax.GradientTransformation:
+        config, num_layers = self.config, self.model.config.num_layers
+        fixed = {"weight_decay": values.weight_decay, "clip_norm": config.clip_norm}
+        optimizer = make_optimizer(config.optimizer, self.schedule(values), **fixed)
+        num_frozen = config.freeze_layers if self.task.head.trains_encoder else num_layers
+        return scale_layers(optimizer, num_layers, config.layer_decay, num_frozen)
+
+    def init(self, key: jax.Array, pretrained: dict) -> TrainState:
+        """Returns the initial state: `pretrained` parameters, and random ones where it has none."""
+        row = {name: jnp.asarray(values) for name, values in self.shape.empty(1).items()}
+        fresh = self.model.init(key, row)["params"]
+        params = fresh | pretrained | {"bert": fresh["bert"] | pretrained["bert"]}
+        opt_state = self.optimizer(self.hyperparameters).init(params)
+        return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
+
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """The shapes, dtypes and shardings of the state."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0), self.pretrained)
+        shardings = partitioning.infer_shardings(shapes, self.mesh, partitioning.TASK_RULES)
+        return partitioning.with_shardings(shapes, shardings)
+
+    @property
+    def shardings(self) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
 
 def setup_finetuning(
     config: ConfigDict, params: dict, settings: dict, tokenizer: Tokenizer
 ) -> FinetuneSetup:
-    """Reads the examples and builds what all seeds run with.
+    """Reads the examples; the other arguments are those of the weights to start from.
 
-    `params`, `settings` and `tokenizer` are those of the weights to start from. Raises ValueError
-    or FileNotFoundError if anything is wrong with the configuration or the files.
+    Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
-    found = settings["head"] if "head" in params else None
-    name = f"bert_jax.tasks.{config.task}"
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(f"--config.task={config.task}: expected a file name in bert_jax/tasks")
-    module = importlib.import_module(name)
-    task = module.get_task(use_labels_of_head(config, module, found), tokenizer)
     fields = {name: value for name, value in config.model.items() if value is not None}
     bert = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
+    check_bounds(
+        config,
+        ("freeze_layers", 0, bert.num_layers),
+        ("max_seq_length", 8, bert.max_position_embeddings),
+    )
+    found = settings["head"] if "head" in params else None
+    task = read_task(config, found, tokenizer)
     described = {"task": task.head.name, "labels": list(task.labels), **task.head_settings}
     pretrained = initial_params(params, found, described, config.new_head)
     if "head" in pretrained:
         task.head_settings.update({name: found[name] for name in task.tuned if name in found})
         described |= task.head_settings
-    model = make_model(bert, described)
     num_batches = steps_per_epoch(len(task.train), config.batch_size)
     num_steps = round(config.num_epochs * num_batches)
     if not num_steps and task.labels and "head" not in pretrained:
         why = f"num_epochs is {config.num_epochs:g}" if task.train else "there is no training data"
-        raise ValueError(
-            f"{why}, and {config.init_from} has no head for this task, or new_head ignores it: "
-            "give the workdir of a run that trained one"
-        )
+        fix = "give the workdir of a run that trained one"
+        raise ValueError(f"{why}, and {config.init_from} has no head for this task: {fix}")
 
-    if config.max_seq_length > bert.max_position_embeddings:
-        raise ValueError(
-            f"max_seq_length is {config.max_seq_length}, but the position table of "
-            f"{config.init_from} ends at {bert.max_position_embeddings}"
-        )
     mesh = partitioning.make_mesh(**config.mesh)
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Holds any feature.
@@ -106,67 +138,88 @@ def setup_finetuning(
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         microbatch_rows = fit_microbatch_rows(predict_rows, sizes, num_shards)
 
-    schedule = linear_schedule(
-        config.learning_rate, max(num_steps, 1), round(config.warmup_fraction * num_steps)
-    )
-    optimizer = make_optimizer(
-        config.optimizer, schedule, weight_decay=config.weight_decay, clip_norm=config.clip_norm
-    )
-    if not task.head.trains_encoder:
-        optimizer = freeze(optimizer, ("bert",))
-
-    def init(key, pretrained):
-        row = {name: jnp.asarray(values) for name, values in shape.empty(1).items()}
-        fresh = model.init(key, row)["params"]
-        params = fresh | pretrained | {"bert": fresh["bert"] | pretrained["bert"]}
-        return TrainState(jnp.zeros([], jnp.int32), params, optimizer.init(params))
-
-    shapes = jax.eval_shape(init, jax.random.key(0), pretrained)
-    resolved = config.to_dict() | {
+    settings = config.to_dict() | {
         "bert": dataclasses.asdict(bert),
         "head": described,
         "absent": ["mlm", "nsp", *([] if task.head.pooled else ["bert/pooler"])],
         "num_steps": num_steps,
+        # So that no run is resumed, or taken for finished, with other files or weights.
+        "contents": hash_contents(config, task, pretrained, tokenizer),
     }
-    tokens, rows = sum(map(len, task.train)), len(shape.pack(task.train))
+    num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
     logging.info(
-        "%d training features of %.1f tokens on average, in rows of %d tokens, %.0f %% full; "
-        "%d steps; splits: %s; %s",
+        "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
         len(task.train),
-        tokens / max(len(task.train), 1),
         shape.length,
-        100 * tokens / max(rows * shape.length, 1),
+        100 * num_tokens / max(num_rows * shape.length, 1),
         num_steps,
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )
-    return FinetuneSetup(
-        config=config,
-        task=task,
-        tokenizer=tokenizer,
-        settings=resolved,
-        pretrained=pretrained,
-        shape=shape,
+    setup = FinetuneSetup(
+        *(config, task, tokenizer, settings, pretrained, make_model(bert, described), mesh, shape),
         microbatch_rows=microbatch_rows,
         predict_rows=predict_rows,
         steps_per_epoch=num_batches,
         num_steps=num_steps,
-        model=model,
-        mesh=mesh,
-        schedule=schedule,
-        optimizer=optimizer,
-        init=init,
-        shardings=partitioning.infer_shardings(shapes, mesh, partitioning.TASK_RULES),
     )
+    setup.optimizer(setup.hyperparameters)  # Raises now what is wrong with its settings.
+    return setup
+
+
+def hash_contents(config: ConfigDict, task: Task, params: dict, tokenizer: Tokenizer) -> dict:
+    """Returns hashes of the files, weights and vocabulary that a run reads, by name."""
+    data_dir = config.data.get("data_dir", "")
+    hashes = {name: content_hash(each, data_dir) for name, each in task.files.items()}
+    return hashes | {"init_from": parameters_hash(params), "vocabulary": tokenizer.sha256[:16]}
+
+
+def read_task(config: ConfigDict, found: dict | None, tokenizer: Tokenizer) -> Task:
+    """Reads the examples of `config`; `found` describes the head in the weights, if there is one.
+
+    Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
+    """
+    name = f"bert_jax.tasks.{config.task}"
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(f"--config.task={config.task}: expected a file name in bert_jax/tasks")
+    module = importlib.import_module(name)
+    task = module.get_task(use_labels_of_head(config, module, found), tokenizer)
+    head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
+    return dataclasses.replace(task, head=head)
+
+
+def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
+    """Returns the weight of each class; balanced: labels / (classes * labels of the class).
+
+    Only classes with training examples count in that; the others, outside the loss, weigh 1.
+    """
+    given = weights = tuple(config.class_weights)
+    if not given or not task.train:
+        return ()
+    has_classes = task.head.name in ("classification", "tagging", "feature_based")
+    classes = task.labels if has_classes else ()
+    if given == ("balanced",) and classes:
+        labels = np.concatenate([np.ravel(feature.label) for feature in task.train])
+        counts = np.bincount(labels[labels != NO_LABEL], minlength=len(classes))
+        balanced = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        weights = tuple(np.where(counts, balanced, 1.0).tolist())
+    is_valid = all(isinstance(each, int | float) and 0 < each < math.inf for each in weights)
+    if not is_valid or len(weights) != len(classes):
+        raise ValueError(
+            f"--config.class_weights={','.join(map(str, given))}: expected a positive number for "
+            f"each class ({', '.join(classes) or 'this task has none'}), or balanced"
+        )
+    return weights
 
 
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a fine-tuning configuration. Raises ValueError."""
     check_bounds(
         config,
-        ("num_epochs per_device_batch_size eval_every weight_decay seed", 0, math.inf),
+        ("num_epochs per_device_batch_size eval_every weight_decay decay_power seed", 0, math.inf),
+        ("max_train_examples max_eval_examples", 0, math.inf),
         ("num_seeds batch_size log_every stall_seconds", 1, math.inf),
-        ("max_seq_length", 8, math.inf),
         ("learning_rate clip_norm", 1e-30, math.inf),
+        ("layer_decay", 1e-30, 1),
         ("warmup_fraction", 0, 1),
     )

@@ -1,12 +1,14 @@
 """SQuAD 1.1 and 2.0: the span of a context that answers a question, if there is one."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Sequence
 
 from absl import logging
 from ml_collections import ConfigDict
+from scipy.special import softmax
 
 from bert_jax.data.features import Feature
 from bert_jax.model import heads
@@ -14,44 +16,49 @@ from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tasks.squad_files import Question, read_questions
 from bert_jax.tasks.squad_scores import deciding_threshold, evaluate_v1, evaluate_v2
-from bert_jax.tasks.tables import check_files_given
-from bert_jax.tasks.task import Outputs, Split, Task
+from bert_jax.tasks.tables import given_files
+from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
-    data = config.data
-    check_files_given(data)
-    files = ("train", "dev", "test")
-    given = {name: value for name, value in data.items() if value is not None and name not in files}
+    data, files = config.data, given_files(config.data)
+    others = ("train", "dev", "test", "data_dir")
+    given = {name: each for name, each in data.items() if each is not None and name not in others}
     span_config = SpanConfig(max_seq_length=config.max_seq_length, **given)
     head_settings = dataclasses.asdict(span_config)
     tunes = span_config.null_answers and "null_threshold" not in given
     notes: dict[str, int] = {}
     train, splits = [], []
-    for name in files:
-        if not data[name]:
-            continue
-        questions = read_questions(data[name], name, span_config.null_answers)
+    for name, source in files.items():
+        questions = read_questions(source, span_config.null_answers, data.data_dir)
+        questions = limit_examples(questions, config, name, notes)
         pairs = [(each.question, each.context) for each in questions]
         passages = spans.make_passages(pairs, tokenizer, span_config)
-        if name == "train":
-            train, lost = training_features(questions, passages)
-            notes["train questions skipped, whose answer is not in the context"] = len(lost)
-        else:
-            tunes_here = tunes and name == "dev"
-            splits.append(make_split(name, questions, passages, head_settings, tunes_here))
-            lost = [
-                question.place
-                for question, passage in zip(questions, passages, strict=True)
-                for answer in question.answers or ()
-                if not spans.locate(answer, passage)
-            ]
-            notes[f"{name} answers not in the context"] = len(lost)
+        examples = list(zip(questions, passages, strict=True))
+        windows = list(itertools.chain(*itertools.starmap(label_question, examples)))
+        max_answers = 1 if name == "train" else None  # In training the first counts.
+        lost = [
+            question.place
+            for question, passage in examples
+            for answer in (question.answers or ())[:max_answers]
+            if not spans.locate(answer, passage)
+        ]
         if lost:
             places = "; ".join(list(dict.fromkeys(lost))[:5])
             logging.warning("%d answers are not at their answer_start: %s", len(lost), places)
+        if name != "train":
+            notes[f"{name} answers not in the context"] = len(lost)
+            splits.append(make_split(name, examples, windows, head_settings, tunes))
+            continue
+        notes["train questions skipped, whose answer is not in the context"] = len(lost)
+        train = [window for window in windows if window.label is not None]
+        if not train:
+            raise ValueError(
+                f"{questions[0].place}: this and all other questions lack an answer at its "
+                "answer_start (in characters), and training needs one"
+            )
     return Task(
         head=heads.SPAN,
         labels=spans.LABELS,
@@ -61,56 +68,41 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes=notes,
         head_settings=head_settings,
         tuned=("null_threshold",) if tunes else (),
+        files=files,
     )
 
 
-def training_features(
-    questions: Sequence[Question], passages: Sequence[Passage]
-) -> tuple[list[Feature], list[str]]:
-    """Returns the labeled windows of all questions, and the places of those that are skipped.
-
-    The first answer counts; a question is skipped if it is not in the context.
-    """
-    if questions[0].answers is None:
-        raise ValueError(f"{questions[0].place}: no answers, and training needs them")
-    features, skipped = [], []
-    for question, passage in zip(questions, passages, strict=True):
-        tokens = spans.locate(question.answers[0], passage) if question.answers else None
-        if question.answers and not tokens:
-            skipped.append(question.place)
-        else:
-            features += spans.label_windows(passage, tokens)
-    if not features:
-        raise ValueError(
-            f"no question to train on: the contexts of all {len(questions)} lack their answer at "
-            f"its answer_start (in characters); the first is {skipped[0]}"
-        )
-    return features, skipped
+def label_question(question: Question, passage: Passage) -> Sequence[Feature]:
+    """Labels the windows with the first answer; not if it is unknown, or not in the context."""
+    tokens = spans.locate(question.answers[0], passage) if question.answers else None
+    if question.answers is None or (question.answers and not tokens):
+        return passage.features
+    return spans.label_windows(passage, tokens)
 
 
 def make_split(
     name: str,
-    questions: Sequence[Question],
-    passages: Sequence[Passage],
+    examples: Sequence[tuple[Question, Passage]],
+    windows: list[Feature],
     head_settings: dict,
     tunes: bool,
 ) -> Split:
     """Builds a split that is scored by the official rules and writes the official files.
 
-    The prediction is no answer above `head_settings["null_threshold"]`, which scoring sets anew if
-    it `tunes`.
+    The prediction is no answer above `head_settings["null_threshold"]`, which scoring the dev split
+    sets anew if it `tunes`.
     """
     null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
     gold = {
         question.id: [text for text, _ in question.answers]
-        for question in questions
+        for question, _ in examples
         if question.answers is not None
     }
 
     def find_answers(outputs: Outputs, n_best: int) -> tuple[dict, dict, dict]:
         """Returns the best answer, the null odds and the ranked spans of each question, by id."""
         texts, odds, nbest, end = {}, {}, {}, 0
-        for question, passage in zip(questions, passages, strict=True):
+        for question, passage in examples:
             begin, end = end, end + len(passage.windows)
             ranked = spans.best_spans(passage, outputs[begin:end], max_length, n_best)
             null = spans.null_span(outputs[begin:end])
@@ -118,6 +110,7 @@ def make_split(
             odds[question.id] = null.score - ranked[0].score
             if null_answers:
                 ranked = sorted([*ranked, null], key=lambda span: -span.score)
+            probabilities = softmax([span.score for span in ranked]).tolist()
             nbest[question.id] = [
                 {
                     "text": passage.text(span),
@@ -125,7 +118,7 @@ def make_split(
                     "start_logit": span.start_logit,
                     "end_logit": span.end_logit,
                 }
-                for span, probability in zip(ranked, spans.probabilities(ranked), strict=True)
+                for span, probability in zip(ranked, probabilities, strict=True)
             ]
         return texts, odds, nbest
 
@@ -137,7 +130,7 @@ def make_split(
         texts, odds, _ = find_answers(outputs, 1)
         if not null_answers:
             return evaluate_v1(gold, texts)
-        if tunes:
+        if tunes and name == "dev":
             head_settings["null_threshold"] = deciding_threshold(gold, texts, odds)
         return evaluate_v2(gold, decide(texts, odds), odds)
 
@@ -150,5 +143,4 @@ def make_split(
         for stem, content in files.items():
             (directory / name / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
 
-    features = [feature for passage in passages for feature in passage.features]
-    return Split(name, features, score if gold else None, write)
+    return Split(name, windows, score if gold else None, write)

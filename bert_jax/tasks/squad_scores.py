@@ -68,20 +68,16 @@ def evaluate_v2(
     """
     result, best = {}, {}
     for name, score in (("exact", exact_match), ("f1", f1_v2)):
-        raw = {
-            id_: _best(score, predictions[id_], _nonempty(answers)) for id_, answers in gold.items()
-        }
+        raw = {id_: _best(score, predictions[id_], _nonempty(gold[id_])) for id_ in gold}
         scores = {
-            id_: float(not gold[id_]) if null_odds[id_] > threshold else value
-            for id_, value in raw.items()
+            id_: float(not gold[id_]) if null_odds[id_] > threshold else raw[id_] for id_ in gold
         }
         for kind, types in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
             chosen = [value for id_, value in scores.items() if bool(gold[id_]) in types]
             if chosen:
                 result[kind + name] = math.fsum(chosen) / len(chosen)
-        best[f"best_{name}"], best[f"best_{name}_thresh"] = best_threshold(
-            gold, predictions, raw, null_odds
-        )
+        found = best_threshold(gold, predictions, raw, null_odds)
+        best[f"best_{name}"], best[f"best_{name}_thresh"] = found
     return result | best
 
 
@@ -113,13 +109,10 @@ def deciding_threshold(
     `best_threshold` differs where its result cannot be applied: it is 0 for no answers at all, and
     may answer only some of the questions with equal odds.
     """
-    threshold, total, best = min(null_odds.values()) - 1, 0.0, 0.0
-    order = sorted(null_odds, key=null_odds.__getitem__)
-    for odds, ids in itertools.groupby(order, null_odds.__getitem__):
-        for id_ in ids:
-            answers = _nonempty(gold[id_])
-            total += _best(f1_v2, predictions[id_], answers)
-            total -= _best(f1_v2, "", answers)
-        if total > best:
-            threshold, best = odds, total
-    return threshold
+    gains = Counter()
+    for id_, odds in null_odds.items():
+        answers = _nonempty(gold[id_])
+        gains[odds] += _best(f1_v2, predictions[id_], answers) - _best(f1_v2, "", answers)
+    thresholds = sorted(gains)
+    totals = [0.0, *itertools.accumulate(map(gains.__getitem__, thresholds))]
+    return [thresholds[0] - 1, *thresholds][totals.index(max(totals))]

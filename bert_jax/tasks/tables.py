@@ -1,16 +1,22 @@
 """Tables of examples: CSV, TSV and JSONL files, and TFDS, as records of text columns."""
 
 import csv
+import hashlib
 import io
 import json
 import pathlib
-import sys
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.corpus.readers import import_tfds
+from bert_jax.corpus.tfds import tfds_source
+
+csv.field_size_limit(2**31 - 1)  # Characters; by default 128 Ki.
+_QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # Of a TSV.
 
 
 class Record(NamedTuple):
@@ -20,46 +26,56 @@ class Record(NamedTuple):
     place: str
 
 
-def check_files_given(data: ConfigDict) -> None:
-    """Raises ValueError if `data` names no file to train on, to score or to predict."""
-    if not (data.train or data.dev or data.test):
+def given_files(data: ConfigDict) -> dict[str, str]:
+    """Returns those of data.train, data.dev and data.test that are given; ValueError if none is."""
+    files = {name: data[name] for name in ("train", "dev", "test") if data[name]}
+    if not files:
         raise ValueError(
-            "no examples: give --config.data.train=FILE to train, or --config.data.dev=FILE or "
-            "--config.data.test=FILE to predict with a trained head"
+            "no examples: give --config.data.train=FILE to train, or data.dev=FILE to predict"
         )
+    return {name: with_split(source, name) for name, source in files.items()}
+
+
+def with_split(source: str, name: str) -> str:
+    """Returns "tfds:NAME#SPLIT" for "tfds:NAME", and any other source as it is."""
+    is_complete = "#" in source or not source.startswith("tfds:")
+    return source if is_complete else f"{source}#{name.replace('dev', 'validation')}"
 
 
 def read_table(
-    path: str | pathlib.Path, columns: Sequence[str], header_lines: int = 1
+    source: str | pathlib.Path,
+    columns: Sequence[str],
+    header_lines: int = 1,
+    separator: str = "",
+    data_dir: str = "",
 ) -> list[Record]:
-    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file that has all of `columns`.
+    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, that has all of `columns`.
 
-    CSV fields may be quoted; in TSV a quotation mark is an ordinary character. The first of
-    `header_lines` names the columns, the others are skipped. Raises FileNotFoundError without the
-    file, and ValueError for anything wrong in it.
+    Fields may be quoted; in a TSV that has a quotation mark in a field that is not quoted, none is.
+    The first of `header_lines` names the columns, the others are skipped. Values of JSON and TFDS
+    are read as text, equal numbers as the same, and lists joined by the `separator`, if there is
+    one. Raises FileNotFoundError without the file, and ValueError for anything wrong in it.
     """
-    path = pathlib.Path(path)
-    if path.suffix == ".jsonl":
-        records = [_json_record(*line, columns) for line in read_json_lines(path)]
-    elif path.suffix in (".csv", ".tsv", ".tab"):
-        records = _read_delimited(path, header_lines)
+    hint, suffix = "give the correct name in --config.data", pathlib.Path(source).suffix
+    if str(source).startswith("tfds:") or suffix == ".jsonl":
+        objects = read_objects(source, data_dir)
+        records = [_json_record(*each, columns, separator) for each in objects]
+    elif suffix in (".csv", ".tsv", ".tab"):
+        records = _read_delimited(pathlib.Path(source), header_lines)
+        if len(records[0].columns) == 1:
+            hint += " (commas separate a .csv, tabs a .tsv)"
     else:
-        raise ValueError(f"{path} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
-    check_columns(records, columns)
+        raise ValueError(f"{source} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
+    check_columns(records, columns, f": {hint}")
     return records
 
 
-def check_columns(records: Iterable[Record], columns: Sequence[str]) -> None:
-    """Raises ValueError if a record lacks one of `columns`."""
+def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str = "") -> None:
+    """Raises ValueError, which ends with `hint`, if a record lacks one of `columns`."""
     for record in records:
-        for column in columns:
-            if column not in record.columns:
-                found = ", ".join(map(repr, record.columns))
-                hint = "" if len(record.columns) > 1 else " (commas separate a .csv, tabs a .tsv)"
-                raise ValueError(
-                    f"{record.place}: no column {column!r}; it has {found}{hint}: give the correct "
-                    "name in --config.data"
-                )
+        if missing := [column for column in columns if column not in record.columns]:
+            found = list(record.columns)
+            raise ValueError(f"{record.place}: no {missing[0]!r} among {found}{hint}")
 
 
 def read_text(path: pathlib.Path, expected: str) -> str:
@@ -70,85 +86,124 @@ def read_text(path: pathlib.Path, expected: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}, byte {error.start}: not UTF-8 ({error.reason}); convert the "
-            "file, for example with iconv"
-        ) from None
+        place = f"{path}, line {line}, byte {error.start}"
+        raise ValueError(f"{place}: not UTF-8: convert the file, e.g. with iconv") from None
 
 
-def read_json_lines(path: str | pathlib.Path) -> list[tuple[dict, str]]:
-    """Reads a file with one JSON object per line; returns the objects and their places."""
+def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
+    """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns the objects and their places."""
+    if str(source).startswith("tfds:"):
+        return _read_tfds(source, data_dir)
     objects = []
-    text = read_text(pathlib.Path(path), "a .jsonl file")
+    text = read_text(pathlib.Path(source), "a .jsonl file")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        place = f"{path}, line {number}"
+        place = f"{source}, line {number}"
         try:
-            values = json.loads(line)
+            values = json.loads(line, parse_constant=_refuse_constant)
         except ValueError as error:
             raise ValueError(f"{place}: not JSON ({error}); expected an object per line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{place}: expected a JSON object, found {type(values).__name__}")
         objects.append((values, place))
     if not objects:
-        raise ValueError(f"{path} holds no examples")
+        raise ValueError(f"{source} holds no examples")
     return objects
 
 
-def write_json_lines(path: pathlib.Path, objects: Iterable[dict]) -> None:
-    """Writes one JSON object per line."""
-    with open(path, "w") as stream:
-        stream.writelines(json.dumps(values) + "\n" for values in objects)
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON: write null for a missing value")
 
 
-def _json_record(values: dict, place: str, columns: Sequence[str]) -> Record:
+def _json_record(values: dict, place: str, columns: Sequence[str], separator: str) -> Record:
     for column in columns:
-        if isinstance(value := values.get(column), list | dict):
+        value = values.get(column)
+        if separator and isinstance(value, list):
+            values[column] = separator.join(map(_json_text, value))
+        elif isinstance(value, list | dict):
             found = type(value).__name__
             raise ValueError(f"{place}: {column!r} is a {found}, expected text or a number")
-    return Record({k: "" if v is None else str(v) for k, v in values.items()}, place)
+    return Record({name: _json_text(value) for name, value in values.items()}, place)
+
+
+def _json_text(value: object) -> str:
+    """Returns one text for equal values, such as a label that is 1 here and 1.0 or true there."""
+    if isinstance(value, bool | float) and value == value // 1:
+        value = int(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value)
 
 
 def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
-    csv.field_size_limit(sys.maxsize)  # A text may be a book.
-    # Not splitlines(): a text may hold characters that end a line for Unicode, but not in a table.
-    lines = io.StringIO(read_text(path, "a .csv, .tsv or .jsonl file"))
-    if path.suffix == ".csv":
-        reader = csv.reader(lines, strict=True)
-    else:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    text = read_text(path, "a .csv, .tsv or .jsonl file")
+    separator = "," if path.suffix == ".csv" else "\t"
+    quoting, hint = csv.QUOTE_MINIMAL, ""
+    if separator == "\t" and (line := _stray_quotation_mark(text)):
+        quoting = csv.QUOTE_NONE
+        hint = f" (line {line} has a quotation mark in a field that is not quoted, so none is)"
+        logging.info("%s:%s", path, hint)
+    lines = csv.reader(io.StringIO(text), delimiter=separator, quoting=quoting, strict=True)
+    rows, line = [], 1
     try:
-        names = next(reader, [])
-        lines = [(f"{path}, line {reader.line_num}", fields) for fields in reader]
+        for fields in lines:
+            rows.append((fields, f"{path}, line {line}"))
+            line = lines.line_num + 1
     except csv.Error as error:
         raise ValueError(
-            f"{path}, line {reader.line_num}: {error}; quote a field that contains a quotation "
-            "mark, comma or line end, and double the quotation marks in it"
+            f"{path}, line {line}: {error}: end a field that begins with a quotation mark with "
+            "another, and double the quotation marks in it"
         ) from None
+    records, names = [], rows[0][0] if rows else []
     if duplicates := [name for name in names if name and names.count(name) > 1]:
         raise ValueError(f"{path}: the header names {duplicates[0]!r} twice: rename one of them")
-    records = []
-    for number, (place, fields) in enumerate(lines, start=1):
-        if number >= header_lines and any(fields):
+    for fields, place in rows[max(header_lines, 1) :]:
+        if any(fields):
             if len(fields) != len(names):
-                raise ValueError(
-                    f"{place}: {len(fields)} fields, but the header names {len(names)}"
-                )
+                counts = f"{len(fields)} fields, but the header names {len(names)}"
+                raise ValueError(f"{place}: {counts}{hint}")
             records.append(Record(dict(zip(names, fields, strict=True)), place))
     if not records:
         raise ValueError(f"{path} holds no examples")
     return records
 
 
-def read_tfds(name: str, split: str, columns: Sequence[str] = ()) -> list[Record]:
-    """Reads a split of a prepared TFDS data set, without TensorFlow, as records with `columns`."""
-    records = []
-    for number, example in enumerate(import_tfds(name).data_source(name, split=split)):
-        values = {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in example.items()}
-        records.append(Record(values, f"tfds:{name}, {split}, example {number}"))
-    check_columns(records, columns)
-    return records
+def _stray_quotation_mark(text: str) -> int:
+    """Returns the line of a quotation mark that a writer of TSV would have quoted; 0 if none is."""
+    rest = _QUOTED_FIELD.sub(lambda field: "\n" * field[0].count("\n"), text)
+    return rest.count("\n", 0, rest.index('"')) + 1 if '"' in rest else 0
+
+
+def _read_tfds(source: str, data_dir: str) -> list[tuple[dict, str]]:
+    name, _, split = source.partition("#")
+    examples, objects = tfds_source(name, split, data_dir), []
+    features = examples.dataset_info.features
+    for number, example in enumerate(examples):
+        values = json.loads(json.dumps(example, default=_json_value))
+        for key, value in values.items():
+            if isinstance(value, int) and (classes := getattr(features[key], "names", None)):
+                values[key] = classes[value] if value >= 0 else None  # -1 hides the class.
+        objects.append((values, f"{source}, example {number}"))
+    return objects
+
+
+def _json_value(value: bytes | np.ndarray | np.generic) -> object:
+    return value.decode() if isinstance(value, bytes) else value.tolist()
+
+
+def write_json_lines(path: pathlib.Path, objects: Iterable[dict]) -> None:
+    """Writes one JSON object per line."""
+    path.write_text("".join(json.dumps(values) + "\n" for values in objects))
+
+
+def content_hash(source: str, data_dir: str) -> str:
+    """Returns a hash of the bytes of a file, or of all examples of "tfds:NAME"."""
+    paths = [pathlib.Path(source)]
+    if source.startswith("tfds:"):
+        info = tfds_source(source.partition("#")[0], "all", data_dir).dataset_info
+        paths = sorted(pathlib.Path(info.data_dir).glob("*.array_record*"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 def check_texts(records: Iterable[Record], columns: Sequence[str]) -> None:

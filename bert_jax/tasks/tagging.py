@@ -1,60 +1,52 @@
-"""Tagging of words from CoNLL column files: named entities, chunks, parts of speech."""
+"""Tagging of words, in CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
 import itertools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
+from scipy.special import softmax
 
 from bert_jax.data.features import NO_LABEL, Feature, make_sequence
 from bert_jax.model import heads
 from bert_jax.tasks import scores
-from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_conll
+from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
 from bert_jax.tasks.labels import given_labels
 from bert_jax.tasks.sequences import tokenize
-from bert_jax.tasks.tables import check_files_given
+from bert_jax.tasks.tables import given_files
 from bert_jax.tasks.tagging_scores import entity_scores, find_strict_entities, split_tag
-from bert_jax.tasks.task import Outputs, Split, Task
+from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files named in `config.data`; see configs/finetune/conll2003.py."""
-    data, labels = config.data, given_labels(config)
-    check_files_given(data)
+    """Reads the files named in `config.data`; see configs/finetune/tagging.py."""
+    data, labels, files = config.data, given_labels(config), given_files(config.data)
     if data.scheme not in (*SCHEMES, "none"):
-        raise ValueError(
-            f"--config.data.scheme={data.scheme}: expected {', '.join(SCHEMES)}, or none for tags "
-            "that mark no entities"
-        )
+        expected = f"{', '.join(SCHEMES)} to train, or none for tags that mark no entities"
+        raise ValueError(f"--config.data.scheme={data.scheme}: expected {expected}")
     if data.scheme.startswith("iob") and any(split_tag(each)[0] in "ES" for each in labels):
-        raise ValueError(
-            f"the labels {', '.join(labels)} are BIOES tags, but the scheme is {data.scheme}: set "
-            "--config.data.scheme=bioes"
-        )
+        raise ValueError(f"{', '.join(labels)} are BIOES tags: set --config.data.scheme=bioes")
     notes: dict[str, int] = {}
     train, splits, columns = [], [], 2
-    for name in ("train", "dev", "test"):
-        if not data[name]:
-            continue
+    for name, path in files.items():
         # A dev file is scored even if it has fewer columns than train, unless it has only words.
         min_columns = columns if name == "test" else 2
-        sentences = read_conll(data[name], data.word_column, data.tag_column, min_columns)
+        sentences = read_sentences(path, data.word_column, data.tag_column, min_columns)
         if sentences[0].tags is not None:
-            original = sentences
-            if data.scheme != "none":
-                scheme = find_scheme(data[name], sentences)
-                notes[f"{name} sentences in {scheme.upper()}"] = len(sentences)
-                sentences = [
-                    each._replace(tags=convert_tags(each.tags, data.scheme)) for each in sentences
-                ]
+            original, scheme = sentences, data.scheme
+            if scheme != "none":
+                notes[f"{name} sentences in {find_scheme(path, original).upper()}"] = len(original)
+                sentences = [own._replace(tags=convert_tags(own.tags, scheme)) for own in original]
             labels = labels or find_tag_set(sentences, data.scheme)
-            check_tags(data[name], original, sentences, labels)
+            check_tags(path, original, sentences, labels)
         elif name == "train":
-            raise ValueError(f"{data.train} has only words, but training needs their tags")
+            needed = 'training needs tags: a column, or "tags" in JSONL'
+            raise ValueError(f"{path} has only words, but {needed}")
         else:
             notes[f"{name} sentences without tags, so not scored"] = len(sentences)
+        sentences = limit_examples(sentences, config, name, notes)
         features, positions, counts = tagging_features(
             sentences, labels, tokenizer, config.max_seq_length, data.document_context
         )
@@ -75,6 +67,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             "scheme": data.scheme,
             "document_context": data.document_context,
         },
+        files=files,
     )
 
 
@@ -85,10 +78,7 @@ def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
     """
     found = {tag for sentence in sentences for tag in sentence.tags}
     if len(found) < 2:
-        raise ValueError(
-            f"the training file has a single tag, {found.pop()!r}: expected at least two; is "
-            "--config.data.tag_column correct?"
-        )
+        raise ValueError(f"train has a single tag, {found.pop()!r}: expected several in tag_column")
     if scheme == "none":
         return tuple(sorted(found))
     types = sorted({split_tag(tag)[1] for tag in found - {"O"}})
@@ -121,7 +111,7 @@ def tagging_features(
 
     The first piece of a word predicts its tag (section 5.3 of the paper). A word that does not fit
     keeps its first pieces. A feature holds words of one sentence, or with `document_context` of one
-    document. The words of all features in order are those of all sentences in order.
+    document. The features cover the words of all sentences in order.
     """
     room = max_seq_length - 2  # [CLS] and [SEP].
     ids_of = tokenize(tokenizer, (word for each in sentences for word in each.words))
@@ -158,11 +148,8 @@ def split_into_windows(
 
     A window (start, begin, end, stop) shows words `start` to `stop` and predicts `begin` to `end`:
     one sentence, or up to `room // 2` pieces of a longer one. The rest are the surrounding words of
-    any sentence, equally many pieces on both sides unless the text ends on one of them.
-
-    Args:
-      sizes: number of pieces of each word of the text, 1 to `room`.
-      sentences: first word of each sentence, and one past its last, in order.
+    any sentence, equally many pieces on both sides unless the text ends on one of them. `sizes` are
+    the numbers of pieces of the words, 1 to `room`; `sentences` the ranges of their words.
     """
     before = np.cumsum([0, *sizes])  # Pieces before each word.
 
@@ -182,10 +169,14 @@ def split_into_windows(
     return windows
 
 
-def best_tags(outputs: Outputs, positions: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the index of the most probable tag of each word, over all features in order."""
-    pairs = zip(outputs, positions, strict=True)
-    return np.concatenate([output[places].argmax(axis=-1) for output, places in pairs])
+def best_tags(
+    outputs: Outputs, positions: Sequence[np.ndarray], labels: Sequence[str]
+) -> Iterator[tuple[str, float]]:
+    """Yields each word's most probable tag and its probability, over all features in order."""
+    for output, places in zip(outputs, positions, strict=True):
+        probabilities = softmax(output[places], axis=-1)
+        best = (labels[number] for number in probabilities.argmax(axis=-1))
+        yield from zip(best, probabilities.max(axis=-1).tolist(), strict=True)
 
 
 def make_split(
@@ -204,7 +195,7 @@ def make_split(
     is_labeled = expected[0] is not None
 
     def predicted_tags(outputs: Outputs) -> list[list[str]]:
-        tags = (labels[number] for number in best_tags(outputs, positions))
+        tags = (tag for tag, _ in best_tags(outputs, positions, labels))
         return [list(itertools.islice(tags, len(each.words))) for each in sentences]
 
     def score(outputs: Outputs) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Entities in sequences of tags, and their precision, recall and F1, as fractions.
 
 `find_entities` reads any sequence of B, I and O, legal or not, like conlleval, the script of the
-CoNLL shared tasks, and E and S like seqeval's default mode. `find_strict_entities` reads only what
-a scheme allows (seqeval's mode "strict").
+CoNLL shared tasks, and E and S like seqeval's default mode; L and U, of BILOU, are read like E and
+S. `find_strict_entities` reads only what a scheme allows (seqeval's mode "strict").
 """
 
 import re
@@ -22,7 +22,7 @@ class Entity(NamedTuple):
 def split_tag(tag: str) -> tuple[str, str]:
     """Splits "B-PER" into ("B", "PER"); returns ("O", "") for anything but an entity's tag."""
     prefix, dash, type_name = tag.partition("-")
-    return (prefix, type_name) if dash and prefix in tuple("BIES") else ("O", "")
+    return (prefix, type_name) if dash and prefix in tuple("BIESLU") else ("O", "")
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
@@ -30,7 +30,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
     entities, before = [], ("O", "")
     for place, (prefix, type_name) in enumerate(map(split_tag, tags)):
         if prefix != "O":
-            begins = prefix in "BS" or before[0] in "OES" or before[1] != type_name
+            begins = prefix in "BSU" or before[0] in "OESLU" or before[1] != type_name
             start = place if begins else entities.pop().start
             entities.append(Entity(type_name, start, place + 1))
         before = prefix, type_name
@@ -68,20 +68,16 @@ def entity_scores(
 ) -> dict[str, float]:
     """Computes `precision`, `recall` and `f1` of entities, and `precision/TYPE` etc. of each type.
 
-    An entity is correct if its type and both ends are. 0 / 0 is 0, as in conlleval.
-
-    Args:
-      predicted, expected: tags of each sentence.
-      find: finds the entities in the tags of a sentence.
+    `find` finds the entities in the tags of a sentence. An entity is correct if its type and both
+    ends are. 0 / 0 is 0, as in conlleval.
     """
-    counts = found, wanted, correct = Counter(), Counter(), Counter()
+    counts = found, wanted, _ = Counter(), Counter(), Counter()
     for ours, theirs in zip(predicted, expected, strict=True):
         if len(ours) != len(theirs):
             raise ValueError(f"{len(ours)} tags are predicted for {len(theirs)} words")
         ours, theirs = set(find(ours)), set(find(theirs))
-        found.update(entity.type for entity in ours)
-        wanted.update(entity.type for entity in theirs)
-        correct.update(entity.type for entity in ours & theirs)
+        for count, entities in zip(counts, (ours, theirs, ours & theirs), strict=True):
+            count.update(entity.type for entity in entities)
     scores = {}
     totals = {"": [count.total() for count in counts]}
     totals |= {f"/{each}": [count[each] for count in counts] for each in sorted(found | wanted)}

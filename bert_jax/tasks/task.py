@@ -3,6 +3,9 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature
 from bert_jax.model.heads import Head, Outputs
@@ -38,6 +41,7 @@ class Task:
       head_settings: what inference needs besides the labels; stored in the checkpoint as JSON.
       tuned: names of head settings that scoring the dev split changes; a run starts from those of
         the head in its weights.
+      files: what was read, by name: paths, or "tfds:NAME". A run cannot be resumed with others.
     """
 
     head: Head
@@ -48,3 +52,24 @@ class Task:
     notes: dict[str, int] = dataclasses.field(default_factory=dict)
     head_settings: dict = dataclasses.field(default_factory=dict)
     tuned: tuple[str, ...] = ()
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def selector(self) -> Split | None:
+        """The split whose score selects the best checkpoint, if its labels are known."""
+        name = self.metric.rpartition("/")[0]
+        return next((split for split in self.splits if split.name == name and split.score), None)
+
+
+def limit_examples(
+    examples: Sequence[Any], config: ConfigDict, split: str, notes: dict[str, int]
+) -> Sequence[Any]:
+    """Returns `max_train_examples` or `max_eval_examples` evenly spaced ones (0: all).
+
+    Notes how many were dropped.
+    """
+    limit = config.max_train_examples if split == "train" else config.max_eval_examples
+    if not 0 < limit < len(examples):
+        return examples
+    notes[f"{split} examples dropped"] = len(examples) - limit
+    return [examples[index * len(examples) // limit] for index in range(limit)]

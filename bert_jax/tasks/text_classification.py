@@ -1,48 +1,62 @@
 """Classification of, or regression on, your own texts or pairs: CSV, TSV or JSONL files."""
 
 import collections
+import csv
+import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
+from scipy.special import expit, softmax
 
 from bert_jax.data.features import Feature
-from bert_jax.model.heads import CLASSIFICATION, REGRESSION, Head
+from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
-from bert_jax.tasks.labels import find_labels, given_labels, read_labels
+from bert_jax.tasks.labels import find_labels, given_labels, read_label_sets, split_labels
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.task import Outputs, Split, Task
+from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
 METRICS = {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1}
 CORRELATIONS = {"pearson": scores.pearson, "spearman": scores.spearman}
+SET_METRICS = {"micro_f1": scores.f1, "macro_f1": scores.macro_f1_of_sets}
 
 
 def get_head(config: ConfigDict) -> Head:
+    if config.data.regression and config.data.label_separator:
+        raise ValueError("set data.regression or data.label_separator, not both")
+    if config.data.label_separator:
+        return MULTI_LABEL
     return REGRESSION if config.data.regression else CLASSIFICATION
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/text_classification.py."""
     data = config.data
-    tables.check_files_given(data)
-    metrics = CORRELATIONS if data.regression else METRICS
+    files = tables.given_files(data)
+    head, separator = get_head(config), data.label_separator
+    metrics = {REGRESSION: CORRELATIONS, MULTI_LABEL: SET_METRICS}.get(head, METRICS)
     metric = choose_metric(metrics, data.metric)
     if data.regression:
         metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
     texts = tuple(filter(None, (data.text, data.text_pair)))
     notes: dict[str, int] = {}
-
-    records, features = {}, {}
-    for name in (name for name in ("train", "dev", "test") if data[name]):
+    records, features, splits = {}, {}, []
+    for name, source in files.items():
         # A test file may have no labels; in a dev file a missing column is probably a typo.
         label = data.label if name != "test" else ""
         columns = [*texts, *filter(None, (data.id, label))]
-        records[name] = tables.read_table(data[name], columns, data.header_lines)
+        options = {"separator": separator, "data_dir": data.data_dir}
+        records[name] = tables.read_table(source, columns, data.header_lines, **options)
         tables.check_texts(records[name], texts)
 
     train = records.get("train", ())
+    if separator:
+        train = list(itertools.chain(*split_labels(train, data.label, separator)))
     labels = () if data.regression else find_labels(train, data.label, given_labels(config))
     if train and labels:
         counts = collections.Counter(record.columns[data.label] for record in train)
@@ -50,34 +64,37 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes |= {"labels": len(labels), f"train {rarest!r}, the rarest label": counts[rarest]}
 
     hint = "; fix it, or list all labels in --config.data.labels"
-    ids = {name: tables.example_ids(own, data.id) for name, own in records.items()}
     for name, own in records.items():
-        values = read_labels(own, data.label, labels, required=name == "train", hint=hint)
+        ids = limit_examples(tables.example_ids(own, data.id), config, name, notes)
+        own = limit_examples(own, config, name, notes)
+        options = {"required": name == "train", "hint": hint}
+        values = read_label_sets(own, data.label, labels, separator, **options)
         if values[0] is None:
             notes[f"{name} without labels, so not scored"] = len(values)
-        features[name], notes[f"{name} truncated"] = text_features(
-            [[record.columns[column] for column in texts] for record in own],
-            values,
-            tokenizer,
-            config.max_seq_length,
-        )
+        pairs = [[record.columns[column] for column in texts] for record in own]
+        found = text_features(pairs, values, tokenizer, config.max_seq_length)
+        features[name], notes[f"{name} truncated"] = found
+        if name != "train":
+            split = name, features[name], ids, own, labels, metrics, bool(separator)
+            splits.append(make_split(*split))
+    if separator:
+        layout = dataclasses.replace(head.labels, shape=(len(labels),))
+        head = dataclasses.replace(head, labels=layout)
     return Task(
-        head=get_head(config),
+        head=head,
         labels=labels or ("value",),
-        train=features.pop("train", []),  # Without: predictions only.
-        splits=tuple(
-            make_split(name, own, [{"id": each} for each in ids[name]], labels, metrics)
-            for name, own in features.items()
-        ),
+        train=features.get("train", []),  # Without: predictions only.
+        splits=tuple(splits),
         metric=f"dev/{metric}",
         notes=notes,
         head_settings={"max_seq_length": config.max_seq_length},
+        files=files,
     )
 
 
 def text_features(
     texts: Sequence[Sequence[str]],
-    labels: Sequence[int | float | None],
+    labels: Sequence[int | float | np.ndarray | None],
     tokenizer: Tokenizer,
     max_seq_length: int,
 ) -> tuple[list[Feature], int]:
@@ -93,42 +110,72 @@ def text_features(
 def make_split(
     name: str,
     features: list[Feature],
-    ids: Sequence[dict[str, str]],
+    ids: Sequence[str],
+    records: Sequence[tables.Record],
     labels: Sequence,
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
-    label_name: str = "label",
+    multi_label: bool = False,
 ) -> Split:
     """Builds a split of classes, or without `labels` of values, that is scored by `metrics`.
 
-    Each line that it writes holds the `ids` of an example and its prediction.
+    With `multi_label` the prediction is all labels whose probability is above 0.5. Writes
+    NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
+    of every class; and NAME_classes.tsv: the `scores.class_table`.
     """
     expected = np.array([feature.label for feature in features])
+    is_labeled = features[0].label is not None
+
+    def predict(outputs: Outputs) -> np.ndarray:
+        if multi_label:
+            return np.stack(outputs) > 0
+        return np.argmax(outputs, axis=-1) if labels else np.array(outputs, np.float64)[:, 0]
+
+    def describe(label) -> str | float | list[str]:
+        if multi_label:
+            return [labels[index] for index in np.flatnonzero(label)]
+        return labels[label] if labels else float(label)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        if labels:
-            predicted = np.argmax(outputs, axis=-1)
-        else:
-            predicted = np.array([output[0] for output in outputs], np.float64)
+        predicted = predict(outputs)
         return {metric: function(predicted, expected) for metric, function in metrics.items()}
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        lines = []
-        for example, output in zip(ids, outputs, strict=True):
+        lines, predicted = [], predict(outputs)
+        for index, (id_, record) in enumerate(zip(ids, records, strict=True)):
+            line = {"id": id_} | record.columns
+            if is_labeled:
+                line["label"] = describe(expected[index])
+            line["prediction"] = describe(predicted[index])
             if labels:
-                best, probability = most_probable(output)
-                prediction = {label_name: labels[best], "probability": probability}
-            else:
-                prediction = {"value": float(output[0])}
-            lines.append(example | prediction)
+                line["probabilities"] = dict(best_labels(labels, outputs[index], multi_label))
+            lines.append(line)
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
+        if is_labeled and labels:
+            one_hot = np.eye(len(labels), dtype=bool)
+            both = (each > 0 if multi_label else one_hot[each] for each in (predicted, expected))
+            rows = scores.class_table(*both, labels)
+            with open(directory / f"{name}_classes.tsv", "w", newline="") as stream:
+                csv.writer(stream, delimiter="\t").writerows(rows)
+            lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in rows)
+            logging.info("%s, by label:\n%s", name, "\n".join(lines))
 
-    return Split(name, features, score if features[0].label is not None else None, write)
+    return Split(name, features, score if is_labeled else None, write)
 
 
-def most_probable(logits: np.ndarray) -> tuple[int, float]:
-    """Returns the index of the largest of `logits`, float32 `[classes]`, and its probability."""
-    best = int(np.argmax(logits))
-    return best, float(np.exp(logits[best] - np.logaddexp.reduce(logits)))
+class Classification(NamedTuple):
+    """A label and its probability."""
+
+    label: str
+    probability: float
+
+
+def best_labels(
+    labels: Sequence[str], logits: np.ndarray, multi_label: bool = False
+) -> list[Classification]:
+    """Returns all labels and their probabilities (`multi_label`: each apart), best first."""
+    probabilities = (expit if multi_label else softmax)(logits).tolist()
+    order = np.argsort(-logits, kind="stable").tolist()
+    return [Classification(labels[index], probabilities[index]) for index in order]
 
 
 def choose_metric(metrics: Iterable[str], wanted: str) -> str:

@@ -16,35 +16,17 @@ Expected result: 91.4 dev and 87.3 test F1 with MiniLM (seed 0, best epoch 3).
     python -m bert_jax.finetune --config=configs/finetune/conll2003.py --workdir=runs/conll_minilm \
         --config.init_from=runs/data/minilm --config.learning_rate=2e-4
 
-For other CoNLL files set `word_column` and `tag_column`. A `test` file with fewer columns than
-`train` has no tags and is predicted without a score. The data are for research only.
+The data are for research only. For files of your own see tagging.py.
 """
 
 from ml_collections import ConfigDict
 
-from configs.finetune import text_classification
+from bert_jax.configs.finetune import tagging
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    config = text_classification.get_config()
-    config.task = "tagging"
-
-    config.data = ConfigDict()
+    config = tagging.get_config(arg)
     config.data.train = "runs/data/conll2003/train.txt"
     config.data.dev = "runs/data/conll2003/valid.txt"
     config.data.test = "runs/data/conll2003/test.txt"
-    config.data.word_column = 0
-    config.data.tag_column = -1  # The last.
-    # Scheme to train, whatever the files use: iob1, iob2 or bioes. With none, the tags, such as
-    # parts of speech, mark no entities and are scored by accuracy.
-    config.data.scheme = "iob2"
-    config.data.labels = ()  # Default: those found in train.
-    # As in the paper: neighboring sentences of the document fill the window. Much slower, since
-    # every sentence takes max_seq_length tokens. A file without -DOCSTART- is one document.
-    config.data.document_context = False
-
-    config.max_seq_length = 128
-    config.batch_size = 32
-    config.num_epochs = 4.0
-    config.learning_rate = 5e-5
-    return text_classification.cut_down(config, arg)
+    return config

@@ -20,7 +20,7 @@ Expected result: the table above. Not run at full size.
 
 from ml_collections import ConfigDict
 
-from configs.finetune import conll2003, text_classification
+from bert_jax.configs.finetune import conll2003, text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -30,4 +30,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.lstm_size = 768  # Units per direction, in each of two layers.
     config.learning_rate = 1e-3  # Only the new head is trained.
     config.num_epochs = 10.0
+    if arg:
+        config.lstm_size = 64
     return text_classification.cut_down(config, arg)

@@ -22,7 +22,7 @@ the download has it; `:ax` predicts only that. The paper omits WNLI and submits 
 
 from ml_collections import ConfigDict
 
-from configs.finetune import text_classification
+from bert_jax.configs.finetune import text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -32,6 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = ConfigDict()
     config.data.name = name
     config.data.directory = ""
+    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.labels = ()  # Order of the classes in the head of `init_from`, if different.
     config.data.metric = ""  # Selects the best checkpoint; default: that of table 1.
     config.num_epochs = 0.0 if name == "ax" else 3.0

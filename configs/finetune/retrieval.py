@@ -26,7 +26,7 @@ the cross-encoder.
 
 from ml_collections import ConfigDict
 
-from configs.finetune import text_classification
+from bert_jax.configs.finetune import text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:

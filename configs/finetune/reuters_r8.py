@@ -14,7 +14,7 @@ Expected result: 97.8 % test accuracy, 94.2 % macro F1 (seed 0).
 
 from ml_collections import ConfigDict
 
-from configs.finetune import text_classification
+from bert_jax.configs.finetune import text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:

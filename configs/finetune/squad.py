@@ -15,17 +15,19 @@ and 90.9 (1.1, BERT_LARGE), 78.7 and 81.9 (2.0, BERT_LARGE). Not run at full siz
         --config.init_from=runs/base \
         --config.data.train=train-v2.0.json --config.data.dev=dev-v2.0.json
 
-A path may be `tfds:squad` or `tfds:squad/v2.0`, prepared beforehand. `predictions/dev` in the
-workdir holds predictions.json, nbest_predictions.json and, for 2.0, null_odds.json, as the official
-scripts expect. In 2.0 a question is left unanswered if its null odds exceed the threshold that is
-best on dev, which the checkpoint stores. Without `data.train` the head of `init_from` predicts.
-`:runlocal` and `:v2,runlocal` are smoke runs.
+A path may be `tfds:squad` or `tfds:squad/v2.0`, prepared as ArrayRecord, or a .jsonl file of your
+own: {"id": ..., "question": ..., "context": ..., "answers": [{"text": ..., "answer_start": ...}]}
+on each line, with `[]` for no answer (`:v2`). `predictions/dev` in the workdir holds
+predictions.json, nbest_predictions.json and, for 2.0, null_odds.json, as the official scripts
+expect. In 2.0 a question is left unanswered if its null odds exceed the threshold that is best on
+dev, which the checkpoint stores. Without `data.train` the head of `init_from` predicts. `:runlocal`
+and `:v2,runlocal` are smoke runs.
 """
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs.finetune import text_classification
+from bert_jax.configs.finetune import text_classification
 
 
 def get_config(arg: str = "v1") -> ConfigDict:
@@ -40,6 +42,7 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.data.train = ""
     config.data.dev = ""  # Its F1 selects the best checkpoint.
     config.data.test = ""
+    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.null_answers = version == "v2"  # Questions may have no answer.
     # For 2.0: null odds above which a question is left unanswered. Default: the best on dev, or
     # without labels there that of the head of `init_from`, or 0.
@@ -51,6 +54,8 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.batch_size = 48 if version == "v2" else 32
     config.num_epochs = 2.0 if version == "v2" else 3.0
     config.learning_rate = 5e-5
-    if rest:
+    config = text_classification.cut_down(config, rest)
+    if rest:  # Contexts have many windows of 32 tokens.
         config.data.doc_stride, config.data.max_query_length = 8, 8
-    return text_classification.cut_down(config, rest)
+        config.max_train_examples = config.max_eval_examples = 16
+    return config

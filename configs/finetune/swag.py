@@ -18,13 +18,15 @@ scored if it exists.
 
 from ml_collections import ConfigDict
 
-from configs.finetune import text_classification
+from bert_jax.configs.finetune import text_classification
 
 
 def get_config(arg: str = "") -> ConfigDict:
     config = text_classification.get_config()
     config.task = "multiple_choice"
-    config.data = ConfigDict({"directory": ""})
+    config.data = ConfigDict()
+    config.data.directory = ""
+    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.batch_size = 16
     config.learning_rate = 2e-5
     return text_classification.cut_down(config, arg)

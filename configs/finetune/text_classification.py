@@ -1,4 +1,4 @@
-"""Classification or regression of your own texts or pairs of texts, from CSV, TSV or JSONL.
+"""Classification or regression of your own texts or pairs of texts: CSV, TSV, JSONL or TFDS.
 
 Source: fine-tuning as in Devlin et al. (2018), section 4.1 and appendix A.3: batch 16 or 32,
 learning rate 5e-5, 3e-5 or 2e-5, 2 to 4 epochs; Adam with bias correction, without which training
@@ -11,8 +11,10 @@ Expected time and result: depend on your data; reuters_r8.py is an example.
         --workdir=runs/mine --config.init_from=runs/base \
         --config.data.train=train.csv --config.data.dev=dev.csv
 
-A file has a header with the names of its columns, by default `text` and `label`. If the labels of
-`dev` or `test` are empty, or `test` has no such column, it is predicted but not scored.
+A file has a header with the names of its columns, by default `text` and `label`; in TSV a field is
+quoted if it both begins and ends with a quotation mark, and those inside are doubled. `tfds:NAME`,
+prepared as ArrayRecord, is its split train, validation or test; `tfds:NAME#train[90%:]` another. If
+the labels of `dev` or `test` are empty, or `test` has no such column, it is predicted, not scored.
 """
 
 from ml_collections import ConfigDict
@@ -29,6 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.train = ""
     config.data.dev = ""  # Its score selects the best checkpoint.
     config.data.test = ""
+    config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.text = "text"  # Names of columns.
     config.data.text_pair = ""
     config.data.label = "label"
@@ -36,8 +39,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
     config.data.labels = ()  # Default: those found in train, sorted; a,b as a flag.
     config.data.regression = False  # The label is a number.
-    config.data.metric = ""  # Selects the best checkpoint; default: accuracy or pearson.
+    # Multi-label: what separates the labels of a text, such as | in a|b; in JSONL also a list.
+    config.data.label_separator = ""
+    config.data.metric = ""  # Selects the best checkpoint; default: accuracy, pearson or micro_f1.
 
+    # Maximum number of examples of train, and of each of dev and test, evenly spaced; 0: all.
+    config.max_train_examples = 0
+    config.max_eval_examples = 0
     config.max_seq_length = 128
     config.batch_size = 32  # Examples per update, over all devices.
     config.num_epochs = 3.0
@@ -53,8 +61,17 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "adamw"  # Or "bert_adam", as released, or "lamb".
     config.learning_rate = 3e-5
     config.warmup_fraction = 0.1
+    config.decay_from = "start"  # Decays from step 0, as released, or from the end of "warmup".
+    config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01
     config.clip_norm = 1.0
+    # Layer i of N, from 0, has learning_rate * layer_decay^(N - i), the embeddings one factor more;
+    # such as 0.9. The head and the pooler have learning_rate.
+    config.layer_decay = 1.0
+    config.freeze_layers = 0  # Freezes the embeddings and the N lowest layers; 0: nothing.
+    # Weight of each class in the loss, in the order of data.labels, or sorted; balanced: inverse to
+    # its frequency in train. Default: 1 each.
+    config.class_weights = ()
 
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
     config.per_device_batch_size = 0  # Rows of packed examples per pass; 0: automatic.
@@ -68,10 +85,11 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
-    """Returns a smoke run, with short texts and one epoch, if `arg` is "runlocal"."""
+    """Returns a smoke run if `arg` is "runlocal": few and short texts, one epoch."""
     if not arg:
         return config
     if arg != "runlocal":
         raise ValueError(f"unknown argument {arg!r} after the colon: expected 'runlocal' or none")
     config.max_seq_length, config.batch_size, config.num_epochs = 32, 8, 1.0
+    config.max_train_examples = config.max_eval_examples = 64
     return config

@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 from bert_jax.data.features import NO_LABEL
-from bert_jax.tasks.conll import read_conll
+from bert_jax.tasks.conll import read_sentences
 from bert_jax.tasks.tagging import find_tag_set, tagging_features
 from bert_jax.tokenization import load_tokenizer
 
@@ -23,7 +23,7 @@ def test_every_word_of_conll_2003_is_predicted_once_at_any_length(name):
     files = os.environ.get("BERT_JAX_CONLL"), os.environ.get("BERT_JAX_MINILM")
     if not all(files):
         pytest.skip("BERT_JAX_CONLL or BERT_JAX_MINILM is not set: `make parity` fetches both")
-    sentences = read_conll(pathlib.Path(files[0]) / f"{name}.txt", word_column=0, tag_column=-1)
+    sentences = read_sentences(pathlib.Path(files[0]) / f"{name}.txt", word_column=0, tag_column=-1)
     tokenizer, labels = (
         load_tokenizer(pathlib.Path(files[1]) / "vocab.txt"),
         find_tag_set(sentences, "none"),

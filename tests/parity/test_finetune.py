@@ -1,5 +1,6 @@
 """Fine-tuning against transformers and torch, batch by batch (`make parity`)."""
 
+import dataclasses
 import pathlib
 import sys
 
@@ -14,9 +15,9 @@ from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import HEADS, make_model
+from bert_jax.model.heads import HEADS, label_weights, make_model
 from bert_jax.training.finetune_step import make_finetune_step
-from bert_jax.training.optimizer import linear_schedule, make_optimizer
+from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
 from tests.helpers import write_torch_model
 
@@ -56,7 +57,7 @@ def ours(model, features) -> dict:
     head = model.settings["head"]
     network = make_model(BertConfig(**model.settings["bert"] | {"dropout_rate": 0.0}), head)
     num_steps = round(CONFIG.num_epochs * steps_per_epoch(EXAMPLES, CONFIG.batch_size))
-    schedule = linear_schedule(
+    schedule = make_schedule(
         CONFIG.learning_rate, num_steps, round(CONFIG.warmup_fraction * num_steps)
     )
     optimizer = make_optimizer("adamw", schedule)
@@ -64,7 +65,7 @@ def ours(model, features) -> dict:
     state = TrainState(np.int32(0), model.params, optimizer.init(model.params))
     shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
     state = jax.device_put(state, shardings)
-    update = make_finetune_step(network, HEADS[head["task"]], optimizer, shardings, 2)
+    update = make_finetune_step(network, HEADS[head["task"]], lambda _: optimizer, shardings, 2)
     batches = finetune_batches(
         features,
         RowShape(LENGTH, 3, HEADS[head["task"]].labels, 0),
@@ -76,7 +77,7 @@ def ours(model, features) -> dict:
         stop=num_steps,
     )
     for rows, num_microbatches in batches:
-        state, _ = update(state, rows, num_microbatches, jax.random.key(0))
+        state, _ = update(state, rows, num_microbatches, jax.random.key(0), None)
     return jax.device_get(state.params)
 
 
@@ -145,3 +146,28 @@ def test_the_same_batches_lead_to_the_same_parameters(
     print(f"{kind}: parameters moved by up to {moved:.3f}, and end at most {worst:.1e} apart")
     # The bias of a span's head changes no softmax: its gradient is rounding, which Adam magnifies.
     assert moved > 0.005 and worst < (1e-4 if kind == "span" else 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "multi_label"])
+def test_losses_are_those_of_torch(kind):
+    """CrossEntropyLoss(weight), and BCEWithLogitsLoss for several labels per text."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (5, 7, 4)).astype(np.float32)
+    labels = rng.integers(NO_LABEL if kind == "tagging" else 0, 4, (5, 7), dtype=np.int32)
+    weights = (0.2, 1.0, 3.0, 0.5)
+    head = HEADS[kind]
+    if kind == "multi_label":
+        labels = rng.integers(0, 2, logits.shape).astype(np.float32)
+        loss = torch.nn.BCEWithLogitsLoss()(torch.tensor(logits), torch.tensor(labels))
+    else:
+        head = dataclasses.replace(head, class_weights=weights)
+        function = torch.nn.CrossEntropyLoss(torch.tensor(weights), ignore_index=NO_LABEL)
+        loss = function(
+            torch.tensor(logits).reshape(-1, 4), torch.tensor(labels).reshape(-1).long()
+        )
+    rows = {"labels": labels, "weights": np.ones((5, 7), np.float32)}
+    counts = label_weights(head, rows)
+    ours = np.sum(head.loss(logits, rows) * counts) / np.sum(counts)
+    assert ours == pytest.approx(float(loss), rel=1e-6)

@@ -61,6 +61,28 @@ def test_classification_metrics_equal_scikit_learn(name):
     assert worst < 1e-12
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_class_table_equals_scikit_learn(several):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    for _ in range(CASES):
+        if several:
+            predicted, expected = rng.random((2, int(rng.integers(1, 99)), 5)) < rng.random()
+        else:
+            numbers = classes(rng, binary=False)
+            predicted, expected = (np.eye(8, dtype=bool)[each] for each in numbers)
+        rows = scores.class_table(predicted, expected, range(predicted.shape[1]))[1:]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # For labels that are never expected.
+            theirs = metrics.precision_recall_fscore_support(expected, predicted, zero_division=0)
+        found = np.array([row[1:5] for row in rows])
+        np.testing.assert_allclose(found[:, 0], theirs[3])
+        np.testing.assert_allclose(found[:, 1:], np.transpose(theirs[:3]), atol=5.1e-5)
+        if not several:
+            matrix = metrics.confusion_matrix(*reversed(numbers), labels=range(8))
+            np.testing.assert_array_equal([row[5:] for row in rows], matrix)
+
+
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 def test_correlations_equal_scipy(name):
     import scipy.stats

@@ -92,7 +92,7 @@ def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(l
     source = given("BERT_JAX_XQUAD", "xquad.en.json")
     weights = given("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
     tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")
-    questions = read_questions(source, "dev", null_answers=False)
+    questions = read_questions(source, null_answers=False)
     config = SpanConfig(max_seq_length=length, max_query_length=32, doc_stride=48)
     pairs = [(question.question, question.context) for question in questions]
     passages = spans.make_passages(pairs, tokenizer, config)

@@ -175,14 +175,17 @@ BAD_LINES = {
     "empty positive": ([{"query": "a", "positive": " "}], "'positive' is ' ', expected a text"),
     "negatives that are no list": ([LINES[0] | {"negatives": "a"}], "expected a list of texts"),
     "empty negative": ([LINES[0] | {"negatives": [""]}], "expected a list of texts"),
-    "too few negatives": ([LINES[0] | {"negatives": []}], "0 negatives, but training takes 1"),
+    "too few negatives": (
+        [LINES[0] | {"negatives": []}],
+        "0 negatives, but --config.data.num_negatives=1",
+    ),
     "positive among negatives": (
         [LINES[0] | {"negatives": ["the river grew old"]}],
         "one of the negatives too",
     ),
     "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' is already used"),
     "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive': every example needs one"),
-    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "no 'positive': label all"),
+    "some positives": ([LINES[0], {"query": "a", "negatives": ["b"]}], "no 'positive': every"),
 }
 
 

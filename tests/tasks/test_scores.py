@@ -42,6 +42,22 @@ def test_metrics_of_edge_cases(metric, predicted, expected, value):
     assert isinstance(found, float) and found == pytest.approx(value, abs=1e-12)
 
 
+def test_class_table_has_the_scores_and_confusions_of_each_label():
+    one_hot = np.eye(3, dtype=bool)
+    table = scores.class_table(one_hot[[0, 0, 1, 1, 0]], one_hot[[0, 0, 0, 1, 1]], ("a", "b", "c"))
+    assert table == [
+        ("label", "examples", "precision", "recall", "f1", "a", "b", "c"),
+        ("a", 3, 0.6667, 0.6667, 0.6667, 2, 1, 0),
+        ("b", 2, 0.5, 0.5, 0.5, 1, 1, 0),
+        ("c", 0, 0.0, 0.0, 0.0, 0, 0, 0),  # Neither expected nor predicted.
+    ]
+    several = np.array([[1, 1], [0, 1]], bool), np.array([[1, 0], [1, 1]], bool)
+    assert scores.class_table(*several, ("a", "b"))[1:] == [
+        ("a", 2, 1.0, 0.5, 0.6667, 1, 2),
+        ("b", 1, 0.5, 1.0, 0.6667, 0, 1),
+    ]
+
+
 def test_f1_is_of_the_given_class():
     predicted, expected = np.array([0, 0, 2, 1]), np.array([0, 2, 2, 0])
     assert [scores.f1(predicted, expected, each) for each in range(3)] == [0.5, 0.0, 2 / 3]

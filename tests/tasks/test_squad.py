@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import sys
-import types
 
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 import bert_jax
 from bert_jax.data.features import RowShape
@@ -22,7 +21,7 @@ from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
 from configs.finetune import squad as squad_config
-from tests.helpers import WORDS, write_vocabulary
+from tests.helpers import WORDS, write_tfds, write_vocabulary
 
 CONTEXT = "the old king built a road . the small village grew north of the river ."
 
@@ -91,11 +90,12 @@ def test_predictions_have_the_official_format_and_the_score_of_the_result(finish
     assert set(files) == {"predictions", "nbest_predictions", "null_odds"}
     gold = {
         question.id: [text for text, _ in question.answers]
-        for question in read_questions(path, "dev", True)
+        for question in read_questions(path, True)
     }
     assert [list(content) for content in files.values()] == [list(gold)] * 3
     found = evaluate_v2(gold, files["predictions"], files["null_odds"])
-    assert found == pytest.approx(result["dev"])
+    scores = {name: value for name, value in result["dev"].items() if name != "loss"}
+    assert found == pytest.approx(scores)
     assert found["f1"] == pytest.approx(found["best_f1"])
     for id_, entries in files["nbest_predictions"].items():
         assert sum(each["probability"] for each in entries) == pytest.approx(1)
@@ -124,7 +124,7 @@ def test_loaded_model_answers_as_the_run_predicted(finished):
         json.loads((dev / f"{name}.json").read_text())
         for name in ("predictions", "nbest_predictions", "null_odds")
     )
-    for question in read_questions(path, "dev", True):
+    for question in read_questions(path, True):
         answers = model.answer(question.question, question.context, top_k=3)
         # The threshold is the odds of one question, where rounding decides.
         if abs(odds[question.id] - model.head["null_threshold"]) > 1e-5:
@@ -226,7 +226,7 @@ def test_version_1_answers_every_question_and_counts_skipped_ones(pretrained, tm
     files = sorted((tmp_path / "run" / "predictions" / "dev").iterdir())
     assert [each.name for each in files] == ["nbest_predictions.json", "predictions.json"]
     assert all(json.loads(files[1].read_text()).values())
-    assert set(result["dev"]) == {"exact", "f1"}
+    assert set(result["dev"]) == {"exact", "f1", "loss"}
 
 
 def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch):
@@ -242,24 +242,49 @@ def test_answers_do_not_depend_on_how_windows_are_batched(finished, monkeypatch)
         assert one.probability == pytest.approx(other.probability, rel=1e-4)
 
 
-def test_tfds_gives_the_same_question_as_the_official_file(monkeypatch, tmp_path):
-    examples = [
-        {
-            "id": b"q1",
-            "title": b"t",
-            "question": b"the king",
-            "context": CONTEXT.encode(),
-            "answers": {"text": [b"king"], "answer_start": np.array([8])},
-        }
+def test_a_list_of_questions_is_answered_as_each_alone(finished):
+    model = bert_jax.load(finished[0] / "best")
+    questions, contexts = ["old king", "the road"], [" ".join([CONTEXT] * 4), CONTEXT]
+    together = model.answer(questions, contexts, top_k=2)
+    for found, *asked in zip(together, questions, contexts, strict=True):
+        alone = model.answer(*asked, top_k=2)
+        assert [each[2:] for each in found] == [each[2:] for each in alone]
+        probabilities = [each.probability for each in alone]
+        assert [each.probability for each in found] == pytest.approx(probabilities, rel=1e-4)
+    assert model.answer(questions, CONTEXT)[1][0].text == together[1][0].text
+    assert model.answer([], CONTEXT) == []
+
+
+def test_jsonl_and_tfds_give_the_same_questions_as_the_official_file(tmp_path):
+    entries = [entry(1, "king"), entry(2, ""), entry(3, "river")]
+    expected = read_questions(write_squad(tmp_path / "data.json", entries), True)
+    lists = [
+        {name: [answer[name] for answer in each["answers"]] for name in ("text", "answer_start")}
+        for each in entries
     ]
-    asked = []
-    fake = types.SimpleNamespace(data_source=lambda *a, **k: asked.append((a, k)) or examples)
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
-    (found,) = read_questions("tfds:squad", "dev", False)
-    assert asked == [(("squad",), {"split": "validation"})]
-    path = write_squad(tmp_path / "data.json", [entry(1, "king", question="the king")])
-    (expected,) = read_questions(path, "dev", False)
-    assert found[:4] == expected[:4]
+
+    for name, answers in {"dicts": [each["answers"] for each in entries], "lists": lists}.items():
+        path = tmp_path / f"{name}.jsonl"
+        lines = zip(entries, answers, strict=True)
+        lines = [each | {"context": CONTEXT, "answers": own} for each, own in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = read_questions(str(path), True)
+        assert [each[:4] for each in found] == [each[:4] for each in expected]
+        assert found[1].place == f"{path}, line 2"
+
+    text = tfds.features.Text()
+    answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
+    features = {"id": text, "question": text, "context": text, "answers": answers}
+    write_tfds(tmp_path / "tfds", "squad/v2.0", {"validation": lines}, features)
+    found = read_questions("tfds:squad/v2.0#validation", True, str(tmp_path / "tfds"))
+    assert sorted(each[:4] for each in found) == [each[:4] for each in expected]
+
+
+def test_jsonl_without_ids_or_answers_is_numbered_and_only_predicted(tmp_path):
+    path = tmp_path / "blind.jsonl"
+    path.write_text(json.dumps({"question": "old king", "context": CONTEXT}) + "\n")
+    (found,) = read_questions(str(path), False)
+    assert found[:4] == ("0", "old king", CONTEXT, None)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +300,8 @@ def test_tfds_gives_the_same_question_as_the_official_file(monkeypatch, tmp_path
         ([entry(1, "king"), entry(2)], ValueError, r"\(id q2\): no 'answers': label all"),
         ([entry(1, "")], ValueError, "no answer, which only SQuAD 2.0 allows: .*squad.py:v2"),
         ([entry(1, answers=[{"text": "king"}])], ValueError, "expected 'answer_start', a int"),
-        ([entry(1)], ValueError, "no answers, and training needs them"),
-        ([entry(1, "castle")], ValueError, r"all 1 lack their answer .*data.*\(id q1\)"),
+        ([entry(1)], ValueError, "this and all other questions lack an answer"),
+        ([entry(1, "castle")], ValueError, r"\(id q1\): this and all .* lack an answer at"),
         ([entry(1, "king", is_impossible="no")], ValueError, "expected 'is_impossible', a bool"),
         ([entry(1, "king", is_impossible=True)], ValueError, "is_impossible, but it has answers"),
     ],
@@ -294,7 +319,8 @@ def test_bad_files_raise_a_clear_error(tokenizer, tmp_path, content, error, mess
 def test_bad_questions_raise_a_clear_error(finished, pretrained):
     model = bert_jax.load(finished[0] / "best")
     for arguments, error, message in [
-        ((["q"], CONTEXT), TypeError, "question must be one string, got list"),
+        (([None], CONTEXT), TypeError, r"question must be a string or a list .* got \[None\]"),
+        ((["q"], [CONTEXT] * 2), ValueError, "1 questions and 2 contexts: expected one context"),
         (("q", " "), ValueError, "the context is empty"),
         (("q", CONTEXT, 0), ValueError, r"top_k must be a whole number in \[1, 20\], got 0"),
     ]:

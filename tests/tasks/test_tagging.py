@@ -1,6 +1,7 @@
 """CoNLL files, their features, and the files of predictions."""
 
 import itertools
+import json
 import random
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
-from bert_jax.tasks.conll import find_scheme, read_conll
+from bert_jax.tasks.conll import find_scheme, read_sentences
 from bert_jax.tasks.tagged_text import split_words
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import conll2003
+from configs.finetune import tagging as tagging_config
 from tests.helpers import WORDS, write_vocabulary
 
 TRAIN = """-DOCSTART- -X- O
@@ -128,18 +130,101 @@ def test_document_context_shows_neighbors_but_predicts_only_the_sentence(tmp_pat
         ("iob1", "I-LOC I-LOC O I-PER B-PER O"),
         ("iob2", "B-LOC I-LOC O B-PER B-PER O"),
         ("bioes", "B-LOC E-LOC O S-PER S-PER O"),
+        ("bilou", "B-LOC L-LOC O U-PER U-PER O"),
     ],
 )
 def test_every_scheme_is_detected_and_converted(tmp_path, tokenizer, scheme, tags):
     one, two, three, four, five, six = tags.split()
     text = f"the {one}\nriver {two}\nbuilt {three}\n\nking {four}\nking {five}\n\nold {six}\n"
     config = make_config(tmp_path, text)
-    assert find_scheme("train", read_conll(config.data.train, 0, -1)) == scheme
+    assert find_scheme("train", read_sentences(config.data.train, 0, -1)) == scheme
     task = tagging.get_task(config, tokenizer)
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert trained_tags(task) == ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "O"]
-    config.data.scheme = scheme
-    assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
+    if scheme != "bilou":  # The same as BIOES, which is what a model learns.
+        config.data.scheme = scheme
+        assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
+
+
+@pytest.mark.parametrize("separator", [" ", "\t"])
+def test_comments_and_documents_of_every_kind_are_no_words(tmp_path, separator):
+    lines = """# global.columns = FORM TAG
+# newdoc id = a
+# text = the # king
+the O
+# B-PER
+king I-PER
+
+# id 1
+old O
+
+#begin document (b)
+# O
+5 O
+
+#end document
+#1 O
+-DOCSTART- O
+
+new O
+"""
+    words = [["the", "#", "king"], ["old"], ["#", "5"], ["#1"], ["new"]]
+    comments = ("# glob", "# newd", "# text", "# id", "#begin", "#end")
+    path = tmp_path / "train.txt"
+    path.write_text(
+        "\n".join(
+            line if line.startswith(comments) else line.replace(" ", separator)
+            for line in lines.split("\n")
+        )
+    )
+    sentences = read_sentences(path, 0, -1)
+    assert [each.words for each in sentences] == words
+    assert [each.document for each in sentences] == [1, 1, 2, 3, 4]
+    assert sentences[0].tags == ["O", "B-PER", "I-PER"] and sentences[1].lines == [9]
+
+
+def test_words_and_parts_of_speech_of_conllu_are_those_of_the_syntax(tmp_path):
+    """Of "vámonos al mar" in the specification of CoNLL-U; and of an empty node."""
+    rows = ["1-2 vámonos _ _", "1 vamos ir VERB", "2 nos nosotros PRON", "2.1 e _ _"]
+    rows += ["3-4 al _ _", "3 a a ADP", "4 el el DET", "5 mar mar NOUN"]
+    text = "# text = vámonos al mar\n"
+    text += "".join("\t".join([*row.split(), *"______"]) + "\n" for row in rows)
+    (tmp_path / "train.conllu").write_text(text)
+    (sentence,) = read_sentences(tmp_path / "train.conllu", word_column=1, tag_column=3)
+    assert sentence.words == ["vamos", "nos", "a", "el", "mar"]
+    assert sentence.tags == ["VERB", "PRON", "ADP", "DET", "NOUN"]
+
+
+def test_jsonl_gives_the_same_features_as_columns(tmp_path, tokenizer):
+    columns = make_config(tmp_path, dev=TRAIN)
+    config = tagging_config.get_config()
+    lines = [
+        {"tokens": ["the", "river", "built"], "tags": ["B-LOC", "I-LOC", "O"], "document": "a"},
+        {"tokens": ["king", "king"], "tags": ["B-PER", "B-PER"], "document": "a"},
+        {"tokens": ["old"], "tags": ["O"], "document": "b"},
+    ]
+    for name in ("train", "dev", "test"):
+        own = [{"tokens": line["tokens"]} for line in lines] if name == "test" else lines
+        config.data[name] = str(tmp_path / f"{name}.jsonl")
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, own)) + "\n")
+    for each in (columns, config):
+        each.data.document_context = True
+    expected, found = (tagging.get_task(each, tokenizer) for each in (columns, config))
+    assert found.labels == expected.labels
+    np.testing.assert_equal([*map(vars, found.train)], [*map(vars, expected.train)])
+    dev, test = found.splits
+    np.testing.assert_equal([*map(vars, dev.features)], [*map(vars, found.train)])
+    assert test.score is None and len(test.features) == 3
+    config.data.test = str(tmp_path / "words.txt")
+    (tmp_path / "words.txt").write_text("the\nriver\n")
+    assert tagging.get_task(config, tokenizer).splits[1].score is None
+
+
+def test_own_data_never_fall_back_to_those_of_conll_2003():
+    data = tagging_config.get_config().data
+    assert (data.train, data.dev, data.test) == ("", "", "")
+    data = conll2003.get_config().data
+    assert all("conll2003" in data[name] for name in ("train", "dev", "test"))
 
 
 def test_tags_without_entities_are_scored_by_accuracy(tmp_path, tokenizer):
@@ -188,7 +273,11 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             {},
             "(line 3: 'I-A' is not IOB2; line 1: 'B-A' is not IOB1",
         ),
-        ({"train": "the S-A\nking B-A\nthe O\n"}, {}, "IOB1; line 2: 'B-A' is not BIOES)"),
+        (
+            {"train": "the S-A\nking B-A\nthe O\n"},
+            {},
+            "BIOES; line 1: 'S-A' is not BILOU)",
+        ),
         ({"train": "the B-A\n\nking E-A\n"}, {}, "line 1: 'B-A' is not BIOES"),
         (
             {"dev": "the O\nking B-ORG\n"},
@@ -196,12 +285,20 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             "dev.txt, line 2: tag 'B-ORG' is not one of the labels",
         ),
         ({"dev": "a X O\nb X I-ORG\n"}, {}, "line 2: tag 'I-ORG', trained as 'B-ORG', is"),
-        ({"train": "the\nking\n"}, {}, "has only words, but training needs their tags"),
-        ({"train": "the O\nking O\n"}, {}, "has a single tag, 'O': expected at least two"),
+        ({"train": "the\nking\n"}, {}, "has only words, but training needs tags"),
+        ({"train": "the O\nking O\n"}, {}, "has a single tag, 'O': expected several in tag_column"),
         ({"train": "\n-DOCSTART- O\n"}, {}, "holds no words"),
-        ({}, {"scheme": "iob"}, "--config.data.scheme=iob: expected iob1, iob2, bioes, or none"),
+        (
+            {},
+            {"scheme": "iob"},
+            "config.data.scheme=iob: expected iob1, iob2, bioes to train",
+        ),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
-        ({}, {"labels": ("O", "B-A", "S-A")}, "O, B-A, S-A are BIOES tags, but the scheme is iob2"),
+        (
+            {},
+            {"labels": ("O", "B-A", "S-A")},
+            "O, B-A, S-A are BIOES tags: set --config.data.scheme=bioes",
+        ),
         ({"train": ""}, {"train": ""}, "no examples: give --config.data.train=FILE to train"),
     ],
 )

@@ -1,23 +1,28 @@
-"""Classification and regression on the user's own tables: CSV, TSV and JSONL."""
+"""Classification and regression on the user's own tables: CSV, TSV, JSONL and TFDS."""
 
+import csv
 import json
+import random
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from absl import flags
 from ml_collections import config_flags
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.data.features import RowShape
 from bert_jax.tasks import text_classification
 from bert_jax.tasks.labels import given_labels
 from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tasks.tables import read_table
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune.text_classification import get_config
-from tests.helpers import WORDS, write_random_encoder, write_vocabulary
+from tests.helpers import WORDS, write_random_encoder, write_tfds, write_vocabulary
 
 TRAIN = "text,label\nthe river,b\na town,a\nold road,b\n"
+TRAIN_CLASS = TRAIN.replace("label", "class")
 DEV = "text,label\nthe king,a\n"
 
 
@@ -74,12 +79,67 @@ def test_texts_may_contain_quotes_commas_and_line_ends(suffix, text, tmp_path):
     assert records[1].place.endswith(f"line {4 if suffix == 'csv' else 3}")
 
 
-def test_tsv_has_no_quoting_and_texts_may_be_long(tmp_path):
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_what_a_csv_writer_writes_is_read_back(suffix, quoting, tmp_path):
+    """As pandas writes too, whose `to_csv` is Python's csv.writer."""
+    rng = random.Random(0)
+    for _ in range(200):
+        texts = ["".join(rng.choices('ab" \t\n,', k=9)) + "." for _ in range(5)]
+        with open(tmp_path / f"table.{suffix}", "w", newline="") as stream:
+            delimiter = "," if suffix == "csv" else "\t"
+            writer = csv.writer(stream, delimiter=delimiter, quoting=quoting)
+            writer.writerows([("text", "label"), *((text, "x") for text in texts)])
+        records = read_table(tmp_path / f"table.{suffix}", ("text", "label"))
+        assert [record.columns["text"] for record in records] == texts
+        starts = np.cumsum([2] + [text.count("\n") + 1 for text in texts])[:-1]
+        assert [int(record.place.rpartition(" ")[2]) for record in records] == starts.tolist()
+
+
+STRAY = ['"open', 'closed"', '5" disk', '"Hi," he said', '"a" and "b"', '"""', '"never ends']
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_a_tsv_with_a_stray_quotation_mark_is_read_as_it_is(stray, tmp_path):
     path = tmp_path / "table.tab"
-    path.write_text('text\tlabel\nd\tc\nclass\t\n"open\ta\n' + "x" * 200_000 + "\tb\n")
-    first, second = read_table(path, ("text", "label"), header_lines=3)
-    assert first.columns == {"text": '"open', "label": "a"}
-    assert len(second.columns["text"]) == 200_000
+    texts = ['"quoted"', "x" * 200_000, stray]
+    for end in ("", "\n"):
+        lines = ["text\tlabel", "d\tc", "class\t", *(f"{text}\ta" for text in texts)]
+        path.write_text("\n".join(lines) + end)
+        records = read_table(path, ("text", "label"), header_lines=3)
+        assert [record.columns["text"] for record in records] == texts
+
+
+def test_equal_values_in_json_are_one_label(read):
+    lines = [f'{{"text": "the", "label": {each}}}\n' for each in ("1", "1.0", '"1"', "true", "0")]
+    task = read("".join(lines), dev=None, suffix="jsonl")
+    assert task.labels == ("0", "1") and [each.label for each in task.train] == [1, 1, 1, 1, 0]
+
+
+def test_tfds_gives_names_of_classes_and_any_split(tokenizer, tmp_path):
+    features = {
+        "text": tfds.features.Text(),
+        "label": tfds.features.ClassLabel(names=["neg", "pos"]),
+        "stars": np.float32,
+        "parts": tfds.features.Sequence(tfds.features.Text()),  # Not read.
+    }
+    examples = [
+        {"text": f"the {WORDS[i]} é", "label": i % 2, "stars": i + 0.2, "parts": ["a"]}
+        for i in range(10)
+    ]
+    hidden = [examples[0] | {"label": -1}]
+    write_tfds(tmp_path, "reviews", {"train": examples, "test": hidden}, features)
+    files = {"train": "tfds:reviews#train[:60%]", "dev": "tfds:reviews#train[60%:]"}
+    config = get_config()
+    config.data.update(files | {"test": "tfds:reviews", "data_dir": str(tmp_path)})
+    task = text_classification.get_task(config, tokenizer)
+    dev, test = task.splits
+    assert task.labels == ("neg", "pos") and task.files == files | {"test": "tfds:reviews#test"}
+    assert sorted(each.label for each in [*task.train, *dev.features]) == [0] * 5 + [1] * 5
+    assert len(dev.features) == 4 and test.score is None
+    config.data.update({"regression": True, "label": "stars"})
+    train = text_classification.get_task(config, tokenizer).train
+    assert {each.label for each in train} < {np.float32(index + 0.2) for index in range(10)}
 
 
 def test_pairs_are_two_segments_and_regression_labels_are_numbers(read, tokenizer):
@@ -160,10 +220,87 @@ def test_a_file_without_labels_is_predicted_but_not_scored(read, tmp_path):
     assert test.score is None
     test.write([np.log([0.25, 0.75]), np.log([0.5, 0.25])], tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
-    assert lines[0] == {"id": "0", "label": "b", "probability": pytest.approx(0.75)}
-    assert lines[1] == {"id": "1", "label": "a", "probability": pytest.approx(2 / 3)}
+    probabilities = pytest.approx({"b": 0.75, "a": 0.25})
+    assert lines[0] == {
+        "id": "0",
+        "name": "x",
+        "text": "the king",
+        "prediction": "b",
+        "probabilities": probabilities,
+    }
+    assert list(lines[0]["probabilities"]) == ["b", "a"]  # The most probable first.
+    assert lines[1]["prediction"] == "a"
+    assert not list(tmp_path.glob("*_classes.tsv"))
     (dev,) = read(dev="text,label\nthe king,\n").splits
     assert dev.score is None
+
+
+def test_predictions_have_the_label_and_the_scores_of_each_class_are_written(
+    read, tmp_path, caplog
+):
+    task = read(dev="text,class\nthe king,b\nwar,a\nroad,b\n", label="class", train=TRAIN_CLASS)
+    with caplog.at_level("INFO"):
+        task.splits[0].write(
+            [np.log([0.25, 0.75]), np.log([0.6, 0.4]), np.array([1.0, 0])], tmp_path
+        )
+    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == ["b", "a", "b"]
+    assert [line["prediction"] for line in lines] == ["b", "a", "a"]
+    table = (tmp_path / "dev_classes.tsv").read_text().splitlines()
+    assert table[1:] == [
+        "a\t1\t0.5\t1.0\t0.6667\t1\t0",
+        "b\t2\t1.0\t0.5\t0.6667\t1\t1",
+    ]
+    assert "         2       1.0       0.5    0.6667  b" in caplog.text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "train", "test"),
+    [
+        ("csv", "text,label\nriver,b|a\ntown,\nroad, b\nking,c\n", "text,label\nwar,\nking,\n"),
+        ("jsonl", '{"text": "river", "label": ["b", "a"]}\n{"text": "town", "label": []}\n'
+                  '{"text": "road", "label": "b"}\n{"text": "king", "label": ["c"]}\n',
+                  '{"text": "war"}\n{"text": "king"}\n'),
+    ],
+    ids=["csv", "jsonl"],
+)  # fmt: skip
+def test_a_text_may_have_any_number_of_labels(suffix, train, test, read, tmp_path):
+    task = read(train, train, test, suffix, label_separator="|")
+    assert task.head.name == "multi_label" and task.labels == ("a", "b", "c")
+    assert task.notes["train 'a', the rarest label"] == 1 and task.metric == "dev/micro_f1"
+    labels = [[1, 1, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert [feature.label.tolist() for feature in task.train] == labels
+    dev, unlabeled = task.splits
+    assert unlabeled.score is None and unlabeled.features[0].label is None
+    outputs = np.float32([[2, 1, -1], [-1, -1, -1], [-1, 1, 1], [-1, -1, -2]])
+    # Of a, b and c: 1 of 1 predicted, 2 of 2, and 0 of 1 with one wrong.
+    assert dev.score(list(outputs)) == pytest.approx({"micro_f1": 6 / 8, "macro_f1": 2 / 3})
+    dev.write(list(outputs), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == [["a", "b"], [], ["b"], ["c"]]
+    assert [line["prediction"] for line in lines] == [["a", "b"], [], ["b", "c"], []]
+    assert lines[0]["probabilities"]["a"] == pytest.approx(1 / (1 + np.exp(-2)))
+    shape = RowShape(16, 2, task.head.labels, 0)
+    rows = shape.empty(1)
+    shape.fill(rows, 0, task.train[:2])
+    assert rows["labels"].tolist() == [labels[:2]] and rows["weights"].tolist() == [[1, 1]]
+
+
+def test_examples_over_the_limit_are_dropped_and_counted(tokenizer, tmp_path):
+    """Evenly spaced ones stay, with all labels of the file, and their ids."""
+    (tmp_path / "all.csv").write_text("text,label\n" + "river,a\n" * 6 + "town,b\n" * 4)
+    config = get_config()
+    config.data.train = config.data.dev = str(tmp_path / "all.csv")
+    config.max_train_examples, config.max_eval_examples = 3, 20
+    task = text_classification.get_task(config, tokenizer)
+    assert [feature.label for feature in task.train] == [0, 0, 1]  # Lines 0, 3 and 6.
+    assert task.notes["train examples dropped"] == 7 and len(task.splits[0].features) == 10
+    config.max_train_examples, config.max_eval_examples = 1, 2
+    task = text_classification.get_task(config, tokenizer)
+    assert task.labels == ("a", "b") and task.notes["dev examples dropped"] == 8
+    task.splits[0].write([np.zeros(2), np.ones(2)], tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == ["0", "5"]
 
 
 def test_ids_are_written_with_the_predictions(read, tmp_path):
@@ -171,20 +308,24 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
     task = read(table, table, id="name", regression=True)
     task.splits[0].write([np.float32([0.5]), np.float32([2])], tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
-    assert lines == [{"id": "x", "value": 0.5}, {"id": "y", "value": 2.0}]
+    shared = {"id": "x", "name": "x", "text": "the king", "label": 1.0, "prediction": 0.5}
+    assert lines == [
+        shared,
+        {"id": "y", "name": "y", "text": "war", "label": 2.5, "prediction": 2.0},
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"train": None}, r"config\.data\.labels: expected two or more .* found none"),
-        ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no column 'label'; it has 'text'"),
-        ({"dev": "words,label\nthe,a\n"}, r"dev\.csv, line 2: no column 'text'.*--config\.data"),
+        ({"train": "text,class\nthe,a\n"}, r"train\.csv, line 2: no 'label' among \['text'"),
+        ({"dev": "words,label\nthe,a\n"}, r"dev\.csv, line 2: no 'text' among.*--config\.data"),
         (
             {"dev": "text,lable\nthe,a\n"},
-            r"dev\.csv, line 2: no column 'label'; it has 'text', 'la",
+            r"dev\.csv, line 2: no 'label' among \['text', 'la",
         ),
-        ({"train": "text;label\nthe;a\n"}, r"line 2: no column .* \(commas separate a \.csv"),
+        ({"train": "text;label\nthe;a\n"}, r"line 2: no .* \(commas separate a \.csv"),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
         ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c', expected one of a, b; fix"),
         ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label': label all examples, or none"),
@@ -207,7 +348,7 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             "label is 'inf', expected a finite number",
         ),
         ({"train": TRAIN + "war\n"}, r"train\.csv, line 5: 1 fields, but the header names 2"),
-        ({"train": TRAIN + '"war,a\n'}, r"train\.csv, line 5: unexpected end of data; quote"),
+        ({"train": TRAIN + '"war,a\n'}, "csv, line 5: unexpected end of data: end a field"),
         ({"train": "text,label\n"}, r"train\.csv holds no examples"),
         ({"train": ""}, r"train\.csv holds no examples"),
         ({"suffix": "jsonl"}, r"train\.jsonl, line 1: not JSON"),
@@ -263,4 +404,4 @@ def test_a_run_learns_a_number_and_the_loaded_model_predicts_it(tokenizer, tmp_p
     assert finetune.train_and_evaluate(config, tmp_path / "run")["dev"]["pearson"] > 0.9
     lines = (tmp_path / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
     found = bert_jax.load(tmp_path / "run").classify(texts)
-    assert found == pytest.approx([json.loads(line)["value"] for line in lines], abs=1e-4)
+    assert found == pytest.approx([json.loads(line)["prediction"] for line in lines], abs=1e-4)

@@ -1,0 +1,37 @@
+"""What a fine-tuning configuration becomes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from bert_jax.data.features import NO_LABEL, Feature
+from bert_jax.model import heads
+from bert_jax.tasks.setup import find_class_weights
+from bert_jax.tasks.task import Task
+
+
+def task_of(head: heads.Head, labels: list) -> Task:
+    train = [Feature((np.zeros(3, np.int32),), (3,), label) for label in labels]
+    return Task(head, ("a", "b", "c"), train, (), "dev/f1")
+
+
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [
+        (heads.CLASSIFICATION, [0, 1, 0, 2, 0, 1]),
+        (heads.TAGGING, [np.array([0, NO_LABEL, 1]), np.array([0, 2, 0]), np.array([1, NO_LABEL])]),
+    ],
+    ids=["classification", "tagging"],
+)
+def test_balanced_weights_give_each_class_the_same_sum(head, labels):
+    """As scikit-learn's class_weight="balanced": 6 labels, 3 of a, 2 of b, 1 of c."""
+    config = ConfigDict({"class_weights": ("balanced",)})
+    assert find_class_weights(config, task_of(head, labels)) == pytest.approx((6 / 9, 1, 2))
+    # A class without an example does not change the others' weights.
+    absent = dataclasses.replace(task_of(head, labels), labels=("a", "b", "c", "d"))
+    assert find_class_weights(config, absent) == pytest.approx((6 / 9, 1, 2, 1))
+    # A run that only predicts needs no examples for them.
+    assert find_class_weights(config, task_of(head, [])) == ()
+    assert find_class_weights(ConfigDict({"class_weights": ()}), task_of(head, labels)) == ()
