@@ -13,8 +13,8 @@ LEVELS = (
     ("data",),
     ("model",),
     ("training",),
-    ("tasks", "interop", "tpu", "pretrain"),
-    ("finetune", "inference"),
+    ("tasks", "interop", "tpu"),
+    ("pretrain", "finetune", "inference"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 PACKAGE = ROOT / "bert_jax"

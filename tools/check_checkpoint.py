@@ -20,7 +20,7 @@ from absl import app, flags
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.interop.read import abstract_params
-from bert_jax.runtime.command_line import CheckpointError
+from bert_jax.runtime.command_line import CheckpointError, parse_flags
 from bert_jax.training.checkpoint import find_checkpoint, verify_checkpoint
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
@@ -66,4 +66,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

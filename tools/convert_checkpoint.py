@@ -5,7 +5,8 @@ python tools/convert_checkpoint.py --to=huggingface runs/base exported
 
 SRC is a workdir (of which the best or else the last checkpoint is converted) or one checkpoint, a
 directory that transformers' `save_pretrained` wrote, or one of Google's release (which needs `pip
-install tensorflow-cpu`). DST must not exist; it appears only once it is complete.
+install tensorflow-cpu`). DST must not exist; it appears only once it is complete. That of a
+bi-encoder or a cross-encoder can be read by sentence-transformers, too.
 """
 
 import os
@@ -21,6 +22,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.parameters import format_report
 from bert_jax.interop.read import read_model
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
@@ -54,4 +56,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

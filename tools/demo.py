@@ -1,9 +1,11 @@
 """Runs `make demo`: from raw text to a BERT that fills in masks, in minutes on two cores.
 
-Prints each command before running it, and skips finished steps; remove runs/ to start over.
+Works in runs/ of the current directory. Prints each command before running it, and skips finished
+steps; remove runs/ to start over.
 """
 
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -11,7 +13,11 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from absl import app
+
+from bert_jax.runtime.command_line import parse_flags
+
+TOOLS = os.path.relpath(os.path.dirname(os.path.abspath(__file__)))
 DATA = pathlib.Path("runs/demo-data")
 WORKDIR = pathlib.Path("runs/demo")
 MASKED = (
@@ -25,25 +31,29 @@ def run(*command: str) -> None:
     print(f"\n$ python {shlex.join(command)}", flush=True)
     # Ctrl-C reaches the command too: let it save and have the last word.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
-    exit_code = subprocess.run([sys.executable, *command], cwd=ROOT).returncode
+    exit_code = subprocess.run([sys.executable, *command]).returncode
     signal.signal(signal.SIGINT, handler)
     if exit_code:
         sys.exit(exit_code if exit_code > 0 else 128 - exit_code)
 
 
-def main() -> None:
+def demo() -> None:
     started = time.monotonic()
-    data, workdir = ROOT / DATA, ROOT / WORKDIR
-    if not list(data.glob("*.bz2")):
-        run("tools/fetch_data.py", "wikipedia-sample", str(DATA))
-    dump = str(next(data.glob("*.bz2")).relative_to(ROOT))
-    if not (data / "vocab.txt").exists():
-        run("tools/train_vocab.py", f"--input={dump}", f"--output={DATA}/vocab.txt", "--size=8192")
+    if not list(DATA.glob("*.bz2")):
+        run(f"{TOOLS}/fetch_data.py", "wikipedia-sample", str(DATA))
+    dump = next(DATA.glob("*.bz2"))
+    if not (DATA / "vocab.txt").exists():
+        run(
+            f"{TOOLS}/train_vocab.py",
+            f"--input={dump}",
+            f"--output={DATA}/vocab.txt",
+            "--size=8192",
+        )
     for length, dupe_factor in ((16, 10), (64, 4)):  # Short rows truncate sentences.
         corpus = f"corpus-{length}"
-        if not (data / corpus / "manifest.json").exists():
+        if not (DATA / corpus / "manifest.json").exists():
             run(
-                "tools/prepare_corpus.py",
+                f"{TOOLS}/prepare_corpus.py",
                 f"--input={dump}",
                 f"--vocab={DATA}/vocab.txt",
                 f"--output={DATA}/{corpus}",
@@ -51,20 +61,20 @@ def main() -> None:
                 f"--dupe_factor={dupe_factor}",
                 "--heldout_fraction=0.2",
             )
-    if not (workdir / "result.json").exists():
+    if not (WORKDIR / "result.json").exists():
         run("-m", "bert_jax.pretrain", "--config=configs/pretrain/demo.py", f"--workdir={WORKDIR}")
-    run("tools/plot.py", str(WORKDIR))
+    run(f"{TOOLS}/plot.py", str(WORKDIR))
 
     import bert_jax
 
     print(f'\n>>> model = bert_jax.load("{WORKDIR}")')
-    model = bert_jax.load(workdir)
+    model = bert_jax.load(WORKDIR)
     for text in MASKED:
         print(f">>> model.fill_mask({text!r}, top_k=5)")
         for fill in model.fill_mask(text, top_k=5):
             print(f"    {fill.probability:6.1%}  {fill.token:<12} {fill.text}")
 
-    result = json.loads((workdir / "result.json").read_text())
+    result = json.loads((WORKDIR / "result.json").read_text())
     print("\nOn held-out articles             model    word frequencies alone")
     for label, name, baseline, form in (
         ("masked-LM loss (nats)", "mlm_loss", "unigram_entropy", "8.3f"),
@@ -84,8 +94,14 @@ def main() -> None:
     print(f"\nPre-training took {result['seconds']:.0f} s; this command took {seconds:.0f} s.")
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     try:
-        main()
+        demo()
     except KeyboardInterrupt:
         sys.exit("\ndemo: interrupted; run the same command to resume")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

@@ -15,6 +15,8 @@ import zipfile
 
 from absl import app
 
+from bert_jax.runtime.command_line import parse_flags
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
@@ -208,4 +210,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

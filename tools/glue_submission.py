@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
+from bert_jax.runtime.command_line import parse_flags
+
 OUTPUT = flags.DEFINE_string("output", "submission.zip", "File to write; it must not exist.")
 
 # Examples of each test set.
@@ -79,4 +81,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

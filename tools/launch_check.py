@@ -1,6 +1,6 @@
 """Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
 
-XLA_FLAGS=--xla_force_host_platform_device_count=N tools/launch_check.py KIND CHIPS ARGUMENT...
+XLA_FLAGS=--xla_force_host_platform_device_count=N python tools/launch_check.py KIND CHIPS FLAG...
 
 Builds the run's mesh, optimizer and state shapes on as many simulated devices as the slice has, but
 compiles nothing and opens no corpus.
@@ -10,10 +10,7 @@ import math
 import os
 import sys
 
-# Configurations import each other as configs.pretrain.
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-from absl import flags
+from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax import partitioning
@@ -33,6 +30,8 @@ def check_paths(config: ConfigDict) -> None:
     for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
         if phase.num_steps:
             paths[f"config.{name}"] = phase.corpus
+    if config.init_from:
+        paths["config.init_from"] = config.init_from
     for name, path in paths.items():
         if not path.startswith("/gcs/"):
             raise ValueError(f"--{name}={path}: expected a directory below /gcs, in the bucket")
@@ -53,15 +52,20 @@ def check_config(config: ConfigDict, kind: str, num_chips: int) -> None:
     local_row_ranges(partitioning.batch_sharding(setup.mesh), config.eval_batch_size)
 
 
-if __name__ == "__main__":
-    define_flags()
-    if rest := parse_flags(["pretrain", *sys.argv[3:]])[1:]:
-        sys.exit(f"unexpected arguments: {rest}")
+def main(argv: list[str]) -> None:
+    if len(argv) != 3 or not argv[2].isdecimal():
+        sys.exit(f"expected KIND, CHIPS and the flags of bert_jax.pretrain, got {argv[1:]}")
     for name in ("coordinator", "num_processes", "process_id"):
         if flags.FLAGS[name].present:
             sys.exit(f"--{name} would be the same on all hosts, which find each other: remove it")
     try:
         check_paths(flags.FLAGS.config)
-        check_config(flags.FLAGS.config, sys.argv[1], int(sys.argv[2]))
+        check_config(flags.FLAGS.config, argv[1], int(argv[2]))
     except ValueError as error:
         sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    define_flags()
+    flags.FLAGS.set_gnu_getopt()  # Flags follow KIND and CHIPS.
+    app.run(main, flags_parser=parse_flags)

@@ -44,7 +44,7 @@ MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Number of restarts by `
 DELETE = flags.DEFINE_bool("delete_when_done", True, "Delete the slice at the end of `launch`.")
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between two queries.", 0)
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKER = "launch/code/tools/tpu_worker.sh"
 RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
     **dict.fromkeys(("v2", "v3", "v4"), "tpu-ubuntu2204-base"),

@@ -11,6 +11,7 @@ import sys
 
 from absl import app, flags
 
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tasks.squad_files import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Number of articles for dev.", lower_bound=1)
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("expected FILE.json and DIR")
     directory = pathlib.Path(argv[2])
     try:
-        read_questions(argv[1], "train", null_answers=True)  # Validates the file.
+        read_questions(argv[1], null_answers=True)  # Validates the file.
         parts = split(
             json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8-sig")),
             DEV_ARTICLES.value,
@@ -53,4 +54,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

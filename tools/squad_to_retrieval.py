@@ -12,6 +12,7 @@ import sys
 
 from absl import app, flags
 
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tasks.squad_files import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer(
@@ -37,7 +38,7 @@ def article_queries(article: dict) -> list[dict]:
 
 def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int) -> None:
     """Writes the three files; raises ValueError, with article and question, for a bad file."""
-    read_questions(str(source), "train", null_answers=True)
+    read_questions(str(source), null_answers=True)
     articles = json.loads(source.read_text(encoding="utf-8-sig"))["data"]
     queries = [article_queries(article) for article in articles]
     contexts = [each["context"] for article in articles for each in article["paragraphs"]]
@@ -67,4 +68,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)
