@@ -55,17 +55,17 @@ METRIC = {"r8": "accuracy", "conll2003": "f1", "xquad": "f1"}
 def configuration(directory: pathlib.Path):
     """Returns the task's config, with files of as many examples as the flags say."""
     if TASK.value == "r8":
-        from configs.finetune import reuters_r8 as chosen
+        from bert_jax.configs.finetune import reuters_r8 as chosen
 
         separator, names, header = "\n", ("train", "test"), 3
         source, suffix = f"{DATA.value}/reuters-r8/reuters-r8-%s.tab", ".tab"
     elif TASK.value == "conll2003":
-        from configs.finetune import conll2003 as chosen
+        from bert_jax.configs.finetune import conll2003 as chosen
 
         separator, names, header = "\n\n", ("train", "test"), 0
         source, suffix = f"{DATA.value}/conll2003/%s.txt", ".txt"
     else:
-        from configs.finetune import squad as chosen
+        from bert_jax.configs.finetune import squad as chosen
 
         names = ("train", "dev")
         command = [sys.executable, "tools/split_squad.py", XQUAD.value, str(directory)]
@@ -121,17 +121,17 @@ def transformers_run(directory: pathlib.Path) -> dict:
             sets.append(([c["Text"] for c in columns], [c["Category"] for c in columns]))
         return transformers_side.classification(config, *sets, SEED.value)
     if TASK.value == "conll2003":
-        from bert_jax.tasks.conll import read_conll
+        from bert_jax.tasks.conll import read_sentences
         from bert_jax.tasks.tagging_scores import entity_scores
 
-        sets = [[(each.words, each.tags) for each in read_conll(path, 0, -1)] for path in files]
+        sets = [[(each.words, each.tags) for each in read_sentences(path, 0, -1)] for path in files]
         return transformers_side.tagging(
             config, *sets, lambda *tags: entity_scores(*tags)["f1"], SEED.value
         )
     from bert_jax.tasks.squad_files import read_questions
     from bert_jax.tasks.squad_scores import evaluate_v1
 
-    questions = [read_questions(path, "train", False) for path in files]
+    questions = [read_questions(path, False) for path in files]
     sets = [
         [(q.id, q.question, q.context, q.answers[0][1], q.answers[0][0]) for q in each]
         for each in questions

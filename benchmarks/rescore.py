@@ -35,7 +35,7 @@ def rescore_classes(data: dict, predictions: pathlib.Path, split: str) -> Scores
     records = read_table(data[split], (data["label"],), data["header_lines"])
     expected = [record.columns[data["label"]] for record in records]
     lines = (predictions / f"{split}.jsonl").read_text().splitlines()
-    predicted = [json.loads(line)["label"] for line in lines]
+    predicted = [json.loads(line)["prediction"] for line in lines]
     yield "scikit-learn", "accuracy", sklearn.metrics.accuracy_score(expected, predicted), 1e-12
     macro_f1 = sklearn.metrics.f1_score(expected, predicted, average="macro", zero_division=0)
     yield "scikit-learn", "macro_f1", macro_f1, 1e-12

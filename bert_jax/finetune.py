@@ -17,21 +17,15 @@ from ml_collections import ConfigDict
 
 from bert_jax import partitioning
 from bert_jax.data.features import finetune_batches
-from bert_jax.interop.parameters import format_report
-from bert_jax.interop.read import abstract_params, read_model
+from bert_jax.interop.parameters import LoadedModel, log_report
+from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
-from bert_jax.runtime.command_line import Preempted
+from bert_jax.runtime.command_line import NonFiniteLoss, Preempted
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.tasks.seeds import format_scores, format_seeds, seed_directories, summarize_seeds
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.training import finetune_step, metrics
-from bert_jax.training.checkpoint import (
-    Checkpointer,
-    load_checkpoint,
-    load_settings,
-    saved_steps,
-    write_checkpoint,
-)
+from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps, write_checkpoint
 from bert_jax.training.workdir import claim_workdir, write_json
 
 
@@ -50,17 +44,23 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     update_step = finetune_step.make_finetune_step(
         setup.model, setup.task.head, setup.optimizer, setup.shardings, setup.microbatch_rows
     )
-    predict_step = finetune_step.make_predict_step(setup.model, setup.mesh)
+    predict_step = finetune_step.make_predict_step(setup.model, setup.mesh, setup.task.head)
 
-    results = []
+    results, diverged = [], []
     for seed, directory in directories.items():
-        with contextlib.ExitStack() as stack:  # Completes the save in progress.
-            results.append(run_seed(setup, update_step, predict_step, seed, directory, stack))
-        if config.num_seeds > 1:
+        try:
+            with contextlib.ExitStack() as stack:  # Completes the save in progress.
+                results.append(run_seed(setup, update_step, predict_step, seed, directory, stack))
+        except NonFiniteLoss as error:
+            if len(diverged) + 1 == config.num_seeds:  # All of them have.
+                raise
+            logging.error("Seed %d diverged: %s", seed, error)
+            diverged.append({"seed": seed, "step": error.step})
+        if results and config.num_seeds > 1:
             logging.info("Seeds so far:\n%s", format_seeds(results))
     if config.num_seeds == 1:
         return results[0]
-    result = summarize_seeds(results, setup.task.metric)
+    result = summarize_seeds(results, setup.task.metric) | {"diverged_seeds": diverged}
     if jax.process_index() == 0:
         write_json(workdir / "result.json", result)
     return result
@@ -69,12 +69,17 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
 def prepare(config: ConfigDict) -> FinetuneSetup:
     """Validates the configuration, and reads the weights to start from and the task."""
     check_numbers(config)
+    return setup_finetuning(config, *read_weights(config)[:3])
+
+
+def read_weights(config: ConfigDict) -> LoadedModel:
+    """Reads the weights to start from, and logs which tensors were found."""
     if not config.init_from:
         sources = "a workdir, a checkpoint, or a directory of transformers or of Google's release"
         raise ValueError(f"give the weights to start from: --config.init_from=DIR, {sources}")
     source = read_model(config.init_from)
-    logging.info("Read from %s:\n%s", config.init_from, format_report(source.report))
-    return setup_finetuning(config, source.params, source.settings, source.tokenizer)
+    log_report(config.init_from, source.report)
+    return source
 
 
 def run_seed(
@@ -89,23 +94,21 @@ def run_seed(
     config, task, num_steps = setup.config, setup.task, setup.num_steps
     is_first = jax.process_index() == 0  # Only this process writes shared files.
     settings = setup.settings | {"seed": seed}
-    claim_workdir(workdir, settings)
+    stack.enter_context(claim_workdir(workdir, settings))
     result_path = workdir / "result.json"
     if result_path.exists():
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
 
     # Initial or restored state.
-    checkpointer = stack.enter_context(
-        contextlib.closing(Checkpointer(workdir, settings, setup.tokenizer, keep_last=1))
-    )
+    watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+    checkpointer = Checkpointer(workdir, settings, setup.tokenizer, keep_last=1)
+    stack.callback(checkpointer.close)
     first_step = checkpointer.latest_step() or 0
     key = jax.random.key(seed)
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, workdir)
-        shapes = jax.eval_shape(setup.init, key, setup.pretrained)
-        shapes = partitioning.with_shardings(shapes, setup.shardings)
-        state = checkpointer.restore(first_step, shapes)
+        state = checkpointer.restore(first_step, setup.abstract_state)
     else:
         state = jax.jit(setup.init, out_shardings=setup.shardings)(key, setup.pretrained)
 
@@ -115,16 +118,23 @@ def run_seed(
         total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
     )
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
-    watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
     began = time.monotonic() - writer.seconds  # As if the run had never been interrupted.
-    name, _, metric = task.metric.rpartition("/")
-    selector = next((split for split in task.splits if split.name == name and split.score), None)
-    best = BestCheckpoint(workdir / "best", setup, settings, metric)
+    selector, metric = task.selector, task.metric.rpartition("/")[-1]
+    best = BestCheckpoint(workdir / "best", setup, settings)
     dropout_key = jax.random.fold_in(key, 1)
 
     def predict(split, params):
+        """Returns the outputs for a split, and its scores and loss where its labels are known."""
+
+        def predict_batch(params, rows):
+            watchdog.beat(f"predicting {split.name}")
+            return predict_step(params, rows)
+
         inputs = task.head, split.features, setup.shape, setup.predict_rows, sharding
-        return finetune_step.predict(predict_step, params, *inputs)
+        outputs, loss = finetune_step.predict(predict_batch, params, *inputs)
+        watchdog.beat(f"scoring {split.name}", limited=False)
+        scores = split.score(outputs) if split.score else {}
+        return outputs, scores | ({"loss": loss} if scores and loss is not None else {})
 
     batches = finetune_batches(
         task.train,
@@ -136,13 +146,18 @@ def run_seed(
         start=first_step,
         stop=num_steps,
     )
+    logging.info("Compiling the training step ...")
     unreported = []
     for step, (rows, num_microbatches) in enumerate(batches, first_step + 1):
-        watchdog.beat(f"running step {step}")
-        state, step_metrics = update_step(state, rows, num_microbatches, dropout_key)
+        watchdog.beat(f"running step {step}", limited=step > first_step + 1)
+        state, step_metrics = update_step(
+            state, rows, num_microbatches, dropout_key, setup.hyperparameters
+        )
         unreported.append(step_metrics)
         main.limit_dispatch(unreported)
         progress.update()
+        if step == first_step + 1:
+            main.log_first_step()
         should_evaluate = (
             step % (config.eval_every or setup.steps_per_epoch) == 0 or step == num_steps
         )
@@ -150,21 +165,21 @@ def run_seed(
         if step % config.log_every == 0 or should_evaluate or should_stop:
             values = main.check_finite(jax.device_get(unreported), step)
             values = {f"train/{name}": float(value) for name, value in values.items()}
-            values["learning_rate"] = float(setup.schedule(step - 1))
+            values["learning_rate"] = float(setup.schedule(setup.hyperparameters)(step - 1))
             values["seconds"] = time.monotonic() - began
             writer.write(step, values)
             progress.set_postfix_str(f"loss={values['train/loss']:.3f}")
             unreported = []
         if should_evaluate and selector:
-            watchdog.beat(f"evaluating after step {step}")
-            scores = selector.score(predict(selector, state.params))
+            _, scores = predict(selector, state.params)
             writer.write(step, {f"{selector.name}/{name}": score for name, score in scores.items()})
             epoch = step / setup.steps_per_epoch
             logging.info("Epoch %.2f, %s: %s", epoch, selector.name, format_scores(scores))
             if best.score is None or scores[metric] > best.score:
+                watchdog.beat(f"saving step {step} as the best", limited=False)
                 best.keep(step, state.params, scores)
         if (should_evaluate and config.save_training_state and step < num_steps) or should_stop:
-            watchdog.beat(f"saving step {step}")
+            watchdog.beat(f"saving step {step}", limited=False)
             checkpointer.save(state)
         if should_stop:
             checkpointer.wait()
@@ -177,17 +192,16 @@ def run_seed(
     if best.step is None and not selector:
         best.keep(num_steps, params, {})
     elif best.step not in (None, num_steps):
-        params = load_checkpoint(best.directory / str(best.step), abstract_params)[0]
-        params = jax.device_put(params, setup.shardings.params)
+        params = jax.device_put(read_model(best.directory).params, setup.shardings.params)
     best_step = num_steps if best.step is None else best.step
     result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
     # Judged by the first split with labels, or else by the first.
     judged = selector or min(task.splits, key=lambda split: not split.score, default=None)
     predictions = workdir / "predictions"
     for split in task.splits:
-        outputs = predict(split, params)
-        if split.score:
-            scores = result[split.name] = split.score(outputs)
+        outputs, scores = predict(split, params)
+        if scores:
+            result[split.name] = scores
             writer.write(num_steps, {f"final/{split.name}/{k}": v for k, v in scores.items()})
             if split is selector and best.step is None:
                 best.keep(num_steps, params, scores)
@@ -206,14 +220,11 @@ def run_seed(
 
 
 class BestCheckpoint:
-    """The checkpoint with the best score, the only one in `directory`; survives interruptions.
+    """The only checkpoint in `directory`, with its `step` and `score`; None if there is none."""
 
-    Its `step` and `score` are None without a checkpoint; without a metric only its `score` is.
-    """
-
-    def __init__(self, directory: pathlib.Path, setup: FinetuneSetup, settings: dict, metric: str):
+    def __init__(self, directory: pathlib.Path, setup: FinetuneSetup, settings: dict):
         self.directory, self.step, self.score = directory, None, None
-        self._setup, self._settings, self._metric = setup, settings, metric
+        self._setup, self._settings = setup, settings
         if steps := saved_steps(directory):
             self.step = steps[-1]
             self.score = load_settings(directory / str(self.step))["score"]
@@ -221,7 +232,7 @@ class BestCheckpoint:
     def keep(self, step: int, params: dict, scores: dict[str, float]) -> None:
         """Writes `params` and their scores as the best checkpoint."""
         task = self._setup.task
-        self.step, self.score = step, scores.get(self._metric)
+        self.step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
         settings = self._settings | {"step": step, "score": self.score, "scores": scores}
         # Apart from "head", which must not change when a run is resumed; `read_model` joins them.
         settings["scored_head"] = {name: task.head_settings[name] for name in task.tuned}

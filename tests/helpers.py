@@ -67,11 +67,13 @@ def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
     return directory
 
 
-def build_small_corpus(directory: pathlib.Path, vocabulary=None, **settings) -> pathlib.Path:
-    """A corpus of 60 random documents in `directory`/corpus; WordPiece unless one is given."""
+def build_small_corpus(
+    directory: pathlib.Path, vocabulary=None, num_documents: int = 60, **settings
+) -> pathlib.Path:
+    """A corpus of random documents in `directory`/corpus; WordPiece unless one is given."""
 
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "text.txt").write_text(random_text(60))
+    (directory / "text.txt").write_text(random_text(num_documents))
     defaults = {
         "max_seq_length": 64,
         "max_pairs_per_row": 4,
@@ -89,6 +91,41 @@ def build_small_corpus(directory: pathlib.Path, vocabulary=None, **settings) -> 
     return directory / "corpus"
 
 
+def write_tfds(directory, name: str, splits: dict[str, list[dict]], features: dict, prepared=True):
+    """Prepares the TFDS data set `name`, such as "glue/mrpc", in `directory`, as ArrayRecord.
+
+    `features` are types of TFDS. Without `prepared` it looks as if prepared as TFRecord, which only
+    TensorFlow can do. Returns `directory`.
+    """
+    import tensorflow_datasets as tfds
+
+    dataset, _, config = name.partition("/")
+
+    class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        url_infos = None  # There are no downloads.
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config)] if config else []
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, download_manager):
+            return {split: enumerate(examples) for split, examples in splits.items()}
+
+        def _generate_examples(self):
+            raise NotImplementedError  # `_split_generators` gives the examples.
+
+    Builder.name = dataset
+    builder = Builder(data_dir=str(directory), file_format="array_record")
+    builder.download_and_prepare()
+    if not prepared:
+        info = pathlib.Path(builder.data_dir, "dataset_info.json")
+        info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    return directory
+
+
 def small_config(corpus, long_corpus=None, **changes):
     config = bert_tiny.get_config("runlocal")
     config.corpus = str(corpus)
@@ -99,7 +136,6 @@ def small_config(corpus, long_corpus=None, **changes):
     config.eval_every = 3
     config.checkpoint_every = 2
     config.batch_size = config.eval_batch_size = 8
-    config.max_predictions = config.long_phase.max_predictions = 10
     config.update(changes)
     return config.lock()
 
@@ -252,7 +288,6 @@ def start(
         "--config=configs/pretrain/bert_tiny.py:runlocal",
         f"--config.corpus={corpus}",
         "--config.long_phase.num_steps=0",
-        "--config.max_predictions=10",
         "--config.model.max_position_embeddings=64",
         "--config.stall_seconds=100",  # The watchdog reports before `finish` times out.
         *[f"--config.{field}" for field in fields],

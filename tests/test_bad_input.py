@@ -7,6 +7,7 @@ cases that must also leave the workdir intact.
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import json
 import pathlib
 import re
@@ -17,16 +18,31 @@ import signal
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
-from bert_jax import pretrain
+import bert_jax
+from bert_jax import finetune, pretrain
 from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.data.rows import CorpusError
+from bert_jax.inference import PretrainedModel
+from bert_jax.interop.huggingface import head_from_huggingface
+from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import CheckpointError, NonFiniteLoss
+from bert_jax.tasks.text_classification import get_task
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import find_checkpoint
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import claim_workdir
-from tests.helpers import WORDS, random_text, saved_params, small_config, write_vocabulary
+from configs.finetune import text_classification
+from tests.helpers import (
+    WORDS,
+    random_text,
+    saved_params,
+    small_config,
+    write_tfds,
+    write_vocabulary,
+    write_weights,
+)
 
 
 @dataclasses.dataclass
@@ -105,6 +121,29 @@ def vocabulary_without_mask(given):
     given.build()
 
 
+def tfds_that_is_not_prepared(given):
+    config = CorpusConfig(data_dir=str(given.directory))
+    build_corpus("tfds:news", load_tokenizer(given.path("vocab.txt")), given.path("new"), config)
+
+
+def tfds_prepared_as_tfrecord(given):
+    text = tfds.features.Text()
+    write_tfds(given.directory, "news", {"train": [{"text": "a"}]}, {"text": text}, prepared=False)
+    tfds_that_is_not_prepared(given)
+
+
+def tfds_without_text(given):
+    text = tfds.features.Text()
+    write_tfds(given.directory, "news", {"train": [{"body": "a"}]}, {"body": text})
+    tfds_that_is_not_prepared(given)
+
+
+def tfds_without_a_train_split(given):
+    text = tfds.features.Text()
+    write_tfds(given.directory, "news", {"test": [{"text": "a"}]}, {"text": text})
+    tfds_that_is_not_prepared(given)
+
+
 def disk_full_while_building(given):
     given.path("text.txt").write_text(random_text(2000))
     with full_disk():
@@ -157,6 +196,16 @@ def two_vocabularies(given):
     given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
 
 
+def phases_with_different_seeds(given):
+    given.build(output="other", seed=1)
+    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+
+
+def phases_with_different_heldout_fractions(given):
+    given.build(output="other", heldout_fraction=0.1)
+    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+
+
 def token_id_outside_the_vocabulary(given):
     # A vocabulary without its last piece, and a manifest changed to match.
     given.edit("corpus/vocab.txt", lambda content: content.rstrip().rsplit(b"\n", 1)[0] + b"\n")
@@ -166,6 +215,27 @@ def token_id_outside_the_vocabulary(given):
     manifest["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
     given.path("corpus/manifest.json").write_text(json.dumps(manifest))
     given.train()
+
+
+# Weights to start from.
+def missing_weights(given):
+    given.train(init_from=str(given.path("nowhere")))
+
+
+def weights_of_another_vocabulary(given):
+    write_vocabulary(given.path("vocab.txt"), [*WORDS, "zebra"])
+    write_weights(given.path("weights"), given.path("vocab.txt"))
+    given.train(init_from=str(given.path("weights")))
+
+
+def weights_of_another_architecture(given):
+    write_weights(given.path("weights"), given.path("vocab.txt"))
+    given.train(init_from=str(given.path("weights")))
+
+
+def weights_without_optimizer_state(given):
+    write_weights(given.path("weights"), given.path("vocab.txt"))
+    given.train(init_from=str(given.path("weights")), init_optimizer=True)
 
 
 # Configuration.
@@ -204,6 +274,11 @@ def workdir_that_is_a_file(given):
     given.train()
 
 
+def workdir_in_use_by_another_run(given):
+    with claim_workdir(given.path("workdir"), {}):
+        given.train()
+
+
 def disk_full_at_the_config(given):
     with full_disk(2):
         claim_workdir(given.path("workdir"), {})
@@ -230,24 +305,97 @@ def rows_longer_than_the_position_table(given):
     given.train(model__max_position_embeddings=32)
 
 
+# Trained models.
+def name_of_a_model_on_a_hub(given):
+    bert_jax.load("bert-base-uncased")
+
+
+def regression_of_several_values(given):
+    architecture = ["BertForSequenceClassification"]
+    head_from_huggingface(
+        {"architectures": architecture, "num_labels": 3, "problem_type": "regression"}
+    )
+
+
+def loaded(given, task, labels):
+    """Returns a model that has only the settings of a head, which are checked first."""
+    config = BertConfig.named("tiny")
+    settings = {"head": {"task": task, "labels": labels}}
+    tokenizer = load_tokenizer(given.path("vocab.txt"))
+    return PretrainedModel(config, tokenizer, {"bert": {}}, settings)
+
+
+def more_labels_than_a_classifier_has(given):
+    loaded(given, "classification", ["no", "yes"]).classify("the river", top_k=3)
+
+
+def several_labels_of_a_number(given):
+    loaded(given, "regression", ["value"]).classify("the river", top_k=2)
+
+
+def fewer_contexts_than_questions(given):
+    loaded(given, "span", ["start", "end"]).answer(["what", "who", "where"], ["a", "b"])
+
+
+def words_in_place_of_a_context(given):
+    loaded(given, "span", ["start", "end"]).answer("what", [["the", "river"]])
+
+
 BAD_INPUT = {
+    name_of_a_model_on_a_hub: (FileNotFoundError, r"on a hub, .* hf download bert-base-uncased"),
+    regression_of_several_values: (ValueError, r"'regression' with 3 labels is not supported: rem"),
+    more_labels_than_a_classifier_has: (ValueError, r"top_k must be .* in \[1, 2\], got 3"),
+    several_labels_of_a_number: (ValueError, "has a head for regression, so it cannot rank labels"),
+    fewer_contexts_than_questions: (ValueError, "3 questions and 2 contexts: expected one context"),
+    words_in_place_of_a_context: (TypeError, "context must be a string or a list of strings"),
     missing_input: (FileNotFoundError, r"text\.txt.* matches no file"),
     empty_input: (ValueError, r"text\.txt is empty"),
     blank_input: (ValueError, "the input holds no document: it is blank"),
     byte_that_is_not_utf8: (ValueError, r"text\.txt.*line 2, byte 6: 0xff is not UTF-8"),
     document_of_one_sentence: (ValueError, "1 of 1 documents .* no sentence pair.*give more text"),
     vocabulary_without_mask: (ValueError, r"vocab\.txt lacks \[MASK\]"),
+    tfds_that_is_not_prepared: (
+        FileNotFoundError,
+        "no prepared data set tfds:news in /.*/input; prepare it .*`tfds build news .*data_dir",
+    ),
+    tfds_prepared_as_tfrecord: (
+        ValueError,
+        "tfds:news is prepared as tfrecord in .*; expected array_record: prepare it again with `tf",
+    ),
+    tfds_without_text: (ValueError, "tfds:news has the fields body; expected 'text'"),
+    tfds_without_a_train_split: (ValueError, r"tfds:news in .*split 'train'.* one of \['test'\]"),
     disk_full_while_building: (OSError, r"cannot write .*new/\.spill/.*; free the disk"),
     missing_corpus: (FileNotFoundError, r"nowhere.*prepare_corpus"),
     no_corpus: (ValueError, r"--config\.corpus=DIR"),
-    unfinished_corpus: (FileNotFoundError, r"manifest\.json is missing.*interrupted.*build it"),
+    unfinished_corpus: (
+        FileNotFoundError,
+        r"holds no corpus or its build was interrupted",
+    ),
     missing_shard: (CorpusError, r"train-00000-of-00001\.array_record is missing; build"),
     truncated_shard: (CorpusError, r"train-00000.*bytes, expected .*cut off"),
-    damaged_shard: (CorpusError, r"train-00000.*has 0 blocks, expected 8; build"),
-    vocabulary_of_another_corpus: (CorpusError, r"vocab\.txt has SHA-256 .* corpus was built"),
+    damaged_shard: (CorpusError, r"train-00000.*has 0 blocks, expected 7; build"),
+    vocabulary_of_another_corpus: (CorpusError, r"vocab\.txt is not the vocabulary of the corpus"),
     corpus_vocabulary_without_mask: (CorpusError, r"vocab\.txt.*\[MASK\]"),
-    two_vocabularies: (ValueError, "built with different vocabularies"),
-    token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary of 33"),
+    two_vocabularies: (ValueError, "differ in --vocab: build both with the same"),
+    phases_with_different_seeds: (
+        ValueError,
+        "differ in --seed: build both .* trains on no held-out document",
+    ),
+    phases_with_different_heldout_fractions: (ValueError, "differ in --heldout_fraction: build"),
+    missing_weights: (FileNotFoundError, "nowhere is not a directory: expected a workdir"),
+    weights_of_another_vocabulary: (
+        ValueError,
+        r"not built with the vocabulary of the weights in .*/weights: build it with their vocab\.",
+    ),
+    weights_of_another_architecture: (
+        ValueError,
+        r"model\.hidden_size is 128, but 32 in .*/weights: set --config\.model\.hidden_size=32",
+    ),
+    weights_without_optimizer_state: (
+        ValueError,
+        "/weights' holds no state of the optimizer bert_adam: expected .*init_optimizer=False",
+    ),
+    token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary; build"),
     unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
     workdir_of_another_configuration: (
         ValueError,
@@ -257,6 +405,10 @@ BAD_INPUT = {
     checkpoint_without_its_config: (CheckpointError, "2 could not be read.*Remove it to resume"),
     checkpoint_without_its_last_file: (CheckpointError, "2 could not be restored.*remove it"),
     workdir_that_is_a_file: (OSError, r"--workdir=.*exists.*Expected a writable directory"),
+    workdir_in_use_by_another_run: (
+        ValueError,
+        r"--workdir=.*/workdir is in use by process \d+ on .*wait until it ends.*another --workdir",
+    ),
     disk_full_at_the_config: (
         OSError,
         r"workdir/config\.json could not be written: .*Free",
@@ -274,7 +426,19 @@ BAD_INPUT = {
 }
 # Single fields and their errors.
 BAD_FIELDS = [
-    ({"max_predictions": 65}, "max_predictions is 65, but the rows .* 1 to 64"),
+    ({"max_predictions": 65}, r"max_predictions=65: expected 10 \(masking.rate .* to 64"),
+    (
+        {"max_predictions": 20, "masking__rate": 0.4},
+        r"--config.max_predictions=20: expected 26 \(masking\.rate of a row\) to 64, or leave it",
+    ),
+    ({"max_eval_batches": -1}, r"--config\.max_eval_batches=-1: expected at least 0"),
+    ({"decay_power": -1.0}, r"--config\.decay_power=-1\.0: expected at least 0"),
+    ({"decay_from": "end"}, "unknown decay_from 'end': expected start or warmup"),
+    ({"long_phase__learning_rate": 0.0}, r"long_phase\.learning_rate=0\.0: expected at least"),
+    ({"long_phase__warmup_steps": 7}, r"long_phase\.warmup_steps=7: expected .* at most 0"),
+    ({"model__hidden_size": 100}, "hidden_size is 100: expected a multiple of 64.* num_heads"),
+    ({"init_optimizer": True}, "init_from='' holds no state of the optimizer bert_adam: expected"),
+    ({"model__size": None}, r"size is unknown \(no --config.init_from\): set --config.model.size"),
     ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps are both 0"),
     ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
     ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
@@ -298,6 +462,122 @@ BAD_FIELDS = [
 ]
 
 
+# The same of fine-tuning, on two labels, with an encoder of two layers.
+BAD_FINETUNING = [
+    ({"decay_from": "end"}, "unknown decay_from 'end': expected start or warmup"),
+    ({"layer_decay": 0.0}, r"--config\.layer_decay=0\.0: expected at least 1e-30 and at most 1"),
+    ({"layer_decay": 1.1}, r"--config\.layer_decay=1\.1: expected at least 1e-30 and at most 1"),
+    ({"freeze_layers": -1}, r"--config\.freeze_layers=-1: expected at least 0 and at most 2"),
+    ({"freeze_layers": 3}, r"--config\.freeze_layers=3: expected at least 0 and at most 2"),
+    ({"max_train_examples": -1}, r"--config\.max_train_examples=-1: expected at least 0"),
+    ({"max_eval_examples": -1}, r"--config\.max_eval_examples=-1: expected at least 0"),
+    (
+        {"class_weights": (1.0,)},
+        r"class_weights=1\.0: expected a positive .* \(king, war\), or bala",
+    ),
+    ({"class_weights": ("even",)}, "class_weights=even: expected a positive number for each"),
+    ({"class_weights": (1, -1)}, "class_weights=1,-1: expected a positive number for each"),
+    (
+        {"class_weights": (1, 2), "data__regression": True},
+        r"class_weights=1,2: .* class \(this task has none\)",
+    ),
+    (
+        {"data__label_separator": "|", "data__regression": True},
+        "set data.regression or data.label_separator",
+    ),
+    (
+        {"data__label_separator": "|", "data__labels": ("king", "city")},
+        r"data\.csv, line 3: label 'war', expected one of king, city; fix it, or list",
+    ),
+]
+
+# Files of examples to fine-tune on: the configuration, the file's name and content, and the error.
+QUESTION = '{"question": "the king", "context": "the old king", '
+BAD_EXAMPLES = [
+    (
+        "text_classification",
+        "train.jsonl",
+        '{"text": "the", "label": "a"}\n{"text": "the", "class": "a"}\n',
+        r"train\.jsonl, line 2: no 'label' among \['text', 'class'\]: give the correct name",
+    ),
+    (
+        "text_classification",
+        "train.jsonl",
+        '{"text": "the", "label": NaN}\n',
+        r"train\.jsonl, line 1: not JSON \(NaN is not valid JSON: write null for a missing value\)",
+    ),
+    (
+        "text_classification",
+        "train.jsonl",
+        '{"text": "the", "label": -Infinity}\n',
+        r"line 1: not JSON \(-Infinity is not valid JSON",
+    ),
+    (
+        "text_classification",
+        "train.csv",
+        'text,label\nthe,a\n"old\nroad,b\n',
+        r"train\.csv, line 3: unexpected end of data: end a field that begins with a quotation",
+    ),
+    (
+        "text_classification",
+        "train.tsv",
+        'text\tlabel\n"old\nroad"\ta\n"never ends\tb\n',
+        r"train\.tsv, line 2: 1 fields, but the header names 2 \(line 4 has a quotation mark in a",
+    ),
+    (
+        "tagging",
+        "train.jsonl",
+        '{"tokens": ["a"], "tags": ["O", "O"]}\n',
+        "for each a tag in 'tags', texts",
+    ),
+    (
+        "tagging",
+        "train.jsonl",
+        '{"tokens": ["a"], "ner_tags": ["O"]}\n',
+        r'train\.jsonl has only words, but training needs tags: a column, or "tags" in JSONL',
+    ),
+    (
+        "tagging",
+        "train.jsonl",
+        '{"tokens": ["a"], "tags": [0]}\n',
+        r"line 1: expected 'tokens', a list of words, and .* B-LOC; it has 'tokens', 'tags'",
+    ),
+    (
+        "tagging",
+        "train.jsonl",
+        '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a"]}\n',
+        "line 2: only some lines have 'tags': give all lines tags, or none",
+    ),
+    ("tagging", "train.txt", "# a comment\n", r"train\.txt holds no words"),
+    ("tagging", "train.txt", "a B-X\nb L-X\nc S-X\n", "line 3: 'S-X' is not BILOU"),
+    (
+        "squad",
+        "train.jsonl",
+        '{"question": "the king", "text": "the old king"}\n',
+        r"train\.jsonl, line 1: expected 'context', a str; found only question, text",
+    ),
+    (
+        "squad",
+        "train.jsonl",
+        QUESTION + '"answers": "king"}\n',
+        "expected 'answers', a list; found str",
+    ),
+    (
+        "squad",
+        "train.jsonl",
+        QUESTION + '"answers": {"text": ["king"], "answer_start": [8, 9]}}\n',
+        r"train\.jsonl, line 1: expected 'text', a str; found none",
+    ),
+    (
+        "squad",
+        "train.jsonl",
+        QUESTION + '"answers": []}\n',
+        r"line 1: no answer, which .*squad\.py:v2",
+    ),
+    ("squad", "train.json", QUESTION + "}\n" + QUESTION + "}\n", r"not JSON: .* of lines \.jsonl"),
+]
+
+
 @pytest.fixture
 def given(corpus, tmp_path):
     shutil.copytree(corpus.parent, tmp_path / "input")
@@ -318,12 +598,46 @@ def test_bad_field_is_a_clear_error(fields, message, given):
     assert not given.path("workdir").exists()
 
 
+@pytest.mark.parametrize(("fields", "message"), BAD_FINETUNING, ids=lambda value: str(value)[:40])
+def test_bad_field_of_fine_tuning_is_a_clear_error(fields, message, given):
+    is_number = fields.get("data__regression")
+    text = "text,label\nking,1\nwar,2\n" if is_number else "text,label\nking,king\nwar,war\n"
+    given.path("data.csv").write_text(text)
+    config = text_classification.get_config()
+    config.init_from = str(write_weights(given.path("weights"), given.path("vocab.txt")))
+    config.max_seq_length, config.data.train = 16, str(given.path("data.csv"))
+    for name, value in fields.items():
+        config.update_from_flattened_dict({name.replace("__", "."): value})
+    with pytest.raises(ValueError, match=message):
+        finetune.prepare(config)
+
+
+@pytest.mark.parametrize(("name", "file", "content", "message"), BAD_EXAMPLES)
+def test_bad_examples_are_a_clear_error(name, file, content, message, given):
+    config = importlib.import_module(f"configs.finetune.{name}").get_config()
+    config.data.train = str(given.path(file))
+    given.path(file).write_text(content)
+    task = importlib.import_module(f"bert_jax.tasks.{config.task}")
+    with pytest.raises(ValueError, match=message):
+        task.get_task(config, load_tokenizer(given.path("vocab.txt")))
+
+
+def test_tfds_set_prepared_as_tfrecord_says_how_to_prepare_it_again(given):
+    features = {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=2)}
+    write_tfds(given.directory, "mine", {"train": [{"text": "a", "label": 1}]}, features, False)
+    config = text_classification.get_config()
+    config.data.train, config.data.data_dir = "tfds:mine", str(given.directory)
+    message = r"tfds:mine .*expected array_record: .* `tfds build mine --file_format=array_record"
+    with pytest.raises(ValueError, match=message):
+        get_task(config, load_tokenizer(given.path("vocab.txt")))
+
+
 def test_document_of_one_sentence_among_others_is_counted(given):
     given.build("the river .\n\n" + random_text(20))
     manifest = json.loads(given.path("new/manifest.json").read_text())
     splits = manifest["splits"].values()
     assert sum(split["documents"] for split in splits) == 21
-    assert sum(split["dropped"].get("documents_without_pairs", 0) for split in splits) <= 1
+    assert sum(split["dropped"].get("parts_without_pairs", 0) for split in splits) <= 1
 
 
 def test_corpus_can_be_built_after_the_disk_was_full(given):

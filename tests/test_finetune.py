@@ -10,12 +10,16 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.interop.read import read_model
+from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.tasks import seeds
 from bert_jax.training.checkpoint import (
     find_checkpoint,
     load_settings,
     saved_steps,
+    write_checkpoint,
 )
+from bert_jax.training.workdir import claim_workdir
 from configs.finetune import text_classification
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary, write_weights
@@ -32,6 +36,20 @@ def write_examples(path, count, seed, labels=CLASSES):
         words = rng.choices(WORDS[label :: len(labels)], k=rng.randint(2, 9))
         lines.append(f"{' '.join(words)},{labels[label]}")
     path.write_text("\n".join(lines) + "\n")
+
+
+def write_label_sets(path, count=60) -> list[str]:
+    """Texts with words of each of their labels, and other words: none, one or both labels."""
+    rng = random.Random(0)
+    lines = []
+    for number in range(count):
+        labels = [label for bit, label in enumerate(CLASSES) if number >> bit & 1]
+        words = [rng.choice(WORDS[CLASSES.index(label) :: 4]) for label in labels for _ in "123"]
+        words += rng.choices(WORDS[2::4], k=2)
+        rng.shuffle(words)
+        lines.append(json.dumps({"text": " ".join(words), "label": labels}))
+    path.write_text("\n".join(lines) + "\n")
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +115,12 @@ def test_run_learns_and_leaves_what_the_readme_promises(finished):
     assert json.loads((workdir / "result.json").read_text()) == result
     assert result["dev"]["accuracy"] > 0.8 and not result["collapsed"]
     assert (workdir / "config.json").exists() and list((workdir / "tensorboard").iterdir())
-    lines = (workdir / "predictions" / "dev.jsonl").read_text().splitlines()
-    assert [json.loads(line)["id"] for line in lines] == [str(n) for n in range(30)]
+    text = (workdir / "predictions" / "dev.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["id"] for line in lines] == [str(n) for n in range(30)]
+    # The loss of training, without dropout, over all examples.
+    losses = [-np.log(line["probabilities"][line["label"]]) for line in lines]
+    assert result["dev"]["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert not (workdir / "checkpoints").exists()  # What only resuming needs.
 
 
@@ -120,6 +142,8 @@ def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at
 
     class StoppingCheckpointer(finetune.Checkpointer):
         def save(self, state):
+            with pytest.raises(ValueError, match="is in use by process"):
+                claim_workdir(tmp_path, {})
             if saved or int(state.step) != stop_at:
                 super().save(state)
                 self.wait()
@@ -157,6 +181,38 @@ def test_workdir_of_other_settings_is_an_error(finished, given):
         finetune.train_and_evaluate(small_config(given, learning_rate=1e-3), finished[0])
 
 
+def test_finished_run_is_found_again_by_the_contents_of_its_files(finished, given, tmp_path):
+    shutil.copytree(given, tmp_path / "given")
+    config = small_config(tmp_path / "given")
+    assert finetune.train_and_evaluate(config, finished[0]) == finished[1]
+
+    text = (given / "dev.csv").read_text()
+    (tmp_path / "given" / "dev.csv").write_text(text.replace("river", "road"))
+    with pytest.raises(ValueError, match=r"other settings:\n  contents\.dev: .* now\nUse the same"):
+        finetune.train_and_evaluate(config, finished[0])
+    (tmp_path / "given" / "dev.csv").write_text(text)
+
+    source = read_model(given / "weights")
+    source.params["bert"]["pooler"]["bias"] += 1e-6
+    shutil.rmtree(tmp_path / "given" / "weights")
+    write_checkpoint(
+        tmp_path / "given" / "weights", source.params, source.settings, source.tokenizer
+    )
+    with pytest.raises(ValueError, match=r"settings:\n  contents\.init_from: .* now\nUse the same"):
+        finetune.train_and_evaluate(config, finished[0])
+
+
+def test_file_to_predict_may_not_change_under_its_predictions(finished, given, tmp_path):
+    path = tmp_path / "test.csv"
+    path.write_text("text\nold river\n")
+    changes = {"init_from": str(finished[0]), "num_epochs": 0.0}
+    changes |= {"data__train": "", "data__dev": "", "data__test": str(path)}
+    finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "run")
+    path.write_text("text\nold king\n")
+    with pytest.raises(ValueError, match=r"settings:\n  contents\.test: .* now\nUse the same"):
+        finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "run")
+
+
 def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, given, tmp_path):
     two = finetune.train_and_evaluate(small_config(given, num_seeds=2), tmp_path)
     config = small_config(given, num_seeds=3)
@@ -173,6 +229,59 @@ def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, g
     # The second call computes nothing.
     again = finetune.train_and_evaluate(config, tmp_path)
     assert without_seconds(again) == without_seconds(result)
+
+
+def test_diverged_seed_is_named_with_its_step_and_the_others_count(given, tmp_path, monkeypatch):
+    def run_seed(setup, update_step, predict_step, seed, directory, stack):
+        if seed in diverging:
+            raise NonFiniteLoss("the loss of step 5 is nan", 5)
+        scores = {"accuracy": seed / 10}
+        return {"seed": seed, "metric": "dev/accuracy", "best_step": 8, "dev": scores, "seconds": 1}
+
+    monkeypatch.setattr(finetune, "run_seed", run_seed)
+    diverging = [1]
+    result = finetune.train_and_evaluate(small_config(given, num_seeds=4), tmp_path)
+    assert result["diverged_seeds"] == [{"seed": 1, "step": 5}]
+    assert [each["seed"] for each in result["seeds"]] == [0, 2, 3]
+    assert result["scores"]["dev/accuracy"]["median"] == 0.2
+    diverging = [0, 1]
+    for changes in ({}, {"num_seeds": 2}):  # No seed is left.
+        with pytest.raises(NonFiniteLoss, match="step 5"):
+            finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "all")
+
+
+@pytest.mark.slow
+def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
+    lines = [json.loads(line) for line in write_label_sets(tmp_path / "train.jsonl")]
+    config = small_config(
+        given,
+        data__train=str(tmp_path / "train.jsonl"),
+        data__dev=str(tmp_path / "train.jsonl"),
+        data__label_separator="|",
+        num_epochs=6.0,
+        eval_every=0,
+        layer_decay=0.9,
+        freeze_layers=1,
+        max_eval_examples=20,
+    )
+    result = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert result["dev"].keys() == {"micro_f1", "macro_f1", "loss"}
+    assert result["dev"]["micro_f1"] > 0.8
+    model = bert_jax.load(tmp_path / "run")
+    assert model.head["labels"] == list(CLASSES)
+    found = [sorted(each.label for each in own) for own in model.classify([lines[0]["text"]])]
+    text = (tmp_path / "run/predictions/dev.jsonl").read_text()
+    written = [json.loads(line) for line in text.splitlines()]
+    assert len(written) == 20 and found == [sorted(written[0]["prediction"])]
+    assert written[0]["label"] == lines[0]["label"]
+    before, after = bert_jax.load(given / "weights").params["bert"], model.params["bert"]
+    frozen = jax.tree.map(
+        lambda a, b: np.array_equal(a, b), before["embeddings"], after["embeddings"]
+    )
+    assert all(jax.tree.leaves(frozen))
+    kernels = [each["encoder"]["layers"]["query"]["kernel"] for each in (before, after)]
+    assert np.array_equal(kernels[0][0], kernels[1][0])
+    assert not np.array_equal(kernels[0][1], kernels[1][1])
 
 
 def test_collapsed_run_is_reported(given, tmp_path):
@@ -251,8 +360,11 @@ def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
 
 
 def test_tensors_read_from_the_weights_are_logged(given, caplog):
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG", logger="absl"):
         finetune.prepare(small_config(given))
+    shown = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert "tensors 23 loaded, 0 missing, 0 unused; --verbosity=1 lists them" in "\n".join(shown)
+    assert not [text for text in shown if "\n" in text]  # No tables unless asked.
     lines = [line.split() for line in caplog.text.splitlines()]
     assert ["loaded", "1", "bert/pooler/kernel"] in lines
     assert ["missing", "0"] in lines and ["unused", "0"] in lines
@@ -261,7 +373,7 @@ def test_tensors_read_from_the_weights_are_logged(given, caplog):
 WRONG = {
     "no weights": ({"init_from": ""}, "give the weights to start from: --config.init_from=DIR"),
     "weights nowhere": ({"init_from": "/nowhere"}, "/nowhere is not a directory"),
-    "too long": ({"max_seq_length": 64}, "max_seq_length is 64, but the position table .* at 32"),
+    "too long": ({"max_seq_length": 64}, "max_seq_length=64: expected at least 8 and at most 32"),
     "learning rate": ({"learning_rate": -1.0}, "learning_rate=-1"),
     "no seeds": ({"num_seeds": 0}, "num_seeds=0: expected at least 1"),
     "train nowhere": ({"data__train": "/nowhere.csv"}, "no file /nowhere.csv"),
@@ -303,6 +415,6 @@ def test_two_processes_train_and_score_as_one(given, tmp_path):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
     results = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("one", "two")]
-    assert results[0]["dev"] == pytest.approx(results[1]["dev"])
+    assert results[0]["dev"] == pytest.approx(results[1]["dev"], rel=1e-4)
     steps = [record["step"] for record in records(tmp_path / "two")]
     assert steps == sorted(steps) and len(steps) == len(records(tmp_path / "one"))

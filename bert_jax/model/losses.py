@@ -9,14 +9,8 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
 
     The target's logit is a masked sum, not a gather: its gradient then fuses with the softmax's
     instead of scattering into an array as large as the logits. Comparing it with the maximum, which
-    the softmax needs anyway, saves the pass over the logits that an argmax takes.
-
-    Args:
-      logits: float32 `[..., classes]`.
-      targets: int32 `[...]`.
-
-    Returns:
-      float32 `[...]` losses and bool `[...]`.
+    the softmax needs anyway, saves the pass over the logits that an argmax takes. For float32
+    `[..., classes]` and int32 `[...]` returns float32 and bool `[...]`.
     """
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)

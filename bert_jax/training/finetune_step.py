@@ -14,24 +14,25 @@ from jax.sharding import PartitionSpec as P
 from bert_jax import partitioning
 from bert_jax.data.features import Feature, RowShape, predict_batches
 from bert_jax.model.heads import Head, label_weights
+from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState, apply_gradients
 
+# Default size of a microbatch on one device: enough to keep it busy.
 TOKENS_PER_DEVICE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
-"""Default size of a microbatch on one device: enough to keep it busy."""
 
 
 def make_finetune_step(
     model: nn.Module,
     head: Head,
-    optimizer: optax.GradientTransformation,
+    optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     shardings: TrainState,
     microbatch_rows: int,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Builds the jitted update step (state, rows, num_microbatches, key) -> (state, metrics).
+    """Builds the jitted (state, rows, num_microbatches, key, hyperparameters) -> (state, metrics).
 
     The state is donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over
-    all labels of the batch, and dropout a function of (key, step, index of the row in the batch),
-    whatever the microbatches and devices.
+    all labels of the batch, weighted by `label_weights`, and dropout a function of (key, step,
+    index of the row in the batch), whatever the microbatches and devices.
 
     A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
     through the model twice: for the vectors, then, once their loss is known, for the gradients
@@ -111,52 +112,66 @@ def make_finetune_step(
     accumulate = accumulate_batch_gradients if head.batch_loss else accumulate_gradients
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, replicated))
-    def update_step(state, rows, num_microbatches, key):
-        count = jnp.maximum(jnp.sum(label_weights(head, rows)), 1)
+    def update_step(state, rows, num_microbatches, key, hyperparameters):
+        count = jnp.sum(label_weights(head, rows))
+        count = jnp.where(count > 0, count, 1)
         # Undoes the layout of `finetune_batches`: the index of each row in the batch.
-        rows["dropout_rows"] = (
-            jnp.arange(rows["tokens"].shape[0]).reshape(-1, microbatch_rows).T.reshape(-1)
-        )
+        row_indices = jnp.arange(rows["tokens"].shape[0]).reshape(-1, microbatch_rows)
+        rows["dropout_rows"] = row_indices.T.reshape(-1)
         key = jax.random.fold_in(key, state.step)
         loss, gradients = partitioning.sum_over_data(accumulate, mesh, replicated)(
             state.params, rows, num_microbatches, count, key
         )
-        state, norms = apply_gradients(state, gradients, optimizer)
+        state, norms = apply_gradients(state, gradients, optimizer(hyperparameters))
         return state, {"loss": loss} | norms
 
     return update_step
 
 
-def make_predict_step(model: nn.Module, mesh: Mesh) -> Callable[[dict, dict], jax.Array]:
-    """Builds the jitted (params, rows) -> outputs of the head, replicated over all processes."""
+def make_predict_step(
+    model: nn.Module, mesh: Mesh, head: Head
+) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
+    """Builds the jitted (params, rows) -> (outputs, sums), replicated over all processes.
 
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, P()))
-    def predict_step(params, rows):
-        return jax.shard_map(
-            lambda params, rows: model.apply({"params": params}, rows),
-            mesh=mesh,
-            in_specs=(P(), P("data")),
-            out_specs=P("data"),
-            axis_names={"data"},
-            check_vma=False,
-        )(params, rows)
+    `sums` are of the weighted losses and of the weights of the labels on each data-parallel shard,
+    `[data, 2]`; 0 for a head that compares the examples of a batch.
+    """
 
-    return predict_step
+    def run(params, rows):
+        outputs, sums = model.apply({"params": params}, rows), jnp.zeros(2)
+        if head.loss:
+            weights = label_weights(head, rows)
+            sums = jnp.stack([jnp.sum(head.loss(outputs, rows) * weights), jnp.sum(weights)])
+        return outputs, sums[None]
+
+    sharded = jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P("data"),
+        axis_names={"data"},
+        check_vma=False,
+    )
+    return jax.jit(sharded, out_shardings=NamedSharding(mesh, P()))
 
 
 def predict(
-    predict_step: Callable[[dict, dict], jax.Array],
+    predict_step: Callable[[dict, dict], tuple[jax.Array, jax.Array]],
     params: dict,
     head: Head,
     features: Sequence[Feature],
     shape: RowShape,
     num_rows: int,
     sharding: NamedSharding,
-) -> list[np.ndarray]:
-    """Returns the head's output for each feature, in order, computing `num_rows` rows at a time."""
-    predictions = [np.zeros(0)] * len(features)
+) -> tuple[list[np.ndarray], float | None]:
+    """Returns the head's output for each feature, in order, and their mean loss (None: no labels).
+
+    Computes `num_rows` rows at a time.
+    """
+    predictions, total = [np.zeros(0)] * len(features), np.zeros(2)
     for rows, members in predict_batches(features, shape, sharding, num_rows):
-        outputs = np.asarray(predict_step(params, rows))
+        outputs, sums = map(np.asarray, predict_step(params, rows))
+        total += sums.sum(0)
         for row, indices in enumerate(members):
             start = 0
             for index in indices:
@@ -164,13 +179,12 @@ def predict(
                 size = len(feature) if head.per_position else len(feature.sequences)
                 predictions[index] = head.output(outputs[row, start : start + size])
                 start += size
-    return predictions
+    return predictions, float(total[0] / total[1]) if total[1] else None
 
 
 def default_microbatch_rows(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
     """Returns the rows per microbatch over all devices; 0 per device means a device's default."""
-    platform = mesh.devices.flat[0].platform
-    tokens = TOKENS_PER_DEVICE.get(platform, 8192)
+    tokens = TOKENS_PER_DEVICE.get(mesh.devices.flat[0].platform, 8192)
     rows_per_device = per_device_batch_size or max(1, tokens // length)
     return rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
 
@@ -178,8 +192,8 @@ def default_microbatch_rows(length: int, per_device_batch_size: int, mesh: Mesh)
 def fit_microbatch_rows(maximum: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
     """Returns the cheapest number of rows per microbatch for batches of the given sizes.
 
-    A microbatch costs its rows, padding included, plus a fixed cost of about an eighth of `maximum`
-    rows for adding its gradients to the others'.
+    A microbatch costs its rows, padding included, and for adding its gradients to the others' about
+    as much as `maximum` / 8 rows.
     """
 
     def cost(rows_per_microbatch):

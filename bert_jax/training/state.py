@@ -1,7 +1,10 @@
 """The state that a training step updates and a checkpoint stores, and the update itself."""
 
+import hashlib
+
 import flax
 import jax
+import numpy as np
 import optax
 
 
@@ -25,3 +28,12 @@ def apply_gradients(
         "parameter_norm": optax.tree.norm(params),
     }
     return TrainState(state.step + 1, params, opt_state), norms
+
+
+def parameters_hash(params: dict) -> str:
+    """Returns a hash of the names and values of `params`, wherever they were read from."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(params):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(leaf))
+    return digest.hexdigest()[:16]

@@ -126,8 +126,24 @@ def test_a_tagger_learns_and_tags_text_of_any_length(tagger):
     for entity in found.entities:
         assert entity.text == text[entity.start : entity.end]
         assert entity.text in {"The river": "LOC", "king": "PER"}
-    assert model.tag(text.split()).words == found.words
+    assert model.tag(tuple(text.split())).words == found.words
     assert model.tag("") == ([], [])
+
+
+def test_a_list_of_texts_is_tagged_as_each_alone_with_probabilities(tagger):
+    *_, model = tagger
+    texts = ["The river built king", "", ("king", "found"), "the river " * 20]
+    together = model.tag(texts)
+    assert model.tag([["king", "found"]])[0].words[0].word == "king" and model.tag([]) == []
+    for found, text in zip(together, texts, strict=True):
+        alone = model.tag(text)
+        assert [each[:2] for each in found.words] == [each[:2] for each in alone.words]
+        probabilities = [each.probability for each in found.words]
+        assert [each.probability for each in alone.words] == pytest.approx(probabilities, abs=1e-5)
+        assert all(1 / 5 < each <= 1 for each in probabilities)  # The largest of five.
+    (river, king), words = together[0].entities, together[0].words
+    assert king.probability == pytest.approx(words[3].probability)
+    assert river.probability == pytest.approx((words[0].probability + words[1].probability) / 2)
 
 
 def test_frozen_encoder_does_not_change(tagger, weights):
