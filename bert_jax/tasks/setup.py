@@ -205,9 +205,10 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
         weights = tuple(np.where(counts, balanced, 1.0).tolist())
     is_valid = all(isinstance(each, int | float) and 0 < each < math.inf for each in weights)
     if not is_valid or len(weights) != len(classes):
+        valid = f"a positive number for each class ({', '.join(classes)}), or balanced"
         raise ValueError(
-            f"--config.class_weights={','.join(map(str, given))}: expected a positive number for "
-            f"each class ({', '.join(classes) or 'this task has none'}), or balanced"
+            f"--config.class_weights={','.join(map(str, given))}: expected "
+            f"{valid if classes else 'none, as this task has no classes'}"
         )
     return weights
 
