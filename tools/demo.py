@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from absl import app
+from absl import app, logging
 
 from bert_jax.runtime.command_line import parse_flags
 
@@ -97,6 +97,7 @@ def demo() -> None:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    logging.set_verbosity(logging.WARNING)  # JAX and Orbax log much of what `load` does.
     try:
         demo()
     except KeyboardInterrupt:
