@@ -32,7 +32,7 @@ from bert_jax.training.workdir import claim_workdir, write_json
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """Runs or resumes the fine-tuning in `workdir` and returns the contents of `result.json`.
 
-    In a run of several processes all of them call it, after `distributed.initialize`.
+    In a multi-process run every process must call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)
     main.enable_compilation_cache(workdir)
@@ -52,7 +52,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
             with contextlib.ExitStack() as stack:  # Completes the save in progress.
                 results.append(run_seed(setup, update_step, predict_step, seed, directory, stack))
         except NonFiniteLoss as error:
-            if len(diverged) + 1 == config.num_seeds:  # All of them have.
+            if len(diverged) + 1 == config.num_seeds:  # All seeds diverged.
                 raise
             logging.error("Seed %d diverged: %s", seed, error)
             diverged.append({"seed": seed, "step": error.step})
@@ -186,7 +186,7 @@ def run_seed(
             raise Preempted(step, preemption.interrupted)
     progress.close()
 
-    # The best checkpoint predicts every split; without a dev split or training it is the last one.
+    # The best checkpoint (without a dev split or training, the last one) predicts every split.
     watchdog.beat("predicting with the best checkpoint")
     params = state.params
     if best.step is None and not selector:
@@ -195,7 +195,7 @@ def run_seed(
         params = jax.device_put(read_model(best.directory).params, setup.shardings.params)
     best_step = num_steps if best.step is None else best.step
     result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
-    # Judged by the first split with labels, or else by the first.
+    # Without a selector, collapse is judged on the first split with labels, or else on the first.
     judged = selector or min(task.splits, key=lambda split: not split.score, default=None)
     predictions = workdir / "predictions"
     for split in task.splits:
@@ -220,7 +220,7 @@ def run_seed(
 
 
 class BestCheckpoint:
-    """The only checkpoint in `directory`, with its `step` and `score`; None if there is none."""
+    """The only checkpoint in `directory`; its `step` and `score` are None if there is none."""
 
     def __init__(self, directory: pathlib.Path, setup: FinetuneSetup, settings: dict):
         self.directory, self.step, self.score = directory, None, None
@@ -234,7 +234,7 @@ class BestCheckpoint:
         task = self._setup.task
         self.step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
         settings = self._settings | {"step": step, "score": self.score, "scores": scores}
-        # Apart from "head", which must not change when a run is resumed; `read_model` joins them.
+        # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         settings["scored_head"] = {name: task.head_settings[name] for name in task.tuned}
         write_checkpoint(self.directory / str(step), params, settings, self._setup.tokenizer)
         for other in saved_steps(self.directory):

@@ -35,10 +35,10 @@ Texts = str | Sequence[str]  # One text, or several.
 
 
 def load(directory: str | pathlib.Path) -> "PretrainedModel":
-    """Loads a model, whatever devices wrote it; warns of unused and missing tensors.
+    """Loads a model, whatever devices wrote it; warns about unused and missing tensors.
 
     `directory` is a run's workdir (its best checkpoint is used, or else the latest), a checkpoint,
-    or a directory of Hugging Face transformers or of Google's release. Raises FileNotFoundError if
+    or a Hugging Face transformers or Google release directory. Raises FileNotFoundError if
     it holds no model, CheckpointError if it is damaged, and ValueError if it cannot be converted.
     """
     params, settings, tokenizer, report = read_model(directory)
@@ -63,8 +63,8 @@ class PretrainedModel:
     """A model restored by `load`, in float32 on one device.
 
     For a list of inputs, methods return a list; for a single one (a string, or a tuple: a pair of
-    texts or the words of one), only its result. Lengths count [CLS] and [SEP]. Texts that are too
-    long are truncated, as in fine-tuning, with a warning. An argument of the wrong type raises
+    texts or the words of one text), just its result. Lengths include [CLS] and [SEP]. Overlong
+    texts are truncated, as in fine-tuning, with a warning. An argument of the wrong type raises
     TypeError; an invalid value, or a model without the head that a method needs, ValueError.
 
     Attributes:
@@ -97,14 +97,14 @@ class PretrainedModel:
         return f"PretrainedModel({self.source}: {sizes}; head for {head['task']}: {labels})"
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
-        """Predicts the tokens behind the masks of a text.
+        """Predicts the masked tokens of a text.
 
         Args:
           text: a text with one or more masks (`[MASK]`). It is not truncated.
           top_k: number of predictions for each mask.
 
         Returns:
-          The most probable tokens, best first; for several masks, such a list for each of them.
+          The most probable tokens, best first; for several masks, one such list per mask.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be one string, got {type(text).__name__}")
@@ -133,8 +133,8 @@ class PretrainedModel:
         Returns the best first; their probabilities are normalized over the 20 best.
 
         Args:
-          question, context: texts that are not empty, or lists; several questions take one context
-            or one for each.
+          question, context: non-empty texts, or lists of them; several questions share one context
+            or have one each.
           top_k: maximum number of answers, at most 20.
           null_threshold: margin by which the logits of "no answer" must exceed an answer's to rank
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
@@ -172,15 +172,15 @@ class PretrainedModel:
         batch_size: int = 32,
         max_length: int | None = None,
     ) -> np.ndarray:
-        """Computes a vector for each text, float32 `[num_texts, hidden_size]`; for one `[hidden]`.
+        """Computes a vector for each text, float32 `[num_texts, hidden_size]`; `[hidden]` for one.
 
         Args:
           pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
             "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
-            normalized if it was trained so.
+            normalized if it was trained that way.
           batch_size: maximum number of texts per forward pass.
-          max_length: in tokens. None: the position table; for a bi-encoder `head["max_seq_length"]`
-            (for queries, give `head["max_query_length"]`).
+          max_length: maximum in tokens. None: the size of the position table; for a bi-encoder
+            `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
         """
         texts, is_one = _as_list(texts)
         bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}
@@ -209,7 +209,7 @@ class PretrainedModel:
         """Computes hidden states as features (paper, section 5.3), [CLS] and [SEP] included.
 
         Returns float32 `[num_tokens, len(layers), hidden_size]` for each text. Layer 0 is the
-        embeddings, -1 the last layer; by default the last four, or as many as there are.
+        embeddings, -1 the last layer; by default the last four, or fewer if the model has fewer.
         """
         texts, is_one = _as_list(texts)
         last, params = self.config.num_layers, self.params["bert"]
@@ -228,7 +228,7 @@ class PretrainedModel:
 
         Returns:
           The most probable label of each text, or with `top_k` a list of them, best first; for a
-          multi-label head the list of those above 0.5, for a regression head the value.
+          multi-label head all labels with a probability above 0.5, for a regression head the value.
         """
         if top_k is None:
             head = self._need_head("classify", "classification", "multi_label", "regression")
@@ -268,8 +268,8 @@ class PretrainedModel:
         """Tags the words of texts of any length, and finds the entities that the tags mark.
 
         A text is split into words and punctuation marks, or given as a tuple of words (in a list of
-        texts also as a list), which are joined by spaces. Entities have types, characters `[start,
-        end)` and, like words, probabilities.
+        texts also as a list), which are joined by spaces. Entities have a type, character offsets
+        `[start, end)` and, like words, a probability.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
         texts, is_one = _as_list(texts)
@@ -292,7 +292,7 @@ class PretrainedModel:
     def _features(
         self, texts: Sequence, max_length: int, pairs: bool = False, max_first: int | None = None
     ) -> list[Feature]:
-        """Tokenizes texts, or if `pairs` also pairs of texts; warns of truncated ones."""
+        """Tokenizes texts, or if `pairs` also pairs of texts; warns about truncated ones."""
         parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
         strings = all(isinstance(part, str) for each in parts for part in each)
         if not strings or {*map(len, parts)} not in (set(), {1}, {2}):
@@ -305,7 +305,7 @@ class PretrainedModel:
         return [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]
 
     def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
-        """Returns the head's output for each feature, as described at `heads.Outputs`."""
+        """Returns the head's output for each feature, as described in `heads.Outputs`."""
         model, head = make_model(self.config, self.head), HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, model, self.params)
         return [head.output(own) for own in self._apply(function, features, head.per_position)]
@@ -328,7 +328,7 @@ class PretrainedModel:
 
 
 def _as_list(inputs: object) -> tuple[list, bool]:
-    """Returns one input, or several, as a list, and whether it is one: a string or a tuple."""
+    """Returns the inputs as a list, and whether there is only one (a string or a tuple)."""
     if isinstance(inputs, Iterable) and not isinstance(inputs, str | tuple):
         return list(inputs), False
     return [inputs], True

@@ -86,8 +86,8 @@ def on_fsdp_shards(
 ) -> jax.Array:
     """Runs `function` on the shards of `arrays` over `axes`; if `fsdp` is 1, on whole arrays.
 
-    The compiler would sometimes gather activations rather than parameters. The backward pass
-    recomputes `function`, and so keeps no gathered parameters.
+    On its own, the compiler sometimes gathers activations rather than parameters. The backward pass
+    recomputes `function`, so no gathered parameters are kept.
     """
     if fsdp_size() == 1:
         return function(*arrays)
@@ -183,7 +183,7 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
             sharding.shard_shape(leaf.shape)
         except ValueError as error:
             raise ValueError(f"parameter {name!r}: choose other mesh sizes: {error}") from error
-        if not name.startswith("opt_state"):  # Moments are sharded as their parameters.
+        if not name.startswith("opt_state"):  # Moments are sharded like parameters.
             logging.debug("  %-64s %-20s %s", name, leaf.shape, spec)
         return sharding
 

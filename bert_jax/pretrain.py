@@ -1,7 +1,7 @@
 """Pre-trains a BERT model: `python -m bert_jax.pretrain --config=FILE --workdir=DIR`.
 
 Top to bottom: corpus, model and devices, state, then the loop: batch -> step -> report -> evaluate
--> save. A run resumes from the last checkpoint, so it repeats and skips no step.
+-> save. A run resumes from the last checkpoint, and neither repeats nor skips a step.
 """
 
 import collections

@@ -13,7 +13,7 @@ import tokenizers
 WORDPIECE_FILENAME = "vocab.txt"
 SENTENCEPIECE_FILENAME = "spiece.model"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD_CHARACTERS = 200  # A longer word is [UNK], as in the released WordpieceTokenizer.
+MAX_WORD_CHARACTERS = 200  # A longer word becomes [UNK], as in the released WordpieceTokenizer.
 MARKER = re.compile(r"\[[^\]]+\]")  # "[unused7]", or an added one such as "[ENT]"
 
 
@@ -28,7 +28,7 @@ class Tokenizer:
         checkpoint stores; `tokenizer_from_bytes(filename, content)` restores the tokenizer.
       special_ids: pad_id, unk_id, cls_id, sep_id and mask_id.
       word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
-      lower_case: whether text is lower-cased (and by WordPiece stripped of accents): true if no
+      lower_case: whether text is lower-cased (and, by WordPiece, stripped of accents): true if no
         piece has an upper-case letter, except for markers in brackets.
     """
 
@@ -51,11 +51,11 @@ class Tokenizer:
         ordinary = (p for i, p in enumerate(pieces) if i not in self.special_ids)
         self.lower_case = all(p == p.lower() or MARKER.fullmatch(p) for p in ordinary)
 
-    def __reduce__(self):  # The libraries' objects are not sent to worker processes.
+    def __reduce__(self):  # Library objects are not sent to worker processes.
         return tokenizer_from_bytes, (self.filename, self.content)
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
-        """Returns the ids of `text`; if it `continues` after a mask, it does not begin a word."""
+        """Returns the ids of `text`, which does not begin a word if it `continues` after a mask."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -101,7 +101,7 @@ class Tokenizer:
 
 class WordPieceTokenizer(Tokenizer):
     """BERT's tokenizer: cleans the text, splits it at white space, punctuation and CJK characters,
-    then matches the longest piece first. A word that is too long or has no pieces is [UNK]."""
+    then matches the longest piece first. Words that are too long or unmatched become [UNK]."""
 
     filename = WORDPIECE_FILENAME
 
@@ -176,7 +176,7 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
 
 
 def tokenizer_from_bytes(filename: str, content: bytes) -> Tokenizer:
-    """Builds a tokenizer from the name and the bytes of its file. Raises as `load_tokenizer`."""
+    """Builds a tokenizer from a file's name and bytes. Raises ValueError like `load_tokenizer`."""
     kind = SentencePieceTokenizer if filename.endswith(".model") else WordPieceTokenizer
     return kind(content, filename)
 

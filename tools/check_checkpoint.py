@@ -5,7 +5,7 @@ python tools/check_checkpoint.py runs/base --copy_to=/elsewhere/base-1000000
 
 The source is a checkpoint, or a workdir (whose latest checkpoint is used). The exit code is 1 if
 it is damaged: missing or truncated files, non-finite values, wrong shapes. Bytes that changed to
-other finite numbers are not detected; a copy is compared with its source byte by byte.
+other finite numbers go undetected; a copy is compared with its source byte by byte.
 """
 
 import filecmp
@@ -16,7 +16,7 @@ import sys
 
 from absl import app, flags
 
-# An accelerator may be busy training.
+# The accelerator may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.interop.read import abstract_params

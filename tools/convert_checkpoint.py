@@ -3,10 +3,10 @@
 python tools/convert_checkpoint.py --to=native uncased_L-12_H-768_A-12 checkpoints/bert_base
 python tools/convert_checkpoint.py --to=huggingface runs/base exported
 
-SRC is a workdir (of which the best or else the last checkpoint is converted) or one checkpoint, a
+SRC is a workdir (its best checkpoint is converted, or else its last) or a single checkpoint, a
 directory that transformers' `save_pretrained` wrote, or one of Google's release (which needs `pip
-install tensorflow-cpu`). DST must not exist; it appears only once it is complete. That of a
-bi-encoder or a cross-encoder can be read by sentence-transformers, too.
+install tensorflow-cpu`). DST must not exist; it appears only once it is complete. A
+converted bi-encoder or cross-encoder can also be read by sentence-transformers.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Runs `make demo`: from raw text to a BERT that fills in masks, in minutes on two cores.
 
-Works in runs/ of the current directory. Prints each command before running it, and skips finished
+Writes to runs/ in the current directory. Prints each command before running it, and skips finished
 steps; remove runs/ to start over.
 """
 
@@ -29,7 +29,7 @@ MASKED = (
 
 def run(*command: str) -> None:
     print(f"\n$ python {shlex.join(command)}", flush=True)
-    # Ctrl-C reaches the command too: let it save and have the last word.
+    # Ctrl-C reaches the command too: let it save and exit first.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
     exit_code = subprocess.run([sys.executable, *command]).returncode
     signal.signal(signal.SIGINT, handler)

@@ -2,7 +2,7 @@
 
 python tools/glue_submission.py runs/cola runs/mnli ... --output=submission.zip
 
-Each run is a workdir of configs/finetune/glue.py, or of one of its seeds. The server expects eleven
+Each argument is the workdir of configs/finetune/glue.py or of one seed. The server expects eleven
 files; missing ones, and those with a wrong number of examples, are reported.
 """
 
@@ -34,10 +34,10 @@ SIZES = {
 
 
 def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
-    """Returns the file of predictions of each test set, by its name.
+    """Returns the prediction file of each test set, by the name of the set.
 
-    Raises FileNotFoundError for a missing run, and ValueError for one without predictions or a set
-    that two runs have.
+    Raises FileNotFoundError for a missing run, and ValueError for one without predictions or
+    for a set that two runs have.
     """
     found: dict[str, pathlib.Path] = {}
     for run in map(pathlib.Path, runs):

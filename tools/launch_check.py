@@ -38,7 +38,7 @@ def check_paths(config: ConfigDict) -> None:
 
 
 def check_config(config: ConfigDict, kind: str, num_chips: int) -> None:
-    """Raises ValueError for a configuration that cannot run on the slice, the devices of JAX."""
+    """Raises ValueError for a configuration that cannot run on the slice that JAX simulates."""
     if config.get("topology"):
         expected_kind, sizes, num_slices = tpu.parse_topology(config.topology)
         if (expected_kind, math.prod(sizes) * num_slices) != (kind, num_chips):
@@ -47,7 +47,7 @@ def check_config(config: ConfigDict, kind: str, num_chips: int) -> None:
                 f"{num_chips} chips of {kind}: change it, or set --config.topology=..."
             )
     check_numbers(config)
-    phases = tpu.planned_phases(config, (1, 1))  # The length of the rows does not matter here.
+    phases = tpu.planned_phases(config, (1, 1))  # The row lengths do not matter here.
     setup = setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
     local_row_ranges(partitioning.batch_sharding(setup.mesh), config.eval_batch_size)
 

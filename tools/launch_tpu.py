@@ -15,7 +15,7 @@ follow    show the log of worker 0 until the job ends; Ctrl-C leaves the job run
 status    show the state of the slice and of the job on every host
 delete    delete the slice, which stops billing
 
-docs/cloud_tpu.md explains each step. Never run against a real cloud: watch the first launch.
+docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the first launch.
 """
 
 import os
@@ -117,7 +117,7 @@ def slice_state(tries: int = 20) -> str:
     else:
         raise TimeoutError(f"no answer about {NAME.value}. {LEFT_ALONE}")
     state = answer.stdout.strip()
-    if state == "ACTIVE":  # It stays so for a while after its TPU is lost.
+    if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
         tpu = gcloud("tpu-vm", *describe, "--format=value(state)", capture=True)
         state = "PREEMPTED" if tpu.stdout.strip() in LOST or "NOT_FOUND" in tpu.stderr else state
     return state

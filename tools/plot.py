@@ -1,4 +1,4 @@
-"""Draws the curves of a pre-training or fine-tuning: python tools/plot.py WORKDIR [OUTPUT.png]."""
+"""Plots the curves of a pre-training or fine-tuning: python tools/plot.py WORKDIR [OUTPUT.png]."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from bert_jax.runtime.command_line import parse_flags
 matplotlib.use("Agg")
 from matplotlib import pyplot, ticker
 
-# Of a pre-training: name, title, and the baseline in result.json. A fine-tuning has other names.
+# For pre-training: name, title, and the baseline in result.json. Fine-tuning has other names.
 PRETRAINING = {
     "mlm_loss": ("masked-LM loss (nats)", "unigram_entropy"),
     "mlm_accuracy": ("masked-LM accuracy", "unigram_accuracy"),
@@ -26,7 +26,7 @@ COLORS = {"train": "tab:blue", "heldout": "tab:red", "": "tab:green"}
 def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
     """Returns the steps and values in `metrics.jsonl`, by name of metric and then by split.
 
-    The scores of the chosen checkpoint ("final/...") are no curve and left out. Raises
+    The scores of the chosen checkpoint ("final/...") are not a curve and are left out. Raises
     FileNotFoundError.
     """
     path = workdir / "metrics.jsonl"
@@ -55,7 +55,7 @@ def shown(panels: dict) -> list[str]:
 def draw(workdir: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
-    Of a run with several seeds each seed is a line. Raises FileNotFoundError.
+    A run with several seeds has one line per seed. Raises FileNotFoundError.
     """
     seeds = sorted(path.parent for path in workdir.glob("seed_*/metrics.jsonl"))
     runs = [read_metrics(directory) for directory in seeds or [workdir]]

@@ -21,7 +21,7 @@ DEV_ARTICLES = flags.DEFINE_integer(
 
 
 def article_queries(article: dict) -> list[dict]:
-    """Returns the answerable questions of an article, with their and the other paragraphs."""
+    """Returns the answerable questions of an article, each with its own and other paragraphs."""
     contexts = [paragraph["context"] for paragraph in article["paragraphs"]]
     return [
         {
@@ -37,7 +37,7 @@ def article_queries(article: dict) -> list[dict]:
 
 
 def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int) -> None:
-    """Writes the three files; raises ValueError, with article and question, for a bad file."""
+    """Writes the three files; raises ValueError, naming article and question, for a bad file."""
     read_questions(str(source), null_answers=True)
     articles = json.loads(source.read_text(encoding="utf-8-sig"))["data"]
     queries = [article_queries(article) for article in articles]

@@ -78,7 +78,7 @@ def point_flags(point: dict[str, str]) -> list[str]:
 def check_points(points: list[dict[str, str]], command: list[str]) -> dict[str, str]:
     """Validates the fields of all points, and reads the weights and the examples of the first.
 
-    Returns hashes of their contents. Raises ValueError or OSError for what is wrong, and if no
+    Returns hashes of their contents. Raises ValueError or OSError for invalid input, and if no
     score would decide between the points.
     """
     jax.config.update("jax_platforms", "cpu")
@@ -110,7 +110,7 @@ def finished_seeds(workdir: pathlib.Path) -> int:
 
 
 def move_single_seed(workdir: pathlib.Path) -> None:
-    """Moves the run of one seed, which is in `workdir` itself, to where one of several is."""
+    """Moves the run of a single seed from `workdir` to `workdir/seed_N`, as for several seeds."""
     if (config := workdir / "config.json").exists():
         seed = json.loads(config.read_text())["seed"]
         moved = workdir.rename(workdir.with_name(f"{workdir.name}.moved"))
@@ -147,7 +147,7 @@ def run_point(
 def _run(command: list[str], log: pathlib.Path, files: dict[str, pathlib.Path]) -> int:
     """Returns the exit code of a fine-tuning. A signal stops the run first, then this program.
 
-    `files` are in the run's environment. The run also stops if this program is killed.
+    `files` become environment variables of the run. The run also stops if this program is killed.
     """
     libc, die_with_parent = ctypes.CDLL(None), 1  # PR_SET_PDEATHSIG of Linux's prctl.
     received, started = [], []
@@ -167,7 +167,7 @@ def _run(command: list[str], log: pathlib.Path, files: dict[str, pathlib.Path]) 
             stdout=stream,
             stderr=stream,
             preexec_fn=lambda: libc.prctl(die_with_parent, signal.SIGTERM),
-            start_new_session=True,  # It gets a terminal's Ctrl-C from `forward` alone, once.
+            start_new_session=True,  # So Ctrl-C reaches it only once, from `forward`.
         )
     started.append(process)
     for number in received:  # A signal may arrive before `started` has the process.
@@ -218,7 +218,7 @@ def format_table(rows: list[dict]) -> str:
         max(
             len(line[column])
             for line in lines
-            if column < len(fields) or len(line) == len(lines[0])  # Errors widen no column.
+            if column < len(fields) or len(line) == len(lines[0])  # Errors do not widen columns.
         )
         for column in range(len(lines[0]))
     ]
@@ -237,7 +237,7 @@ def sweep(
 ) -> list[dict]:
     """Runs all points; returns their rows, best first, then those without a score and failures.
 
-    `contents` are the hashes of what the runs read. Raises ValueError for a directory of a sweep
+    `contents` are the hashes of what the runs read. Raises ValueError if `directory` holds a sweep
     with another command or other contents, whose results would not be comparable.
     """
     points = grid_points(grid)
@@ -279,7 +279,7 @@ def main(argv: list[str]) -> None:
     directory = pathlib.Path(RUNS.value).absolute()
     grid = [*(PAPER if IN_PAPER.value else ()), *GRID.value]
     try:
-        # Not in this process, which must neither use an accelerator nor start threads.
+        # In another process: this one must neither use an accelerator nor start threads.
         spawn = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
             contents = pool.submit(check_points, grid_points(grid), argv[1:]).result()

@@ -80,7 +80,7 @@ FOOTNOTE = (
     "counted once.\n"
 )
 
-# Flags without effect.
+# Flags that have no effect, by mode.
 REPORT_FLAGS = ("json", "dump_hlo", "costliest", "advise", "price_per_chip_hour")
 SWEEP_FLAGS = ("sweep_meshes", "sweep_remat")
 UNUSED_FLAGS = {

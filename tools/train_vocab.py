@@ -202,7 +202,7 @@ def train_vocabulary(
     num_processes: int = 0,
     data_dir: str = "",
 ) -> bytes:
-    """Returns the bytes of a vocabulary of at most `size` pieces. Raises as `spool_text`."""
+    """Returns the bytes of a vocabulary of at most `size` pieces. Raises like `spool_text`."""
     with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
         counts = spool_text(inputs, lower_case, spool, num_processes, data_dir)
         unit, limit = (

@@ -1,4 +1,4 @@
-"""Builds a corpus: documents in, shuffled shards of packed rows and a manifest out.
+"""Builds a corpus: reads documents, writes shuffled shards of packed rows and a manifest.
 
 The parent process assigns each document to a split. Worker processes tokenize batches of documents,
 cut them into parts, and assign each part to a random shard; the parent appends the parts to one
@@ -31,30 +31,30 @@ from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_doc
 from bert_jax.corpus.sentences import MODES, UNREADABLE, split_sentences
 from bert_jax.tokenization import Tokenizer
 
-BATCH_CHARACTERS = 1 << 20  # read ahead, a few batches per core, and tokenized at once
-# Many parts to draw random next sentences from; a worker holds a group as Python integers.
+BATCH_CHARACTERS = 1 << 20  # tokenized at once; a few batches per core are read ahead
+# Enough parts to draw random next sentences from; a worker holds a group as Python integers.
 GROUP_TOKENS = 1 << 18
 # A shard holds many parts and is shuffled in memory; a small input has shards for all cores.
 INPUT_BYTES_PER_SHARD = 2 << 20
-MAX_SHARDS = 512  # open files
-MAX_VOCABULARY = 1 << 16  # rows hold uint16
+MAX_SHARDS = 512  # all are open while tokenizing
+MAX_VOCABULARY = 1 << 16  # token ids in rows are uint16
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-    """How to build a corpus; the manifest records it. Raises ValueError for an invalid field."""
+    """Settings of a corpus, recorded in its manifest. Raises ValueError for an invalid field."""
 
     max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8
     short_seq_prob: float = 0.1  # probability that a document is cut into shorter pairs
-    dupe_factor: int = 1  # times that each training document is made into (different) pairs
+    dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
     seed: int = 0
     sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
-    language: str = "en"  # of the sentence splitter, ISO 639-1; an unknown one is split as English
+    language: str = "en"  # for the sentence splitter, ISO 639-1; unknown ones are split as English
     block_rows: int = 256  # rows per record
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
-    data_dir: str = ""  # where prepared TFDS data sets are; "" means TFDS's own default
+    data_dir: str = ""  # directory of prepared TFDS data sets; "" means TFDS's default
 
     def __post_init__(self):
         bounds = {
@@ -78,9 +78,9 @@ class CorpusConfig:
 def make_batches(
     documents: Iterable[Document], config: CorpusConfig, batch_characters: int = BATCH_CHARACTERS
 ) -> Iterator[list[tuple[Document, str, int]]]:
-    """Yields batches of at least `batch_characters`: documents, their splits and numbers.
+    """Yields batches of at least `batch_characters`: (document, split, number of the document).
 
-    All parts of a document share both, so no pair can join train and held-out documents.
+    All parts of a document share split and number, so no pair joins train and held-out documents.
     """
     batch, characters, source = [], 0, -1
     for document in documents:
@@ -112,7 +112,7 @@ def tokenize_batch(
 ) -> tuple[list[bytearray], dict[str, collections.Counter], int]:
     """Splits and tokenizes documents, cuts them into parts, and assigns each to a random shard.
 
-    `batch` is numbered, and `shards` are the numbers of the shards of each split. Returns the bytes
+    `batch` is (index, documents); `shards` holds the shard numbers of each split. Returns the bytes
     of the parts in each shard, counts of each split for the manifest, and the number of bytes read.
     """
     index, documents = batch
@@ -166,7 +166,7 @@ def rows_of_group(
 def build_shard(
     job: tuple[str, int, pathlib.Path], special_ids: tuple[int, int, int], config: CorpusConfig
 ) -> tuple[str, dict, collections.Counter]:
-    """Reads the parts in the file of a shard, and replaces the file by their rows, shuffled.
+    """Reads the parts of a shard from its file, and replaces the file with their rows, shuffled.
 
     `job` is (split, number, path). Returns the split, the entry for the manifest, and counts.
     """
@@ -198,10 +198,10 @@ def build_corpus(
 ) -> dict:
     """Builds a corpus in the directory `output` and returns its manifest.
 
-    `inputs` are as for `find_inputs`; `output` is new, empty, or left by an interrupted build, or a
+    `inputs` are as in `find_inputs`; `output` is new, empty, left by an interrupted build, or a
     corpus to `overwrite`. The output is the same for any `num_processes`; 0 means one per core.
 
-    Raises OSError or ValueError for a missing or bad input, or an output that is not writable.
+    Raises OSError or ValueError for a missing or invalid input, or an output that is not writable.
     """
     if tokenizer.vocab_size > MAX_VOCABULARY:
         raise ValueError(
@@ -269,7 +269,7 @@ def _spill_parts(
         files = [stack.enter_context(open(path, "wb", 0)) for path in paths]
         for spills, batch_counts, bytes_read in batches:
             for file, content in zip(files, spills, strict=True):
-                try:  # Unlike write(), raises if only a part could be written.
+                try:  # Unlike write(), raises after a partial write.
                     np.frombuffer(content, np.uint8).tofile(file)
                 except OSError as error:
                     raise OSError(

@@ -1,4 +1,4 @@
-"""Packs sentence pairs into rows, fixed-size records of as many pairs as fit."""
+"""Packs sentence pairs into rows: fixed-size records that hold as many pairs as fit."""
 
 import random
 

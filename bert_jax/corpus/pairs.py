@@ -33,16 +33,16 @@ def make_pairs(
     """Returns the sentence pairs of `documents[index]`.
 
     Both labels are equally likely, except that a one-sentence document always gives NotNext, and
-    that without another document to draw from all pairs are IsNext.
-    The released code labels every single sentence NotNext: 61 % of the pairs on Wikipedia. Here one
-    that alone reaches the target length waits for a second sentence, and one left over at the end
-    may also follow the sentences before it, which are used twice.
+    that all pairs are IsNext if there is no other document to draw from.
+    The released code labels every lone sentence NotNext: 61 % of the pairs on Wikipedia. Here a
+    sentence that alone reaches the target length is joined by the next one, and a sentence left
+    over at the end may also follow the sentences before it, which are then used twice.
 
     Args:
-      max_seq_length: of a pair with its special tokens; at least 5.
+      max_seq_length: maximum length of a pair with its special tokens; at least 5.
       short_seq_prob: probability that the document is cut into shorter pairs.
-      own_parts: indices of the parts of the long document that `index` belongs to, which give no
-        random spans; None if it is whole.
+      own_parts: indices of all parts of the long document that `index` is a part of, from which no
+        random span is drawn; None if `index` is a whole document.
     """
     document = documents[index]
     own_parts = own_parts or range(index, index + 1)
@@ -70,7 +70,7 @@ def make_pairs(
         if is_next:
             second = list(itertools.chain(*chunk[split:]))
         else:
-            # The released code may draw the document itself, whose span could be the true next.
+            # The released code may draw the document itself, and with it the true next span.
             other = rng.randrange(num_others)
             other += len(own_parts) if other >= own_parts.start else 0
             second = _random_span(documents[other], target - len(first), rng)
@@ -98,7 +98,7 @@ def truncate_pair(
     """Truncates the longer span token by token, each time at its front or back at random.
 
     Computed in one step: the final lengths are determined, and the number of tokens removed from
-    the front of a span is Binomial(num_removed, 1/2). Of equally long spans the second loses one.
+    the front of a span is Binomial(num_removed, 1/2). On a tie the second span loses one.
     """
     if len(first) + len(second) <= max_tokens:
         return first, second

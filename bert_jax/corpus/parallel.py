@@ -8,14 +8,14 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-_function: Callable  # of a worker process, set once when it starts
+_function: Callable  # set once when a worker process starts
 
 
 def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> Iterator:
-    """Yields `function(item)` for each item, in order; 0 processes mean one per core.
+    """Yields `function(item)` for each item, in order; `num_processes` 0 means one per core.
 
-    Unlike `Pool.imap`, reads only two items per process ahead, and raises when a process dies, for
-    instance for lack of memory. `function`, sent to each process once, may bind large objects.
+    Unlike `Pool.imap`, reads ahead only two items per process, and raises when a process dies, for
+    instance from lack of memory. `function`, sent to each process once, may bind large objects.
     """
     num_processes = num_processes or usable_cores()
     if num_processes == 1:

@@ -8,15 +8,15 @@ import pickle
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# About 32 KiB of text: a few long documents give many parts, each with many pairs.
+# About 32 KiB of text: even a few long documents give many parts, each with many pairs.
 MAX_PART_TOKENS = 1 << 13
 
 
 class Part(NamedTuple):
-    """Consecutive sentences of one document; `source` is the number of the document."""
+    """Consecutive sentences of one document; `source` is the document's number."""
 
     source: int
-    sentences: list[bytes]  # uint16 token ids, which take a 20th of the memory of integers
+    sentences: list[bytes]  # uint16 token ids; Python integers take 20 times the memory
 
     def ids(self) -> list[list[int]]:
         """Returns the token ids of each sentence."""
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def cut_into_parts(source: int, sentences: list[list[int]]) -> Iterator[Part]:
-    """Yields parts of equally many sentences, of up to about `MAX_PART_TOKENS`."""
+    """Yields parts with equal numbers of sentences, of at most about `MAX_PART_TOKENS` each."""
     num_parts = min(math.ceil(sum(map(len, sentences)) / MAX_PART_TOKENS), len(sentences))
     bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
     for start, stop in itertools.pairwise(bounds):

@@ -25,15 +25,15 @@ class Document:
     """One document, as read from its source."""
 
     text: str
-    markup: str = ""  # "wikitext" of a dump, "article" of `ARTICLE_SETS`, or "" for lines of text
-    continues: bool = False  # the next part of the previous document, which was too long
+    markup: str = ""  # "wikitext" (a dump), "article" (`ARTICLE_SETS`), or "" for lines of text
+    continues: bool = False  # a further part of the previous document, which was too long
     bytes_read: int = 0  # bytes of the source since the previous document, for the progress bar
 
 
 def find_inputs(patterns: str | Sequence[str]) -> list[str]:
-    """Returns the files that match globs (a list, or comma-separated), and any "tfds:NAME".
+    """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
 
-    Raises FileNotFoundError, and ValueError for an empty file or an unknown suffix.
+    Raises FileNotFoundError for no match, and ValueError for an empty file or an unknown suffix.
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
@@ -66,7 +66,7 @@ def input_bytes(path: str, data_dir: str = "") -> int:
 
 
 def read_documents(path: str, data_dir: str = "") -> Iterator[Document]:
-    """Yields the documents of one input of `find_inputs`, in order and in constant memory."""
+    """Yields the documents of one input from `find_inputs`, in order and in constant memory."""
     if path.startswith("tfds:"):
         yield from read_tfds(path, data_dir)
     elif DUMP_NAME.fullmatch(os.path.basename(path)):
@@ -78,9 +78,9 @@ def read_documents(path: str, data_dir: str = "") -> Iterator[Document]:
 def read_text_file(path: str) -> Iterator[Document]:
     """Yields the documents of a UTF-8 file, which are separated by blank lines.
 
-    Raises ValueError if a byte is not UTF-8, or a line is too long to be text.
+    Raises ValueError if a byte is not valid UTF-8, or a line is too long to be text.
     """
-    # Latin-1 maps each byte to one character: bytes can be counted, and lines also end with "\r".
+    # Latin-1 maps each byte to one character, so bytes can be counted; "\r" also ends a line.
     with open(path, encoding="latin-1", newline="") as stream:
         lines, continues = [], False
         document_bytes = yielded = offset = 0
@@ -128,7 +128,7 @@ def read_wikipedia_dump(path: str) -> Iterator[Document]:
                 if is_article and element.find("{*}redirect") is None:
                     before, position = position, compressed.tell()
                     yield Document(text, "wikitext", bytes_read=position - before)
-                root.clear()  # It would keep an element for every page.
+                root.clear()  # The root would otherwise keep every page.
         except (ElementTree.ParseError, OSError, EOFError) as error:
             raise ValueError(
                 f"{path} is damaged or cut off after {num_pages} pages ({error}); download it again"

@@ -14,7 +14,7 @@ def split_sentences(document: Document, mode: str = "split", language: str = "en
     """Returns the non-empty sentences of `document`, stripped of surrounding white space.
 
     Plain text is split in `mode` "split" (free text, in which line breaks mean nothing), or has one
-    sentence per line in "lines", as the input of the original BERT. Markup is always split. The
+    sentence per line in "lines", like the input of the original BERT. Markup is always split. The
     ISO 639-1 `language` selects the abbreviations that do not end a sentence. Raises `UNREADABLE`.
     """
     if document.markup == "wikitext":

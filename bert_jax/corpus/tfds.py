@@ -1,4 +1,4 @@
-"""Opens prepared data sets of TensorFlow Datasets (TFDS), without TensorFlow."""
+"""Opens prepared data sets of TensorFlow Datasets (TFDS) without TensorFlow itself."""
 
 import os
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 def tfds_source(name: str, split: str, data_dir: str = "") -> Sequence[dict]:
     """Opens a split of a data set that was prepared as ArrayRecord; never downloads anything.
 
-    `name` is TFDS's, such as "wiki40b/en", with or without "tfds:" before it; `data_dir` "" means
-    TFDS's default. Examples hold numpy values, and bytes for texts. Raises FileNotFoundError for a
-    missing data set, and ValueError for an unknown split or another file format.
+    `name` is the TFDS name, such as "wiki40b/en", with or without the prefix "tfds:"; `data_dir` ""
+    means TFDS's default. Examples hold numpy values, and bytes for text. Raises FileNotFoundError
+    for a missing data set, and ValueError for an unknown split or another file format.
     """
-    # Imported here, as it takes half a second.
+    # Imported here because the import takes half a second.
     from tensorflow_datasets.core import read_only_builder, registered
 
     name = name.removeprefix("tfds:")

@@ -13,7 +13,7 @@ from mwparserfromhell.wikicode import Wikicode
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
 TEXT_TAGS |= {"ins", "nowiki", "onlyinclude", "p", "q", "s", "small", "span", "strong", "sub"}
 TEXT_TAGS |= {"sup", "u", "var"}
-# Templates that print one of their unnamed arguments, and its position. All others are dropped.
+# Templates that print one of their unnamed arguments -> its position. All others are dropped.
 TEXT_TEMPLATES = {"angbr": 0, "angle bracket": 0, "lang": 1, "nihongo": 0, "nowrap": 0}
 TEXT_TEMPLATES |= {"smaller": 0, "smallcaps": 0, "transl": -1, "transliteration": -1, "vanchor": 0}
 RANGE_WORDS = {"-", "–", "to", "and", "by", "x", "or", "to(-)", "and(-)"}
@@ -42,7 +42,7 @@ CLEANING = [
     (re.compile(r"(?<=[(\[]) | (?=[)\]]|[,;:.!?](?:\s|$))"), ""),
     (re.compile(r"^[,;:.)] *|,(?=\.)"), ""),
 ]
-# TFDS's wiki40b marks the parts of an article; titles and headings are on the following line.
+# TFDS's wiki40b marks the parts of an article; a title or heading is on the next line.
 WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n?[^\n]*")
 WIKI40B_BREAK = re.compile(r"_START_PARAGRAPH_|_NEWLINE_")
 ENDS_LIKE_A_SENTENCE = re.compile(r"[.!?…。！？؟।][\"'”’»)\]]*$")
@@ -62,7 +62,7 @@ def extract_passages(wikitext: str) -> list[str]:
     ]
     passages = []
     for paragraph in "\n".join(lines).split("\n\n"):
-        passage = html.unescape(paragraph.replace(LIST_ITEM, ""))  # &nbsp; is left of &amp;nbsp;
+        passage = html.unescape(paragraph.replace(LIST_ITEM, ""))  # &amp;nbsp; leaves &nbsp;
         for pattern, replacement in CLEANING:
             passage = pattern.sub(replacement, passage)
         passages.append(passage.strip())
@@ -70,9 +70,9 @@ def extract_passages(wikitext: str) -> list[str]:
 
 
 def article_passages(text: str) -> list[str]:
-    """Returns the running text of an article of TFDS's wiki40b or wikipedia, by paragraph.
+    """Returns the running text of an article from TFDS's wiki40b or wikipedia, by paragraph.
 
-    In wikipedia, where nothing marks a heading, drops lines that do not end like a sentence.
+    In wikipedia, where headings are not marked, drops lines that do not end like a sentence.
     """
     text, num_marks = WIKI40B_HEADING.subn("", text)
     lines = [line.strip() for line in WIKI40B_BREAK.sub("\n", text).split("\n")]

@@ -23,7 +23,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
 def scratch_directory(directory: str | os.PathLike, overwrite: bool) -> Iterator[pathlib.Path]:
     """Creates the output directory, and an empty scratch directory in it that is removed on exit.
 
-    Raises FileExistsError for a complete corpus without `overwrite`, and OSError.
+    Raises FileExistsError for a complete corpus unless `overwrite` is set, and OSError.
     """
     directory = pathlib.Path(directory)
     scratch = directory / SCRATCH
@@ -47,7 +47,7 @@ def write_shard(path: pathlib.Path, rows: np.ndarray, block_rows: int) -> dict[s
     Raises OSError if the disk is full.
     """
     try:
-        # Compresses each record alone, so that a block can be read without its neighbors.
+        # Compresses each record separately, so that a block can be read without its neighbors.
         writer = ArrayRecordWriter(str(path), "group_size:1")
         for start in range(0, len(rows), block_rows):
             writer.write(rows[start : start + block_rows].tobytes())

@@ -1,4 +1,4 @@
-"""Global batches on the mesh. Batch `s` is a function of (seed, s), whatever hosts read it."""
+"""Global batches on the mesh. Batch `s` is a function of (seed, s), whichever hosts read it."""
 
 import math
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 A row holds as many sequences as fit, each attending only within itself; so a batch takes a varying
 number of rows. They fill the first microbatches of an array with room for the maximum: a step skips
-the rest, and one program is compiled, whatever the lengths.
+the rest, and one compiled program serves all lengths.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Feature:
 def make_sequence(
     tokenizer, first: Sequence[int], second: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int]:
-    """Returns `[CLS] first [SEP]`, or with `second [SEP]` after it, and the start of segment 1."""
+    """Returns `[CLS] first [SEP]`, followed by any `second [SEP]`, and the start of segment 1."""
     ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
     start = len(ids)
     if second is not None:
@@ -57,8 +57,8 @@ class LabelLayout:
 
     dtype: type = np.int32
     per_position: bool = False  # NO_LABEL where there is none.
-    shape: tuple[int, ...] = ()  # Of one label.
-    per_passage: bool = False  # A number for each sequence of a feature but the first.
+    shape: tuple[int, ...] = ()  # The shape of one label.
+    per_passage: bool = False  # A number for each sequence of a feature except the first.
     are_positions: bool = False  # Labels are positions in their feature, and move with it in a row.
 
 

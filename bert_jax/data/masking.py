@@ -50,7 +50,7 @@ class Masking:
 def mask_tokens(
     keys: jax.Array, tokens: jax.Array, sequence_ids: jax.Array, masking: Masking
 ) -> dict[str, jax.Array]:
-    """Selects `round(rate * tokens in the row)` positions of each row (at least 1), corrupts them.
+    """Selects and corrupts `round(rate * tokens in the row)` positions of each row (at least 1).
 
     `keys` are those of `row_keys`; `tokens` and `sequence_ids` are int32 `[batch, length]`.
 
@@ -126,7 +126,7 @@ def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
     """Selects spans of whole words within a sequence until the budget is spent.
 
     Anchors are uniform over free positions, so every draw selects at least one. Returns bool
-    `[length]`, and int32 `[length]`, the number of the span of each selected position.
+    `[length]`, and int32 `[length]`, the span index of each selected position.
     """
     length = maskable.shape[0]
     length_key, anchor_key = jax.random.split(key)

@@ -39,8 +39,8 @@ class Rows:
     """The rows of one split of a corpus. Can be shared between threads.
 
     Attributes:
-      manifest: of the corpus, as written by `tools/prepare_corpus.py`.
-      num_rows: rows in the split, which is one epoch.
+      manifest: the corpus's manifest, as written by `tools/prepare_corpus.py`.
+      num_rows: number of rows in the split, which make up one epoch.
       max_seq_length, max_pairs, vocab_size: sizes of a row, and of the corpus's vocabulary.
     """
 
@@ -94,7 +94,7 @@ class Rows:
 
     def stream(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Returns the rows at positions [start, stop) of the stream: the fields of `row_dtype`, and
-        uint32 [num_rows] `row_ids`, the index in the split as on disk, and `epochs`.
+        uint32 [num_rows] `row_ids`, the index in the split on disk, and `epochs`.
 
         Raises IndexError outside the stream, which without a `shuffle_seed` ends after one epoch,
         and CorpusError for a damaged block.
@@ -124,7 +124,7 @@ class Rows:
         return fields | {"row_ids": row_ids, "epochs": epochs}
 
     def count_tokens(self) -> np.ndarray:
-        """Returns the frequency of each token in the split, with padding: int64 [vocab_size]."""
+        """Returns the count of each token in the split, padding included: int64 [vocab_size]."""
         counts = np.zeros(self.vocab_size, np.int64)
         for block in range(len(self._block_sizes)):
             tokens = self._read_block(block)["tokens"]

@@ -29,7 +29,7 @@ def google_name(path: str) -> str:
 
 
 def load_google(directory: pathlib.Path) -> LoadedModel:
-    """Loads a directory as Google released it, with TensorFlow. Raises as `load_huggingface`."""
+    """Loads a directory as Google released it, with TensorFlow. Raises like `load_huggingface`."""
     # transformers kept Google's keys; the keys that it added have defaults.
     config = config_from_huggingface(read_json(directory / "bert_config.json"))
     tokenizer = load_tokenizer(directory / "vocab.txt")

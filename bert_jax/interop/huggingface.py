@@ -1,6 +1,6 @@
-"""Converts BERT from and to the format of Hugging Face's transformers library.
+"""Converts BERT to and from the format of Hugging Face's transformers library.
 
-Needs neither transformers nor, except for the old `pytorch_model.bin`, torch.
+Does not need transformers, and needs torch only for the old `pytorch_model.bin`.
 """
 
 import json
@@ -254,7 +254,7 @@ def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
-    """Reads `vocab.txt`, or else `tokenizer.json`; warns of text normalization that is ignored."""
+    """Reads `vocab.txt`, or else `tokenizer.json`; warns about ignored text normalization."""
     path = directory / "tokenizer.json"
     if (directory / WORDPIECE_FILENAME).exists():
         tokenizer = load_tokenizer(directory / WORDPIECE_FILENAME)
@@ -291,7 +291,7 @@ def load_huggingface(directory: pathlib.Path) -> LoadedModel:
     """Loads a directory that transformers' `save_pretrained` wrote.
 
     Raises FileNotFoundError if a file is missing, ImportError if torch is, and ValueError if a file
-    is damaged, unsupported, or inconsistent with others.
+    is damaged, unsupported, or inconsistent with another.
     """
     path, early = directory / "config.json", directory / "bert_config.json"
     values = read_json(early if early.exists() and not path.exists() else path)
@@ -308,7 +308,7 @@ def save_huggingface(
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
-    Raises OSError if it exists, ValueError if transformers lacks such a vocabulary or head.
+    Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
     """
     if tokenizer.filename != WORDPIECE_FILENAME:
         raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")

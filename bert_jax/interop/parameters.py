@@ -1,4 +1,4 @@
-"""Builds the parameter tree from named tensors, in whatever format they are stored."""
+"""Builds the parameter tree from named tensors, in any storage format."""
 
 import collections
 import dataclasses
@@ -25,7 +25,7 @@ OPTIONAL_PARTS = ("bert/pooler", "mlm", "nsp")
 
 
 class LoadReport(NamedTuple):
-    """Names of the tensors that were loaded, missing for an absent part, and not used."""
+    """Names of the tensors that were loaded, are missing with an absent part, or were not used."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
@@ -91,7 +91,7 @@ def read_parameters(
 ) -> tuple[dict, LoadReport]:
     """Builds the parameter tree, without the optional parts that the file lacks, and a report.
 
-    The tree has float32 numpy arrays, and zeros as the padding of the vocabulary. Raises ValueError
+    The tree has float32 numpy arrays, with zeros as vocabulary padding. Raises ValueError
     if a tensor is missing or has the wrong shape.
 
     Args:

@@ -17,8 +17,8 @@ from bert_jax.training.checkpoint import load_checkpoint
 def read_model(directory: str | pathlib.Path) -> LoadedModel:
     """Reads a model directory of any format.
 
-    Raises FileNotFoundError without a model, CheckpointError if a native checkpoint is damaged, and
-    otherwise as `load_huggingface` and `load_google`.
+    Raises FileNotFoundError for a missing model, CheckpointError for a damaged native checkpoint,
+    and otherwise as `load_huggingface` and `load_google`.
     """
     given, directory = str(directory), pathlib.Path(directory).absolute()
     if any((directory / name).exists() for name in WEIGHTS_FILENAMES):

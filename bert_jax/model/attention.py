@@ -24,8 +24,8 @@ def attention(
 
     Args:
       query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
-      sequence_ids: int32 `[batch, length]`; positions attend to each other where their ids agree.
-        Padding has the id 0: it attends only to padding, so that no softmax is empty.
+      sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
+        Padding has the id 0 and attends only to padding, so that no softmax is empty.
       dropout_key, dropout_rows: for dropout of the probabilities; None disables it.
 
     Returns:

@@ -24,7 +24,7 @@ BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 @jax.named_scope("feed_forward")
 @functools.partial(nn.remat, prevent_cse=False)
 def _after_gelu(dense: Dense, x: jax.Array) -> jax.Array:
-    """Recomputes GELU in the backward pass: the layer loop then saves `x` alone, half as much."""
+    """Recomputes GELU in the backward pass, so that the layer loop saves only `x`: half as much."""
     return dense(gelu(x))
 
 
@@ -47,8 +47,8 @@ class Embeddings(nn.Module):
         def table(name, num_rows):
             return self.param(name, initializer, (num_rows, config.hidden_size), jnp.float32)
 
-        # One copy for each shard of the rows, `[fsdp, vocab, hidden]`: gathered once for the lookup
-        # and the MLM head, whose gradients are added before they are summed over `fsdp`, once.
+        # One copy per shard of the rows, `[fsdp, vocab, hidden]`: gathered once for both the lookup
+        # and the MLM head, whose gradients are added first and then summed over `fsdp` once.
         self.token_copies = on_fsdp_shards(
             lambda shard: gather(shard, config.dtype, 0)[None],
             (TOKEN_EMBEDDING,),
@@ -112,7 +112,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x, sequence_ids, dropout_rows=None, all_layers: bool = False):
-        """Returns `[B, L, H]`; with `all_layers` `x` and all outputs, `[1 + layers, B, L, H]`."""
+        """Returns `[B, L, H]`; with `all_layers`, `x` and all outputs: `[1 + layers, B, L, H]`."""
         config = self.config
 
         def step(layer, carry, *inputs):
@@ -183,7 +183,7 @@ class MlmHead(nn.Module):
         """Returns float32 logits `[B, K, padded_vocab]` for `[B, K, H]` and `token_copies`.
 
         Ids beyond the vocabulary, which only pad it to a whole tile, get the minimum float32: they
-        take no probability and are never predicted.
+        have zero probability and are never predicted.
         """
         config = self.config
         x = gelu(Dense(config, config.hidden_size, name="transform")(hidden))
@@ -223,7 +223,7 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]` (IsNext, NotNext).
 
-        They are at the masked `mlm_positions`, int32 `[B, K]`, and the `cls_positions` of the
+        They are for the masked `mlm_positions`, int32 `[B, K]`, and the `cls_positions` of the
         sequences, int32 `[B, P]`. The other arguments are those of `Bert`.
         """
         inputs = tokens, segment_ids, position_ids, sequence_ids
@@ -253,7 +253,7 @@ def pool_tokens(hidden: jax.Array, pairs: jax.Array, pooling: str) -> jax.Array:
 
 
 def num_params(config: BertConfig) -> int:
-    """Counts the parameters, pooler and both heads included, vocabulary padding excluded."""
+    """Counts the parameters, including pooler and both heads, without vocabulary padding."""
     inputs = [jnp.zeros((1, 2), jnp.int32)] * 6
     shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), *inputs)
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))

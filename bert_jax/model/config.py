@@ -1,4 +1,4 @@
-"""The architecture of one BERT, and the published sizes by name."""
+"""The architecture of a BERT model, and the published sizes by name."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ class BertConfig:
     scan_layers: bool = True
     """Compile one layer and loop over it, or unroll all layers. The parameters are the same."""
     remat: str = "none"
-    """Recompute nothing of a layer in the backward pass, all but matrix products, or all."""
+    """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
@@ -60,7 +60,7 @@ class BertConfig:
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
-        """Returns a published size with `overrides`; the other sizes follow `hidden_size`."""
+        """Returns a published size with `overrides`; the other dimensions follow `hidden_size`."""
         if size not in SIZES:
             raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
         num_layers, hidden_size = SIZES[size]

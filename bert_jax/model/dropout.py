@@ -1,4 +1,4 @@
-"""Dropout whose mask is a hash of (key, position): nothing is stored, every mesh draws the same.
+"""Dropout whose mask is a hash of (key, position): not stored, and the same on every mesh.
 
 JAX's generators spend more time on dropout bits than some of BERT's matrix products take. Here each
 element hashes the index of its row in the global batch and its own index in the row, keyed by two
@@ -18,8 +18,8 @@ def hashed_bits(words: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> ja
     Two xorshift-multiply rounds over the index in the row, with the constants of Wellons' hash
     search ("lowbias32"). Each of `rows` (int32 [shape[0]]), hashed with the first word, sets the
     start index and, with the second, enters between the rounds: no two keys or rows share a
-    sequence, even shifted. Compare the bits, whose high ones are the most random; do not mask them.
-    They repeat in rows of more than 2^32 elements.
+    sequence, even shifted. Compare the values with a threshold instead of masking bits: the high
+    bits are the most random. The values repeat in rows of more than 2^32 elements.
     """
     index = jnp.zeros(shape, jnp.uint32)
     for axis in range(1, len(shape)):

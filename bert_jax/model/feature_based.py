@@ -19,14 +19,14 @@ FEATURES = {
     "concat_last_four": (-4, -3, -2, -1),
     "weighted_sum": None,
 }
-"""Layers of the encoder that each choice reads; 0 is the embeddings, None all layers but those."""
+"""Encoder layers that each choice reads; 0 is the embeddings, None is all layers except 0."""
 
 
 class FeatureBasedTagger(nn.Module):
     """Encoder, a choice of its layers, two BiLSTM layers, and a dense layer.
 
-    All but the encoder is under `head` in the parameter tree. The encoder gets no gradient and no
-    dropout; the input and output of the BiLSTM have dropout.
+    All parameters but the encoder's are under `head` in the tree. The encoder gets no gradient and
+    no dropout; the input and output of the BiLSTM have dropout.
     """
 
     config: BertConfig
@@ -42,7 +42,7 @@ class FeatureBasedTagger(nn.Module):
     def __call__(
         self, rows: dict[str, jax.Array], *, dropout_rows: jax.Array | None = None
     ) -> jax.Array:
-        """Returns float32 `[B, L, outputs]`; takes what `BertForTask` takes."""
+        """Returns float32 `[B, L, outputs]`; takes the arguments of `BertForTask`."""
         batch = unpack_rows(rows)
         inputs = (batch[name] for name in BERT_INPUTS)
         states = jax.lax.stop_gradient(self.bert(*inputs, all_layers=True)).astype(jnp.float32)
@@ -59,9 +59,9 @@ class BiLstmHead(nn.Module):
 
     @nn.compact
     def __call__(self, states, sequence_ids, dropout_rows=None) -> jax.Array:
-        """`[1 + layers, B, L, H]`, int32 `[B, L]` -> float32 `[B, L, outputs]`."""
+        """Maps `[1 + layers, B, L, H]` and int32 `[B, L]` to float32 `[B, L, outputs]`."""
         if self.features == "weighted_sum":
-            # ELMo's scalar mix (Peters et al., 2018), without weight decay, as any scale.
+            # ELMo's scalar mix (Peters et al., 2018), without weight decay, like any scale.
             layers = states[1:]
             scale = self.param("scale", nn.initializers.zeros, (len(layers),), jnp.float32)
             x = jnp.tensordot(jax.nn.softmax(scale), layers, axes=1)
@@ -77,7 +77,7 @@ class BiLstmHead(nn.Module):
 
 
 def choose_features(states: jax.Array, features: str) -> jax.Array:
-    """Returns `[B, L, H]`, or `[B, L, 4 * H]` for a concatenation, of `[1 + layers, B, L, H]`."""
+    """Maps `[1 + layers, B, L, H]` to `[B, L, H]`, or `[B, L, 4 * H]` for a concatenation."""
     chosen = [states[layer] for layer in FEATURES[features]]
     return jnp.concatenate(chosen, axis=-1) if features == "concat_last_four" else sum(chosen)
 

@@ -1,4 +1,4 @@
-"""Jitted forward passes over rows of one sequence each, padded to few shapes: each is compiled."""
+"""Jitted forward passes over rows of one sequence each, padded to a few compiled shapes."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -63,12 +63,12 @@ def pooled_vectors(config: BertConfig, pooling: str, params: dict, rows: dict) -
 
 @functools.partial(jax.jit, static_argnums=0)
 def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
-    """Returns what a model with a task's head computes from rows, as documented by the model."""
+    """Returns the outputs of a model with a task's head for rows, as documented in the model."""
     return model.apply({"params": params}, rows)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def hidden_states(config: BertConfig, layers: tuple, params: dict, rows: dict) -> jax.Array:
-    """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0: embeddings."""
+    """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0 is embeddings."""
     states = _hidden(config, params, rows, all_layers=True)
     return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)

@@ -35,7 +35,7 @@ def _one_label_set(features, outputs):
 
 
 def _one_value(features, outputs):
-    """Returns whether values spread less than a thousandth of the labels, or of the largest one."""
+    """Returns whether outputs span up to 1/1000 of the labels' range, or of the largest output."""
     labels = [feature.label for feature in features if feature.label is not None]
     scale = (np.ptp(labels) if labels else 0) or np.abs(outputs).max()
     return bool(np.ptp(outputs) <= 1e-3 * scale)
@@ -51,7 +51,7 @@ def _one_choice(features, outputs):
 
 
 def _one_tag(features, outputs):
-    """Looks at the labeled positions, or without labels at all between [CLS] and [SEP]."""
+    """Compares tags at the labeled positions, or without labels those between [CLS] and [SEP]."""
     tags = [
         output[slice(1, -1) if feature.label is None else feature.label != NO_LABEL].argmax(-1)
         for feature, output in zip(features, outputs, strict=True)
@@ -60,28 +60,28 @@ def _one_tag(features, outputs):
 
 
 def _no_spans(features, outputs):
-    """Returns whether every span is at [CLS]: no answer anywhere."""
+    """Returns whether every span is at [CLS], which means no answer anywhere."""
     return not any(each.argmax(axis=0).any() for each in outputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """All that distinguishes one kind of head from the others.
+    """Everything that distinguishes one kind of head from the others.
 
     Attributes:
-      name: under which checkpoints store it.
-      loss: (outputs of the model, rows) -> float32 loss of each label in nats, of the shape of
-        `label_weights`, and any number where the weight is 0; None if there is a `batch_loss`.
-      reads: "pooled" (tanh of [CLS]), "sequences" or "positions": each has one output.
+      name: the name under which checkpoints store it.
+      loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
+        of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
+      reads: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
       labels: layout of the labels in rows.
       output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
-      collapsed: (features, outputs) -> whether all predictions are the same: a failed run.
+      collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
-      dropout: whether the input of the dense layer has dropout, as released.
+      dropout: whether the input of the dense layer has dropout, as in the released code.
       trains_encoder: False if the encoder is frozen.
       module: its Flax module; None for `BertForTask`.
-      options: names of the module's fields that the settings hold.
-      class_weights: weight of each class in the mean over labels; without any, all weigh the same.
+      options: names of the module's fields that are stored in the settings.
+      class_weights: weight of each class in the mean over labels; if empty, all weigh the same.
     """
 
     name: str
@@ -111,7 +111,7 @@ class BertForTask(nn.Module):
 
     Attributes:
       num_outputs: number of classes or tags; 2 for a span, 1 for a value or a choice.
-      pooling: of an embedding, "mean" of the last layer over the tokens of a sequence, or "cls".
+      pooling: for an embedding, "mean" of the last layer over the tokens of a sequence, or "cls".
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
     """
@@ -157,7 +157,7 @@ def make_model(config: BertConfig, described: Mapping) -> nn.Module:
 
 
 def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
-    """Returns float32 weights of the labels: 0 where there is none, else 1 or that of the class.
+    """Returns float32 weights of the labels: 0 where there is no label, else 1 or the class weight.
 
     The loss of a batch is the mean with these weights: over examples, or for tagging over words.
     """
@@ -174,7 +174,7 @@ def _classification_loss(outputs, rows):
 
 
 def _multi_label_loss(outputs, rows):
-    """Averages over the labels the cross entropy of each one's sigmoid with 0 or 1."""
+    """Averages the binary cross-entropy of each label's sigmoid over the labels."""
     return jnp.mean(jax.nn.softplus(outputs) - outputs * rows["labels"], axis=-1)
 
 
@@ -188,7 +188,7 @@ def _choice_loss(outputs, rows):
 
 
 def _span_loss(outputs, rows):
-    """Averages two softmaxes over the sequence's own positions: for its first and last token."""
+    """Averages two losses over the sequence's own positions: of the span's first and last token."""
     position = jnp.arange(outputs.shape[1])[None, None]
     start, _, end = jnp.moveaxis(rows["pairs"], -1, 0)
     inside = (position >= start[..., None]) & (position < end[..., None])  # [B, P, L]
@@ -203,7 +203,7 @@ def in_batch_loss(
     """Sums over queries -log softmax(similarities)[own passage], in nats: a float32 scalar.
 
     The softmax is over the passages of all examples (Karpukhin et al., 2020, section 3.2) without
-    copies of the query's own passage, which several questions about one paragraph bring. `vectors`
+    copies of the query's own passage, which occur if questions share a paragraph. `vectors`
     are float32 `[examples, 1 + n, H]` of a query, its passage and n - 1 hard negatives; `passages`
     int32 `[examples, n]`, equal for equal texts; `weights` float32 `[examples]`, 0 if unused.
     """

@@ -1,6 +1,6 @@
-"""Dense layers, GELU, and LayerNorm with a hand-written gradient, which saves less memory.
+"""Dense layers, GELU, and LayerNorm with a hand-written gradient, which needs less memory.
 
-`benchmarks/gradients.py` measures what each hand-written gradient brings against JAX's own.
+`benchmarks/gradients.py` compares each hand-written gradient with JAX's own.
 """
 
 import functools
@@ -16,7 +16,7 @@ from bert_jax.partitioning import ROWS, gather, on_fsdp_shards
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Computes x * Phi(x) with the exact erf, as released."""
+    """Computes x * Phi(x) with the exact erf, as in the released code."""
     return x * (0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2))))
 
 
@@ -29,7 +29,7 @@ def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
 def _layer_norm_forward(x, scale, bias, epsilon, dtype):
     centered = x.astype(jnp.float32)
     mean = jnp.mean(centered, axis=-1, keepdims=True)
-    centered -= mean  # E[x^2] - E[x]^2 would cancel where the mean is large.
+    centered -= mean  # E[x^2] - E[x]^2 would lose precision where the mean is large.
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
     return (centered * (inverse * scale) + bias).astype(dtype), (x, scale, mean, inverse)
 

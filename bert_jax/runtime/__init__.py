@@ -1,1 +1,1 @@
-"""Process-level code: flags, exit codes, initialization of several hosts, watchdog."""
+"""Process-level code: flags, exit codes, multi-host initialization, watchdog."""

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 
-# `--help` shows the flags that are defined here as those of the program that asks for them.
+# Makes `--help` list the flags defined here as flags of the calling program.
 flags.disclaim_key_flags()
 
 PREEMPTED = os.EX_TEMPFAIL
@@ -28,7 +28,7 @@ class CheckpointError(RuntimeError):
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or a norm of the training step `step` is NaN or infinite."""
+    """The loss or a norm is NaN or infinite at training step `step`."""
 
     def __init__(self, message: str, step: int):
         self.step = step
@@ -46,8 +46,8 @@ class Preempted(Exception):
 def restart_with_huge_pages() -> None:
     """Restarts this program, once, with glibc's allocator using transparent huge pages.
 
-    XLA's CPU client allocates temporaries anew in every step, and clearing them takes long with
-    4 KiB pages (see `benchmarks/train_step.py`). glibc reads the setting only at the start.
+    XLA's CPU client allocates temporaries anew in every step, and clearing them is slow with
+    4 KiB pages (see `benchmarks/train_step.py`). glibc reads the setting only at startup.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = TUNABLE
@@ -99,10 +99,10 @@ def parse_flags(argv: list[str], values=None, **options) -> list[str]:
 
 
 def exit_now(message: str, exit_code: int) -> NoReturn:
-    """Prints `message` and exits without waiting for other processes or running compilations."""
+    """Prints `message` and exits without waiting for other processes or pending compilations."""
     with contextlib.suppress(OSError):  # The log may be on a full disk.
         print(f"\n{program_name()}: {message}", file=sys.stderr, flush=True)
-        if path := os.environ.get("BERT_JAX_ERROR_FILE"):  # Of tools/sweep.py.
+        if path := os.environ.get("BERT_JAX_ERROR_FILE"):  # Set by tools/sweep.py.
             pathlib.Path(path).write_text(message)
     os._exit(exit_code)
 

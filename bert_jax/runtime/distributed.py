@@ -25,11 +25,11 @@ def initialize(
     initialization_timeout: int = 300,
     heartbeat_timeout: int = 100,
 ) -> None:
-    """Connects this process with the others, before any other use of JAX; timeouts in seconds.
+    """Connects this process to the others, before any other use of JAX; timeouts in seconds.
 
     Without a `coordinator`, "HOST:PORT" of process 0, JAX asks the cluster (Cloud TPU, GKE, Slurm,
     MPI). Exits with a message if the processes do not connect in time. Raises ValueError if the
-    arguments and the cluster do not agree, or do not suffice.
+    arguments contradict the cluster or are insufficient.
     """
     if coordinator and not (
         re.fullmatch(r".+:\d+", coordinator) and process_id in range(num_processes or 0)
@@ -77,7 +77,7 @@ class LostProcess(RuntimeError):
 
 
 def is_lost_process_error(error: Exception) -> bool:
-    """Returns whether a runtime error is about the connection with other processes."""
+    """Returns whether a runtime error is about the connection to other processes."""
     words = "UNAVAILABLE|DEADLINE_EXCEEDED|Gloo|oordination|heartbeat|onnection|barrier"
     return re.search(words, str(error)) is not None
 
@@ -94,7 +94,7 @@ def allgather_texts(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def raise_on_all_processes() -> Iterator[None]:
-    """Raises an error of one process as a ValueError in the others, which would wait for it.
+    """Re-raises one process's error as a ValueError in the others, which would wait for it.
 
     The body itself must not wait for other processes.
     """
@@ -126,12 +126,12 @@ class Preemption:
     def __init__(self):
         self.interrupted = self._stop_requested = False
         self._is_distributed = jax.process_count() > 1
-        # JAX handles SIGTERM in a run of several processes.
+        # JAX handles SIGTERM in a multi-process run.
         signals = [signal.SIGINT] if self._is_distributed else [signal.SIGINT, signal.SIGTERM]
         self._previous = {number: signal.signal(number, self._handle) for number in signals}
 
     def should_stop_after(self, step: int) -> bool:
-        """Returns whether `step` is the last; every process must ask after each step."""
+        """Returns whether `step` is the last; every process must call this after each step."""
         if self._is_distributed:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._stop_requested

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from bert_jax.runtime import command_line, distributed, watchdog
 from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, NonFiniteLoss, exit_now
 
-flags.disclaim_key_flags()  # `--help` of the mains lists them.
+flags.disclaim_key_flags()  # `--help` of the main programs lists them.
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
 STEPS_AHEAD = 2
@@ -63,9 +63,9 @@ def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict])
     logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.
         lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
     )
-    std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs what is not there.
+    std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs absent backends.
     is_distributed = values.multihost or values.coordinator is not None
-    # Until the training loop handles them. Not as KeyboardInterrupt, which destructors swallow.
+    # Handled here until the training loop does; destructors would swallow a KeyboardInterrupt.
     message = "Stopped before the first training step. Run the same command again."
     signal.signal(signal.SIGINT, lambda *_: exit_now(message, INTERRUPTED))
     if not is_distributed:  # Otherwise JAX handles SIGTERM.
@@ -135,7 +135,7 @@ def enable_compilation_cache(workdir: pathlib.Path) -> None:
 
 
 def log_first_step() -> None:
-    """Logs the time since the process began, imports included, and what compilation took of it."""
+    """Logs the time since the process began, imports included, and how long compilation took."""
     seconds = time.time() - psutil.Process().create_time()
     found = _events["/jax/compilation_cache/cache_hits"]
     compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - found

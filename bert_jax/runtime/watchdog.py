@@ -18,7 +18,7 @@ class Watchdog:
     It never ends the run: an apparent stall may be a long compilation. `end_if_stuck` does.
     """
 
-    # Of the process, which has one run at a time. `slowest` is the longest limited activity so far.
+    # Per process, which has one run at a time. `slowest` is the longest limited activity so far.
     activity, since, limited, slowest = "starting", 0.0, False, 0.0
 
     def __init__(self, limit_seconds: float):
@@ -28,7 +28,7 @@ class Watchdog:
         self._thread.start()
 
     def beat(self, activity: str, limited: bool = True) -> None:
-        """Reports progress; `activity` is what the run does next, in `limited` time."""
+        """Reports progress and the next `activity`; `limited`: whether its duration is limited."""
         now = time.monotonic()
         if Watchdog.limited:
             Watchdog.slowest = max(Watchdog.slowest, now - Watchdog.since)
@@ -54,15 +54,15 @@ class Watchdog:
 def end_if_stuck(timeout: float, is_distributed: bool) -> None:
     """Ends this process, once asked to stop, after `timeout` seconds without progress.
 
-    An activity may also take three times as long as the slowest one before, and any time if it is
-    not limited, such as compiling and saving.
-    To be called in the main thread when the handlers of signals are in place. Those run only
-    between two steps of Python's interpreter: never, if it waits for a collective that hangs.
+    An activity may also take up to three times as long as the slowest one so far, and any time if
+    it is not limited, as compiling and saving are not.
+    Must be called in the main thread once the signal handlers are installed. Those run only
+    between two steps of Python's interpreter: never while it waits for a collective that hangs.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # Gets the number of the signal.
-    if is_distributed:  # JAX's own handler of SIGTERM: this writes "Stack ...", then calls it.
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # Receives the signal number.
+    if is_distributed:  # JAX has its own SIGTERM handler: this writes "Stack ...", then calls it.
         faulthandler.register(signal.SIGTERM, write_end, all_threads=False, chain=True)
     threading.Thread(target=_end_if_stuck, args=(read_end, timeout), daemon=True).start()
 

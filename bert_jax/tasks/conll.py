@@ -1,11 +1,11 @@
-"""Files of tagged words, CoNLL columns or JSONL, and the schemes that mark entities in them.
+"""Reads tagged words (CoNLL columns or JSONL) and converts between entity tagging schemes.
 
-Each line of CoNLL columns holds a word and its columns, a blank line ends a sentence, -DOCSTART- or
-CoNLL-U's "# newdoc" begins a document, and other lines of "#" before a sentence are comments. Each
-line of JSONL is a sentence, `{"tokens": [...], "tags": [...]}`, and may name its "document".
+In CoNLL columns, each line holds a word and its columns, a blank line ends a sentence, -DOCSTART-
+or CoNLL-U's "# newdoc" begins a document, and other "# ..." lines before a sentence are comments.
+In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, and may name its "document".
 
-IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after another entity of
-its type. BIOES has E- for the last word of an entity and S- for a single one; BILOU has L- and U-.
+IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after an entity of the
+same type. BIOES marks the last word of an entity with E- or, if single, S-; BILOU uses L- and U-.
 """
 
 import pathlib
@@ -22,33 +22,33 @@ _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 
 
 class Sentence(NamedTuple):
-    """A sentence of a file, and what identifies its document."""
+    """A sentence from a file, and an identifier of its document."""
 
     words: list[str]
-    lines: list[int]  # Of each word.
+    lines: list[int]  # Line number of each word.
     tags: list[str] | None  # None if unknown.
     document: object
-    columns: int = 2  # In the file.
+    columns: int = 2  # Number of columns in the file.
 
 
 def read_sentences(
     path: str | pathlib.Path, word_column: int = 0, tag_column: int = -1, min_columns: int = 2
 ) -> list[Sentence]:
-    """Reads a `.jsonl` file, or else CoNLL columns, which count from 0, or with -1 from the end.
+    """Reads a `.jsonl` file or CoNLL columns, numbered from 0, or with -1 from the end.
 
-    A file with fewer than `min_columns` columns has no tags, only words or, if the training file
-    has more columns, words and parts of speech. Raises FileNotFoundError without the file, and
-    ValueError for anything wrong in it.
+    A file with fewer than `min_columns` columns has no tags: only words or, if the training file
+    has more columns, words and parts of speech. Raises FileNotFoundError if the file is missing,
+    and ValueError if it is malformed.
     """
     if pathlib.Path(path).suffix == ".jsonl":
         return _read_json_lines(path)
     lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
     rows = []
     for line in lines:
-        # Not split(): words may hold characters that are spaces for Unicode, but not for CoNLL.
+        # Not split(): words may contain characters that Unicode, but not CoNLL, treats as spaces.
         fields = re.split(r"[ \t]+", line.strip(" \t\r"))
         rows.append([] if line.startswith(_DOCUMENT) or not fields[0] else fields)
-    # "#" may be a word; comments have other columns than the first line that is surely none.
+    # "#" may be a word; a comment's columns differ from those of the first line that cannot be one.
     first = next((index for index, row in enumerate(rows) if row and row[0] != "#"), None)
     if first is None:
         raise ValueError(f"{path} holds no words")
@@ -108,9 +108,9 @@ def _are_words(texts: object) -> bool:
 
 
 def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
-    """Returns the scheme of a file's tags, of `SCHEMES` or "bilou"; "iob2" if several fit.
+    """Returns the scheme of a file's tags: one of `SCHEMES`, or "bilou"; "iob2" if several fit.
 
-    Raises ValueError, with the line, for a tag that cannot mark an entity and for mixed schemes.
+    Raises ValueError, naming the line, for a tag that cannot mark an entity and for mixed schemes.
     """
     lines = [line for sentence in sentences for line in sentence.lines]
     tags = [tag for sentence in sentences for tag in sentence.tags]
@@ -131,7 +131,7 @@ def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
 
 
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """Rewrites the entities of a sentence in `scheme`; reads illegal sequences like conlleval."""
+    """Rewrites the tags of a sentence in `scheme`, reading illegal sequences as conlleval does."""
     converted, before = ["O"] * len(tags), None
     for entity in find_entities(tags):
         length = entity.end - entity.start

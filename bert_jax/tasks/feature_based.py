@@ -1,4 +1,4 @@
-"""Tagging by a BiLSTM on features of a frozen encoder; files and scores are those of tagging."""
+"""Tagging with a BiLSTM on features of a frozen encoder; files and scores as in `tagging`."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ def get_head(config: ConfigDict) -> Head:
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
-    """Reads the files like `tagging.get_task`; raises ValueError for unknown features too."""
+    """Reads the files as `tagging.get_task` does. Also raises ValueError for unknown features."""
     if config.features not in FEATURES:
         raise ValueError(f"features is {config.features!r}: expected one of {', '.join(FEATURES)}")
     task = tagging.get_task(config, tokenizer)

@@ -20,15 +20,15 @@ from bert_jax.tokenization import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class GlueSet:
-    """One set of the benchmark.
+    """One data set of the benchmark.
 
     Attributes:
       folder: its directory in the download.
-      labels: the classes, in the order of their numbers in the files; () for values.
+      labels: the classes, in the order of their numbers in the files; () for regression.
       texts: columns of the one or two texts; `tfds_texts` are their names in TFDS if different.
-      metrics: the official ones; the first selects the checkpoint.
+      metrics: the official metrics; the first selects the checkpoint.
       submits_names: whether classes are submitted by name, not by number.
-      submissions: test split -> what its file to submit is called after `folder`.
+      submissions: test split -> suffix after `folder` in the name of its submission file.
     """
 
     folder: str
@@ -75,11 +75,11 @@ SETS = {
     "qnli": GlueSet("QNLI", _ENTAILMENT, ("question", "sentence"), submits_names=True),
     "rte": GlueSet("RTE", _ENTAILMENT, submits_names=True),
     "wnli": GlueSet("WNLI", ("not_entailment", "entailment")),
-    # No training set: an MNLI model predicts it.
+    # No training set: predicted with an MNLI model.
     "ax": dataclasses.replace(_MNLI, folder="AX", dev=(), submissions={"test": ""}),
 }
 _UNLABELED = ("", "-1", "-1.0")  # TFDS has -1 in test sets.
-_DEV_IDS = "*dev_ids.tsv"  # Beside MRPC's original release.
+_DEV_IDS = "*dev_ids.tsv"  # In the folder of MRPC's original release.
 _COLA_COLUMNS = ["source", "label", "mark", "sentence"]
 _DIAGNOSTIC = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "diagnostic.tsv", "AX.tsv")
 
@@ -89,7 +89,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data = config.data
     if data.name not in SETS:
         raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(SETS)}")
-    # A namespace or a version is optional.
+    # The namespace and the version are optional.
     is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
     if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
         raise ValueError(
@@ -108,18 +108,18 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     classes = labels if glue_set.labels else ()
     names = classes if glue_set.submits_names else list(map(glue_set.labels.index, classes))
     metrics = {each: getattr(scores, each) for each in glue_set.metrics}
-    if "f1" in metrics:  # Of class 1 of the files, whatever the order of `labels`.
+    if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
         metrics["f1"] = functools.partial(scores.f1, positive=labels.index(glue_set.labels[1]))
     notes: dict[str, int] = {}
     files: dict[str, str] = {}
 
     def read(name: str, split: str, submission: str = "") -> Split:
-        """Reads a split with the official metrics that also writes the file to submit, if any."""
+        """Reads a split, scored by the official metrics; it also writes any submission file."""
         skipped = 0
         if is_tfds:
             files[split] = tables.with_split(data.directory, split)
             records = tables.read_table(files[split], columns, data_dir=data.data_dir)
-            # TFDS shuffles what it prepares.
+            # TFDS shuffles the examples when it prepares a data set.
             records.sort(key=lambda record: int(record.columns["idx"]))
         else:
             path = _path(data.directory, name, split)
@@ -186,7 +186,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def _path(directory: str, name: str, split: str) -> pathlib.Path:
-    """Returns the file of a split in `directory`: the whole download or the set's own folder."""
+    """Returns the file of a split; `directory` is the whole download or the set's own folder."""
     root = pathlib.Path(directory)
     if name == "ax":
         paths = [root / path for path in _DIAGNOSTIC]
@@ -200,8 +200,8 @@ def _path(directory: str, name: str, split: str) -> pathlib.Path:
 def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.Record], int]:
     """Reads tab-separated lines without quoting; returns the examples and the number skipped.
 
-    A line with too few fields is an error, or skipped: some of QQP's are damaged, and everybody
-    leaves them out. Fields after the last column are ignored, as released.
+    A line with too few fields is an error, except in QQP's train and dev files: some lines there
+    are damaged and, as usual, skipped. Fields after the last column are ignored, as released.
     """
     lines = tables.read_text(path, "the GLUE download, or the folder of this set").split("\n")
     has_header = name != "cola" or split == "test"
@@ -218,7 +218,7 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
         else:
             raise ValueError(f"{place}: {len(fields)} tab-separated fields, expected {len(names)}")
     if path.name == "msr_paraphrase_train.txt":
-        # The original release, split as by the benchmark's download script.
+        # The original release, split as the benchmark's download script does.
         file = next(path.parent.glob(_DEV_IDS), path.with_name("mrpc_dev_ids.tsv"))
         text = tables.read_text(file, "the benchmark's dev pairs of the release beside it")
         dev = {tuple(line.split("\t")) for line in text.splitlines()}

@@ -21,7 +21,7 @@ def given_labels(config: ConfigDict) -> tuple[str, ...]:
 
 
 def find_labels(records: Sequence[Record], column: str, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the labels `given`, or with none those in `column`, sorted; raises ValueError."""
+    """Returns the labels `given`, or if empty the sorted labels in `column`. Raises ValueError."""
     source, labels = "--config.data.labels", given
     if records and not given:
         source = f"{records[0].place.rpartition(', ')[0]}, column {column!r}"
@@ -44,10 +44,10 @@ def read_labels(
     aliases: Mapping[str, str] | None = None,
     hint: str = "",
 ) -> list[int | float | None]:
-    """Returns the index of each record's label in `labels`, or with no `labels` its value.
+    """Returns the index in `labels` of each record's label, or its value if `labels` is empty.
 
-    None for a record without the column, or with one of the `unlabeled` texts in it. `aliases` maps
-    other texts to labels; `hint` ends the message of the ValueError for an unknown label.
+    Returns None for a record without the column, or with one of the `unlabeled` texts in it.
+    `aliases` maps other texts to labels; `hint` ends the ValueError message for an unknown label.
     """
     values = []
     for record in records:
@@ -73,7 +73,7 @@ def read_labels(
 
 
 def split_labels(records: Sequence[Record], column: str, separator: str) -> list[list[Record]]:
-    """Returns for each record a copy with each of the labels in its `column`."""
+    """Returns, for each record, one copy per label in its `column`."""
     copies = []
     for record in records:
         labels = map(str.strip, record.columns.get(column, "").split(separator))
@@ -85,9 +85,9 @@ def split_labels(records: Sequence[Record], column: str, separator: str) -> list
 def read_label_sets(
     records: Sequence[Record], column: str, labels: Sequence[str], separator: str, **options
 ) -> list[np.ndarray | None]:
-    """Returns float32 `[labels]` for each record, 1 for those it has; a record may have none.
+    """Returns a multi-hot float32 `[labels]` for each record; a record may have no label.
 
-    Without a `separator`, or any label, as `read_labels`.
+    Without a `separator`, or if no record has a label, behaves like `read_labels`.
     """
     split = split_labels(records, column, separator) if separator else []
     if not any(split):
@@ -97,7 +97,7 @@ def read_label_sets(
 
 
 def check_labeled(examples: Sequence, labels: Sequence, column: str, required: bool) -> None:
-    """Raises ValueError if an example has no label, unless none has and none is `required`."""
+    """Raises ValueError if an example has no label; unless `required`, all may have none."""
     unknown = [label is None for label in labels]
     if any(unknown) and (required or not all(unknown)):
         expected = "every example needs one" if required else "label all examples, or none"

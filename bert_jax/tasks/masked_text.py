@@ -1,4 +1,4 @@
-"""Text with masks to token ids, and masked-LM probabilities to text with the masks filled in."""
+"""Converts masked text to token ids, and masked-LM probabilities to filled-in text."""
 
 from typing import NamedTuple
 

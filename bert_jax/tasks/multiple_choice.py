@@ -1,4 +1,4 @@
-"""Multiple choice, the ending of a story: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
+"""Multiple choice of story endings: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
 
 import pathlib
 

@@ -10,10 +10,10 @@ from bert_jax.model.heads import HEADS
 
 
 def use_labels_of_head(config: ConfigDict, module: ModuleType, found: Mapping | None) -> ConfigDict:
-    """Returns `config` with the labels of the head `found`, if it has neither labels nor train.
+    """Returns `config`, with the labels of the head `found` if it gives no labels and no train.
 
-    `module` is the task's; `found` describes the head in the weights, None without one. Raises
-    ValueError if that has no labels for the task, or as `check_same_head`.
+    `module` is the task's; `found` describes the head in the weights, or is None. Raises ValueError
+    if that head has no labels for the task, or if `check_same_head` does.
     """
     data = config.data
     # An empty flag is parsed as one empty label.
@@ -42,7 +42,7 @@ def initial_params(params: Mapping, found: Mapping | None, wanted: Mapping, new_
     """Returns the parameters to start from: the encoder's, and the head's if it fits the task.
 
     `found` and `wanted` describe the head in `params`, if there is one, and the task's. Raises
-    ValueError as `check_same_head`, unless `new_head`.
+    ValueError if `check_same_head` does, unless `new_head`.
     """
     bert = dict(params["bert"])
     if not HEADS[wanted["task"]].pooled:
@@ -64,7 +64,7 @@ def initial_params(params: Mapping, found: Mapping | None, wanted: Mapping, new_
 
 
 def check_same_head(found: Mapping, given: Mapping) -> None:
-    """Raises ValueError if both describe a head's labels, features or tags, and differently."""
+    """Raises ValueError if both describe a head's labels, features or tags and they differ."""
     for flag in ("features", "lstm_size", "data.scheme", "data.document_context", "data.labels"):
         name = flag.removeprefix("data.")
         old, new = found.get(name), given.get(name)

@@ -1,4 +1,4 @@
-"""Retrieval: a bi-encoder that finds passages by their vectors, a cross-encoder that reranks them.
+"""Retrieval: a bi-encoder finds passages by their embeddings, a cross-encoder reranks them.
 
 Both are trained on queries, each with a passage that answers it and, optionally, some that do not:
 one `{"query": ..., "positive": ..., "negatives": [...]}` per line.
@@ -24,11 +24,11 @@ from bert_jax.training.setup import check_bounds
 ROLES = ("bi_encoder", "cross_encoder")
 POOLINGS = ("mean", "cls")
 TOP = 10
-"""Passages written per query, and the last rank at which a passage counts as found."""
+"""Number of passages written per query, and the last rank that counts as found."""
 
 
 class Query(NamedTuple):
-    """A line of a file; `positive` is None if unknown."""
+    """One line of a query file; `positive` is None if unknown."""
 
     id: str
     text: str
@@ -37,7 +37,7 @@ class Query(NamedTuple):
     place: str
 
     def candidates(self) -> tuple[str, ...]:
-        """Returns its passages, the positive first."""
+        """Returns the query's passages, the positive first."""
         return (self.positive, *self.negatives) if self.positive else self.negatives
 
 
@@ -66,7 +66,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         name: limit_examples(read_queries(path, name == "train"), config, name, notes)
         for name, path in files.items()
     }
-    train = queries.pop("train", [])  # Without: predictions only.
+    train = queries.pop("train", [])  # If empty, only predicts.
     for query in train:
         if len(query.negatives) < data.num_negatives:
             expected = f"--config.data.num_negatives={data.num_negatives}"
@@ -102,7 +102,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Query]:
-    """Reads the queries of a JSONL file; all have a positive, or if not `is_training` none."""
+    """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none."""
     queries = []
     for values, place in tables.read_objects(path):
         text = _text(values, "query", place)
@@ -135,7 +135,7 @@ def _is_text(value: object) -> bool:
 
 
 class TokenizedTexts:
-    """All queries and passages of a task, tokenized and truncated; `notes` counts the truncated."""
+    """All queries and passages of a task, tokenized and truncated; `notes` counts truncations."""
 
     def __init__(
         self, tokenizer: Tokenizer, queries: list[Query], collection: list[str], config: ConfigDict
@@ -153,7 +153,7 @@ class TokenizedTexts:
         return {text: ids[:max_tokens] for text, ids in ids_of.items()}
 
     def separate(self, queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
-        """Returns the sequences of queries and passages, as `make_sequence`."""
+        """Returns the sequences of queries and passages, each built by `make_sequence`."""
         ids = [self.queries[query.text] for query in queries]
         ids += [self.passages[passage] for passage in passages]
         return [make_sequence(self.tokenizer, each) for each in ids]
@@ -175,8 +175,8 @@ def make_split(
 ) -> Split:
     """Builds a split that ranks passages for each query.
 
-    The bi-encoder ranks all passages of the collection and of the file, the cross-encoder only the
-    query's own, e.g. those that a first stage has found.
+    The bi-encoder ranks all passages of the collection and of the file; the cross-encoder ranks
+    only the query's own, e.g. those that a first stage retrieved.
     """
     if is_bi_encoder:
         own = (passage for query in queries for passage in query.candidates())
@@ -205,7 +205,7 @@ def make_split(
         return rank_scores([rank(found, positive) for (*_, positive), found in rankings(outputs)])
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        """Writes the input format; the best passages except the positive are hard negatives."""
+        """Writes the input format, with the best passages except the positive as hard negatives."""
         lines = []
         for (query, passages, positive), found in rankings(outputs):
             best = np.argsort(-found, kind="stable")[: TOP + 1]
@@ -222,12 +222,12 @@ def make_split(
 
 
 def rank(scores: np.ndarray, index: int) -> int:
-    """Returns the rank of a passage, from 1, after the others with the same score."""
+    """Returns the rank of a passage, from 1; passages with the same score rank before it."""
     return int(np.sum(scores >= scores[index]))
 
 
 def rank_scores(ranks: Sequence[int]) -> dict[str, float]:
-    """Computes the mean reciprocal rank, 0 beyond `TOP`, and the recall at 1 and at `TOP`."""
+    """Computes the mean reciprocal rank (0 beyond `TOP`), and the recall at 1 and at `TOP`."""
     ranks = np.asarray(ranks)
     return {
         f"mrr_at_{TOP}": float(np.mean(np.where(ranks <= TOP, 1 / ranks, 0))),

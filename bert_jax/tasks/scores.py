@@ -20,7 +20,7 @@ def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the mean of `f1` over the classes that occur in either."""
+    """Returns the mean of `f1` over the classes that occur in either argument."""
     classes = np.union1d(predicted, expected)
     return float(np.mean([f1(predicted, expected, each) for each in classes]))
 

@@ -1,4 +1,4 @@
-"""Runs of one fine-tuning with several seeds: their directories, median, min and max."""
+"""Fine-tuning runs with several seeds: their directories, and median, min and max scores."""
 
 import pathlib
 import statistics
@@ -7,7 +7,7 @@ from bert_jax.training.checkpoint import saved_steps
 
 
 def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int, pathlib.Path]:
-    """Returns the workdir of each seed: `workdir` itself, or if there are several `seed_N` in it.
+    """Returns the workdir of each seed: `workdir` itself, or `workdir/seed_N` for several seeds.
 
     Raises ValueError if `workdir` holds runs of other seeds, which `result.json` would omit.
     """
@@ -33,8 +33,8 @@ def _holds_run(directory: pathlib.Path) -> bool:
 def summarize_seeds(results: list[dict], metric: str) -> dict:
     """Returns the median, minimum and maximum of each metric over seeds.
 
-    A seed may lack the scores of an entity type that it never predicts and no example has: they
-    count as 0, as 0 / 0 does in `entity_scores`.
+    A seed has no scores for an entity type that it never predicts and no example has: these count
+    as 0, as 0 / 0 does in `entity_scores`.
     """
     combined = {}
     for split in (name for name, value in results[0].items() if isinstance(value, dict)):
@@ -52,7 +52,7 @@ def summarize_seeds(results: list[dict], metric: str) -> dict:
 
 
 def format_seeds(results: list[dict]) -> str:
-    """Formats a line per seed, and one per metric with its median, minimum and maximum."""
+    """Formats one line per seed, and one per metric with its median, minimum and maximum."""
     lines = []
     for result in results:
         parts = [f"seed {result['seed']}, step {result['best_step']}"]

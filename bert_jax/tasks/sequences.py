@@ -1,4 +1,4 @@
-"""Texts and pairs of texts as token sequences of limited length."""
+"""Converts texts and pairs of texts to token sequences of limited length."""
 
 from collections.abc import Iterable, Sequence
 
@@ -20,9 +20,9 @@ def make_sequences(
     max_seq_length: int,
     max_first: int | None = None,
 ) -> tuple[list[tuple[np.ndarray, int]], list[bool]]:
-    """Returns the sequence of each text or pair, as `make_sequence` does, and if it was truncated.
+    """Returns the `make_sequence` of each text or pair, and whether it was truncated.
 
-    `max_seq_length` counts [CLS] and [SEP]; `max_first` tokens are left of the first text before
+    `max_seq_length` counts [CLS] and [SEP]; the first text is cut to `max_first` tokens before
     the pair is truncated.
     """
     ids_of = tokenize(tokenizer, (text for each in texts for text in each))
@@ -40,7 +40,7 @@ def make_sequences(
 def truncate_longest_first(
     first: Sequence[int], second: Sequence[int], max_tokens: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Truncates a pair to `max_tokens`, token by token from the end of the longer (a tie: second).
+    """Truncates a pair to `max_tokens`, token by token from the end of the longer (ties: second).
 
     This is the released rule for fine-tuning; `corpus.pairs` truncates front or back at random.
     """

@@ -72,7 +72,7 @@ class FinetuneSetup:
         return scale_layers(optimizer, num_layers, config.layer_decay, num_frozen)
 
     def init(self, key: jax.Array, pretrained: dict) -> TrainState:
-        """Returns the initial state: `pretrained` parameters, and random ones where it has none."""
+        """Returns the initial state: `pretrained` parameters, the others randomly initialized."""
         row = {name: jnp.asarray(values) for name, values in self.shape.empty(1).items()}
         fresh = self.model.init(key, row)["params"]
         params = fresh | pretrained | {"bert": fresh["bert"] | pretrained["bert"]}
@@ -94,7 +94,7 @@ class FinetuneSetup:
 def setup_finetuning(
     config: ConfigDict, params: dict, settings: dict, tokenizer: Tokenizer
 ) -> FinetuneSetup:
-    """Reads the examples; the other arguments are those of the weights to start from.
+    """Builds the setup, with its examples; all but `config` belongs to the initial weights.
 
     Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
@@ -121,7 +121,7 @@ def setup_finetuning(
 
     mesh = partitioning.make_mesh(**config.mesh)
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
-    shape = RowShape(  # Holds any feature.
+    shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * num_sequences,
         num_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
         labels=task.head.labels,
@@ -131,7 +131,7 @@ def setup_finetuning(
     predict_rows = default_microbatch_rows(shape.length, config.per_device_batch_size, mesh)
     microbatch_rows = predict_rows
     if task.train and not config.per_device_batch_size:
-        sizes = []  # Numbers of rows of the first batches, as a sample of all.
+        sizes = []  # Rows in each of the first batches, as a sample of all batches.
         for step in range(min(50, num_batches)):
             indices = batch_indices(len(task.train), config.batch_size, config.seed, step)
             sizes.append(len(shape.pack([task.train[index] for index in indices])))
@@ -143,7 +143,7 @@ def setup_finetuning(
         "head": described,
         "absent": ["mlm", "nsp", *([] if task.head.pooled else ["bert/pooler"])],
         "num_steps": num_steps,
-        # So that no run is resumed, or taken for finished, with other files or weights.
+        # Prevents resuming a run, or considering it finished, with other files or weights.
         "contents": hash_contents(config, task, pretrained, tokenizer),
     }
     num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
@@ -163,7 +163,7 @@ def setup_finetuning(
         steps_per_epoch=num_batches,
         num_steps=num_steps,
     )
-    setup.optimizer(setup.hyperparameters)  # Raises now what is wrong with its settings.
+    setup.optimizer(setup.hyperparameters)  # Raises early if its settings are invalid.
     return setup
 
 
@@ -191,7 +191,7 @@ def read_task(config: ConfigDict, found: dict | None, tokenizer: Tokenizer) -> T
 def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     """Returns the weight of each class; balanced: labels / (classes * labels of the class).
 
-    Only classes with training examples count in that; the others, outside the loss, weigh 1.
+    Only classes with training examples count there; the others, not in the loss, have weight 1.
     """
     given = weights = tuple(config.class_weights)
     if not given or not task.train:

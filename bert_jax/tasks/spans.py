@@ -1,7 +1,7 @@
-"""Questions and contexts to windows, and the outputs of the span head to answers.
+"""Converts questions and contexts to windows, and outputs of the span head to answers.
 
-The rules are those of the released code (section 4.2 of the paper). Only, each token knows its
-characters in the context, so that an answer is a slice of the original text.
+Follows the rules of the released code (section 4.2 of the paper), except that each token keeps its
+character offsets in the context, so that an answer is a slice of the original text.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from bert_jax.data.features import Feature, make_sequence
 from bert_jax.tokenization import Tokenizer
 
 LABELS = ("start", "end")
-N_BEST = 20  # Answers proposed for a question.
-NO_ANSWER = (0, 0)  # Positions to predict for a window without the answer: [CLS].
+N_BEST = 20  # Number of answers proposed per question.
+NO_ANSWER = (0, 0)  # Target positions for a window without the answer: [CLS].
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanConfig:
-    """How contexts are read and answers found; stored with a trained head. Lengths in tokens."""
+    """How to read contexts and find answers; stored with a trained head. Lengths in tokens."""
 
     max_seq_length: int = 384  # Of a window, including the question and special tokens.
     doc_stride: int = 128  # Between the beginnings of consecutive windows.
     max_query_length: int = 64  # Of a question; longer ones are truncated.
     max_answer_length: int = 30
     null_answers: bool = False  # Whether a question may have no answer, as in SQuAD 2.0.
-    null_threshold: float = 0.0  # By which the score of no answer must exceed the best answer's.
+    null_threshold: float = 0.0  # How far the no-answer score must exceed the best answer's.
 
     def __post_init__(self):
         limits = {"max_query_length": self.max_seq_length - 4}
@@ -51,7 +51,7 @@ def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
 
 
 class ContextWindow(NamedTuple):
-    """Tokens `[begin, end)` of a context; `owned` are those with their largest context in it."""
+    """Tokens `[begin, end)` of a context; `owned` marks those whose context is largest in it."""
 
     begin: int
     end: int
@@ -95,7 +95,7 @@ class Passage(NamedTuple):
 def make_passages(
     pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, config: SpanConfig
 ) -> list[Passage]:
-    """Returns the passage of each pair of question and context; warns of truncated questions."""
+    """Builds the passage of each (question, context) pair; warns about truncated questions."""
     contexts = list(dict.fromkeys(context for _, context in pairs))  # Several questions share one.
     encoded = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
     questions = tokenizer.encode_batch([question for question, _ in pairs])
@@ -119,8 +119,8 @@ def make_passages(
 def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
     """Returns windows of at most `room` tokens, every `stride` tokens, until all are covered.
 
-    A token's context is the smaller of those to its left and right. A longer window wins ties, then
-    an earlier one.
+    A token's context is the smaller of those to its left and right. Ties go to the longer
+    window, then to the earlier one.
     """
     limits = [(0, min(room, num_tokens))]
     while limits[-1][1] < num_tokens:
@@ -151,7 +151,7 @@ def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
 
 
 def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feature]:
-    """Labels each window with the answer's first and last token if it holds both."""
+    """Labels each window with the answer's first and last token if it contains both."""
     features = []
     for window, feature in zip(passage.windows, passage.features, strict=True):
         label = NO_ANSWER
@@ -165,12 +165,12 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feat
 def best_spans(
     passage: Passage, outputs: Sequence[np.ndarray], max_answer_length: int, n_best: int
 ) -> list[Span]:
-    """Returns the `n_best` spans of different text by score, best first; at least one.
+    """Returns the `n_best` highest-scoring spans with distinct texts, best first; at least one.
 
     A span begins in the window that owns its first token and ends there too, within
     `max_answer_length` tokens. All of these are searched; the released code combines only the 20
     best starts and ends. A context without tokens gives the empty span, with score 0. `outputs` are
-    the head's of each window.
+    those of the head for each window.
     """
     found, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
@@ -202,9 +202,9 @@ def null_span(outputs: Sequence[np.ndarray]) -> Span:
 def best_answers(
     passage: Passage, outputs: Sequence[np.ndarray], config: SpanConfig
 ) -> list[Answer]:
-    """Returns the `N_BEST` answers by score, best first, with probabilities among these.
+    """Returns the `N_BEST` answers by score, best first, with probabilities normalized over them.
 
-    With `config.null_answers`, "no answer" is one more, ranked by `config.null_threshold`.
+    With `config.null_answers`, "no answer" is another candidate, ranked by `config.null_threshold`.
     """
     ranked = best_spans(passage, outputs, config.max_answer_length, N_BEST)
     if config.null_answers:

@@ -38,7 +38,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         passages = spans.make_passages(pairs, tokenizer, span_config)
         examples = list(zip(questions, passages, strict=True))
         windows = list(itertools.chain(*itertools.starmap(label_question, examples)))
-        max_answers = 1 if name == "train" else None  # In training the first counts.
+        max_answers = 1 if name == "train" else None  # Training uses only the first.
         lost = [
             question.place
             for question, passage in examples
@@ -73,7 +73,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def label_question(question: Question, passage: Passage) -> Sequence[Feature]:
-    """Labels the windows with the first answer; not if it is unknown, or not in the context."""
+    """Labels the windows with the first answer, unless it is unknown or not in the context."""
     tokens = spans.locate(question.answers[0], passage) if question.answers else None
     if question.answers is None or (question.answers and not tokens):
         return passage.features
@@ -89,8 +89,8 @@ def make_split(
 ) -> Split:
     """Builds a split that is scored by the official rules and writes the official files.
 
-    The prediction is no answer above `head_settings["null_threshold"]`, which scoring the dev split
-    sets anew if it `tunes`.
+    Null odds above `head_settings["null_threshold"]` predict no answer. If `tunes`, scoring the dev
+    split sets this threshold.
     """
     null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
     gold = {

@@ -1,4 +1,4 @@
-"""Questions about a context: SQuAD's official JSON, JSONL of your own, or TFDS."""
+"""Reads questions about contexts: SQuAD's official JSON, your own JSONL, or TFDS."""
 
 import itertools
 import json
@@ -11,20 +11,20 @@ from bert_jax.tasks.tables import check_unique, read_objects, read_text
 
 
 class Question(NamedTuple):
-    """A question about a context, and its place in the file, for messages."""
+    """A question about a context, and its place in the file, for error messages."""
 
     id: str
     question: str
     context: str
-    answers: tuple[tuple[str, int], ...] | None  # Texts and their first characters, if known.
+    answers: tuple[tuple[str, int], ...] | None  # (text, answer_start) pairs, if known.
     place: str
 
 
 def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[Question]:
-    """Reads a question per line of a `.jsonl` file, those of "tfds:NAME#SPLIT", or official JSON.
+    """Reads questions from a `.jsonl` file (one per line), "tfds:NAME#SPLIT" or official JSON.
 
     Without `null_answers`, as in version 1.1, each question needs an answer. Raises
-    FileNotFoundError without the file, and ValueError for anything wrong in it.
+    FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     if source.startswith("tfds:") or source.endswith(".jsonl"):
         questions = [
@@ -68,7 +68,7 @@ def _question(values: dict, id_: str, place: str) -> Question:
         if not _get(values, name, str, place).strip():
             raise ValueError(f"{place}: the {name} is empty")
     answers = values.get("answers")
-    if isinstance(answers, dict):  # Of lists, as in TFDS, and in files of transformers' datasets.
+    if isinstance(answers, dict):  # A dict of lists, as in TFDS and Hugging Face datasets.
         lists = [_get(answers, name, list, place) for name in ("text", "answer_start")]
         answers = [
             {"text": text, "answer_start": start} for text, start in itertools.zip_longest(*lists)

@@ -26,7 +26,7 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def f1(prediction: str, gold: str, neither: float = 0.0) -> float:
-    """Returns the F1 of the words; `neither` if no text has any, 0 in version 1.1 and 1 in 2.0."""
+    """Returns the F1 of words; `neither` if both texts have none (0 in version 1.1, 1 in 2.0)."""
     predicted, expected = normalize(prediction).split(), normalize(gold).split()
     common = (Counter(predicted) & Counter(expected)).total()
     if not common:
@@ -64,7 +64,7 @@ def evaluate_v2(
 ) -> dict[str, float]:
     """Computes the scores of evaluate-v2.0: overall, by type, and at the best thresholds.
 
-    Above `threshold` (`--na-prob-thresh`), the null odds make the prediction no answer.
+    Null odds above `threshold` (`--na-prob-thresh`) change the prediction to no answer.
     """
     result, best = {}, {}
     for name, score in (("exact", exact_match), ("f1", f1_v2)):
@@ -89,8 +89,8 @@ def best_threshold(
 ) -> tuple[float, float]:
     """Returns the best mean of `scores` over thresholds on `null_odds`, and that threshold.
 
-    The official search starts from no answers, at threshold 0, and then answers one more question
-    at a time, in ascending order of the odds.
+    The official search starts with no question answered, at threshold 0, and then answers one more
+    question at a time, in ascending order of the odds.
     """
     total = best = sum(not answers for answers in gold.values())
     threshold = 0.0
@@ -106,8 +106,8 @@ def deciding_threshold(
 ) -> float:
     """Returns the threshold on `null_odds` that gives the best F1 when applied to predictions.
 
-    `best_threshold` differs where its result cannot be applied: it is 0 for no answers at all, and
-    may answer only some of the questions with equal odds.
+    Differs from `best_threshold` where its result cannot be applied: that is 0 if no question is to
+    be answered, and may answer only some of the questions with equal odds.
     """
     gains = Counter()
     for id_, odds in null_odds.items():

@@ -15,19 +15,19 @@ from ml_collections import ConfigDict
 
 from bert_jax.corpus.tfds import tfds_source
 
-csv.field_size_limit(2**31 - 1)  # Characters; by default 128 Ki.
-_QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # Of a TSV.
+csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
+_QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.
 
 
 class Record(NamedTuple):
-    """One example: its columns as text, and its place, "FILE, line N", for messages."""
+    """One example: its columns as text, and its place, "FILE, line N", for error messages."""
 
     columns: dict[str, str]
     place: str
 
 
 def given_files(data: ConfigDict) -> dict[str, str]:
-    """Returns those of data.train, data.dev and data.test that are given; ValueError if none is."""
+    """Returns which of data.train, data.dev and data.test are given; raises ValueError if none."""
     files = {name: data[name] for name in ("train", "dev", "test") if data[name]}
     if not files:
         raise ValueError(
@@ -37,7 +37,7 @@ def given_files(data: ConfigDict) -> dict[str, str]:
 
 
 def with_split(source: str, name: str) -> str:
-    """Returns "tfds:NAME#SPLIT" for "tfds:NAME", and any other source as it is."""
+    """Returns "tfds:NAME#SPLIT" for "tfds:NAME", and any other source unchanged."""
     is_complete = "#" in source or not source.startswith("tfds:")
     return source if is_complete else f"{source}#{name.replace('dev', 'validation')}"
 
@@ -51,10 +51,10 @@ def read_table(
 ) -> list[Record]:
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, that has all of `columns`.
 
-    Fields may be quoted; in a TSV that has a quotation mark in a field that is not quoted, none is.
-    The first of `header_lines` names the columns, the others are skipped. Values of JSON and TFDS
-    are read as text, equal numbers as the same, and lists joined by the `separator`, if there is
-    one. Raises FileNotFoundError without the file, and ValueError for anything wrong in it.
+    Fields may be quoted, but if a TSV has a quotation mark in an unquoted field, none is taken as
+    quoted. The first of `header_lines` names the columns; the others are skipped. JSON and TFDS
+    values become text (equal numbers the same text), and lists are joined by `separator`, if any.
+    Raises FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     hint, suffix = "give the correct name in --config.data", pathlib.Path(source).suffix
     if str(source).startswith("tfds:") or suffix == ".jsonl":
@@ -71,7 +71,7 @@ def read_table(
 
 
 def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str = "") -> None:
-    """Raises ValueError, which ends with `hint`, if a record lacks one of `columns`."""
+    """Raises ValueError, ending with `hint`, if a record lacks one of `columns`."""
     for record in records:
         if missing := [column for column in columns if column not in record.columns]:
             found = list(record.columns)
@@ -128,7 +128,7 @@ def _json_record(values: dict, place: str, columns: Sequence[str], separator: st
 
 
 def _json_text(value: object) -> str:
-    """Returns one text for equal values, such as a label that is 1 here and 1.0 or true there."""
+    """Returns the same text for equal values, such as a label written as 1, 1.0 or true."""
     if isinstance(value, bool | float) and value == value // 1:
         value = int(value)
     if value is None or isinstance(value, str):
@@ -170,7 +170,7 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
 
 
 def _stray_quotation_mark(text: str) -> int:
-    """Returns the line of a quotation mark that a writer of TSV would have quoted; 0 if none is."""
+    """Returns the line of a quotation mark that a TSV writer would have quoted, or 0."""
     rest = _QUOTED_FIELD.sub(lambda field: "\n" * field[0].count("\n"), text)
     return rest.count("\n", 0, rest.index('"')) + 1 if '"' in rest else 0
 
@@ -215,7 +215,7 @@ def check_texts(records: Iterable[Record], columns: Sequence[str]) -> None:
 
 
 def example_ids(records: Sequence[Record], column: str) -> list[str]:
-    """Returns the ids in `column`, which must be unique, or with no `column` the numbers from 0."""
+    """Returns the ids in `column`, which must be unique; numbers from 0 if `column` is empty."""
     if not column:
         return [str(number) for number in range(len(records))]
     ids = [record.columns[column] for record in records]

@@ -1,4 +1,4 @@
-"""Words of a plain text, and the entities that their tags mark in it."""
+"""Splits plain text into words, and finds the entities that their tags mark in it."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bert_jax.tasks.tagging_scores import find_entities
 
-# Splits nearly as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
+# Splits almost as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
 WORD = re.compile(r"['\u2019]s\b|\w+(?:[-.,]\w+|['\u2019](?!s\b)\w+)*|[^\w\s]")
 
 

@@ -1,4 +1,4 @@
-"""Tagging of words, in CoNLL columns or JSONL: named entities, chunks, parts of speech."""
+"""Word tagging, from CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
 import itertools
 import pathlib
@@ -72,9 +72,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
-    """Returns "O" and all tags of `scheme` for the types that occur; with "none" those that occur.
+    """Returns "O" and all tags of `scheme` for the types that occur; if "none", the tags found.
 
-    Raises ValueError if the sentences have a single tag.
+    Raises ValueError if the sentences have only one distinct tag.
     """
     found = {tag for sentence in sentences for tag in sentence.tags}
     if len(found) < 2:
@@ -187,9 +187,9 @@ def make_split(
     labels: tuple[str, ...],
     scheme: str,
 ) -> Split:
-    """Builds a split that is scored by conlleval's rules and writes files for that script.
+    """Builds a split that is scored by conlleval's rules and writes files for conlleval.
 
-    They hold the word, its tag if known, and the predicted tag; a blank line ends each sentence.
+    A line holds a word, its tag if known, and the predicted tag; a blank line ends each sentence.
     """
     expected = [sentence.tags for sentence in sentences]
     is_labeled = expected[0] is not None

@@ -1,8 +1,8 @@
 """Entities in sequences of tags, and their precision, recall and F1, as fractions.
 
-`find_entities` reads any sequence of B, I and O, legal or not, like conlleval, the script of the
-CoNLL shared tasks, and E and S like seqeval's default mode; L and U, of BILOU, are read like E and
-S. `find_strict_entities` reads only what a scheme allows (seqeval's mode "strict").
+`find_entities` reads any sequence of B, I and O, legal or not, as conlleval (the script of the
+CoNLL shared tasks) does. It reads E and S as seqeval's default mode does, and BILOU's L and U like
+E and S. `find_strict_entities` reads only what a scheme allows (seqeval's mode "strict").
 """
 
 import re
@@ -38,7 +38,7 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Entity]:
-    """Finds the entities that are well-formed in `scheme`, "iob1", "iob2" or "bioes", as seqeval.
+    """Finds the entities well-formed in `scheme` ("iob1", "iob2" or "bioes"), as seqeval does.
 
     iob2: B I*. bioes: S or B I* E. iob1: I I*, or B I* right after the same type; a single B that
     is followed by the B of another type is no entity.
@@ -54,7 +54,7 @@ def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Enti
             legal = prefixes[0] == "B"
         elif prefixes[0] == "B" and parts[start - 1] in (("B", type_name), ("I", type_name)):
             legal = prefixes != "B" or parts[end][0] != "B" or parts[end][1] == type_name
-        elif prefixes[0] == "B":  # It begins nothing; an I after it does.
+        elif prefixes[0] == "B":  # This B begins nothing; an I after it does.
             start, legal = start + 1, len(prefixes) > 1
         if legal:
             entities.append(Entity(type_name, start, end))
@@ -66,7 +66,7 @@ def entity_scores(
     expected: Sequence[Sequence[str]],
     find: Callable[[Sequence[str]], list[Entity]] = find_entities,
 ) -> dict[str, float]:
-    """Computes `precision`, `recall` and `f1` of entities, and `precision/TYPE` etc. of each type.
+    """Computes `precision`, `recall` and `f1` of entities, and `precision/TYPE` etc. by type.
 
     `find` finds the entities in the tags of a sentence. An entity is correct if its type and both
     ends are. 0 / 0 is 0, as in conlleval.

@@ -17,9 +17,9 @@ class Split:
 
     Attributes:
       name: "dev", "test", ...
-      features: of all examples, in the order of the file.
+      features: the features of all examples, in the order of the file.
       score: (outputs for `features`) -> the official metrics by name; None without labels.
-      write: (outputs, existing directory) -> files of predictions with the examples' ids.
+      write: (outputs, existing directory) -> None; writes predictions with the examples' ids.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Task:
 
     Attributes:
       labels: names of the head's outputs; none for "embedding".
-      splits: all are predicted at the end.
+      splits: all of them are predicted at the end of a run.
       metric: "split/name" of the metric that selects the best checkpoint, higher is better. Without
         such a split, or labels in it, the last checkpoint is kept.
       notes: counts from reading the files (truncated, skipped, ...), for the log.
       head_settings: what inference needs besides the labels; stored in the checkpoint as JSON.
       tuned: names of head settings that scoring the dev split changes; a run starts from those of
         the head in its weights.
-      files: what was read, by name: paths, or "tfds:NAME". A run cannot be resumed with others.
+      files: paths or "tfds:NAME" of what was read, by name. A run cannot be resumed with others.
     """
 
     head: Head
@@ -64,9 +64,9 @@ class Task:
 def limit_examples(
     examples: Sequence[Any], config: ConfigDict, split: str, notes: dict[str, int]
 ) -> Sequence[Any]:
-    """Returns `max_train_examples` or `max_eval_examples` evenly spaced ones (0: all).
+    """Returns `max_train_examples` or `max_eval_examples` evenly spaced examples (0: all).
 
-    Notes how many were dropped.
+    Records in `notes` how many were dropped.
     """
     limit = config.max_train_examples if split == "train" else config.max_eval_examples
     if not 0 < limit < len(examples):

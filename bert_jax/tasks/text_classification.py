@@ -1,4 +1,4 @@
-"""Classification of, or regression on, your own texts or pairs: CSV, TSV or JSONL files."""
+"""Classification or regression of your own texts or pairs, from CSV, TSV or JSONL files."""
 
 import collections
 import csv
@@ -83,7 +83,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     return Task(
         head=head,
         labels=labels or ("value",),
-        train=features.get("train", []),  # Without: predictions only.
+        train=features.get("train", []),  # If empty, only predicts.
         splits=tuple(splits),
         metric=f"dev/{metric}",
         notes=notes,
@@ -116,7 +116,7 @@ def make_split(
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
     multi_label: bool = False,
 ) -> Split:
-    """Builds a split of classes, or without `labels` of values, that is scored by `metrics`.
+    """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
     With `multi_label` the prediction is all labels whose probability is above 0.5. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
@@ -172,14 +172,14 @@ class Classification(NamedTuple):
 def best_labels(
     labels: Sequence[str], logits: np.ndarray, multi_label: bool = False
 ) -> list[Classification]:
-    """Returns all labels and their probabilities (`multi_label`: each apart), best first."""
+    """Returns all labels and their probabilities (independent if `multi_label`), best first."""
     probabilities = (expit if multi_label else softmax)(logits).tolist()
     order = np.argsort(-logits, kind="stable").tolist()
     return [Classification(labels[index], probabilities[index]) for index in order]
 
 
 def choose_metric(metrics: Iterable[str], wanted: str) -> str:
-    """Returns `wanted`, or the first metric if it is empty; ValueError for an unknown one."""
+    """Returns `wanted`, or the first metric if it is empty; raises ValueError if unknown."""
     if wanted and wanted not in metrics:
         raise ValueError(f"--config.data.metric={wanted}: expected one of {', '.join(metrics)}")
     return wanted or next(iter(metrics))

@@ -23,7 +23,7 @@ from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.setup import Phase, PretrainSetup, plan_phase
 
 GIB = 2**30
-# What a step needs of a tokenizer with the released uncased English vocabulary.
+# The attributes that a step reads from a tokenizer with the released uncased English vocabulary.
 UNCASED_ENGLISH = types.SimpleNamespace(
     vocab_size=BertConfig().vocab_size,
     special_ids=(0, 100, 101, 102, 103),
@@ -95,7 +95,7 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
 
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
-    """Returns the phases of a run without corpora, with rows of `lengths`."""
+    """Returns the phases of a run with rows of `lengths`, without reading corpora."""
     max_pairs = CorpusConfig().max_pairs_per_row
     short, long = (types.SimpleNamespace(max_seq_length=n, max_pairs=max_pairs) for n in lengths)
     first = plan_phase(config, False, short, None, 0)
@@ -141,7 +141,7 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
 
 
 def abstract_batch(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes, dtypes and shardings of a global batch of `data.batches`."""
+    """Returns the shapes, dtypes and shardings of a global batch from `data.batches`."""
     row = row_dtype(phase.rows.max_seq_length, phase.rows.max_pairs)
     fields = {name: row[name] for name in row.names}
     fields |= dict.fromkeys(("row_ids", "epochs"), np.dtype(np.uint32))
@@ -162,7 +162,7 @@ def bytes_per_device(tree) -> int:
 def parse_memory_error(message: str, argument_bytes: int) -> tuple[int | None, int | None]:
     """Returns (bytes needed, bytes allowed) from the compiler's message; None if not reported.
 
-    The compiler reports either all that a step uses or what it uses besides its arguments.
+    The compiler reports either everything that a step uses or what it uses besides its arguments.
     """
     number = r"([\d.]+)([KMGT])"
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

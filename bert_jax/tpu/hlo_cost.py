@@ -106,7 +106,7 @@ class Cost(NamedTuple):
 
 
 def step_cost(text: str) -> Cost:
-    """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError if it is none."""
+    """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError otherwise."""
     computations, entry = parse(text)
     cycles, not_estimated = collections.Counter(), collections.Counter()
     exchanges, costliest, loops_counted_once, total_flops = {}, [], [], 0.0
@@ -118,8 +118,8 @@ def step_cost(text: str) -> Cost:
         if exchange := collective(instruction, fusion):
             kind, arrays, num_bytes, link_bytes = exchange
             communicating.add(fusion)
-            # One that overlaps with arithmetic is split into steps of one channel: count one step.
-            # Explicit collectives share a channel.
+            # An overlapped collective is split into steps that share a channel: count one step.
+            # Explicit collectives share a channel too, so `op_name` distinguishes them.
             channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
             channel = kind, channel, instruction.op_name
             total = runs * num_bytes, runs * link_bytes, runs, kind, arrays
@@ -163,7 +163,7 @@ def executed(
 ) -> Iterator[tuple[int, Instruction, Instruction | None]]:
     """Yields (runs per step, instruction, its fusion or None) of a computation and those it calls.
 
-    A caller comes after what it calls, which includes all branches of a conditional. A loop with an
+    A caller follows everything it calls, including all branches of a conditional. A loop with an
     unknown trip count runs once.
     """
     for instruction in computations[name]:
@@ -175,7 +175,7 @@ def executed(
 
 
 def trip_count(loop: Instruction, computations: Computations) -> int | None:
-    """Returns the trip count that the compiler notes, or the bound of a loop that counts from 0."""
+    """Returns the trip count noted by the compiler, or the bound of a loop that counts from 0."""
     if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(known)
     bounds = [
@@ -218,7 +218,7 @@ def flops(instruction: Instruction) -> float:
     """Returns the FLOPs of a matrix product or convolution, 0 for any other instruction.
 
     On TPU a batched product is a convolution whose batch is a dilated window: as in XLA's own cost
-    analysis, only positions with an element of both operands count.
+    analysis, only positions where both operands have an element count.
     """
     if instruction.opcode not in ("dot", "convolution"):
         return 0.0
@@ -252,7 +252,7 @@ def collective(instruction: Instruction, fusion: Instruction | None) -> tuple | 
 
     The payload is the arrays that are reduced, or the gathered ones. Over its links, a device sends
     (n - 1) / n of it to gather or scatter over n devices, twice that to reduce. Slices exchange
-    over their hosts' network instead.
+    data over their hosts' network instead.
     """
     kind = instruction.opcode.removesuffix("-start")
     payload = array_bytes(instruction.operands)

@@ -1,7 +1,7 @@
 """Estimates memory, FLOPs and time of a configuration on a TPU topology.
 
-Times come from the compiler's estimated cycles, which leave out collectives. `collective_seconds`
-is the minimum time of these: their bytes over the data-sheet bandwidth of all links of a device.
+Times come from the compiler's estimated cycles, which exclude collectives. `collective_seconds`
+is the minimum time of those: their bytes over the data-sheet bandwidth of all links of a device.
 Hours "with exposed collectives" add it in full, as if no collective overlapped with computation.
 """
 
@@ -36,7 +36,7 @@ def report(
 
     `phases` holds the figures of each phase. The top level repeats those of the first phase, except
     that `compile_seconds` and the hours (if all phases fit) are totals, and that `hbm_parts`,
-    `hbm_bytes_per_device` and `hbm_bytes_over` are those of the phase that needs most memory.
+    `hbm_bytes_per_device` and `hbm_bytes_over` are those of the phase that needs the most memory.
     `hbm_bytes_over` is the excess over `tpu.Chip.usable_hbm_bytes`; None if not reported.
 
     Lists the `num_costliest` instructions and largest collectives, and writes the scheduled HLO of
@@ -151,7 +151,7 @@ def with_changes(config: ConfigDict, changes: dict[str, int | str]) -> ConfigDic
 def find_fitting_changes(
     config: ConfigDict, topology: str, phases: list[Phase], tokenizer, failed: dict
 ) -> dict | None:
-    """Returns changes to `config`, whose report is `failed`, with which all steps fit, or None."""
+    """Returns changes with which all steps of `config`, whose report is `failed`, fit, or None."""
     tried = [config.to_dict()]
     for changes in _memory_savings(config, failed):
         changed = with_changes(config, changes)
@@ -232,7 +232,7 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     rows, shards = worst["per_device_batch_size"], worst["mesh"]["data"] * worst["mesh"]["fsdp"]
     free = worst["hbm_capacity_bytes"] - worst["hbm_bytes_per_device"]
     growth = 1 + free / worst["hbm_parts"]["activations"]
-    # Start at twice that: some of the activations do not grow with the rows.
+    # Start at twice that growth: some of the activations do not grow with the rows.
     for power in range(int(2 * growth).bit_length() - 1, 0, -1):
         larger = dataclasses.replace(phase, batch_size=(rows << power) * shards)
         if report(config, topology, [larger], tokenizer)["fits"]:

@@ -43,7 +43,7 @@ class Checkpointer:
     ):
         """Removes unfinished checkpoints of earlier runs.
 
-        Keeps the last `keep_last` checkpoints and those of every `keep_every` steps (0: none).
+        Keeps the last `keep_last` checkpoints and those at multiples of `keep_every` (0: none).
         """
         self.directory = workdir.absolute() / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
@@ -88,7 +88,7 @@ class Checkpointer:
                         shutil.rmtree(removed)
 
     def restore(self, step: int | pathlib.Path, abstract: TrainState) -> TrainState:
-        """Returns the state saved at `step`, or in another checkpoint (a path), as `abstract`."""
+        """Returns the state saved at `step`, or in another checkpoint (a path), like `abstract`."""
         directory = self.directory / str(step)
         training = {"step": abstract.step, "opt_state": abstract.opt_state}
         items = ocp.args.Composite(
@@ -101,7 +101,7 @@ class Checkpointer:
         return TrainState(params=restored.params, **restored.training)
 
     def close(self) -> None:
-        """Waits for the current write, which would be lost at the end of the process."""
+        """Waits for the current write, which would otherwise be lost when the process ends."""
         self.wait()
         self._checkpointer.close()
 
@@ -228,7 +228,7 @@ def verify_checkpoint(
     training = {"step": np.int32(0)}
     if settings.get("has_training_state", True):
         training = training_state(directory)
-    with _reading(directory):  # Orbax reads these only to resume.
+    with _reading(directory):  # Orbax reads these only when resuming.
         for path in directory.glob("*/array_metadatas/*"):
             json.loads(path.read_text())
     found = {"step": int(training["step"]), "params": 0, "training": 0}
@@ -245,10 +245,10 @@ def _read_json(item: pathlib.Path) -> dict:
 
 
 def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
-    """Reads a tree of arrays onto the default device; ValueError if it is not as `expected`.
+    """Reads a tree of arrays onto the default device; ValueError unless it is as `expected`.
 
     Uses TensorStore, largest array first: restoring BERT_BASE with Orbax alone takes 1.4 to 1.6
-    times the memory of the parameters instead of 1.2, for its cache and a copy of each array.
+    times the memory of the parameters instead of 1.2, due to its cache and a copy of each array.
     """
     # A Checkpointer would wait for the other processes of a run.
     leaves, structure = jax.tree.flatten(ocp.PyTreeCheckpointHandler().metadata(item).tree)
@@ -274,7 +274,7 @@ def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array aligned to 64 bytes, which JAX takes over on a CPU without a copy."""
+    """Returns an array aligned to 64 bytes, which JAX on a CPU uses without copying it."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64

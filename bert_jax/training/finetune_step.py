@@ -31,7 +31,7 @@ def make_finetune_step(
     """Builds the jitted (state, rows, num_microbatches, key, hyperparameters) -> (state, metrics).
 
     The state is donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over
-    all labels of the batch, weighted by `label_weights`, and dropout a function of (key, step,
+    all labels of the batch, weighted by `label_weights`; dropout is a function of (key, step,
     index of the row in the batch), whatever the microbatches and devices.
 
     A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
@@ -62,7 +62,7 @@ def make_finetune_step(
         )
 
     def accumulate_gradients(params, rows, num_microbatches, count, key):
-        """Returns what the rows of one data-parallel shard add to the loss and its gradients."""
+        """Returns the contribution of one data-parallel shard to the loss and its gradients."""
         microbatches = as_microbatches(rows)
 
         def add(index, total):
@@ -73,7 +73,7 @@ def make_finetune_step(
         return jax.lax.fori_loop(0, num_microbatches, add, zeros)
 
     def accumulate_batch_gradients(params, rows, num_microbatches, count, key):
-        """Does the same for a `batch_loss`."""
+        """Does the same as `accumulate_gradients`, for a `batch_loss`."""
         microbatches = as_microbatches(rows)
         shape = jax.eval_shape(apply, params, at(microbatches, 0), key).shape
 
@@ -84,7 +84,7 @@ def make_finetune_step(
         vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
 
         def batch_loss(vectors):
-            """Each shard computes the loss of the whole batch, and so takes its share of it."""
+            """Computes the whole batch's loss on each shard; returns the shard's share of it."""
             labels, weights = microbatches["labels"], microbatches["weights"]
             examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
             examples, labels, weights = (
@@ -133,8 +133,8 @@ def make_predict_step(
 ) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
     """Builds the jitted (params, rows) -> (outputs, sums), replicated over all processes.
 
-    `sums` are of the weighted losses and of the weights of the labels on each data-parallel shard,
-    `[data, 2]`; 0 for a head that compares the examples of a batch.
+    `sums`, `[data, 2]`, are those of the weighted losses and of the label weights on each
+    data-parallel shard; 0 for a head that compares the examples of a batch.
     """
 
     def run(params, rows):
@@ -192,8 +192,8 @@ def default_microbatch_rows(length: int, per_device_batch_size: int, mesh: Mesh)
 def fit_microbatch_rows(maximum: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
     """Returns the cheapest number of rows per microbatch for batches of the given sizes.
 
-    A microbatch costs its rows, padding included, and for adding its gradients to the others' about
-    as much as `maximum` / 8 rows.
+    The cost of a microbatch is its rows, padding included, plus about `maximum` / 8 rows for adding
+    its gradients to the others.
     """
 
     def cost(rows_per_microbatch):

@@ -36,7 +36,7 @@ PEAK_FLOPS = {
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
-    Removes what an interrupted run wrote after `first_step`; its `seconds` are the run time until
+    Removes what an interrupted run wrote after `first_step`; its `seconds` are the run time up to
     then. Only one process `writes`. Raises OSError.
     """
 
@@ -81,7 +81,7 @@ class MetricsWriter:
 def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
     """Returns the entropy (nats) and accuracy of the best unigram model, which knows the `counts`.
 
-    `counts`, int64 [vocab_size], are of the split's tokens; `special_ids` are ignored.
+    `counts`, int64 [vocab_size], are those of the split's tokens; `special_ids` are ignored.
     """
     counts = np.array(counts)
     counts[list(special_ids)] = 0

@@ -19,7 +19,7 @@ OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 
 
 class Hyperparameters(NamedTuple):
-    """Float32 scalars that a compiled step takes as arguments: other values compile nothing."""
+    """Float32 scalars that a compiled step takes as arguments: new values need no recompilation."""
 
     learning_rate: float
     weight_decay: float
@@ -80,7 +80,7 @@ def scale_layers(
 ) -> optax.GradientTransformation:
     """Multiplies the updates of layer i, from 0, by `decay ** (num_layers - i)`.
 
-    Those of the embeddings have one factor more, head and pooler none (Howard & Ruder, 2018).
+    Embeddings get one more factor of `decay`, head and pooler none (Howard & Ruder, 2018).
     `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen` layers: their gradients
     count as 0.
     """
@@ -98,7 +98,7 @@ def scale_layers(
         scales = jax.tree_util.tree_map_with_path(scale, params)
         return jax.tree.map(lambda scale: "trained" if scale.any() else "frozen", scales)
 
-    # Has no moments for parameters that are frozen as a whole.
+    # Keeps no moments for parameters that are entirely frozen.
     optimizer = optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, label)
 
     def update(gradients, state, params):
@@ -111,7 +111,7 @@ def scale_layers(
 
 
 def is_decayed(params: optax.Params) -> optax.Params:
-    """Returns a tree of bool: False for biases and LayerNorm, as released."""
+    """Returns a tree of bools: False for biases and LayerNorm, as in the released code."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key not in ("bias", "scale"), params
     )

@@ -31,7 +31,7 @@ def make_pretrain_step(
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
-    The metrics are `loss`, `gradient_norm`, `parameter_norm`, and in `sums` the `loss_sums`. The
+    The metrics are `loss`, `gradient_norm`, `parameter_norm` and `sums`, from `loss_sums`. The
     loss is the mean over all masked positions of the global batch plus the mean NSP loss, whatever
     the number of devices and microbatches, whose gradients are accumulated. Masks are a function of
     (seed, row, epoch), dropout of (seed, step, index of the row in the batch): a resumed run draws
@@ -50,7 +50,7 @@ def make_pretrain_step(
         return values, jax.tree.map(lambda x: x.astype(jnp.float32), gradients)
 
     def accumulate_gradients(params, batch, counts, key):
-        """Returns what the rows of one data-parallel shard add to the loss and its gradients."""
+        """Returns the contribution of one data-parallel shard to the loss and its gradients."""
         if num_microbatches == 1:
             return grad_fn(params, batch, counts, key)
         # Microbatch m takes every num_microbatches-th row, so that rows keep their `fsdp` shard.
@@ -117,7 +117,7 @@ def init_state(
 def unpack_and_mask(
     rows: dict[str, jax.Array], key: jax.Array, masking: Masking
 ) -> dict[str, jax.Array]:
-    """Returns the batch for `loss_sums` of packed rows as read from disk."""
+    """Returns the batch that `loss_sums` takes, from packed rows as read from disk."""
     batch = unpack_rows(rows)
     keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
     batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)

@@ -126,7 +126,7 @@ def setup_pretraining(
         shardings = partitioning.shard_over_data(shardings, shapes)
     state = partitioning.with_shardings(shapes, shardings)
     setup = PretrainSetup(config, tokenizer, model, mesh, schedule, optimizer, init, state)
-    for phase in phases:  # Raise now, not after hours of the phase before.
+    for phase in phases:  # Raise now, not hours later, after the previous phase.
         setup.masking(phase)
         setup.num_microbatches(phase)
     return setup
@@ -148,10 +148,10 @@ def run_schedule(config: ConfigDict) -> optax.Schedule:
 
 
 def model_config(config: ConfigDict, vocab_size: int, weights: Mapping | None = None) -> BertConfig:
-    """Returns the architecture of `config.model`; None leaves a field to the size or the weights.
+    """Returns the architecture of `config.model`; fields of None follow the size or the weights.
 
     `weights` has the fields of the `BertConfig` of the parameters to start from. Raises ValueError
-    for invalid fields, or one that contradicts the weights.
+    for an invalid field, or one that contradicts the weights.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     if "size" in fields:
@@ -205,7 +205,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
 
 
 def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, start: int) -> Phase:
-    """Returns the phase of `config` that begins at step `start`, or its long phase."""
+    """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
     settings = config.long_phase if is_long else config
     max_predictions = settings.max_predictions
     if max_predictions is None:  # At 15 %: 20 of 128 tokens, 77 of 512.

@@ -21,8 +21,8 @@ from bert_jax.runtime.command_line import CheckpointError
 from bert_jax.training.checkpoint import load_settings, saved_steps
 
 # Settings that may differ when a run is resumed: they do not change the training, or (the mesh)
-# only its rounding. Paths may change where contents are compared: those of a corpus by its
-# manifest, those of weights and a task's files by the hashes in "contents".
+# only its rounding. Paths may change where contents are compared instead: a corpus by its
+# manifest, weights and a task's files by the hashes in "contents".
 FREE_TO_CHANGE = (
     *("corpus", "long_phase.corpus", "topology", "init_from"),
     *("data.train", "data.dev", "data.test", "data.passages", "data.directory", "data.data_dir"),
@@ -38,7 +38,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
     """Locks a new workdir, or that of a run with the same `settings`, and writes its config.json.
 
     Every process of a run must call it, and hold the result, the lock, as long as the run writes.
-    Raises ValueError if another run holds the lock, if the workdir holds checkpoints of other
+    Raises ValueError if another run holds the lock, if the workdir holds checkpoints with other
     settings, or if settings, code or workdir differ between processes; CheckpointError if the
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
@@ -63,9 +63,9 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
 
 
 def _lock(workdir: pathlib.Path) -> TextIO:
-    """Creates `workdir`; returns its lock, an open file, which the system frees with the process.
+    """Creates `workdir`; returns its lock, an open file that is released when the process ends.
 
-    Of a mounted bucket the lock is known to this host alone: two hosts do not notice each other.
+    On a mounted bucket only this host sees the lock: two hosts do not notice each other.
     """
     if ":/" in str(workdir):
         raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
@@ -84,7 +84,7 @@ def _lock(workdir: pathlib.Path) -> TextIO:
         ) from None
     except OSError as error:
         logging.warning("%s: %s. Start no second run in it", lock.name, error)
-    with contextlib.suppress(OSError):  # Of a full disk: then it does not say who holds it.
+    with contextlib.suppress(OSError):  # On a full disk the lock does not name its holder.
         lock.truncate(0)
         os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
     return lock
@@ -99,7 +99,7 @@ def _code_version() -> dict[str, str]:
 
 
 def _check_settings(workdir: pathlib.Path, given: dict) -> None:
-    """Raises ValueError if the last checkpoint in `workdir` has other settings than given."""
+    """Raises ValueError if the last checkpoint in `workdir` has settings other than `given`."""
     directories = (workdir / "checkpoints", workdir / "best")
     found = [each / str(step) for each in directories for step in saved_steps(each)[-1:]]
     if not found:  # The checkpoints of an earlier run were removed.

@@ -16,7 +16,7 @@ Expected result: 91.4 dev and 87.3 test F1 with MiniLM (seed 0, best epoch 3).
     python -m bert_jax.finetune --config=configs/finetune/conll2003.py --workdir=runs/conll_minilm \
         --config.init_from=runs/data/minilm --config.learning_rate=2e-4
 
-The data are for research only. For files of your own see tagging.py.
+The data are for research only. For your own files, see tagging.py.
 """
 
 from ml_collections import ConfigDict

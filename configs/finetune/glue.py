@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.directory = ""
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.labels = ()  # Order of the classes in the head of `init_from`, if different.
-    config.data.metric = ""  # Selects the best checkpoint; default: that of table 1.
+    config.data.metric = ""  # Selects the best checkpoint; default: the one in table 1.
     config.num_epochs = 0.0 if name == "ax" else 3.0
     config.learning_rate = 2e-5
     epochs = config.num_epochs

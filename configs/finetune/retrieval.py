@@ -7,7 +7,7 @@ and Cho (2019) and is trained to choose the passage among its negatives.
 
 Expected time: 35 min for the command below on two cores shared with other programs.
 Expected result: MRR@10 0.912 and recall@1 0.855 on XQuAD's last 8 articles (200 questions, all 180
-paragraphs; one seed, best epoch 1). MiniLM, a sentence encoder, has 0.907 and 0.850 before.
+paragraphs; one seed, best epoch 1). MiniLM, a sentence encoder, starts from 0.907 and 0.850.
 
     python tools/squad_to_retrieval.py xquad.en.json runs/data/xquad --heldout_articles=8
     python -m bert_jax.finetune --config=configs/finetune/retrieval.py:bi_encoder \
@@ -16,9 +16,9 @@ paragraphs; one seed, best epoch 1). MiniLM, a sentence encoder, has 0.907 and 0
         --config.data.dev=runs/data/xquad/dev.jsonl \
         --config.data.passages=runs/data/xquad/passages.jsonl --config.num_epochs=2
 
-A line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the hardest negatives
+Each line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the hardest negatives
 first, and optionally an `id`. Without `positive` in `dev` or `test` the passages are ranked but not
-scored. `predictions` has the same format, so that the cross-encoder can learn from or rerank what
+scored. `predictions` has the same format, so that the cross-encoder can train on or rerank what
 the bi-encoder finds. Afterwards `bert_jax.load(DIR).encode(...)` gives its vectors, for queries
 with `max_length=64` (data.max_query_length); `.rank(query, passages)` gives the ranking of
 the cross-encoder.
@@ -46,7 +46,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.passages = ""
     # Tokens, at most half of max_seq_length; longer queries are truncated.
     config.data.max_query_length = 64
-    # Per query, the first ones; the cross-encoder needs one or more.
+    # Uses the first N negatives of a query; the cross-encoder needs one or more.
     config.data.num_negatives = 0 if role == "bi_encoder" else 3
 
     config.similarity = ConfigDict()  # Bi-encoder only.
@@ -54,7 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.similarity.normalize = True  # Cosine; False: dot product, which needs temperature 1.
     config.similarity.temperature = 0.05
 
-    config.max_seq_length = 256  # Of a passage, or of a query and a passage.
+    config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
     config = text_classification.cut_down(config, rest)
     config.data.max_query_length = min(config.data.max_query_length, config.max_seq_length // 2)
     return config

@@ -1,4 +1,4 @@
-"""Reuters-21578 R8: news items in eight topics; 5,485 for training, 2,189 for test.
+"""Reuters-21578 R8: news items on eight topics; 5,485 for training, 2,189 for testing.
 
 Source: not from the BERT paper; a data set of the text classification literature (Cardoso-Cachopo,
 2007), with the 6-layer MiniLM weights.
@@ -25,5 +25,5 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.header_lines = 3
     config.max_seq_length = 256
     config.num_epochs = 4.0
-    config.learning_rate = 1e-4  # Small models need a higher one than BERT_BASE.
+    config.learning_rate = 1e-4  # Small models need a higher rate than BERT_BASE.
     return text_classification.cut_down(config, arg)

@@ -1,7 +1,7 @@
 """SQuAD 1.1, or with `:v2` SQuAD 2.0, in which questions may have no answer.
 
 Source: Devlin et al. (2018), sections 4.2 and 4.3: 3 epochs of batch 32 for 1.1, 2 epochs of batch
-48 for 2.0, learning rate 5e-5; windows of 384 tokens every 128, as released.
+48 for 2.0, learning rate 5e-5; windows of 384 tokens with a stride of 128, as released.
 
 Expected time: not measured.
 Expected result: exact match and F1 on dev in tables 2 and 3: 80.8 and 88.5 (1.1, BERT_BASE), 84.1
@@ -44,8 +44,8 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.data.test = ""
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.null_answers = version == "v2"  # Questions may have no answer.
-    # For 2.0: null odds above which a question is left unanswered. Default: the best on dev, or
-    # without labels there that of the head of `init_from`, or 0.
+    # For 2.0: null odds above which a question is left unanswered. Default: the best on dev;
+    # without dev labels, the one stored with the head of `init_from`, or else 0.
     config.data.null_threshold = placeholder(float)
     config.data.doc_stride = 128
     config.data.max_query_length = 64
@@ -55,7 +55,7 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.num_epochs = 2.0 if version == "v2" else 3.0
     config.learning_rate = 5e-5
     config = text_classification.cut_down(config, rest)
-    if rest:  # Contexts have many windows of 32 tokens.
+    if rest:  # With 32 tokens a context takes many windows.
         config.data.doc_stride, config.data.max_query_length = 8, 8
         config.max_train_examples = config.max_eval_examples = 16
     return config

@@ -1,4 +1,4 @@
-"""SWAG: which of four endings continues a story; 73,546 examples for training, 20,006 for dev.
+"""SWAG: choose which of four endings continues a story; 73,546 examples in train, 20,006 in dev.
 
 Source: Devlin et al. (2018), section 4.4: batch 16, learning rate 2e-5, 3 epochs.
 

@@ -12,8 +12,8 @@ Expected time and result: depend on your data; reuters_r8.py is an example.
         --config.data.train=train.csv --config.data.dev=dev.csv
 
 A file has a header with the names of its columns, by default `text` and `label`; in TSV a field is
-quoted if it both begins and ends with a quotation mark, and those inside are doubled. `tfds:NAME`,
-prepared as ArrayRecord, is its split train, validation or test; `tfds:NAME#train[90%:]` another. If
+quoted if it begins and ends with a quotation mark and doubles those inside. `tfds:NAME`,
+prepared as ArrayRecord, is its train, validation or test split; `tfds:NAME#train[90%:]` another. If
 the labels of `dev` or `test` are empty, or `test` has no such column, it is predicted, not scored.
 """
 
@@ -37,13 +37,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.label = "label"
     config.data.id = ""
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
-    config.data.labels = ()  # Default: those found in train, sorted; a,b as a flag.
+    config.data.labels = ()  # Default: those found in train, sorted; as a flag: a,b.
     config.data.regression = False  # The label is a number.
     # Multi-label: what separates the labels of a text, such as | in a|b; in JSONL also a list.
     config.data.label_separator = ""
     config.data.metric = ""  # Selects the best checkpoint; default: accuracy, pearson or micro_f1.
 
-    # Maximum number of examples of train, and of each of dev and test, evenly spaced; 0: all.
+    # Maximum number of examples in train, and in each of dev and test, evenly spaced; 0: all.
     config.max_train_examples = 0
     config.max_eval_examples = 0
     config.max_seq_length = 128
@@ -65,16 +65,16 @@ def get_config(arg: str = "") -> ConfigDict:
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01
     config.clip_norm = 1.0
-    # Layer i of N, from 0, has learning_rate * layer_decay^(N - i), the embeddings one factor more;
-    # such as 0.9. The head and the pooler have learning_rate.
+    # Such as 0.9: layer i of N, from 0, has learning_rate * layer_decay^(N - i), and the embeddings
+    # layer_decay^(N + 1). The head and the pooler have learning_rate.
     config.layer_decay = 1.0
     config.freeze_layers = 0  # Freezes the embeddings and the N lowest layers; 0: nothing.
-    # Weight of each class in the loss, in the order of data.labels, or sorted; balanced: inverse to
-    # its frequency in train. Default: 1 each.
+    # Weight of each class in the loss, in the order of data.labels, or sorted; "balanced": inverse
+    # to its frequency in train. Default: 1 each.
     config.class_weights = ()
 
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
-    config.per_device_batch_size = 0  # Rows of packed examples per pass; 0: automatic.
+    config.per_device_batch_size = 0  # Packed rows per device and microbatch; 0: automatic.
 
     config.log_every = 50
     config.eval_every = 0  # Steps between evaluations; 0: after each epoch.
@@ -85,7 +85,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
-    """Returns a smoke run if `arg` is "runlocal": few and short texts, one epoch."""
+    """Returns a smoke run if `arg` is "runlocal": a few short texts, one epoch."""
     if not arg:
         return config
     if arg != "runlocal":

@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
     config.num_steps = 900_000
     config.batch_size = 256  # Rows per update, over all devices.
-    # Maximum number of masked positions per row. None: masking.rate of the row (20 of 128 tokens).
+    # Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).
     config.max_predictions = placeholder(int)
 
     # A second phase on longer rows.
@@ -39,7 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.per_device_batch_size = placeholder(int)  # None: as in the first phase.
 
     # Weights to start from: a workdir, a checkpoint, or a directory of transformers or of Google's
-    # release; parts that they lack are randomly initialized. Default: all are.
+    # release; parts that they lack are randomly initialized. Default: all parameters are.
     config.init_from = ""
     config.init_optimizer = False  # Also start from Adam's moments in `init_from`, a workdir.
 

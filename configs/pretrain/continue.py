@@ -1,11 +1,11 @@
-"""Continued pre-training: from given weights, on your own domain.
+"""Continued pre-training from existing weights on text of your own domain.
 
 Source: Gururangan et al. (2020), section 3: 12,500 steps on text of the domain, before fine-tuning.
-The learning rate is what the README of the released code recommends for it. Different: batches of
+The learning rate is what the README of the released code recommends for it. Differences: batches of
 256, and bias correction, as the optimizer starts fresh.
 
-The architecture is that of the weights: a workdir, a checkpoint, or a directory of transformers or
-of Google's release. The corpus must have their vocabulary. A head that they lack is
+The architecture is that of the weights, which are a workdir, a checkpoint, or a directory of
+transformers or of Google's release. The corpus must have their vocabulary. A head that they lack is
 randomly initialized; the log names it.
 
 Expected time: not run at full size.

@@ -15,7 +15,7 @@ size and the warm-up with the batch size, at an equal number of rows:
 
 The last row has 7,038 steps at 64K and 1,561 at 32K, and warms up again for the longer rows. The
 paper gives no learning rates for it: 6e-3 with 2,000 steps of warm-up, then 4e-3 with 200, are from
-NVIDIA's reproduction. For another row of the table set --config.batch_size, num_steps,
+NVIDIA's reproduction. For another row of the table, set --config.batch_size, num_steps,
 learning_rate and warmup_steps, with nine tenths of the steps on rows of 128.
 
 Expected time: 76 minutes on 1,024 TPU v3 chips in the paper. Not run at full size;
