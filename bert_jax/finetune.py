@@ -196,7 +196,7 @@ def run_seed(
     best_step = num_steps if best.step is None else best.step
     result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
     # Without a selector, collapse is judged on the first split with labels, or else on the first.
-    judged = selector or min(task.splits, key=lambda split: not split.score, default=None)
+    collapse_split = selector or min(task.splits, key=lambda split: not split.score, default=None)
     predictions = workdir / "predictions"
     for split in task.splits:
         outputs, scores = predict(split, params)
@@ -205,7 +205,7 @@ def run_seed(
             writer.write(num_steps, {f"final/{split.name}/{k}": v for k, v in scores.items()})
             if split is selector and best.step is None:
                 best.keep(num_steps, params, scores)
-        if split is judged:
+        if split is collapse_split:
             result["collapsed"] = task.head.collapsed(split.features, outputs)
         if is_first:
             predictions.mkdir(exist_ok=True)
@@ -235,7 +235,7 @@ class BestCheckpoint:
         self.step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
         settings = self._settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
-        settings["scored_head"] = {name: task.head_settings[name] for name in task.tuned}
+        settings["tuned_head_settings"] = {name: task.head_settings[name] for name in task.tuned}
         write_checkpoint(self.directory / str(step), params, settings, self._setup.tokenizer)
         for other in saved_steps(self.directory):
             if other != step and jax.process_index() == 0:

@@ -139,7 +139,7 @@ class PretrainedModel:
           null_threshold: margin by which the logits of "no answer" must exceed an answer's to rank
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
         """
-        (questions, is_one), (contexts, is_shared) = _as_list(question), _as_list(context)
+        (questions, is_single), (contexts, is_shared) = _as_list(question), _as_list(context)
         for name, texts in (("question", questions), ("context", contexts)):
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError(f"{name} must be a string or a list of strings, got {texts!r:.60}")
@@ -163,7 +163,7 @@ class PretrainedModel:
         for passage in passages:
             outputs = list(itertools.islice(all_outputs, len(passage.features)))
             found.append(spans.best_answers(passage, outputs, config)[:top_k])
-        return found[0] if is_one else found
+        return found[0] if is_single else found
 
     def encode(
         self,
@@ -182,7 +182,7 @@ class PretrainedModel:
           max_length: maximum in tokens. None: the size of the position table; for a bi-encoder
             `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
         """
-        texts, is_one = _as_list(texts)
+        texts, is_single = _as_list(texts)
         bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}
         limit = self.config.max_position_embeddings
         if max_length is None:
@@ -201,7 +201,7 @@ class PretrainedModel:
         vectors = np.array(found, np.float32).reshape(-1, self.config.hidden_size)
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors[0] if is_one else vectors
+        return vectors[0] if is_single else vectors
 
     def features(
         self, texts: Texts, layers: Sequence[int] | None = None, batch_size: int = 32
@@ -211,7 +211,7 @@ class PretrainedModel:
         Returns float32 `[num_tokens, len(layers), hidden_size]` for each text. Layer 0 is the
         embeddings, -1 the last layer; by default the last four, or fewer if the model has fewer.
         """
-        texts, is_one = _as_list(texts)
+        texts, is_single = _as_list(texts)
         last, params = self.config.num_layers, self.params["bert"]
         layers = tuple(range(max(last - 3, 1), last + 1) if layers is None else layers)
         if not layers or not all(-last - 1 <= layer <= last for layer in layers):
@@ -219,7 +219,7 @@ class PretrainedModel:
         features = self._features(texts, self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
         found = self._apply(function, features, per_position=True, batch_size=batch_size)
-        return found[0] if is_one else found
+        return found[0] if is_single else found
 
     def classify(
         self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
@@ -235,7 +235,7 @@ class PretrainedModel:
         else:
             head = self._need_head("rank labels", "classification", "multi_label")
             _check_top_k(top_k, len(head["labels"]))
-        texts, is_one = _as_list(texts)
+        texts, is_single = _as_list(texts)
         outputs = self._head_outputs(self._features(texts, self._max_length, pairs=True))
         if head["task"] == "regression":
             found = [float(output[0]) for output in outputs]
@@ -246,7 +246,7 @@ class PretrainedModel:
                 found = [[each for each in own if each.probability > 0.5] for own in found]
             elif top_k is None:
                 found = [own[0] for own in found]
-        return found[0] if is_one else found
+        return found[0] if is_single else found
 
     def rank(self, text: str, candidates: Sequence[str]) -> list[Ranked]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
@@ -272,14 +272,14 @@ class PretrainedModel:
         `[start, end)` and, like words, a probability.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
-        texts, is_one = _as_list(texts)
+        texts, is_single = _as_list(texts)
         split = list(map(split_words, texts))
         sentences = [Sentence([text[s:e] for s, e in own], [], None, 0) for text, own in split]
         limit = self._max_length
         features, positions, _ = tagging_features(sentences, (), self.tokenizer, limit, False)
         tags = best_tags(self._head_outputs(features), positions, head["labels"])
         found = [tagged_text(text, own, itertools.islice(tags, len(own))) for text, own in split]
-        return found[0] if is_one else found
+        return found[0] if is_single else found
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""

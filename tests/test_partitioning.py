@@ -199,11 +199,11 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
 
     # What the compiler adds are sums of small vectors: it neither gathers the rows, nor sums the
     # gradient of the embedding twice.
-    exchanges = hlo_cost.step_cost(lowered.compile().as_text()).exchanges
+    collectives = hlo_cost.step_cost(lowered.compile().as_text()).largest_collectives
     largest = {
         name: max(math.prod(map(int, size.split(","))) for size in re.findall(r"\[(\d.*?)\]", name))
-        for name in exchanges
+        for name in collectives
         if re.search(r"\[\d", name)
     }
     assert max(largest.values()) == vocab * hidden < rows // mesh["data"] * length * hidden
-    assert exchanges[f"reduce-scatter f32[{vocab},{hidden}]"]["count"] == 1
+    assert collectives[f"reduce-scatter f32[{vocab},{hidden}]"]["count"] == 1

@@ -54,7 +54,7 @@ RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
 }
 # States of a queued resource, or of its TPU, that never become ACTIVE again.
 LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
-LEFT_ALONE = (
+RESOURCE_IS_KEPT = (
     "Nothing was stopped: a slice that exists costs money and may run its job. `launch` resumes "
     "watching it, `follow` only shows the log, and `delete` deletes the slice"
 )
@@ -64,7 +64,7 @@ class LaunchError(RuntimeError):
     """The job cannot run. `launch` deletes its slice."""
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     print(f"launch_tpu: {text}", file=sys.stderr, flush=True)
 
 
@@ -84,15 +84,15 @@ def slice_size(accelerator_type: str) -> tuple[str, int, int]:
 
 def gcloud(*words: str, capture: bool = False, tries: int = 1) -> subprocess.CompletedProcess:
     """Runs `gcloud compute tpus` until it succeeds, up to `tries` times."""
-    place = (f"--project={PROJECT.value}", f"--zone={ZONE.value}", "--quiet")
-    command = ["gcloud", "compute", "tpus", *words, *place]
+    options = (f"--project={PROJECT.value}", f"--zone={ZONE.value}", "--quiet")
+    command = ["gcloud", "compute", "tpus", *words, *options]
     if not capture:
         print(shlex.join(command), flush=True)
     for remaining in reversed(range(tries)):
         answer = subprocess.run(command, check=False, capture_output=capture, text=True)
         if answer.returncode == 0 or not remaining:
             return answer
-        say("the command failed; trying again")
+        print_status("the command failed; trying again")
         time.sleep(POLL_SECONDS.value)
 
 
@@ -113,9 +113,9 @@ def slice_state(tries: int = 20) -> str:
             return "NOT_FOUND"
         if answer.returncode == 0:
             break
-        say(f"cannot query {NAME.value}: {answer.stderr.strip()}")
+        print_status(f"cannot query {NAME.value}: {answer.stderr.strip()}")
     else:
-        raise TimeoutError(f"no answer about {NAME.value}. {LEFT_ALONE}")
+        raise TimeoutError(f"no answer about {NAME.value}. {RESOURCE_IS_KEPT}")
     state = answer.stdout.strip()
     if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
         tpu = gcloud("tpu-vm", *describe, "--format=value(state)", capture=True)
@@ -136,16 +136,16 @@ def create() -> bool:
         words = [f"--node-id={NAME.value}", f"--accelerator-type={TYPE.value}"]
         words += [f"--runtime-version={version}", *["--spot"] * SPOT.value]
         gcloud("queued-resources", "create", NAME.value, *words)
-    shown = None
+    last_state = None
     while (state := slice_state()) not in ("ACTIVE", "FAILED", "NOT_FOUND", *LOST):
-        if state != shown:
-            say(f"{NAME.value} is {state}")
-        shown = state
+        if state != last_state:
+            print_status(f"{NAME.value} is {state}")
+        last_state = state
         time.sleep(POLL_SECONDS.value)
     if state in ("FAILED", "NOT_FOUND"):
         reason = "quota, capacity or a flag; see above or `gcloud compute tpus queued-resources`"
         raise LaunchError(f"{NAME.value} is {state} because of {reason}")
-    say(f"{NAME.value} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
+    print_status(f"{NAME.value} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
     return state == "ACTIVE"
 
 
@@ -196,7 +196,9 @@ def follow() -> str:
         if codes - {"0", str(PREEMPTED), "running", "none"}:
             print(output)
             return "failed"
-        say(f"lost the connection to worker 0, or waiting for the others: {states or 'no answer'}")
+        print_status(
+            f"lost the connection to worker 0, or waiting for the others: {states or 'no answer'}"
+        )
         time.sleep(POLL_SECONDS.value)
 
 
@@ -204,7 +206,7 @@ def launch(*arguments: str) -> str:
     commit = last_commit()  # Restarts run the same code.
     for restart in range(MAX_RESTARTS.value + 1):
         if restart:
-            say(f"{NAME.value} was preempted; restart {restart} of {MAX_RESTARTS.value}")
+            print_status(f"{NAME.value} was preempted; restart {restart} of {MAX_RESTARTS.value}")
             delete()
         try:
             result, error = attempt(commit, *arguments), None
@@ -215,7 +217,7 @@ def launch(*arguments: str) -> str:
     if DELETE.value:
         delete()
     else:
-        say(f"{NAME.value} is kept and costs money until you `delete` it")
+        print_status(f"{NAME.value} is kept and costs money until you `delete` it")
     if result == "failed" and error:
         raise error
     return result
@@ -229,10 +231,10 @@ def attempt(commit: str, *arguments: str) -> str:
     if existed:
         states, _ = job_states()
         if "running" in states.values():
-            say(f"a job is already running on {NAME.value}; following it")
+            print_status(f"a job is already running on {NAME.value}; following it")
             return follow()
         if len(states) < slice_size(TYPE.value)[2]:
-            raise TimeoutError(f"not all hosts of {NAME.value} answer. {LEFT_ALONE}")
+            raise TimeoutError(f"not all hosts of {NAME.value} answer. {RESOURCE_IS_KEPT}")
     copy(commit)
     return run(*arguments)
 
@@ -281,10 +283,12 @@ def main(argv: list[str]) -> None:
     except (LaunchError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"launch_tpu: {error}")
     except KeyboardInterrupt:
-        say(f"interrupted. {LEFT_ALONE}")
+        print_status(f"interrupted. {RESOURCE_IS_KEPT}")
         sys.exit(INTERRUPTED)
     if isinstance(result, str):
-        say(f"the job on {NAME.value} {'has ' if result == 'finished' else 'was '}{result}")
+        print_status(
+            f"the job on {NAME.value} {'has ' if result == 'finished' else 'was '}{result}"
+        )
         sys.exit({"finished": 0, "preempted": PREEMPTED}.get(result, 1))
 
 

@@ -44,7 +44,7 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
     return panels
 
 
-def shown(panels: dict) -> list[str]:
+def panels_with_data(panels: dict) -> list[str]:
     """Returns the names of the metrics to draw, in order."""
     if "mlm_loss" in panels:
         return [*PRETRAINING, "learning_rate"]
@@ -59,7 +59,7 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
     """
     seeds = sorted(path.parent for path in workdir.glob("seed_*/metrics.jsonl"))
     runs = [read_metrics(directory) for directory in seeds or [workdir]]
-    if not (names := shown(runs[0])):
+    if not (names := panels_with_data(runs[0])):
         raise FileNotFoundError(f"{workdir} has no curves: it has not reported a step of training")
     result_path = workdir / "result.json"
     result = json.loads(result_path.read_text()) if result_path.is_file() else {}

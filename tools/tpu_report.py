@@ -201,14 +201,16 @@ def format_step(phase: dict) -> list[str]:
         f"MFU {phase['mfu']:.1%}",
         f"{phase['num_steps']:,} steps": format_hours(phase),
         "compile time": f"{phase['compile_seconds']:.0f} s",
-        "no estimate for": ", ".join(f"{name} x{n}" for name, n in phase["not_estimated"].items()),
+        "no estimate for": ", ".join(
+            f"{name} x{n}" for name, n in phase["without_estimate"].items()
+        ),
         "loops counted once": ", ".join(phase["loops_counted_once"]),
     }
     lines = [f"{name:<20}  {figure}" for name, figure in figures.items() if figure]
     for row in phase["costliest"]:
         start = f"{row['cycles']:>12,} x{row['runs']:<4}{row['name']}  {row['shape'][:60]}"
         lines.append(f"{start}  {row['op_name'][-90:]}")
-    for arrays, each in phase["exchanges"].items():
+    for arrays, each in phase["largest_collectives"].items():
         lines.append(f"{each['bytes'] / 2**20:>8,.1f} MiB x{each['count']:<4}{arrays[:90]}")
     return lines
 
@@ -249,7 +251,7 @@ def flops_ratio(phase: dict) -> float:
 
 
 def has_missing_cycles(phase: dict) -> bool:
-    return bool(phase["loops_counted_once"]) or "tpu_custom_call" in phase["not_estimated"]
+    return bool(phase["loops_counted_once"]) or "tpu_custom_call" in phase["without_estimate"]
 
 
 def report_all() -> bool:

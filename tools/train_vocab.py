@@ -59,8 +59,8 @@ class TextCounts:
     """How often each character begins or continues a word, and how many "words" (for WordPiece)
     and "sentences" (for SentencePiece) are too long to train on."""
 
-    beginning: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    continuing: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    word_initial: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    word_internal: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
@@ -88,9 +88,9 @@ def text_of_batch(
         if len(word) > MAX_WORD_CHARACTERS:
             counts.too_long["words"] += count
             continue
-        counts.beginning[word[0]] += count
+        counts.word_initial[word[0]] += count
         for character in word[1:]:
-            counts.continuing[character] += count
+            counts.word_internal[character] += count
     return sentences, counts, sum(document.bytes_read for document, _, _ in batch)
 
 
@@ -115,12 +115,12 @@ def spool_text(
     with tqdm.tqdm(total=total_bytes, desc="text", unit="B", unit_scale=True) as bar:
         for sentences, batch_counts, bytes_read in ordered_map(split, batches, num_processes):
             stream.writelines(f"{sentence}\n".encode() for sentence in sentences)
-            counts.beginning.update(batch_counts.beginning)
-            counts.continuing.update(batch_counts.continuing)
+            counts.word_initial.update(batch_counts.word_initial)
+            counts.word_internal.update(batch_counts.word_internal)
             counts.too_long.update(batch_counts.too_long)
             bar.update(bytes_read)
     stream.flush()
-    if not counts.beginning:
+    if not counts.word_initial:
         raise ValueError("the input holds no words to train on")
     return counts
 
@@ -131,9 +131,9 @@ def train_wordpiece(path: str, counts: TextCounts, size: int, lower_case: bool) 
     The trainer breaks ties between merges by the order of the characters and their "##" forms in a
     hash table, which differs between runs. Passing all of them makes it deterministic.
     """
-    frequency = counts.beginning + counts.continuing
+    frequency = counts.word_initial + counts.word_internal
     alphabet = sorted(frequency, key=lambda c: (-frequency[c], c))[: min(MAX_ALPHABET, size // 4)]
-    continuations = sorted(f"##{c}" for c in alphabet if counts.continuing[c])
+    continuations = sorted(f"##{c}" for c in alphabet if counts.word_internal[c])
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
     too_long = tokenizers.Regex(f".{{{MAX_WORD_CHARACTERS + 1},}}")

@@ -26,7 +26,7 @@ from bert_jax.corpus import writing
 from bert_jax.corpus.packing import pack_pairs
 from bert_jax.corpus.pairs import NOT_NEXT, SPECIAL_TOKENS_PER_PAIR, make_pairs
 from bert_jax.corpus.parallel import ordered_map
-from bert_jax.corpus.parts import Part, cut_into_parts, read_parts
+from bert_jax.corpus.parts import DocumentPart, cut_into_parts, read_parts
 from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
 from bert_jax.corpus.sentences import MODES, UNREADABLE, split_sentences
 from bert_jax.tokenization import Tokenizer
@@ -116,7 +116,7 @@ def tokenize_batch(
     of the parts in each shard, counts of each split for the manifest, and the number of bytes read.
     """
     index, documents = batch
-    spills = [bytearray() for _ in range(sum(map(len, shards.values())))]
+    shard_bytes = [bytearray() for _ in range(sum(map(len, shards.values())))]
     counts = {split: collections.Counter() for split in shards}
     rng = random.Random(f"{config.seed}/{index}")
     for document, split, source in documents:
@@ -134,12 +134,12 @@ def tokenize_batch(
             count["dropped_empty_documents"] += 1
             continue
         for part in cut_into_parts(source, sentences):
-            spills[rng.choice(shards[split])] += pickle.dumps(part)
-    return spills, counts, sum(document.bytes_read for document, _, _ in documents)
+            shard_bytes[rng.choice(shards[split])] += pickle.dumps(part)
+    return shard_bytes, counts, sum(document.bytes_read for document, _, _ in documents)
 
 
 def rows_of_group(
-    parts: Sequence[Part],
+    parts: Sequence[DocumentPart],
     special_ids: tuple[int, int, int],
     config: CorpusConfig,
     rng: random.Random,
@@ -267,8 +267,8 @@ def _spill_parts(
     ):
         # Unbuffered, so that a full disk raises when writing, not when closing.
         files = [stack.enter_context(open(path, "wb", 0)) for path in paths]
-        for spills, batch_counts, bytes_read in batches:
-            for file, content in zip(files, spills, strict=True):
+        for shard_bytes, batch_counts, bytes_read in batches:
+            for file, content in zip(files, shard_bytes, strict=True):
                 try:  # Unlike write(), raises after a partial write.
                     np.frombuffer(content, np.uint8).tofile(file)
                 except OSError as error:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 MAX_PART_TOKENS = 1 << 13
 
 
-class Part(NamedTuple):
+class DocumentPart(NamedTuple):
     """Consecutive sentences of one document; `source` is the document's number."""
 
     source: int
@@ -23,15 +23,17 @@ class Part(NamedTuple):
         return [memoryview(sentence).cast("H").tolist() for sentence in self.sentences]
 
 
-def cut_into_parts(source: int, sentences: list[list[int]]) -> Iterator[Part]:
+def cut_into_parts(source: int, sentences: list[list[int]]) -> Iterator[DocumentPart]:
     """Yields parts with equal numbers of sentences, of at most about `MAX_PART_TOKENS` each."""
     num_parts = min(math.ceil(sum(map(len, sentences)) / MAX_PART_TOKENS), len(sentences))
     bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
     for start, stop in itertools.pairwise(bounds):
-        yield Part(source, [array.array("H", ids).tobytes() for ids in sentences[start:stop]])
+        yield DocumentPart(
+            source, [array.array("H", ids).tobytes() for ids in sentences[start:stop]]
+        )
 
 
-def read_parts(path: pathlib.Path) -> list[Part]:
+def read_parts(path: pathlib.Path) -> list[DocumentPart]:
     """Reads a file of pickled parts."""
     parts = []
     with open(path, "rb") as stream:

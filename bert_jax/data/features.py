@@ -59,7 +59,9 @@ class LabelLayout:
     per_position: bool = False  # NO_LABEL where there is none.
     shape: tuple[int, ...] = ()  # The shape of one label.
     per_passage: bool = False  # A number for each sequence of a feature except the first.
-    are_positions: bool = False  # Labels are positions in their feature, and move with it in a row.
+    holds_positions: bool = (
+        False  # Labels are positions in their feature, and move with it in a row.
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,16 +108,16 @@ class RowShape:
                 slot += 1
             if feature.label is not None:
                 rows["weights"][row, index] = 1
-                place = slice(start, end) if self.labels.per_position else index
-                shift = start if self.labels.are_positions else 0
-                rows["labels"][row, place] = np.add(feature.label, shift)
+                slots = slice(start, end) if self.labels.per_position else index
+                shift = start if self.labels.holds_positions else 0
+                rows["labels"][row, slots] = np.add(feature.label, shift)
 
     def build(
-        self, placed: Mapping[int, Sequence[Feature]], num_rows: int, sharding: Sharding
+        self, row_features: Mapping[int, Sequence[Feature]], num_rows: int, sharding: Sharding
     ) -> dict[str, jax.Array]:
-        """Builds `num_rows` rows on the devices from the features `placed` in some of them."""
+        """Builds `num_rows` rows on the devices; `row_features` gives the features of some rows."""
         rows = self.empty(num_rows)
-        for row, features in placed.items():
+        for row, features in row_features.items():
             self.fill(rows, row, features)
         return {
             name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
@@ -154,11 +156,13 @@ def finetune_batches(
     max_microbatches = -(-batch_size // microbatch_rows)
     for step in range(start, stop):
         chosen = [features[i] for i in batch_indices(len(features), batch_size, seed, step)]
-        packed, placed = shape.pack(chosen), {}
+        packed, row_features = shape.pack(chosen), {}
         for index, members in enumerate(packed):
             microbatch, row = divmod(index, microbatch_rows)
-            placed[row * max_microbatches + microbatch] = [chosen[member] for member in members]
-        rows = shape.build(placed, microbatch_rows * max_microbatches, sharding)
+            row_features[row * max_microbatches + microbatch] = [
+                chosen[member] for member in members
+            ]
+        rows = shape.build(row_features, microbatch_rows * max_microbatches, sharding)
         yield rows, -(-len(packed) // microbatch_rows)
 
 
@@ -169,5 +173,5 @@ def predict_batches(
     packed = shape.pack(features)
     for first in range(0, len(packed), num_rows):
         members = packed[first : first + num_rows]
-        placed = {row: [features[i] for i in indices] for row, indices in enumerate(members)}
-        yield shape.build(placed, num_rows, sharding), members
+        row_features = {row: [features[i] for i in indices] for row, indices in enumerate(members)}
+        yield shape.build(row_features, num_rows, sharding), members

@@ -181,14 +181,14 @@ class Rows:
         # The last shard that starts here: the ones before it are empty.
         shard = bisect.bisect_right(self._shards, block, key=lambda shard: shard[0]) - 1
         first_block, path, reader = self._shards[shard]
-        place = f"{path}, block {block - first_block}"
+        location = f"{path}, block {block - first_block}"
         try:
             (content,) = reader.read([block - first_block])
         except (RuntimeError, ValueError, IndexError) as error:
-            raise CorpusError(f"{place}: damaged ({error})") from error
+            raise CorpusError(f"{location}: damaged ({error})") from error
         rows = np.frombuffer(content, self._dtype)
         if (largest := rows["tokens"].max()) >= self.vocab_size:
-            raise CorpusError(f"{place}: token id {largest} is outside the corpus's vocabulary")
+            raise CorpusError(f"{location}: token id {largest} is outside the corpus's vocabulary")
         return rows
 
 

@@ -293,8 +293,8 @@ def load_huggingface(directory: pathlib.Path) -> LoadedModel:
     Raises FileNotFoundError if a file is missing, ImportError if torch is, and ValueError if a file
     is damaged, unsupported, or inconsistent with another.
     """
-    path, early = directory / "config.json", directory / "bert_config.json"
-    values = read_json(early if early.exists() and not path.exists() else path)
+    path, legacy_path = directory / "config.json", directory / "bert_config.json"
+    values = read_json(legacy_path if legacy_path.exists() and not path.exists() else path)
     config, head = config_from_huggingface(values), head_from_huggingface(values)
     try:
         params, report = params_from_huggingface(read_tensors(directory), config, head)

@@ -20,7 +20,7 @@ from bert_jax.tokenization import Tokenizer
 PADDED = ("bert/embeddings/token_embedding", "mlm/bias")
 """Parameters whose first axis is the vocabulary, padded to whole tiles."""
 
-OPTIONAL_PARTS = ("bert/pooler", "mlm", "nsp")
+OPTIONAL_MODULES = ("bert/pooler", "mlm", "nsp")
 """Parts that a model may lack, besides a task's head."""
 
 
@@ -114,7 +114,7 @@ def read_parameters(
 
     shapes = parameter_shapes(config, head)
     present = [path for path in shapes if name_of(path) in stored_names]
-    parts = [f"{part}/" for part in ("head", *OPTIONAL_PARTS)]
+    parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
     for path, shape in shapes.items():
         name = name_of(path)
@@ -150,7 +150,7 @@ def build_loaded_model(
         fix = "remove `architectures` from config.json to read the encoder alone"
         raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")
     present = {*params, *(f"bert/{name}" for name in params["bert"])}
-    absent = [part for part in OPTIONAL_PARTS if part not in present]
+    absent = [part for part in OPTIONAL_MODULES if part not in present]
     settings = {"bert": dataclasses.asdict(config), "absent": absent}
     if head and ("head" in params or not head["labels"]):  # An embedding head has no parameters.
         settings["head"] = dict(head)

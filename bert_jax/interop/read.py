@@ -37,7 +37,7 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
             hint = "merge its shards with transformers' save_pretrained(DIR, max_shard_size='1TB')"
         raise FileNotFoundError(f"{error}; {hint}") from error
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
-        settings["head"] |= settings.get("scored_head", {})
+        settings["head"] |= settings.get("tuned_head_settings", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
     unused = ("training",) if settings.get("has_training_state", True) else ()
     return LoadedModel(params, settings, tokenizer, LoadReport(paths, (), unused))

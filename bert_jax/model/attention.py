@@ -40,13 +40,13 @@ def attention(
     probabilities = _softmax(scores, value.dtype)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def weigh(probabilities, value):
+    def weighted_sum(probabilities, value):
         """The layer loop saves only `probabilities`; the backward pass recomputes their dropout."""
         if dropout_rows is not None:
             probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
         return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
 
-    return jnp.swapaxes(weigh(probabilities, value), 1, 2)
+    return jnp.swapaxes(weighted_sum(probabilities, value), 1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -23,7 +23,7 @@ BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
 @jax.named_scope("feed_forward")
 @functools.partial(nn.remat, prevent_cse=False)
-def _after_gelu(dense: Dense, x: jax.Array) -> jax.Array:
+def _dense_after_gelu(dense: Dense, x: jax.Array) -> jax.Array:
     """Recomputes GELU in the backward pass, so that the layer loop saves only `x`: half as much."""
     return dense(gelu(x))
 
@@ -49,7 +49,7 @@ class Embeddings(nn.Module):
 
         # One copy per shard of the rows, `[fsdp, vocab, hidden]`: gathered once for both the lookup
         # and the MLM head, whose gradients are added first and then summed over `fsdp` once.
-        self.token_copies = on_fsdp_shards(
+        self.gathered_token_embedding = on_fsdp_shards(
             lambda shard: gather(shard, config.dtype, 0)[None],
             (TOKEN_EMBEDDING,),
             table("token_embedding", config.padded_vocab_size),
@@ -66,7 +66,7 @@ class Embeddings(nn.Module):
         def lookup(copies, positions, tokens, position_ids):
             return jnp.take(copies[0], tokens, axis=0) + jnp.take(positions, position_ids, axis=0)
 
-        tables = self.token_copies, self.position_embedding
+        tables = self.gathered_token_embedding, self.position_embedding
         x = on_fsdp_shards(lookup, (ROWS, P(), ROWS, ROWS), *tables, tokens, position_ids)
         # With two segments, a one-hot product has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
@@ -100,7 +100,7 @@ class EncoderLayer(nn.Module):
         y = apply_dropout(self, y, dropout_rows)
         x = LayerNorm(config, name="attention_layer_norm")(x + y)
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
-        y = _after_gelu(Dense(config, hidden, fsdp_axis=1, name="output"), y)
+        y = _dense_after_gelu(Dense(config, hidden, fsdp_axis=1, name="output"), y)
         y = apply_dropout(self, y, dropout_rows)
         return LayerNorm(config, name="output_layer_norm")(x + y)
 
@@ -179,8 +179,8 @@ class MlmHead(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, token_copies: jax.Array) -> jax.Array:
-        """Returns float32 logits `[B, K, padded_vocab]` for `[B, K, H]` and `token_copies`.
+    def __call__(self, hidden: jax.Array, gathered_token_embedding: jax.Array) -> jax.Array:
+        """Returns float32 logits `[B, K, padded_vocab]` for hidden states `[B, K, H]`.
 
         Ids beyond the vocabulary, which only pad it to a whole tile, get the minimum float32: they
         have zero probability and are never predicted.
@@ -194,7 +194,7 @@ class MlmHead(nn.Module):
             table, axes = copies[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
             return jax.lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
 
-        logits = on_fsdp_shards(product, (ROWS, ROWS), token_copies, x)
+        logits = on_fsdp_shards(product, (ROWS, ROWS), gathered_token_embedding, x)
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(real, logits + bias, jnp.finfo(jnp.float32).min)
 
@@ -229,7 +229,7 @@ class BertForPreTraining(nn.Module):
         inputs = tokens, segment_ids, position_ids, sequence_ids
         hidden = self.bert(*inputs, dropout_rows=dropout_rows)
         masked = gather_positions(hidden, mlm_positions)
-        mlm_logits = self.mlm(masked, self.bert.embeddings.token_copies)
+        mlm_logits = self.mlm(masked, self.bert.embeddings.gathered_token_embedding)
         return mlm_logits, self.nsp(self.bert.pool(hidden, cls_positions))
 
 

@@ -47,8 +47,8 @@ def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Arra
 def mlm_logits(config: BertConfig, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
     masked = gather_positions(_hidden(config, params["bert"], rows), positions)
-    token_copies = params["bert"]["embeddings"]["token_embedding"][None]
-    return MlmHead(config).apply({"params": params["mlm"]}, masked, token_copies)
+    gathered_token_embedding = params["bert"]["embeddings"]["token_embedding"][None]
+    return MlmHead(config).apply({"params": params["mlm"]}, masked, gathered_token_embedding)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -72,7 +72,7 @@ class Head:
       name: the name under which checkpoints store it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
-      reads: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
+      input: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
       labels: layout of the labels in rows.
       output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
       collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
@@ -86,7 +86,7 @@ class Head:
 
     name: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
-    reads: str = "pooled"
+    input: str = "pooled"
     labels: LabelLayout = dataclasses.field(default=LabelLayout())
     output: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs
     collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
@@ -99,11 +99,11 @@ class Head:
 
     @property
     def pooled(self) -> bool:
-        return self.reads == "pooled"
+        return self.input == "pooled"
 
     @property
     def per_position(self) -> bool:
-        return self.reads == "positions"
+        return self.input == "positions"
 
 
 class BertForTask(nn.Module):
@@ -138,7 +138,7 @@ class BertForTask(nn.Module):
         """
         batch = unpack_rows(rows)
         x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout_rows=dropout_rows)
-        if self.kind.reads == "sequences":
+        if self.kind.input == "sequences":
             vectors = pool_tokens(x, rows["pairs"], self.pooling)
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
@@ -149,11 +149,11 @@ class BertForTask(nn.Module):
         return self.head(x)
 
 
-def make_model(config: BertConfig, described: Mapping) -> nn.Module:
+def make_model(config: BertConfig, head_settings: Mapping) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options."""
-    head = HEADS[described["task"]]
-    options = {name: described[name] for name in head.options}
-    return (head.module or BertForTask)(config, head, len(described["labels"]), **options)
+    head = HEADS[head_settings["task"]]
+    options = {name: head_settings[name] for name in head.options}
+    return (head.module or BertForTask)(config, head, len(head_settings["labels"]), **options)
 
 
 def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
@@ -238,7 +238,7 @@ MULTIPLE_CHOICE = Head(
 TAGGING = Head(
     "tagging",
     _classification_loss,
-    reads="positions",
+    input="positions",
     labels=LabelLayout(per_position=True),
     collapsed=_one_tag,
 )
@@ -252,8 +252,8 @@ FEATURE_BASED = dataclasses.replace(
 SPAN = Head(
     "span",
     _span_loss,
-    reads="positions",
-    labels=LabelLayout(shape=(2,), are_positions=True),
+    input="positions",
+    labels=LabelLayout(shape=(2,), holds_positions=True),
     collapsed=_no_spans,
     dropout=False,
 )
@@ -261,7 +261,7 @@ EMBEDDING = Head(
     "embedding",
     loss=None,
     batch_loss=in_batch_loss,
-    reads="sequences",
+    input="sequences",
     labels=LabelLayout(per_passage=True),
     collapsed=_equal_vectors,
     options=("pooling", "normalize", "temperature"),

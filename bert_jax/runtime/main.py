@@ -81,7 +81,7 @@ def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict])
             )
         elif (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
-        watchdog.end_if_stuck(values.stop_timeout, is_distributed)
+        watchdog.exit_if_stuck(values.stop_timeout, is_distributed)
         result = train_and_evaluate(values.config, values.workdir)
     except command_line.Preempted as error:
         print(f"\n{command_line.program_name()}: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, exit_now
 class Watchdog:
     """A thread that reports whenever `beat` has not been called for `limit_seconds`.
 
-    It never ends the run: an apparent stall may be a long compilation. `end_if_stuck` does.
+    It never ends the run: an apparent stall may be a long compilation. `exit_if_stuck` does.
     """
 
     # Per process, which has one run at a time. `slowest` is the longest limited activity so far.
@@ -51,7 +51,7 @@ class Watchdog:
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 
-def end_if_stuck(timeout: float, is_distributed: bool) -> None:
+def exit_if_stuck(timeout: float, is_distributed: bool) -> None:
     """Ends this process, once asked to stop, after `timeout` seconds without progress.
 
     An activity may also take up to three times as long as the slowest one so far, and any time if
@@ -70,8 +70,8 @@ def end_if_stuck(timeout: float, is_distributed: bool) -> None:
 def _end_if_stuck(read_end, timeout):
     while (received := os.read(read_end, 1)[0]) not in (signal.SIGINT, signal.SIGTERM, ord("S")):
         pass
-    asked = time.monotonic()
-    while not Watchdog.limited or time.monotonic() < max(asked, Watchdog.since) + timeout:
+    requested_at = time.monotonic()
+    while not Watchdog.limited or time.monotonic() < max(requested_at, Watchdog.since) + timeout:
         timeout = max(timeout, 3 * Watchdog.slowest)
         time.sleep(0.1)
     faulthandler.dump_traceback(sys.stderr, all_threads=True)

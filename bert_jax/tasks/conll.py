@@ -17,7 +17,7 @@ from bert_jax.tasks.tables import read_objects, read_text
 from bert_jax.tasks.tagging_scores import find_entities
 
 SCHEMES = ("iob1", "iob2", "bioes")
-_LAST_AND_SINGLE = {"bioes": "ES", "bilou": "LU"}
+_END_AND_SINGLE_PREFIXES = {"bioes": "ES", "bilou": "LU"}
 _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 
 
@@ -86,17 +86,19 @@ def read_sentences(
 
 def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
     sentences = []
-    for values, place in read_objects(path):
+    for values, location in read_objects(path):
         words, tags = values.get("tokens"), values.get("tags")
         texts = [words] if tags is None else [words, tags]
         if not all(map(_are_words, texts)) or len(texts[-1]) != len(words):
             raise ValueError(
-                f"{place}: expected 'tokens', a list of words, and for each a tag in 'tags', "
+                f"{location}: expected 'tokens', a list of words, and for each a tag in 'tags', "
                 f"texts without spaces such as B-LOC; it has {', '.join(map(repr, values))}"
             )
         if sentences and (tags is None) != (sentences[0].tags is None):
-            raise ValueError(f"{place}: only some lines have 'tags': give all lines tags, or none")
-        lines = [int(place.rpartition(" ")[2])] * len(words)
+            raise ValueError(
+                f"{location}: only some lines have 'tags': give all lines tags, or none"
+            )
+        lines = [int(location.rpartition(" ")[2])] * len(words)
         sentences.append(Sentence(words, lines, tags, values.get("document")))
     return sentences
 
@@ -121,11 +123,11 @@ def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
                 "type; for tags that mark no entities set --config.data.scheme=none"
             )
     illegal = []
-    for scheme in ("iob2", "iob1", *_LAST_AND_SINGLE):
+    for scheme in ("iob2", "iob1", *_END_AND_SINGLE_PREFIXES):
         legal = [tag for sentence in sentences for tag in convert_tags(sentence.tags, scheme)]
         if legal == tags:
             return scheme
-        first = next(place for place, tag in enumerate(tags) if tag != legal[place])
+        first = next(i for i, tag in enumerate(tags) if tag != legal[i])
         illegal.append(f"line {lines[first]}: {tags[first]!r} is not {scheme.upper()}")
     raise ValueError(f"{path}: use one scheme in the whole file ({'; '.join(illegal)})")
 
@@ -139,7 +141,9 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
         follows = before and (before.type, before.end) == (entity.type, entity.start)
         if scheme != "iob1" or follows:
             converted[entity.start] = f"B-{entity.type}"
-        if scheme in _LAST_AND_SINGLE:
-            converted[entity.end - 1] = f"{_LAST_AND_SINGLE[scheme][length == 1]}-{entity.type}"
+        if scheme in _END_AND_SINGLE_PREFIXES:
+            converted[entity.end - 1] = (
+                f"{_END_AND_SINGLE_PREFIXES[scheme][length == 1]}-{entity.type}"
+            )
         before = entity
     return converted

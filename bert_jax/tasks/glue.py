@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.model import heads
 from bert_jax.tasks import scores, tables
-from bert_jax.tasks.labels import given_labels, read_labels
+from bert_jax.tasks.labels import labels_from_config, read_labels
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tasks.text_classification import choose_metric, make_split, text_features
 from bert_jax.tokenization import Tokenizer
@@ -27,7 +27,7 @@ class GlueSet:
       labels: the classes, in the order of their numbers in the files; () for regression.
       texts: columns of the one or two texts; `tfds_texts` are their names in TFDS if different.
       metrics: the official metrics; the first selects the checkpoint.
-      submits_names: whether classes are submitted by name, not by number.
+      submits_label_names: whether classes are submitted by name, not by number.
       submissions: test split -> suffix after `folder` in the name of its submission file.
     """
 
@@ -37,7 +37,7 @@ class GlueSet:
     tfds_texts: tuple[str, ...] = ()
     label: str = "label"
     metrics: tuple[str, ...] = ("accuracy",)
-    submits_names: bool = False
+    submits_label_names: bool = False
     dev: tuple[str, ...] = ("dev",)
     submissions: dict[str, str] = dataclasses.field(default_factory=lambda: {"test": ""})
 
@@ -48,7 +48,7 @@ _MNLI = GlueSet(
     ("entailment", "neutral", "contradiction"),
     tfds_texts=("premise", "hypothesis"),
     label="gold_label",
-    submits_names=True,
+    submits_label_names=True,
     dev=("dev_matched", "dev_mismatched"),
     submissions={"test_matched": "-m", "test_mismatched": "-mm"},
 )
@@ -72,8 +72,8 @@ SETS = {
         metrics=("f1", "accuracy"),
     ),
     "mnli": _MNLI,
-    "qnli": GlueSet("QNLI", _ENTAILMENT, ("question", "sentence"), submits_names=True),
-    "rte": GlueSet("RTE", _ENTAILMENT, submits_names=True),
+    "qnli": GlueSet("QNLI", _ENTAILMENT, ("question", "sentence"), submits_label_names=True),
+    "rte": GlueSet("RTE", _ENTAILMENT, submits_label_names=True),
     "wnli": GlueSet("WNLI", ("not_entailment", "entailment")),
     # No training set: predicted with an MNLI model.
     "ax": dataclasses.replace(_MNLI, folder="AX", dev=(), submissions={"test": ""}),
@@ -99,14 +99,14 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     glue_set = SETS[data.name]
     metric = choose_metric(glue_set.metrics, data.metric)
     expected = glue_set.labels or ("value",)
-    labels = given_labels(config) or expected
+    labels = labels_from_config(config) or expected
     if set(labels) != set(expected):
         raise ValueError(
             f"--config.data.labels={','.join(labels)}: expected {', '.join(expected)}, in any order"
         )
     columns = (is_tfds and glue_set.tfds_texts) or glue_set.texts
     classes = labels if glue_set.labels else ()
-    names = classes if glue_set.submits_names else list(map(glue_set.labels.index, classes))
+    names = classes if glue_set.submits_label_names else list(map(glue_set.labels.index, classes))
     metrics = {each: getattr(scores, each) for each in glue_set.metrics}
     if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
         metrics["f1"] = functools.partial(scores.f1, positive=labels.index(glue_set.labels[1]))
@@ -208,15 +208,17 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
     names = lines[0].split("\t") if has_header else _COLA_COLUMNS
     records, skipped = [], 0
     for number, line in enumerate(lines[has_header:], start=1 + has_header):
-        fields, place = line.split("\t"), f"{path}, line {number}"
+        fields, location = line.split("\t"), f"{path}, line {number}"
         if not line.strip():
             continue
         if len(fields) >= len(names):
-            records.append(tables.Record(dict(zip(names, fields, strict=False)), place))
+            records.append(tables.Record(dict(zip(names, fields, strict=False)), location))
         elif name == "qqp" and split != "test":
             skipped += 1
         else:
-            raise ValueError(f"{place}: {len(fields)} tab-separated fields, expected {len(names)}")
+            raise ValueError(
+                f"{location}: {len(fields)} tab-separated fields, expected {len(names)}"
+            )
     if path.name == "msr_paraphrase_train.txt":
         # The original release, split as the benchmark's download script does.
         file = next(path.parent.glob(_DEV_IDS), path.with_name("mrpc_dev_ids.tsv"))

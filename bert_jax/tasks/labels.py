@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from bert_jax.tasks.tables import Record
 
 
-def given_labels(config: ConfigDict) -> tuple[str, ...]:
+def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
     """Returns `config.data.labels` as text; () if none are given.
 
     The flag parser reads `neg,pos` as one label and `0,1` as two numbers.
@@ -24,11 +24,11 @@ def find_labels(records: Sequence[Record], column: str, given: tuple[str, ...]) 
     """Returns the labels `given`, or if empty the sorted labels in `column`. Raises ValueError."""
     source, labels = "--config.data.labels", given
     if records and not given:
-        source = f"{records[0].place.rpartition(', ')[0]}, column {column!r}"
+        source = f"{records[0].location.rpartition(', ')[0]}, column {column!r}"
         labels = tuple(sorted({record.columns[column] for record in records}))
         for record in records:
             if (label := record.columns[column]) != label.strip():
-                raise ValueError(f"{record.place}: remove the white space around {label!r}")
+                raise ValueError(f"{record.location}: remove the white space around {label!r}")
     if len(set(labels)) < max(len(labels), 2):
         found = ", ".join(labels) or "none"
         raise ValueError(f"{source}: expected two or more different labels, found {found}")
@@ -59,14 +59,16 @@ def read_labels(
             values.append(labels.index(name))
         elif labels:
             expected = ", ".join(labels)
-            raise ValueError(f"{record.place}: label {text!r}, expected one of {expected}{hint}")
+            raise ValueError(f"{record.location}: label {text!r}, expected one of {expected}{hint}")
         else:
             try:
                 value = float(text)
             except ValueError:
                 value = math.nan
             if not math.isfinite(value):
-                raise ValueError(f"{record.place}: {column} is {text!r}, expected a finite number")
+                raise ValueError(
+                    f"{record.location}: {column} is {text!r}, expected a finite number"
+                )
             values.append(value)
     check_labeled(records, values, column, required)
     return values
@@ -78,7 +80,7 @@ def split_labels(records: Sequence[Record], column: str, separator: str) -> list
     for record in records:
         labels = map(str.strip, record.columns.get(column, "").split(separator))
         own = [record.columns | {column: label} for label in labels if label]
-        copies.append([Record(columns, record.place) for columns in own])
+        copies.append([Record(columns, record.location) for columns in own])
     return copies
 
 
@@ -101,4 +103,4 @@ def check_labeled(examples: Sequence, labels: Sequence, column: str, required: b
     unknown = [label is None for label in labels]
     if any(unknown) and (required or not all(unknown)):
         expected = "every example needs one" if required else "label all examples, or none"
-        raise ValueError(f"{examples[unknown.index(True)].place}: no {column!r}: {expected}")
+        raise ValueError(f"{examples[unknown.index(True)].location}: no {column!r}: {expected}")

@@ -9,7 +9,9 @@ from ml_collections import ConfigDict
 from bert_jax.model.heads import HEADS
 
 
-def use_labels_of_head(config: ConfigDict, module: ModuleType, found: Mapping | None) -> ConfigDict:
+def with_labels_of_head(
+    config: ConfigDict, module: ModuleType, found: Mapping | None
+) -> ConfigDict:
     """Returns `config`, with the labels of the head `found` if it gives no labels and no train.
 
     `module` is the task's; `found` describes the head in the weights, or is None. Raises ValueError

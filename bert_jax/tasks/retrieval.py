@@ -34,7 +34,7 @@ class Query(NamedTuple):
     text: str
     positive: str | None
     negatives: tuple[str, ...]
-    place: str
+    location: str
 
     def candidates(self) -> tuple[str, ...]:
         """Returns the query's passages, the positive first."""
@@ -44,7 +44,7 @@ class Query(NamedTuple):
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/retrieval.py."""
     data = config.data
-    files = tables.given_files(data)
+    files = tables.files_from_config(data)
     role, pooling = data.role, config.similarity.pooling
     for flag, value, expected in (
         ("data.role", role, ROLES),
@@ -70,7 +70,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     for query in train:
         if len(query.negatives) < data.num_negatives:
             expected = f"--config.data.num_negatives={data.num_negatives}"
-            raise ValueError(f"{query.place}: {len(query.negatives)} negatives, but {expected}")
+            raise ValueError(f"{query.location}: {len(query.negatives)} negatives, but {expected}")
     train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
     collection = read_passages(data.passages) if data.passages else []
     texts = TokenizedTexts(tokenizer, sum(queries.values(), train), collection, config)
@@ -104,16 +104,16 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Query]:
     """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none."""
     queries = []
-    for values, place in tables.read_objects(path):
-        text = _text(values, "query", place)
-        positive = _text(values, "positive", place) if "positive" in values else None
+    for values, location in tables.read_objects(path):
+        text = _text(values, "query", location)
+        positive = _text(values, "positive", location) if "positive" in values else None
         negatives = values.get("negatives", [])
         if not isinstance(negatives, list) or not all(map(_is_text, negatives)):
-            raise ValueError(f"{place}: 'negatives' is {negatives!r}, expected a list of texts")
+            raise ValueError(f"{location}: 'negatives' is {negatives!r}, expected a list of texts")
         if positive in negatives:
-            raise ValueError(f"{place}: the positive is one of the negatives too: {positive!r}")
+            raise ValueError(f"{location}: the positive is one of the negatives too: {positive!r}")
         name = str(values.get("id", len(queries)))
-        queries.append(Query(name, text, positive, tuple(negatives), place))
+        queries.append(Query(name, text, positive, tuple(negatives), location))
     tables.check_unique(queries, [query.id for query in queries])
     check_labeled(queries, [query.positive for query in queries], "positive", is_training)
     return queries
@@ -121,12 +121,12 @@ def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Qu
 
 def read_passages(path: str | pathlib.Path) -> list[str]:
     """Reads the passages of a JSONL file, one `{"text": ...}` per line."""
-    return [_text(values, "text", place) for values, place in tables.read_objects(path)]
+    return [_text(values, "text", location) for values, location in tables.read_objects(path)]
 
 
-def _text(values: dict, name: str, place: str) -> str:
+def _text(values: dict, name: str, location: str) -> str:
     if not _is_text(text := values.get(name, "")):
-        raise ValueError(f"{place}: {name!r} is {text!r}, expected a text")
+        raise ValueError(f"{location}: {name!r} is {text!r}, expected a text")
     return text
 
 
@@ -190,7 +190,7 @@ def make_split(
     for query, passages, _ in ranked:
         if not passages:
             fix = "'negatives', or for a bi_encoder --config.data.passages"
-            raise ValueError(f"{query.place}: no passages to rank: give {fix}")
+            raise ValueError(f"{query.location}: no passages to rank: give {fix}")
 
     def rankings(outputs: Outputs) -> Iterable[tuple[tuple, np.ndarray]]:
         """Returns each entry of `ranked` with the scores of its passages."""

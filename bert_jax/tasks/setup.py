@@ -18,7 +18,7 @@ from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
-from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
+from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
@@ -107,11 +107,11 @@ def setup_finetuning(
     )
     found = settings["head"] if "head" in params else None
     task = read_task(config, found, tokenizer)
-    described = {"task": task.head.name, "labels": list(task.labels), **task.head_settings}
-    pretrained = initial_params(params, found, described, config.new_head)
+    head_settings = {"task": task.head.name, "labels": list(task.labels), **task.head_settings}
+    pretrained = initial_params(params, found, head_settings, config.new_head)
     if "head" in pretrained:
         task.head_settings.update({name: found[name] for name in task.tuned if name in found})
-        described |= task.head_settings
+        head_settings |= task.head_settings
     num_batches = steps_per_epoch(len(task.train), config.batch_size)
     num_steps = round(config.num_epochs * num_batches)
     if not num_steps and task.labels and "head" not in pretrained:
@@ -140,7 +140,7 @@ def setup_finetuning(
 
     settings = config.to_dict() | {
         "bert": dataclasses.asdict(bert),
-        "head": described,
+        "head": head_settings,
         "absent": ["mlm", "nsp", *([] if task.head.pooled else ["bert/pooler"])],
         "num_steps": num_steps,
         # Prevents resuming a run, or considering it finished, with other files or weights.
@@ -156,8 +156,9 @@ def setup_finetuning(
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )
+    model = make_model(bert, head_settings)
     setup = FinetuneSetup(
-        *(config, task, tokenizer, settings, pretrained, make_model(bert, described), mesh, shape),
+        *(config, task, tokenizer, settings, pretrained, model, mesh, shape),
         microbatch_rows=microbatch_rows,
         predict_rows=predict_rows,
         steps_per_epoch=num_batches,
@@ -183,7 +184,7 @@ def read_task(config: ConfigDict, found: dict | None, tokenizer: Tokenizer) -> T
     if importlib.util.find_spec(name) is None:
         raise ValueError(f"--config.task={config.task}: expected a file name in bert_jax/tasks")
     module = importlib.import_module(name)
-    task = module.get_task(use_labels_of_head(config, module, found), tokenizer)
+    task = module.get_task(with_labels_of_head(config, module, found), tokenizer)
     head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
     return dataclasses.replace(task, head=head)
 

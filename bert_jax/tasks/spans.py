@@ -209,7 +209,7 @@ def best_answers(
     ranked = best_spans(passage, outputs, config.max_answer_length, N_BEST)
     if config.null_answers:
         null = null_span(outputs)
-        place = sum(null.score - span.score <= config.null_threshold for span in ranked)
-        ranked.insert(place, null)
+        rank = sum(null.score - span.score <= config.null_threshold for span in ranked)
+        ranked.insert(rank, null)
     pairs = zip(ranked, softmax([span.score for span in ranked]).tolist(), strict=True)
     return [Answer(passage.text(span), p, span.begin, span.end) for span, p in pairs]

@@ -15,20 +15,20 @@ from bert_jax.model import heads
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tasks.squad_files import Question, read_questions
-from bert_jax.tasks.squad_scores import deciding_threshold, evaluate_v1, evaluate_v2
-from bert_jax.tasks.tables import given_files
+from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evaluate_v2
+from bert_jax.tasks.tables import files_from_config
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
-    data, files = config.data, given_files(config.data)
+    data, files = config.data, files_from_config(config.data)
     others = ("train", "dev", "test", "data_dir")
     given = {name: each for name, each in data.items() if each is not None and name not in others}
     span_config = SpanConfig(max_seq_length=config.max_seq_length, **given)
     head_settings = dataclasses.asdict(span_config)
-    tunes = span_config.null_answers and "null_threshold" not in given
+    tunes_threshold = span_config.null_answers and "null_threshold" not in given
     notes: dict[str, int] = {}
     train, splits = [], []
     for name, source in files.items():
@@ -40,7 +40,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         windows = list(itertools.chain(*itertools.starmap(label_question, examples)))
         max_answers = 1 if name == "train" else None  # Training uses only the first.
         lost = [
-            question.place
+            question.location
             for question, passage in examples
             for answer in (question.answers or ())[:max_answers]
             if not spans.locate(answer, passage)
@@ -50,13 +50,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             logging.warning("%d answers are not at their answer_start: %s", len(lost), places)
         if name != "train":
             notes[f"{name} answers not in the context"] = len(lost)
-            splits.append(make_split(name, examples, windows, head_settings, tunes))
+            splits.append(make_split(name, examples, windows, head_settings, tunes_threshold))
             continue
         notes["train questions skipped, whose answer is not in the context"] = len(lost)
         train = [window for window in windows if window.label is not None]
         if not train:
             raise ValueError(
-                f"{questions[0].place}: this and all other questions lack an answer at its "
+                f"{questions[0].location}: this and all other questions lack an answer at its "
                 "answer_start (in characters), and training needs one"
             )
     return Task(
@@ -67,7 +67,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         metric="dev/f1",
         notes=notes,
         head_settings=head_settings,
-        tuned=("null_threshold",) if tunes else (),
+        tuned=("null_threshold",) if tunes_threshold else (),
         files=files,
     )
 
@@ -85,12 +85,12 @@ def make_split(
     examples: Sequence[tuple[Question, Passage]],
     windows: list[Feature],
     head_settings: dict,
-    tunes: bool,
+    tunes_threshold: bool,
 ) -> Split:
     """Builds a split that is scored by the official rules and writes the official files.
 
-    Null odds above `head_settings["null_threshold"]` predict no answer. If `tunes`, scoring the dev
-    split sets this threshold.
+    Null odds above `head_settings["null_threshold"]` predict no answer. If
+    `tunes_threshold`, scoring the dev split sets this threshold.
     """
     null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
     gold = {
@@ -130,8 +130,8 @@ def make_split(
         texts, odds, _ = find_answers(outputs, 1)
         if not null_answers:
             return evaluate_v1(gold, texts)
-        if tunes and name == "dev":
-            head_settings["null_threshold"] = deciding_threshold(gold, texts, odds)
+        if tunes_threshold and name == "dev":
+            head_settings["null_threshold"] = best_null_threshold(gold, texts, odds)
         return evaluate_v2(gold, decide(texts, odds), odds)
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:

@@ -11,13 +11,13 @@ from bert_jax.tasks.tables import check_unique, read_objects, read_text
 
 
 class Question(NamedTuple):
-    """A question about a context, and its place in the file, for error messages."""
+    """A question about a context, and its location in the file, for error messages."""
 
     id: str
     question: str
     context: str
     answers: tuple[tuple[str, int], ...] | None  # (text, answer_start) pairs, if known.
-    place: str
+    location: str
 
 
 def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[Question]:
@@ -28,8 +28,8 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
     """
     if source.startswith("tfds:") or source.endswith(".jsonl"):
         questions = [
-            _question(values, str(values.get("id", number)), place)
-            for number, (values, place) in enumerate(read_objects(source, data_dir))
+            _question(values, str(values.get("id", number)), location)
+            for number, (values, location) in enumerate(read_objects(source, data_dir))
         ]
     else:
         questions = list(_read_json(pathlib.Path(source)))
@@ -40,7 +40,7 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
     for question in questions:
         if question.answers == () and not null_answers:
             raise ValueError(
-                f"{question.place}: no answer, which only SQuAD 2.0 allows: "
+                f"{question.location}: no answer, which only SQuAD 2.0 allows: "
                 "--config=configs/finetune/squad.py:v2"
             )
     return questions
@@ -53,44 +53,44 @@ def _read_json(path: pathlib.Path) -> Iterator[Question]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; name a file of lines .jsonl") from None
     for a, article in enumerate(_get(content, "data", list, f"{path}"), start=1):
-        place = f"{path}, article {a}"
-        for p, paragraph in enumerate(_get(article, "paragraphs", list, place), start=1):
-            place = f"{path}, article {a}, paragraph {p}"
-            context = _get(paragraph, "context", str, place)
-            for q, entry in enumerate(_get(paragraph, "qas", list, place), start=1):
-                place = f"{path}, article {a}, paragraph {p}, question {q}"
-                id_ = _get(entry, "id", str, place)
-                yield _question(entry | {"context": context}, id_, f"{place} (id {id_})")
+        location = f"{path}, article {a}"
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, location), start=1):
+            location = f"{path}, article {a}, paragraph {p}"
+            context = _get(paragraph, "context", str, location)
+            for q, entry in enumerate(_get(paragraph, "qas", list, location), start=1):
+                location = f"{path}, article {a}, paragraph {p}, question {q}"
+                id_ = _get(entry, "id", str, location)
+                yield _question(entry | {"context": context}, id_, f"{location} (id {id_})")
 
 
-def _question(values: dict, id_: str, place: str) -> Question:
+def _question(values: dict, id_: str, location: str) -> Question:
     for name in ("question", "context"):
-        if not _get(values, name, str, place).strip():
-            raise ValueError(f"{place}: the {name} is empty")
+        if not _get(values, name, str, location).strip():
+            raise ValueError(f"{location}: the {name} is empty")
     answers = values.get("answers")
     if isinstance(answers, dict):  # A dict of lists, as in TFDS and Hugging Face datasets.
-        lists = [_get(answers, name, list, place) for name in ("text", "answer_start")]
+        lists = [_get(answers, name, list, location) for name in ("text", "answer_start")]
         answers = [
             {"text": text, "answer_start": start} for text, start in itertools.zip_longest(*lists)
         ]
     if answers is not None:
         answers = tuple(
-            (_get(answer, "text", str, place), _get(answer, "answer_start", int, place))
-            for answer in _get({"answers": answers}, "answers", list, place)
+            (_get(answer, "text", str, location), _get(answer, "answer_start", int, location))
+            for answer in _get({"answers": answers}, "answers", list, location)
         )
-    if values.get("is_impossible") and _get(values, "is_impossible", bool, place):
+    if values.get("is_impossible") and _get(values, "is_impossible", bool, location):
         if answers:
-            raise ValueError(f"{place}: is_impossible, but it has answers: remove one")
+            raise ValueError(f"{location}: is_impossible, but it has answers: remove one")
         answers = ()
-    return Question(id_, values["question"], values["context"], answers, place)
+    return Question(id_, values["question"], values["context"], answers, location)
 
 
-def _get(holder: object, name: str, kind: type, place: str):
+def _get(holder: object, name: str, kind: type, location: str):
     """Returns `holder[name]`; raises ValueError unless it is a `kind`."""
     value = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
         found = "none" if value is None else type(value).__name__
         if isinstance(holder, dict) and name not in holder:
             found = f"only {', '.join(holder) or 'an empty object'}"
-        raise ValueError(f"{place}: expected {name!r}, a {kind.__name__}; found {found}")
+        raise ValueError(f"{location}: expected {name!r}, a {kind.__name__}; found {found}")
     return value

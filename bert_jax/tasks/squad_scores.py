@@ -101,7 +101,7 @@ def best_threshold(
     return best / len(gold), threshold
 
 
-def deciding_threshold(
+def best_null_threshold(
     gold: Gold, predictions: Mapping[str, str], null_odds: Mapping[str, float]
 ) -> float:
     """Returns the threshold on `null_odds` that gives the best F1 when applied to predictions.

@@ -20,13 +20,13 @@ _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TS
 
 
 class Record(NamedTuple):
-    """One example: its columns as text, and its place, "FILE, line N", for error messages."""
+    """One example: its columns as text, and its location, "FILE, line N", for error messages."""
 
     columns: dict[str, str]
-    place: str
+    location: str
 
 
-def given_files(data: ConfigDict) -> dict[str, str]:
+def files_from_config(data: ConfigDict) -> dict[str, str]:
     """Returns which of data.train, data.dev and data.test are given; raises ValueError if none."""
     files = {name: data[name] for name in ("train", "dev", "test") if data[name]}
     if not files:
@@ -75,7 +75,7 @@ def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str =
     for record in records:
         if missing := [column for column in columns if column not in record.columns]:
             found = list(record.columns)
-            raise ValueError(f"{record.place}: no {missing[0]!r} among {found}{hint}")
+            raise ValueError(f"{record.location}: no {missing[0]!r} among {found}{hint}")
 
 
 def read_text(path: pathlib.Path, expected: str) -> str:
@@ -86,12 +86,12 @@ def read_text(path: pathlib.Path, expected: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        place = f"{path}, line {line}, byte {error.start}"
-        raise ValueError(f"{place}: not UTF-8: convert the file, e.g. with iconv") from None
+        location = f"{path}, line {line}, byte {error.start}"
+        raise ValueError(f"{location}: not UTF-8: convert the file, e.g. with iconv") from None
 
 
 def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
-    """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns the objects and their places."""
+    """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns them, located."""
     if str(source).startswith("tfds:"):
         return _read_tfds(source, data_dir)
     objects = []
@@ -99,14 +99,16 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        place = f"{source}, line {number}"
+        location = f"{source}, line {number}"
         try:
             values = json.loads(line, parse_constant=_refuse_constant)
         except ValueError as error:
-            raise ValueError(f"{place}: not JSON ({error}); expected an object per line") from None
+            raise ValueError(
+                f"{location}: not JSON ({error}); expected an object per line"
+            ) from None
         if not isinstance(values, dict):
-            raise ValueError(f"{place}: expected a JSON object, found {type(values).__name__}")
-        objects.append((values, place))
+            raise ValueError(f"{location}: expected a JSON object, found {type(values).__name__}")
+        objects.append((values, location))
     if not objects:
         raise ValueError(f"{source} holds no examples")
     return objects
@@ -116,15 +118,15 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON: write null for a missing value")
 
 
-def _json_record(values: dict, place: str, columns: Sequence[str], separator: str) -> Record:
+def _json_record(values: dict, location: str, columns: Sequence[str], separator: str) -> Record:
     for column in columns:
         value = values.get(column)
         if separator and isinstance(value, list):
             values[column] = separator.join(map(_json_text, value))
         elif isinstance(value, list | dict):
             found = type(value).__name__
-            raise ValueError(f"{place}: {column!r} is a {found}, expected text or a number")
-    return Record({name: _json_text(value) for name, value in values.items()}, place)
+            raise ValueError(f"{location}: {column!r} is a {found}, expected text or a number")
+    return Record({name: _json_text(value) for name, value in values.items()}, location)
 
 
 def _json_text(value: object) -> str:
@@ -158,12 +160,12 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     records, names = [], rows[0][0] if rows else []
     if duplicates := [name for name in names if name and names.count(name) > 1]:
         raise ValueError(f"{path}: the header names {duplicates[0]!r} twice: rename one of them")
-    for fields, place in rows[max(header_lines, 1) :]:
+    for fields, location in rows[max(header_lines, 1) :]:
         if any(fields):
             if len(fields) != len(names):
                 counts = f"{len(fields)} fields, but the header names {len(names)}"
-                raise ValueError(f"{place}: {counts}{hint}")
-            records.append(Record(dict(zip(names, fields, strict=True)), place))
+                raise ValueError(f"{location}: {counts}{hint}")
+            records.append(Record(dict(zip(names, fields, strict=True)), location))
     if not records:
         raise ValueError(f"{path} holds no examples")
     return records
@@ -211,7 +213,7 @@ def check_texts(records: Iterable[Record], columns: Sequence[str]) -> None:
     for record in records:
         for column in columns:
             if not record.columns[column].strip():
-                raise ValueError(f"{record.place}: {column!r} is empty; fix or remove the line")
+                raise ValueError(f"{record.location}: {column!r} is empty; fix or remove the line")
 
 
 def example_ids(records: Sequence[Record], column: str) -> list[str]:
@@ -224,9 +226,11 @@ def example_ids(records: Sequence[Record], column: str) -> list[str]:
 
 
 def check_unique(examples: Iterable, ids: Iterable[str]) -> None:
-    """Raises ValueError, with the `place` of both examples, if two have the same id."""
-    places: dict[str, str] = {}
+    """Raises ValueError, with the `location` of both examples, if two have the same id."""
+    locations: dict[str, str] = {}
     for example, name in zip(examples, ids, strict=True):
-        if name in places:
-            raise ValueError(f"{example.place}: id {name!r} is already used in {places[name]}")
-        places[name] = example.place
+        if name in locations:
+            raise ValueError(
+                f"{example.location}: id {name!r} is already used in {locations[name]}"
+            )
+        locations[name] = example.location

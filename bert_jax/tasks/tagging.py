@@ -12,9 +12,9 @@ from bert_jax.data.features import NO_LABEL, Feature, make_sequence
 from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
-from bert_jax.tasks.labels import given_labels
+from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
-from bert_jax.tasks.tables import given_files
+from bert_jax.tasks.tables import files_from_config
 from bert_jax.tasks.tagging_scores import entity_scores, find_strict_entities, split_tag
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
@@ -22,7 +22,7 @@ from bert_jax.tokenization import Tokenizer
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/tagging.py."""
-    data, labels, files = config.data, given_labels(config), given_files(config.data)
+    data, labels, files = config.data, labels_from_config(config), files_from_config(config.data)
     if data.scheme not in (*SCHEMES, "none"):
         expected = f"{', '.join(SCHEMES)} to train, or none for tags that mark no entities"
         raise ValueError(f"--config.data.scheme={data.scheme}: expected {expected}")

@@ -28,11 +28,11 @@ def split_tag(tag: str) -> tuple[str, str]:
 def find_entities(tags: Sequence[str]) -> list[Entity]:
     """Finds entities by conlleval's rules: a tag after O or another type begins a new one."""
     entities, before = [], ("O", "")
-    for place, (prefix, type_name) in enumerate(map(split_tag, tags)):
+    for index, (prefix, type_name) in enumerate(map(split_tag, tags)):
         if prefix != "O":
             begins = prefix in "BSU" or before[0] in "OESLU" or before[1] != type_name
-            start = place if begins else entities.pop().start
-            entities.append(Entity(type_name, start, place + 1))
+            start = index if begins else entities.pop().start
+            entities.append(Entity(type_name, start, index + 1))
         before = prefix, type_name
     return entities
 

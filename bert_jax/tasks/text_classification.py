@@ -16,7 +16,7 @@ from scipy.special import expit, softmax
 from bert_jax.data.features import Feature
 from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
-from bert_jax.tasks.labels import find_labels, given_labels, read_label_sets, split_labels
+from bert_jax.tasks.labels import find_labels, labels_from_config, read_label_sets, split_labels
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
@@ -37,7 +37,7 @@ def get_head(config: ConfigDict) -> Head:
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/text_classification.py."""
     data = config.data
-    files = tables.given_files(data)
+    files = tables.files_from_config(data)
     head, separator = get_head(config), data.label_separator
     metrics = {REGRESSION: CORRELATIONS, MULTI_LABEL: SET_METRICS}.get(head, METRICS)
     metric = choose_metric(metrics, data.metric)
@@ -57,7 +57,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     train = records.get("train", ())
     if separator:
         train = list(itertools.chain(*split_labels(train, data.label, separator)))
-    labels = () if data.regression else find_labels(train, data.label, given_labels(config))
+    labels = () if data.regression else find_labels(train, data.label, labels_from_config(config))
     if train and labels:
         counts = collections.Counter(record.columns[data.label] for record in train)
         rarest = min(labels, key=counts.__getitem__)

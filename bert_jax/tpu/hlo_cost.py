@@ -15,7 +15,7 @@ import numpy as np
 
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
-PARTS = (
+MODEL_PARTS = (
     ("masking", r"^(?!.*BertForPreTraining).*(vmap\(|row_key|mask)"),
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
@@ -95,9 +95,11 @@ class Cost(NamedTuple):
     cycles: dict[tuple[str, str], int]  # By (part, "forward" | "backward" | "update").
     flops: float  # Of the matrix products, two per multiply-add.
     collectives: dict[str, dict[str, float]]  # {kind: {"count", "bytes", "link_bytes"}}.
-    exchanges: dict[str, dict[str, float]]  # The same by kind and arrays, by descending bytes.
+    largest_collectives: dict[
+        str, dict[str, float]
+    ]  # The same by kind and arrays, by descending bytes.
     costliest: list[tuple[int, int, Instruction]]  # (Cycles of all runs, runs, ...), descending.
-    not_estimated: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
+    without_estimate: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
     loops_counted_once: list[str]  # Those with an unknown trip count.
 
     @property
@@ -108,8 +110,8 @@ class Cost(NamedTuple):
 def step_cost(text: str) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError otherwise."""
     computations, entry = parse(text)
-    cycles, not_estimated = collections.Counter(), collections.Counter()
-    exchanges, costliest, loops_counted_once, total_flops = {}, [], [], 0.0
+    cycles, without_estimate = collections.Counter(), collections.Counter()
+    largest_collectives, costliest, loops_counted_once, total_flops = {}, [], [], 0.0
     communicating = set()  # Fusions with collectives.
     for runs, instruction, fusion in executed(computations, entry):
         total_flops += runs * flops(instruction)
@@ -123,21 +125,21 @@ def step_cost(text: str) -> Cost:
             channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
             channel = kind, channel, instruction.op_name
             total = runs * num_bytes, runs * link_bytes, runs, kind, arrays
-            exchanges[channel] = max(total, exchanges.get(channel, total))
+            largest_collectives[channel] = max(total, largest_collectives.get(channel, total))
         if fusion:
             continue  # The estimate of the fusion includes its instructions.
         if instruction.cycles is not None:
             cycles[part_of(instruction.op_name)] += runs * instruction.cycles
             costliest.append((runs * instruction.cycles, runs, instruction))
         elif instruction not in communicating and _needs_estimate(instruction):
-            not_estimated[instruction.kind] += runs
+            without_estimate[instruction.kind] += runs
     kinds, each = (collections.defaultdict(collections.Counter) for _ in range(2))
-    for num_bytes, link_bytes, runs, kind, arrays in exchanges.values():
+    for num_bytes, link_bytes, runs, kind, arrays in largest_collectives.values():
         for total in (kinds[kind], each[f"{kind} {arrays}"]):
             total.update(count=runs, bytes=num_bytes, link_bytes=link_bytes)
     each = dict(sorted(each.items(), key=lambda item: -item[1]["bytes"]))
     costliest.sort(key=lambda row: -row[0])
-    return Cost(cycles, total_flops, kinds, each, costliest, not_estimated, loops_counted_once)
+    return Cost(cycles, total_flops, kinds, each, costliest, without_estimate, loops_counted_once)
 
 
 def parse(text: str) -> tuple[Computations, str]:
@@ -189,7 +191,9 @@ def trip_count(loop: Instruction, computations: Computations) -> int | None:
 def part_of(op_name: str) -> tuple[str, str]:
     """Returns (part of the model, "forward" | "backward" | "update") of an `op_name`."""
     path = op_name.partition("/")[2]
-    part = next(part for part, pattern in PARTS if re.search(pattern, "/" + path if path else ""))
+    part = next(
+        part for part, pattern in MODEL_PARTS if re.search(pattern, "/" + path if path else "")
+    )
     if "transpose(" in path:
         return part, "backward"
     return part, "update" if part in ("optimizer", "other") else "forward"

@@ -123,7 +123,9 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "cycles_per_sequence": cost.total_cycles * num_chips / phase.batch_size,
         "cycles_by_part": cycles_by_part,
         "collectives": cost.collectives,
-        "exchanges": dict(itertools.islice(cost.exchanges.items(), num_costliest)),
+        "largest_collectives": dict(
+            itertools.islice(cost.largest_collectives.items(), num_costliest)
+        ),
         "collective_bytes_per_step": sum(each["bytes"] for each in collectives),
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
@@ -131,7 +133,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "mfu": row_flops * rate / peak,
         "hours": phase.num_steps * seconds / 3600,
         "hours_with_exposed_collectives": phase.num_steps * (seconds + collective_seconds) / 3600,
-        "not_estimated": cost.not_estimated,
+        "without_estimate": cost.without_estimate,
         "loops_counted_once": cost.loops_counted_once,
         "costliest": [
             {"cycles": cycles, "runs": runs}

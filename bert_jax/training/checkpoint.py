@@ -185,11 +185,11 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
 
 
 def load_checkpoint(
-    path: str | pathlib.Path, abstract_params_of: Callable[[dict], dict]
+    path: str | pathlib.Path, get_abstract_params: Callable[[dict], dict]
 ) -> tuple[dict, dict, Tokenizer]:
     """Loads parameters, settings and tokenizer, the parameters onto the default device.
 
-    `path` is as in `find_checkpoint`; `abstract_params_of(settings)` returns the expected tree of
+    `path` is as in `find_checkpoint`; `get_abstract_params(settings)` returns the expected tree of
     shapes and dtypes of the parameters. Raises FileNotFoundError or CheckpointError.
     """
     directory = find_checkpoint(path)
@@ -198,7 +198,7 @@ def load_checkpoint(
         vocabulary = _read_json(directory / "vocabulary")
         content = base64.b64decode(vocabulary["base64"])
         tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
-        params = _read_arrays(directory / "params", abstract_params_of(settings))
+        params = _read_arrays(directory / "params", get_abstract_params(settings))
     return params, settings, tokenizer
 
 
@@ -218,13 +218,13 @@ def training_state(directory: pathlib.Path) -> dict:
 
 
 def verify_checkpoint(
-    directory: pathlib.Path, abstract_params_of: Callable[[dict], dict]
+    directory: pathlib.Path, get_abstract_params: Callable[[dict], dict]
 ) -> dict[str, int]:
     """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
 
     Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
     """
-    params, settings, _ = load_checkpoint(directory, abstract_params_of)
+    params, settings, _ = load_checkpoint(directory, get_abstract_params)
     training = {"step": np.int32(0)}
     if settings.get("has_training_state", True):
         training = training_state(directory)

@@ -51,7 +51,7 @@ def make_finetune_step(
         outputs = apply(params, rows, key)
         return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / count
 
-    def as_microbatches(rows):
+    def split_microbatches(rows):
         return jax.tree.map(
             lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
         )
@@ -63,7 +63,7 @@ def make_finetune_step(
 
     def accumulate_gradients(params, rows, num_microbatches, count, key):
         """Returns the contribution of one data-parallel shard to the loss and its gradients."""
-        microbatches = as_microbatches(rows)
+        microbatches = split_microbatches(rows)
 
         def add(index, total):
             values = jax.value_and_grad(loss_fn)(params, at(microbatches, index), count, key)
@@ -74,7 +74,7 @@ def make_finetune_step(
 
     def accumulate_batch_gradients(params, rows, num_microbatches, count, key):
         """Does the same as `accumulate_gradients`, for a `batch_loss`."""
-        microbatches = as_microbatches(rows)
+        microbatches = split_microbatches(rows)
         shape = jax.eval_shape(apply, params, at(microbatches, 0), key).shape
 
         def embed(index, vectors):

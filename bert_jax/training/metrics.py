@@ -12,7 +12,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
 from bert_jax.model.config import BertConfig
-from bert_jax.training.workdir import error_names_file, write_text
+from bert_jax.training.workdir import add_path_to_errors, write_text
 
 # Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p have
 # one device per chip, v2 and v3 one per core.
@@ -52,7 +52,7 @@ class MetricsWriter:
             return
         self._written = {(record["step"], *record.keys()) for record in kept}
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
-        with error_names_file(self._tensorboard):
+        with add_path_to_errors(self._tensorboard):
             self._tensorboard.mkdir(exist_ok=True)
             # The public writers around this one block forever once their thread has failed.
             self._events = EventsWriter(str(self._tensorboard / "events"))
@@ -63,9 +63,9 @@ class MetricsWriter:
         """Writes `metrics`, unless the run had written them before it was resumed."""
         if not self._writes or (step, "step", *metrics) in self._written:
             return
-        with error_names_file(self._path), self._path.open("a") as file:
+        with add_path_to_errors(self._path), self._path.open("a") as file:
             file.write(json.dumps({"step": step} | metrics) + "\n")
-        with error_names_file(self._tensorboard):
+        with add_path_to_errors(self._tensorboard):
             for name, value in metrics.items():
                 self._write_event(step, summary=scalar(name, value))
             self._events.flush()

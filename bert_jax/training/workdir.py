@@ -23,14 +23,15 @@ from bert_jax.training.checkpoint import load_settings, saved_steps
 # Settings that may differ when a run is resumed: they do not change the training, or (the mesh)
 # only its rounding. Paths may change where contents are compared instead: a corpus by its
 # manifest, weights and a task's files by the hashes in "contents".
-FREE_TO_CHANGE = (
+CHANGEABLE_ON_RESUME = (
     *("corpus", "long_phase.corpus", "topology", "init_from"),
     *("data.train", "data.dev", "data.test", "data.passages", "data.directory", "data.data_dir"),
     *("mesh.", "shard_weight_update", "per_device_batch_size", "long_phase.per_device_batch_size"),
     *("log_every", "eval_", "max_eval_batches", "checkpoint_every", "keep_"),
     *("stall_seconds", "num_seeds"),
     *("model.remat", "model.scan_layers", "bert.remat", "bert.scan_layers"),
-    *("has_training_state", "score", "step"),  # Written only to the checkpoint in `best`.
+    # Written only to the checkpoint in `best`.
+    *("has_training_state", "score", "step", "tuned_head_settings"),
 )
 
 
@@ -112,7 +113,7 @@ def _check_settings(workdir: pathlib.Path, given: dict) -> None:
     differences = "\n".join(
         f"  {name}: {saved.get(name)!r} in {found[0]}, {given.get(name)!r} now"
         for name in sorted(saved.keys() | given.keys())
-        if saved.get(name) != given.get(name) and not name.startswith(FREE_TO_CHANGE)
+        if saved.get(name) != given.get(name) and not name.startswith(CHANGEABLE_ON_RESUME)
     )
     if differences:
         raise ValueError(
@@ -129,13 +130,13 @@ def write_json(path: pathlib.Path, value: dict) -> None:
 def write_text(path: pathlib.Path, text: str) -> None:
     """Writes `text` atomically: the file is complete or does not exist."""
     unfinished = path.with_name(path.name + ".tmp")
-    with error_names_file(path):
+    with add_path_to_errors(path):
         unfinished.write_text(text)
         unfinished.replace(path)
 
 
 @contextlib.contextmanager
-def error_names_file(path: pathlib.Path) -> Iterator[None]:
+def add_path_to_errors(path: pathlib.Path) -> Iterator[None]:
     """Adds `path` and a remedy to the message of an OSError."""
     try:
         yield

@@ -32,4 +32,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_epochs = 10.0
     if arg:
         config.lstm_size = 64
-    return text_classification.cut_down(config, arg)
+    return text_classification.apply_runlocal(config, arg)

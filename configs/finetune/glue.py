@@ -38,6 +38,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_epochs = 0.0 if name == "ax" else 3.0
     config.learning_rate = 2e-5
     epochs = config.num_epochs
-    config = text_classification.cut_down(config, arg)
+    config = text_classification.apply_runlocal(config, arg)
     config.num_epochs = min(config.num_epochs, epochs)
     return config

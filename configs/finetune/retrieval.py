@@ -55,6 +55,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.similarity.temperature = 0.05
 
     config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
-    config = text_classification.cut_down(config, rest)
+    config = text_classification.apply_runlocal(config, rest)
     config.data.max_query_length = min(config.data.max_query_length, config.max_seq_length // 2)
     return config

@@ -26,4 +26,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.max_seq_length = 256
     config.num_epochs = 4.0
     config.learning_rate = 1e-4  # Small models need a higher rate than BERT_BASE.
-    return text_classification.cut_down(config, arg)
+    return text_classification.apply_runlocal(config, arg)

@@ -54,7 +54,7 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.batch_size = 48 if version == "v2" else 32
     config.num_epochs = 2.0 if version == "v2" else 3.0
     config.learning_rate = 5e-5
-    config = text_classification.cut_down(config, rest)
+    config = text_classification.apply_runlocal(config, rest)
     if rest:  # With 32 tokens a context takes many windows.
         config.data.doc_stride, config.data.max_query_length = 8, 8
         config.max_train_examples = config.max_eval_examples = 16

@@ -29,4 +29,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.batch_size = 16
     config.learning_rate = 2e-5
-    return text_classification.cut_down(config, arg)
+    return text_classification.apply_runlocal(config, arg)

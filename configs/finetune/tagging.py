@@ -43,4 +43,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.batch_size = 32
     config.num_epochs = 4.0
     config.learning_rate = 5e-5
-    return text_classification.cut_down(config, arg)
+    return text_classification.apply_runlocal(config, arg)

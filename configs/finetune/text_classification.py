@@ -81,10 +81,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.save_training_state = True  # After each evaluation, to resume from.
     config.stall_seconds = 600
 
-    return cut_down(config, arg)
+    return apply_runlocal(config, arg)
 
 
-def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
+def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
     """Returns a smoke run if `arg` is "runlocal": a few short texts, one epoch."""
     if not arg:
         return config

@@ -89,10 +89,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # Seconds without a step before the stacks of all threads are printed.
     config.stall_seconds = 600
 
-    return cut_down(config, arg)
+    return apply_runlocal(config, arg)
 
 
-def cut_down(config: ConfigDict, arg: str) -> ConfigDict:
+def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
     """Cuts the run down to a few steps of eight rows if `arg` is "runlocal", as a smoke test."""
     if not arg:
         return config

@@ -38,4 +38,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.learning_rate = 2e-5
     config.warmup_steps = 600
     config.eval_every = config.checkpoint_every = 1_000
-    return bert_base.cut_down(config, arg)
+    return bert_base.apply_runlocal(config, arg)

@@ -41,4 +41,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.eval_every = 500
     config.eval_batch_size = 64
     config.checkpoint_every = 500
-    return bert_base.cut_down(config, arg)
+    return bert_base.apply_runlocal(config, arg)

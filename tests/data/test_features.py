@@ -56,7 +56,7 @@ def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
             label = rows["labels"][row]
             if shape.labels.per_position:
                 label = label[own[0, 0] : own[0, 2]]
-            elif shape.labels.are_positions:
+            elif shape.labels.holds_positions:
                 label = tuple(label[place] - own[0, 0])
             else:
                 label = label[place]

@@ -17,7 +17,7 @@ from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagge
 from bert_jax.model.heads import FEATURE_BASED, TAGGING
 from bert_jax.tasks import feature_based as task
 from bert_jax.tasks import tagging
-from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
+from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
 from configs.finetune import conll2003, feature_based
@@ -171,7 +171,7 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, weights, tmp_path, 
     (tmp_path / "dev.txt").write_text(TEXT)
     config = conll2003.get_config()
     config.data.train, config.data.test, config.data.dev = "", "", str(tmp_path / "dev.txt")
-    use_labels_of_head(config, tagging, model.head)
+    with_labels_of_head(config, tagging, model.head)
     for name, value in (("scheme", "iob1"), ("document_context", True)):
         message = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
         with pytest.raises(ValueError, match=message):
@@ -179,7 +179,7 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, weights, tmp_path, 
         other = config.copy_and_resolve_references()
         other.data[name] = value
         with pytest.raises(ValueError, match=message):
-            use_labels_of_head(other, tagging, model.head)
+            with_labels_of_head(other, tagging, model.head)
     # A head that does not record its scheme is assumed to have that of the configuration.
     without_scheme = {name: model.head[name] for name in ("task", "labels")}
     assert "head" in initial_params(model.params, without_scheme, model.head, new_head=False)

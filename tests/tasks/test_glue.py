@@ -66,7 +66,7 @@ def label_text(name: str, number: int) -> str:
     if not labels:
         return f"{number + 0.5}"
     index = number % len(labels)
-    return labels[index] if glue.SETS[name].submits_names else str(index)
+    return labels[index] if glue.SETS[name].submits_label_names else str(index)
 
 
 def write_download(root: pathlib.Path, name: str) -> None:

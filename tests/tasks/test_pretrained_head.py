@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.tasks import text_classification
-from bert_jax.tasks.pretrained_head import initial_params, use_labels_of_head
+from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from configs.finetune.text_classification import get_config
 
 
@@ -17,7 +17,7 @@ from configs.finetune.text_classification import get_config
 )
 def test_without_training_data_a_head_for_another_task_is_an_error(task, labels, message):
     with pytest.raises(ValueError, match=message):
-        use_labels_of_head(get_config(), text_classification, {"task": task, "labels": labels})
+        with_labels_of_head(get_config(), text_classification, {"task": task, "labels": labels})
 
 
 def test_head_of_another_kind_is_ignored_and_reported(caplog):

@@ -185,11 +185,11 @@ def test_answers_outside_their_contexts_are_named(tokenizer, tmp_path, caplog):
     task = get_task(make_config("v1", train=path, dev=path), tokenizer)
     assert list(task.notes.values()) == [1, 3]
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    place = f"{path}, article 1, paragraph 1, question"
+    location = f"{path}, article 1, paragraph 1, question"
     says = "answers are not at their answer_start:"
     assert lines == [
-        f"1 {says} {place} 3 (id q2)",
-        f"3 {says} {place} 2 (id q1); {place} 3 (id q2)",
+        f"1 {says} {location} 3 (id q2)",
+        f"3 {says} {location} 2 (id q1); {location} 3 (id q2)",
     ]
 
 
@@ -270,7 +270,7 @@ def test_jsonl_and_tfds_give_the_same_questions_as_the_official_file(tmp_path):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         found = read_questions(str(path), True)
         assert [each[:4] for each in found] == [each[:4] for each in expected]
-        assert found[1].place == f"{path}, line 2"
+        assert found[1].location == f"{path}, line 2"
 
     text = tfds.features.Text()
     answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})

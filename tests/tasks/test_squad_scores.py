@@ -6,8 +6,8 @@ import random
 import pytest
 
 from bert_jax.tasks.squad_scores import (
+    best_null_threshold,
     best_threshold,
-    deciding_threshold,
     evaluate_v1,
     evaluate_v2,
     normalize,
@@ -107,7 +107,7 @@ def test_deciding_threshold_gives_the_best_f1():
         odds = {id_: rng.randint(-9, -6) + rng.choice([0, rng.random()]) for id_ in ids}
         found, *others = (
             f1_with(threshold, gold, predictions, odds)
-            for threshold in [deciding_threshold(gold, predictions, odds), -10, *odds.values()]
+            for threshold in [best_null_threshold(gold, predictions, odds), -10, *odds.values()]
         )
         assert found == pytest.approx(max(others))
 
@@ -121,7 +121,7 @@ def test_deciding_threshold_is_the_official_one_if_that_can_be_applied():
     ]:
         found = evaluate_v2(gold, predictions, odds)
         assert (found["best_f1_thresh"], found["best_f1"]) == pytest.approx((official, f1))
-        assert deciding_threshold(gold, predictions, odds) == deciding
+        assert best_null_threshold(gold, predictions, odds) == deciding
 
 
 def test_infinite_threshold_answers_every_question():

@@ -14,7 +14,7 @@ import bert_jax
 from bert_jax import finetune
 from bert_jax.data.features import RowShape
 from bert_jax.tasks import text_classification
-from bert_jax.tasks.labels import given_labels
+from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tasks.tables import read_table
 from bert_jax.tokenization import load_tokenizer
@@ -76,7 +76,7 @@ def test_texts_may_contain_quotes_commas_and_line_ends(suffix, text, tmp_path):
         "river\u2028town",
     ]
     assert [record.columns["id"] for record in records] == ["1", "2"]
-    assert records[1].place.endswith(f"line {4 if suffix == 'csv' else 3}")
+    assert records[1].location.endswith(f"line {4 if suffix == 'csv' else 3}")
 
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
@@ -93,7 +93,7 @@ def test_what_a_csv_writer_writes_is_read_back(suffix, quoting, tmp_path):
         records = read_table(tmp_path / f"table.{suffix}", ("text", "label"))
         assert [record.columns["text"] for record in records] == texts
         starts = np.cumsum([2] + [text.count("\n") + 1 for text in texts])[:-1]
-        assert [int(record.place.rpartition(" ")[2]) for record in records] == starts.tolist()
+        assert [int(record.location.rpartition(" ")[2]) for record in records] == starts.tolist()
 
 
 STRAY = ['"open', 'closed"', '5" disk', '"Hi," he said', '"a" and "b"', '"""', '"never ends']
@@ -195,7 +195,7 @@ def test_labels_can_be_given_as_flags(name, given, labels):
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     values(["finetune", *arguments])
-    assert given_labels(values.config) == labels
+    assert labels_from_config(values.config) == labels
 
 
 def test_labels_given_as_numbers_match_the_text_of_the_file(read):

@@ -251,7 +251,7 @@ reports = {
 
 def fake(config, topology, *_):
     remat, flops, estimates, loops = reports[topology.partition(":")[0]]
-    found = dict(compiled_flops_per_sequence=flops, not_estimated=estimates)
+    found = dict(compiled_flops_per_sequence=flops, without_estimate=estimates)
     phases = [phase | found | dict(loops_counted_once=loops)]
     return dict(topology=topology, remat=remat, fits=True, phases=phases)
 

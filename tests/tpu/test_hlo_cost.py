@@ -80,13 +80,13 @@ def test_loop_with_unknown_trip_count_is_reported_and_counted_once():
 
 
 def test_instruction_without_estimate_is_reported():
-    assert cost_of().not_estimated == {"sort": 3}
+    assert cost_of().without_estimate == {"sort": 3}
 
 
 def test_custom_kernel_is_reported_by_its_target():
     kernel = 'custom-call(%keys), custom_call_target="tpu_custom_call"'
     cost = cost_of(**{"sort(%keys), dimensions={0}, to_apply=%add": kernel})
-    assert cost.not_estimated == {"tpu_custom_call": 3}
+    assert cost.without_estimate == {"tpu_custom_call": 3}
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,18 @@ def test_collectives_are_listed_by_kind_and_arrays_in_order_of_bytes():
     name = 'metadata={op_name="jit(f)/NAME"}'
     again = f"channel_id=1, replica_groups={{{{0,1}}}}, {name}"
     gather = f"%all = f32[16,32]{{1,0:T(8,128)}} all-gather(%dense), {again}"
-    exchanges = cost_of(
+    collectives = cost_of(
         **{
             "%order =": "\n  ".join(
                 gather.replace("%all", f"%all.{place}").replace("NAME", place) for place in "ab"
             )
             + "\n  %order ="
         }
-    ).exchanges
+    ).largest_collectives
     # Two gathers of one channel, as explicit ones have it, but from different places in the model.
-    assert list(exchanges) == ["all-gather f32[16,32]", "all-reduce bf16[8,32]"]
-    assert exchanges["all-gather f32[16,32]"]["count"] == 2 * 3
-    assert exchanges["all-gather f32[16,32]"]["bytes"] == 2 * 3 * 2 * 8 * 32 * 2
+    assert list(collectives) == ["all-gather f32[16,32]", "all-reduce bf16[8,32]"]
+    assert collectives["all-gather f32[16,32]"]["count"] == 2 * 3
+    assert collectives["all-gather f32[16,32]"]["bytes"] == 2 * 3 * 2 * 8 * 32 * 2
 
 
 def test_all_branches_of_a_conditional_are_counted():
