@@ -39,7 +39,7 @@ def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
     Raises FileNotFoundError for a missing run, and ValueError for one without predictions or
     for a set that two runs have.
     """
-    found: dict[str, pathlib.Path] = {}
+    predictions: dict[str, pathlib.Path] = {}
     for run in map(pathlib.Path, runs):
         if not run.is_dir():
             raise FileNotFoundError(f"no workdir {run}")
@@ -53,28 +53,28 @@ def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
             )
             raise ValueError(f"{run} has no predictions of a GLUE test set{hint}")
         for path in files:
-            if path.stem in found:
-                raise ValueError(f"{path} and {found[path.stem]}: give only one run per set")
-            found[path.stem] = path
-    return found
+            if path.stem in predictions:
+                raise ValueError(f"{path} and {predictions[path.stem]}: give only one run per set")
+            predictions[path.stem] = path
+    return predictions
 
 
 def main(argv: list[str]) -> None:
     if len(argv) < 2:
         raise app.UsageError("expected workdirs of GLUE runs")
     try:
-        found = find_predictions(argv[1:])
+        predictions = find_predictions(argv[1:])
         with zipfile.ZipFile(OUTPUT.value, "x", zipfile.ZIP_DEFLATED) as archive:
             for name, size in SIZES.items():
-                if name not in found:
+                if name not in predictions:
                     continue
-                archive.write(found[name], f"{name}.tsv")
-                count = len(found[name].read_text().splitlines()) - 1
+                archive.write(predictions[name], f"{name}.tsv")
+                count = len(predictions[name].read_text().splitlines()) - 1
                 warning = "" if count == size else f": expected {size:,}; is the test set complete?"
                 print(f"{name}.tsv: {count:,} predictions{warning}")
     except (ValueError, OSError) as error:
         sys.exit(f"glue_submission: {error}")
-    missing = [name for name in SIZES if name not in found]
+    missing = [name for name in SIZES if name not in predictions]
     print(f"Wrote {OUTPUT.value}")
     if missing:
         print(f"Missing, but the server expects all: {', '.join(missing)}")

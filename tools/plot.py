@@ -20,14 +20,16 @@ PRETRAINING = {
     "nsp_accuracy": ("next-sentence accuracy", "chance"),
 }
 TITLES = {name: title for name, (title, _) in PRETRAINING.items()}
-COLORS = {"train": "tab:blue", "heldout": "tab:red", "": "tab:green"}
+COLORS = {"train": "tab:blue", "held-out": "tab:red", "dev": "tab:red", "": "tab:green"}
+OTHER_COLORS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
+FEW_POINTS = 20  # Each of them is marked.
 
 
 def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
-    """Returns the steps and values in `metrics.jsonl`, by name of metric and then by split.
+    """Returns the steps and values in `metrics.jsonl`, by name of metric and then of curve.
 
-    The scores of the chosen checkpoint ("final/...") are not a curve and are left out. Raises
-    FileNotFoundError.
+    A curve is named after its split, or its split and entity type ("dev LOC"). The scores of the
+    chosen checkpoint ("final/...") are not a curve and are left out. Raises FileNotFoundError.
     """
     path = workdir / "metrics.jsonl"
     if not path.is_file():
@@ -36,9 +38,10 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
     for line in path.read_text().splitlines():
         record = json.loads(line)
         for key, value in record.items():
-            split, _, name = key.rpartition("/")
             if key != "step" and not key.startswith("final/"):
-                steps, values = panels.setdefault(name, {}).setdefault(split, ([], []))
+                split, name, *entity_type = key.split("/") if "/" in key else ("", key)
+                curve = " ".join([split.replace("heldout", "held-out"), *entity_type])
+                steps, values = panels.setdefault(name, {}).setdefault(curve, ([], []))
                 steps.append(record["step"])
                 values.append(value)
     return panels
@@ -48,8 +51,14 @@ def panels_with_data(panels: dict) -> list[str]:
     """Returns the names of the metrics to draw, in order."""
     if "mlm_loss" in panels:
         return [*PRETRAINING, "learning_rate"]
-    scores = [name for name, splits in panels.items() if splits.keys() - {"train", ""}]
+    scores = [name for name, curves in panels.items() if curves.keys() - {"train", ""}]
     return [name for name in dict.fromkeys(["loss", *scores, "learning_rate"]) if name in panels]
+
+
+def curve_colors(runs: list[dict]) -> dict[str, str]:
+    """Returns the color of each curve, the same in all panels and for all seeds."""
+    names = {curve for panels in runs for curves in panels.values() for curve in curves}
+    return COLORS | dict(zip(sorted(names - COLORS.keys()), itertools.cycle(OTHER_COLORS)))
 
 
 def draw(workdir: pathlib.Path) -> pyplot.Figure:
@@ -69,18 +78,21 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(4 * columns, 3.6 * rows), layout="constrained", squeeze=False
     )
+    colors = curve_colors(runs)
     for axis, name in itertools.zip_longest(axes.flat, names):
         if name is None:
             axis.remove()
             continue
         for run in runs:
-            for split, (steps, values) in run.get(name, {}).items():
-                style = {"linewidth": 0.8, "alpha": 0.7} if split == "train" else {"linewidth": 1.2}
-                style["marker"] = "" if split in ("train", "") and len(steps) > 1 else "o"
-                label = {"heldout": "held-out", "": None}.get(split, split)
-                color = COLORS.get(split, "tab:red")
-                label = label if run is runs[0] else None
-                axis.plot(steps, values, color=color, label=label, markersize=3, **style)
+            for curve, (steps, values) in run.get(name, {}).items():
+                is_thin = curve == "train" or " " in curve  # Beside the scores over all types.
+                style = (
+                    {"linewidth": 0.8, "alpha": 0.7} if is_thin else {"linewidth": 1.2, "zorder": 3}
+                )
+                style["marker"] = "o" if len(steps) <= FEW_POINTS else ""
+                is_labeled = curve in axis.get_legend_handles_labels()[1]
+                label = None if is_labeled else curve or None
+                axis.plot(steps, values, color=colors[curve], label=label, markersize=3, **style)
         baseline = PRETRAINING.get(name, (None, None))[1]
         if baseline in result:
             label = baseline.replace("_", " ")

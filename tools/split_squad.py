@@ -46,9 +46,11 @@ def main(argv: list[str]) -> None:
         for name, part in zip(("train", "dev"), parts, strict=True):
             path = directory / f"{name}.json"
             path.write_text(json.dumps(part))
-            entries = [entry for article in part["data"] for entry in article["paragraphs"]]
-            questions = sum(len(entry["qas"]) for entry in entries)
-            print(f"{path}: {len(part['data'])} articles, {questions} questions")
+            paragraphs = [
+                paragraph for article in part["data"] for paragraph in article["paragraphs"]
+            ]
+            num_questions = sum(len(paragraph["qas"]) for paragraph in paragraphs)
+            print(f"{path}: articles: {len(part['data'])}, questions: {num_questions}")
     except (OSError, ValueError) as error:
         sys.exit(f"split_squad: {error}")
 

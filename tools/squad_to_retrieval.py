@@ -28,7 +28,7 @@ def article_queries(article: dict) -> list[dict]:
             "id": question["id"],
             "query": question["question"],
             "positive": paragraph["context"],
-            "negatives": [each for each in contexts if each != paragraph["context"]],
+            "negatives": [context for context in contexts if context != paragraph["context"]],
         }
         for paragraph in article["paragraphs"]
         for question in paragraph["qas"]
@@ -41,21 +41,22 @@ def convert(source: pathlib.Path, directory: pathlib.Path, heldout_articles: int
     read_questions(str(source), null_answers=True)
     articles = json.loads(source.read_text(encoding="utf-8-sig"))["data"]
     queries = [article_queries(article) for article in articles]
-    contexts = [each["context"] for article in articles for each in article["paragraphs"]]
+    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     if heldout_articles >= len(articles):
         raise ValueError(
             f"--heldout_articles must be less than the {len(articles)} articles of {source}"
         )
+    contexts = dict.fromkeys(paragraph["context"] for paragraph in paragraphs)
     files = {
         "train": [query for article in queries[:-heldout_articles] for query in article],
         "dev": [query for article in queries[-heldout_articles:] for query in article],
-        "passages": [{"text": context} for context in dict.fromkeys(contexts)],
+        "passages": [{"text": context} for context in contexts],
     }
     directory.mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
         with open(directory / f"{name}.jsonl", "w") as stream:
             stream.writelines(json.dumps(line) + "\n" for line in lines)
-        print(f"{directory / name}.jsonl: {len(lines):,} lines")
+        print(f"{directory / name}.jsonl: lines: {len(lines):,}")
 
 
 def main(argv: list[str]) -> None:

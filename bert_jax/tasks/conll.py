@@ -17,7 +17,7 @@ from bert_jax.tasks.tables import read_objects, read_text
 from bert_jax.tasks.tagging_scores import find_entities
 
 SCHEMES = ("iob1", "iob2", "bioes")
-_END_AND_SINGLE_PREFIXES = {"bioes": "ES", "bilou": "LU"}
+_LAST_PREFIXES = {"bioes": "ES", "bilou": "LU"}  # Of the last word, and of a single one.
 _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 
 
@@ -57,7 +57,7 @@ def read_sentences(
     for column in (word_column, tag_column) if has_tags else (word_column,):
         if not -num_columns <= column < num_columns:
             raise ValueError(
-                f"{path}, line {first + 1}: {num_columns} columns, so there is no column {column}: "
+                f"{path}, line {first + 1}: no column {column} (number of columns: {num_columns}): "
                 "set --config.data.word_column and tag_column, or fix the file"
             )
     sentences, document, begins_sentence = [], 0, True
@@ -70,8 +70,8 @@ def read_sentences(
         if begins_sentence and fields[0] == "#" and not is_like_first:
             continue
         if len(fields) != num_columns:
-            found = f"{len(fields)} columns, but line {first + 1} has {num_columns}"
-            raise ValueError(f"{path}, line {number}: {found}: fix the line")
+            counts = f"({len(fields)}) as in line {first + 1} ({num_columns})"
+            raise ValueError(f"{path}, line {number}: not as many columns {counts}: fix the line")
         if num_columns == 10 and word_column == 1 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
             continue  # CoNLL-U: a contraction (1-2), whose words follow, or an empty node (1.1).
         if begins_sentence:
@@ -89,15 +89,16 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
     for values, location in read_objects(path):
         words, tags = values.get("tokens"), values.get("tags")
         texts = [words] if tags is None else [words, tags]
-        if not all(map(_are_words, texts)) or len(texts[-1]) != len(words):
+        if not all(map(_are_words, texts)):
             raise ValueError(
                 f"{location}: expected 'tokens', a list of words, and for each a tag in 'tags', "
                 f"texts without spaces such as B-LOC; it has {', '.join(map(repr, values))}"
             )
+        if tags is not None and len(tags) != len(words):
+            lengths = f"the lengths of 'tokens' and 'tags' are {len(words)} and {len(tags)}"
+            raise ValueError(f"{location}: {lengths}: give each word one tag")
         if sentences and (tags is None) != (sentences[0].tags is None):
-            raise ValueError(
-                f"{location}: only some lines have 'tags': give all lines tags, or none"
-            )
+            raise ValueError(f"{location}: give all lines 'tags', or none: only some have them")
         lines = [int(location.rpartition(" ")[2])] * len(words)
         sentences.append(Sentence(words, lines, tags, values.get("document")))
     return sentences
@@ -106,7 +107,7 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
 def _are_words(texts: object) -> bool:
     if not isinstance(texts, list) or not texts:
         return False
-    return all(isinstance(each, str) and re.fullmatch(r"[^ \t\n]+", each) for each in texts)
+    return all(isinstance(text, str) and re.fullmatch(r"[^ \t\n]+", text) for text in texts)
 
 
 def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
@@ -123,7 +124,7 @@ def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
                 "type; for tags that mark no entities set --config.data.scheme=none"
             )
     illegal = []
-    for scheme in ("iob2", "iob1", *_END_AND_SINGLE_PREFIXES):
+    for scheme in ("iob2", "iob1", *_LAST_PREFIXES):
         legal = [tag for sentence in sentences for tag in convert_tags(sentence.tags, scheme)]
         if legal == tags:
             return scheme
@@ -141,9 +142,7 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
         follows = before and (before.type, before.end) == (entity.type, entity.start)
         if scheme != "iob1" or follows:
             converted[entity.start] = f"B-{entity.type}"
-        if scheme in _END_AND_SINGLE_PREFIXES:
-            converted[entity.end - 1] = (
-                f"{_END_AND_SINGLE_PREFIXES[scheme][length == 1]}-{entity.type}"
-            )
+        if scheme in _LAST_PREFIXES:
+            converted[entity.end - 1] = f"{_LAST_PREFIXES[scheme][length == 1]}-{entity.type}"
         before = entity
     return converted

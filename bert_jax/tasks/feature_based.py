@@ -20,5 +20,5 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if config.features not in FEATURES:
         raise ValueError(f"features is {config.features!r}: expected one of {', '.join(FEATURES)}")
     task = tagging.get_task(config, tokenizer)
-    own = {"features": config.features, "lstm_size": config.lstm_size}
-    return dataclasses.replace(task, head=FEATURE_BASED, head_settings=task.head_settings | own)
+    options = {"features": config.features, "lstm_size": config.lstm_size}
+    return dataclasses.replace(task, head=FEATURE_BASED, head_settings=task.head_settings | options)

@@ -92,22 +92,19 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     # The namespace and the version are optional.
     is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
     if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
-        raise ValueError(
-            f"--config.data.directory={data.directory}: expected tfds:glue/{data.name}, or the "
-            "directory of the GLUE download"
-        )
+        expected = f"tfds:glue/{data.name}, or the directory of the GLUE download"
+        raise ValueError(f"--config.data.directory={data.directory}: expected {expected}")
     glue_set = SETS[data.name]
     metric = choose_metric(glue_set.metrics, data.metric)
     expected = glue_set.labels or ("value",)
     labels = labels_from_config(config) or expected
     if set(labels) != set(expected):
-        raise ValueError(
-            f"--config.data.labels={','.join(labels)}: expected {', '.join(expected)}, in any order"
-        )
+        order = f"expected {', '.join(expected)}, in any order"
+        raise ValueError(f"--config.data.labels={','.join(labels)}: {order}")
     columns = (is_tfds and glue_set.tfds_texts) or glue_set.texts
     classes = labels if glue_set.labels else ()
     names = classes if glue_set.submits_label_names else list(map(glue_set.labels.index, classes))
-    metrics = {each: getattr(scores, each) for each in glue_set.metrics}
+    metrics = {name: getattr(scores, name) for name in glue_set.metrics}
     if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
         metrics["f1"] = functools.partial(scores.f1, positive=labels.index(glue_set.labels[1]))
     notes: dict[str, int] = {}
@@ -124,7 +121,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         else:
             path = _path(data.directory, name, split)
             records, skipped = _read_file(path, name, split)
-            files.update((each.stem, str(each)) for each in (path, *path.parent.glob(_DEV_IDS)))
+            files.update((file.stem, str(file)) for file in (path, *path.parent.glob(_DEV_IDS)))
         records = limit_examples(records, config, split, notes)
         tables.check_columns(records, columns)
         texts = [[record.columns[column] for column in columns] for record in records]
@@ -137,26 +134,27 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             aliases={str(number): label for number, label in enumerate(glue_set.labels)},
         )
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
-        notes[f"{split} malformed and skipped"] = skipped
-        notes[f"{split} truncated"] = truncated
-        notes[f"{split} with an empty text"] = sum(not all(map(str.strip, each)) for each in texts)
+        notes[f"{split} lines malformed and skipped"] = skipped
+        notes[f"{split} examples truncated"] = truncated
+        empty = [pair for pair in texts if not all(map(str.strip, pair))]
+        notes[f"{split} examples with an empty text"] = len(empty)
         id_columns = () if split == "train" else ("index", "id", "idx")
-        id_column = next((each for each in id_columns if each in records[0].columns), "")
+        id_column = next((column for column in id_columns if column in records[0].columns), "")
         ids = tables.example_ids(records, id_column)
-        own_name = split if name == data.name else name
-        found = make_split(own_name, features, ids, records, classes, metrics)
+        split_name = split if name == data.name else name
+        scored = make_split(split_name, features, ids, records, classes, metrics)
         if not submission:
-            return found
+            return scored
 
         def write(outputs: Outputs, directory: pathlib.Path) -> None:
-            found.write(outputs, directory)
+            scored.write(outputs, directory)
             with open(directory / f"{submission}.tsv", "w") as stream:
                 stream.write("index\tprediction\n")
                 for example, output in zip(ids, outputs, strict=True):
                     value = names[np.argmax(output)] if names else f"{np.clip(output[0], 0, 5):.3f}"
                     stream.write(f"{example}\t{value}\n")
 
-        return dataclasses.replace(found, write=write)
+        return dataclasses.replace(scored, write=write)
 
     def exists(name: str, split: str) -> bool:  # TFDS has all splits of a set.
         return name == data.name if is_tfds else _path(data.directory, name, split).exists()
@@ -191,8 +189,8 @@ def _path(directory: str, name: str, split: str) -> pathlib.Path:
     if name == "ax":
         paths = [root / path for path in _DIAGNOSTIC]
         return next(filter(pathlib.Path.exists, paths), paths[0])
-    own = root / SETS[name].folder
-    path = (own if own.is_dir() else root) / f"{split}.tsv"
+    folder = root / SETS[name].folder
+    path = (folder if folder.is_dir() else root) / f"{split}.tsv"
     original = path.with_name(f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt")
     return original if name == "mrpc" and not path.exists() and original.exists() else path
 
@@ -216,17 +214,16 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
         elif name == "qqp" and split != "test":
             skipped += 1
         else:
-            raise ValueError(
-                f"{location}: {len(fields)} tab-separated fields, expected {len(names)}"
-            )
+            counts = f"({len(fields)}) than expected ({len(names)})"
+            raise ValueError(f"{location}: fewer tab-separated fields {counts}")
     if path.name == "msr_paraphrase_train.txt":
         # The original release, split as the benchmark's download script does.
         file = next(path.parent.glob(_DEV_IDS), path.with_name("mrpc_dev_ids.tsv"))
         text = tables.read_text(file, "the benchmark's dev pairs of the release beside it")
         dev = {tuple(line.split("\t")) for line in text.splitlines()}
         pairs = [(record.columns["#1 ID"], record.columns["#2 ID"]) for record in records]
-        chosen = [(pair in dev) == (split == "dev") for pair in pairs]
-        records = list(itertools.compress(records, chosen))
+        is_member = [(pair in dev) == (split == "dev") for pair in pairs]
+        records = list(itertools.compress(records, is_member))
     if not records:
         raise ValueError(f"{path}: {split} of {name} holds no examples")
     return records, skipped

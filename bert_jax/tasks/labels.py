@@ -20,18 +20,18 @@ def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
     return labels
 
 
-def find_labels(records: Sequence[Record], column: str, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the labels `given`, or if empty the sorted labels in `column`. Raises ValueError."""
-    source, labels = "--config.data.labels", given
-    if records and not given:
+def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns `labels`, or if empty the sorted labels in `column`. Raises ValueError."""
+    source = "--config.data.labels"
+    if records and not labels:
         source = f"{records[0].location.rpartition(', ')[0]}, column {column!r}"
         labels = tuple(sorted({record.columns[column] for record in records}))
         for record in records:
             if (label := record.columns[column]) != label.strip():
                 raise ValueError(f"{record.location}: remove the white space around {label!r}")
     if len(set(labels)) < max(len(labels), 2):
-        found = ", ".join(labels) or "none"
-        raise ValueError(f"{source}: expected two or more different labels, found {found}")
+        names = ", ".join(labels) or "none"
+        raise ValueError(f"{source}: expected two or more different labels, found {names}")
     return labels
 
 
@@ -66,9 +66,8 @@ def read_labels(
             except ValueError:
                 value = math.nan
             if not math.isfinite(value):
-                raise ValueError(
-                    f"{record.location}: {column} is {text!r}, expected a finite number"
-                )
+                problem = f"{column} is {text!r}"
+                raise ValueError(f"{record.location}: {problem}, expected a finite number")
             values.append(value)
     check_labeled(records, values, column, required)
     return values
@@ -79,8 +78,8 @@ def split_labels(records: Sequence[Record], column: str, separator: str) -> list
     copies = []
     for record in records:
         labels = map(str.strip, record.columns.get(column, "").split(separator))
-        own = [record.columns | {column: label} for label in labels if label]
-        copies.append([Record(columns, record.location) for columns in own])
+        rows = [record.columns | {column: label} for label in labels if label]
+        copies.append([Record(row, record.location) for row in rows])
     return copies
 
 
@@ -94,8 +93,8 @@ def read_label_sets(
     split = split_labels(records, column, separator) if separator else []
     if not any(split):
         return read_labels(records, column, labels, **options)
-    found = [read_labels(each, column, labels, **options) for each in split]
-    return [np.isin(np.arange(len(labels)), each).astype(np.float32) for each in found]
+    label_sets = [read_labels(copies, column, labels, **options) for copies in split]
+    return [np.isin(np.arange(len(labels)), indices).astype(np.float32) for indices in label_sets]
 
 
 def check_labeled(examples: Sequence, labels: Sequence, column: str, required: bool) -> None:

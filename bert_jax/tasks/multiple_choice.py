@@ -40,23 +40,21 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         records = limit_examples(records, config, split, notes)
         labels = read_labels(records, "label", CHOICES, split != "test", unlabeled=("", "-1"))
         rows = [record.columns for record in records]
-        pairs = [(row["sent1"], f"{row['sent2']} {row[each]}") for row in rows for each in ENDINGS]
+        pairs = [(row["sent1"], f"{row['sent2']} {row[name]}") for row in rows for name in ENDINGS]
         sequences, truncated = make_sequences(pairs, tokenizer, config.max_seq_length)
-        count = len(ENDINGS)
-        features = [
-            Feature(*zip(*sequences[count * index : count * (index + 1)], strict=True), label)
-            for index, label in enumerate(labels)
-        ]
-        notes[f"{split} truncated"] = int(np.reshape(truncated, (-1, count)).any(axis=1).sum())
+        groups = zip(*[iter(sequences)] * len(ENDINGS), labels, strict=True)
+        features = [Feature(*zip(*choices, strict=True), label) for *choices, label in groups]
+        num_truncated = np.reshape(truncated, (-1, len(ENDINGS))).any(axis=1).sum()
+        notes[f"{split} examples truncated"] = int(num_truncated)
         empty = [row for row in rows if not all(row[name].strip() for name in ("sent1", *ENDINGS))]
-        notes[f"{split} with an empty text"] = len(empty)
+        notes[f"{split} examples with an empty text"] = len(empty)
         ids = example_ids(records, "")
         return make_split(split, features, ids, records, CHOICES, {"accuracy": scores.accuracy})
 
     def exists(split: str) -> bool:
         if is_tfds:
-            found = tfds_source(directory, "all", config.data.data_dir).dataset_info.splits
-            return split.replace("dev", "validation") in found
+            info = tfds_source(directory, "all", config.data.data_dir).dataset_info
+            return split.replace("dev", "validation") in info.splits
         return (pathlib.Path(directory) / FILES[split]).exists()
 
     required = "dev" if config.num_epochs or not exists("test") else ""

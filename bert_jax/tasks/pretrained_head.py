@@ -10,71 +10,73 @@ from bert_jax.model.heads import HEADS
 
 
 def with_labels_of_head(
-    config: ConfigDict, module: ModuleType, found: Mapping | None
+    config: ConfigDict, module: ModuleType, saved_head: Mapping | None
 ) -> ConfigDict:
-    """Returns `config`, with the labels of the head `found` if it gives no labels and no train.
+    """Returns `config`, with the labels of `saved_head` if it gives no labels and no train.
 
-    `module` is the task's; `found` describes the head in the weights, or is None. Raises ValueError
-    if that head has no labels for the task, or if `check_same_head` does.
+    `module` is the task's; `saved_head` has the settings of the head in the weights, if there is
+    one. Raises ValueError if it has no labels for the task, or if `check_same_head` does.
     """
     data = config.data
     # An empty flag is parsed as one empty label.
     if data.get("train", True) or "labels" not in data or any(map(str, data.labels)):
         return config
-    wanted = module.get_head(config).name if hasattr(module, "get_head") else None
-    if not found or wanted not in (None, found["task"]):
+    task_head = module.get_head(config).name if hasattr(module, "get_head") else None
+    if not saved_head or task_head not in (None, saved_head["task"]):
         has, fix = "no head", ""
-        if found:
-            has = f"a head for {found['task']}, not for {wanted}"
-            if {wanted, found["task"]} == {"classification", "regression"}:
-                fix = f", or set --config.data.regression={wanted != 'regression'}"
-            elif found["task"] == "multi_label":
+        if saved_head:
+            has = f"a head for {saved_head['task']}, not for {task_head}"
+            if {task_head, saved_head["task"]} == {"classification", "regression"}:
+                fix = f", or set --config.data.regression={task_head != 'regression'}"
+            elif saved_head["task"] == "multi_label":
                 fix = ", or set --config.data.label_separator"
         raise ValueError(
             f"nothing to train on, and {config.init_from} has {has}: give --config.data.train=FILE "
             f"or, as --config.init_from, the workdir of a run that trained one{fix}"
         )
     config = config.copy_and_resolve_references()
-    config.data.labels = tuple(found["labels"])
-    check_same_head(found, config.data)
+    config.data.labels = tuple(saved_head["labels"])
+    check_same_head(saved_head, config.data)
     return config
 
 
-def initial_params(params: Mapping, found: Mapping | None, wanted: Mapping, new_head: bool) -> dict:
+def initial_params(
+    params: Mapping, saved_head: Mapping | None, task_head: Mapping, new_head: bool
+) -> dict:
     """Returns the parameters to start from: the encoder's, and the head's if it fits the task.
 
-    `found` and `wanted` describe the head in `params`, if there is one, and the task's. Raises
-    ValueError if `check_same_head` does, unless `new_head`.
+    `saved_head` has the settings of the head in `params`, if there is one; `task_head` those of the
+    task's. Raises ValueError if `check_same_head` does, unless `new_head`.
     """
     bert = dict(params["bert"])
-    if not HEADS[wanted["task"]].pooled:
+    if HEADS[task_head["task"]].input != "pooled":
         bert.pop("pooler", None)
     elif "pooler" not in bert:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
     if "head" not in params:
         return {"bert": bert}
-    if found["task"] != wanted["task"] or new_head:
-        why = "new_head is set" if new_head else f"this task needs a head for {wanted['task']}"
-        logging.info("Ignoring the head for %s in the weights: %s", found["task"], why)
+    if saved_head["task"] != task_head["task"] or new_head:
+        why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
+        logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
         return {"bert": bert}
-    check_same_head(found, wanted)
-    if "scheme" in wanted and "scheme" not in found:
-        scheme = wanted["scheme"]
+    check_same_head(saved_head, task_head)
+    if "scheme" in task_head and "scheme" not in saved_head:
+        scheme = task_head["scheme"]
         logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
     return {"bert": bert, "head": params["head"]}
 
 
-def check_same_head(found: Mapping, given: Mapping) -> None:
-    """Raises ValueError if both describe a head's labels, features or tags and they differ."""
+def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:
+    """Raises ValueError if both have labels or an option of features or tags, and these differ."""
     for flag in ("features", "lstm_size", "data.scheme", "data.document_context", "data.labels"):
         name = flag.removeprefix("data.")
-        old, new = found.get(name), given.get(name)
+        saved, new = saved_head.get(name), task_head.get(name)
         if name == "labels":
-            old, new = ",".join(old), ",".join(new)
-        is_free = name == "labels" and found["task"] == "regression"  # Its label is only a name.
-        if old != new and name in found and name in given and not is_free:
+            saved, new = ",".join(saved), ",".join(new)
+        is_free = name == "labels" and saved_head["task"] == "regression"  # It is only a name.
+        if None not in (saved, new) and saved != new and not is_free:
             raise ValueError(
-                f"the weights have a head with {name}={old}, and the task has {new}: set "
-                f"--config.new_head=True for a new head, or --config.{flag}={old}"
+                f"the weights have a head with {name}={saved}, and the task has {new}: set "
+                f"--config.new_head=True for a new head, or --config.{flag}={saved}"
             )

@@ -46,12 +46,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data = config.data
     files = tables.files_from_config(data)
     role, pooling = data.role, config.similarity.pooling
-    for flag, value, expected in (
-        ("data.role", role, ROLES),
-        ("similarity.pooling", pooling, POOLINGS),
-    ):
-        if value not in expected:
-            raise ValueError(f"--config.{flag}={value}: expected {' or '.join(expected)}")
+    if role not in ROLES:
+        raise ValueError(f"--config.data.role={role}: expected {' or '.join(ROLES)}")
+    if pooling not in POOLINGS:
+        raise ValueError(f"--config.similarity.pooling={pooling}: expected {' or '.join(POOLINGS)}")
     is_bi_encoder = role == "bi_encoder"
     # The cross-encoder learns to choose among passages.
     min_negatives = 1 if data.train and not is_bi_encoder else 0
@@ -68,11 +66,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     }
     train = queries.pop("train", [])  # If empty, only predicts.
     for query in train:
-        if len(query.negatives) < data.num_negatives:
-            expected = f"--config.data.num_negatives={data.num_negatives}"
-            raise ValueError(f"{query.location}: {len(query.negatives)} negatives, but {expected}")
+        if (count := len(query.negatives)) < data.num_negatives:
+            flag = f"--config.data.num_negatives={data.num_negatives}"
+            raise ValueError(f"{query.location}: fewer negatives ({count}) than {flag}")
     train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
     collection = read_passages(data.passages) if data.passages else []
+    # Predictions take as long as there are passages, so these are limited too.
+    collection = limit_examples(collection, config, "collection", notes)
     texts = TokenizedTexts(tokenizer, sum(queries.values(), train), collection, config)
     if is_bi_encoder:
         numbers = {text: number for number, text in enumerate(texts.passages)}
@@ -83,13 +83,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             features.append(Feature(*zip(*sequences, strict=True), label))
     else:  # The positive is first.
         features = [Feature(*zip(*texts.pairs(query), strict=True), 0) for query in train]
+    splits = [make_split(*pair, texts, collection, is_bi_encoder) for pair in queries.items()]
     return Task(
         head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
         labels=() if is_bi_encoder else ("score",),
         train=features,
-        splits=tuple(
-            make_split(name, own, texts, collection, is_bi_encoder) for name, own in queries.items()
-        ),
+        splits=tuple(splits),
         metric=f"dev/mrr_at_{TOP}",
         notes=notes | texts.notes,
         head_settings={
@@ -156,7 +155,7 @@ class TokenizedTexts:
         """Returns the sequences of queries and passages, each built by `make_sequence`."""
         ids = [self.queries[query.text] for query in queries]
         ids += [self.passages[passage] for passage in passages]
-        return [make_sequence(self.tokenizer, each) for each in ids]
+        return [make_sequence(self.tokenizer, tokens) for tokens in ids]
 
     def pairs(self, query: Query) -> list[tuple]:
         """Returns the sequences of a query with each of its passages."""
@@ -179,13 +178,13 @@ def make_split(
     only the query's own, e.g. those that a first stage retrieved.
     """
     if is_bi_encoder:
-        own = (passage for query in queries for passage in query.candidates())
-        passages = list(dict.fromkeys([*collection, *own]))
+        candidates = (passage for query in queries for passage in query.candidates())
+        passages = list(dict.fromkeys([*collection, *candidates]))
         index_of = {passage: index for index, passage in enumerate(passages)}
         ranked = [(query, passages, index_of.get(query.positive)) for query in queries]
         sequences = texts.separate(queries, passages)
     else:
-        ranked = [(each, each.candidates(), 0 if each.positive else None) for each in queries]
+        ranked = [(query, query.candidates(), 0 if query.positive else None) for query in queries]
         sequences = [pair for query in queries for pair in texts.pairs(query)]
     for query, passages, _ in ranked:
         if not passages:
@@ -196,25 +195,25 @@ def make_split(
         """Returns each entry of `ranked` with the scores of its passages."""
         values = np.concatenate(outputs)
         if is_bi_encoder:
-            found = (values[len(queries) :] @ vector for vector in values[: len(queries)])
+            scores = (values[len(queries) :] @ vector for vector in values[: len(queries)])
         else:
-            found = np.split(values, np.cumsum([len(passages) for _, passages, _ in ranked])[:-1])
-        return zip(ranked, found, strict=True)
+            scores = np.split(values, np.cumsum([len(passages) for _, passages, _ in ranked])[:-1])
+        return zip(ranked, scores, strict=True)
 
     def score(outputs: Outputs) -> dict[str, float]:
-        return rank_scores([rank(found, positive) for (*_, positive), found in rankings(outputs)])
+        return rank_scores([rank(scores, positive) for (*_, positive), scores in rankings(outputs)])
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
         """Writes the input format, with the best passages except the positive as hard negatives."""
         lines = []
-        for (query, passages, positive), found in rankings(outputs):
-            best = np.argsort(-found, kind="stable")[: TOP + 1]
+        for (query, passages, positive), scores in rankings(outputs):
+            best = np.argsort(-scores, kind="stable")[: TOP + 1]
             best = [index for index in best if index != positive][:TOP]
             line = {"id": query.id, "query": query.text}
             if positive is not None:
-                line |= {"positive": query.positive, "rank": rank(found, positive)}
+                line |= {"positive": query.positive, "rank": rank(scores, positive)}
             line["negatives"] = [passages[index] for index in best]
-            lines.append(line | {"scores": found[best].tolist()})
+            lines.append(line | {"scores": scores[best].tolist()})
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
 
     features = [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]

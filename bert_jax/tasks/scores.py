@@ -14,20 +14,20 @@ def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
 def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
     """Returns 2 tp / (2 tp + fp + fn) for `positive`; 0 for 0 / 0. Micro F1 for several labels."""
     predicted, expected = np.asarray(predicted) == positive, np.asarray(expected) == positive
-    found = np.sum(predicted & expected)
+    correct = np.sum(predicted & expected)
     total = np.sum(predicted) + np.sum(expected)
-    return float(2 * found / total) if total else 0.0
+    return float(2 * correct / total) if total else 0.0
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean of `f1` over the classes that occur in either argument."""
     classes = np.union1d(predicted, expected)
-    return float(np.mean([f1(predicted, expected, each) for each in classes]))
+    return float(np.mean([f1(predicted, expected, positive) for positive in classes]))
 
 
 def macro_f1_of_sets(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean of the `f1` of each label; both 0 or 1 `[examples, labels]`."""
-    return float(np.mean([f1(*both) for both in zip(predicted.T, expected.T, strict=True)]))
+    return float(np.mean(list(map(f1, predicted.T, expected.T))))
 
 
 def class_table(predicted: np.ndarray, expected: np.ndarray, labels: Sequence) -> list[tuple]:
@@ -37,19 +37,19 @@ def class_table(predicted: np.ndarray, expected: np.ndarray, labels: Sequence) -
     are bool `[examples, labels]`.
     """
     confusion = expected.T.astype(int) @ predicted
-    found, wanted, correct = predicted.sum(0), expected.sum(0), np.diag(confusion)
-    precision, recall = correct / np.maximum(found, 1), correct / np.maximum(wanted, 1)
-    f1 = 2 * correct / np.maximum(found + wanted, 1)
+    counts, correct = (predicted.sum(0), expected.sum(0)), np.diag(confusion)
+    precision, recall = (correct / np.maximum(count, 1) for count in counts)
+    f1 = 2 * correct / np.maximum(sum(counts), 1)
     header = ("label", "examples", "precision", "recall", "f1", *labels)
-    scores = (each.round(4).tolist() for each in (precision, recall, f1))
-    return [header, *zip(labels, wanted.tolist(), *scores, *confusion.T.tolist(), strict=True)]
+    columns = (score.round(4).tolist() for score in (precision, recall, f1))
+    return [header, *zip(labels, counts[1].tolist(), *columns, *confusion.T.tolist(), strict=True)]
 
 
 def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns Matthews' correlation of two or more classes; 0 where it is undefined."""
     classes = np.union1d(predicted, expected)
-    one_hot = [np.asarray(each)[:, None] == classes for each in (predicted, expected)]
-    predicted, expected = (each.astype(np.float64) for each in one_hot)
+    one_hot = (np.asarray(x)[:, None] == classes for x in (predicted, expected))
+    predicted, expected = (x.astype(np.float64) for x in one_hot)
     predicted, expected = predicted - predicted.mean(0), expected - expected.mean(0)
     variance = np.sum(predicted**2) * np.sum(expected**2)
     return float(np.sum(predicted * expected) / np.sqrt(variance)) if variance else 0.0

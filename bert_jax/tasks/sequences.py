@@ -25,10 +25,10 @@ def make_sequences(
     `max_seq_length` counts [CLS] and [SEP]; the first text is cut to `max_first` tokens before
     the pair is truncated.
     """
-    ids_of = tokenize(tokenizer, (text for each in texts for text in each))
+    ids_of = tokenize(tokenizer, (text for pair in texts for text in pair))
     sequences, truncated = [], []
-    for each in texts:
-        ids = [ids_of[text] for text in each]
+    for pair in texts:
+        ids = [ids_of[text] for text in pair]
         num_tokens, max_tokens = sum(map(len, ids)), max_seq_length - 1 - len(ids)
         ids[0] = ids[0][:max_first]
         ids = truncate_longest_first(*ids, max_tokens) if len(ids) == 2 else [ids[0][:max_tokens]]

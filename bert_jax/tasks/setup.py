@@ -141,7 +141,7 @@ def setup_finetuning(
     settings = config.to_dict() | {
         "bert": dataclasses.asdict(bert),
         "head": head_settings,
-        "absent": ["mlm", "nsp", *([] if task.head.pooled else ["bert/pooler"])],
+        "absent": ["mlm", "nsp", *([] if task.head.input == "pooled" else ["bert/pooler"])],
         "num_steps": num_steps,
         # Prevents resuming a run, or considering it finished, with other files or weights.
         "contents": hash_contents(config, task, pretrained, tokenizer),

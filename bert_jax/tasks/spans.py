@@ -37,8 +37,8 @@ class SpanConfig:
         for name in ("max_query_length", "doc_stride", "max_answer_length"):
             value, limit = getattr(self, name), limits.get(name, math.inf)
             if not 1 <= value <= limit:
-                given = f"{name}={value} with max_seq_length={self.max_seq_length}"
-                raise ValueError(f"{given}: expected a value in [1, {limit}]")
+                setting = f"{name}={value} with max_seq_length={self.max_seq_length}"
+                raise ValueError(f"{setting}: expected a value in [1, {limit}]")
 
 
 def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
@@ -46,8 +46,8 @@ def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
     length = min(SpanConfig.max_seq_length, max_position_embeddings)
     question = min(SpanConfig.max_query_length, length // 4)
     fields = dataclasses.fields(SpanConfig)
-    given = {field.name: head[field.name] for field in fields if field.name in head}
-    return SpanConfig(**{"max_seq_length": length, "max_query_length": question} | given)
+    saved = {field.name: head[field.name] for field in fields if field.name in head}
+    return SpanConfig(**{"max_seq_length": length, "max_query_length": question} | saved)
 
 
 class ContextWindow(NamedTuple):
@@ -172,7 +172,7 @@ def best_spans(
     best starts and ends. A context without tokens gives the empty span, with score 0. `outputs` are
     those of the head for each window.
     """
-    found, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
+    spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
         start, end = output[feature.second_starts[0] :][: window.end - window.begin].T
         ends = np.lib.stride_tricks.sliding_window_view(np.append(end, beyond), max_answer_length)
@@ -186,9 +186,9 @@ def best_spans(
         for first, more in np.stack(np.divmod(chosen, max_answer_length), axis=1).tolist():
             last = first + more
             characters = passage.offsets[[window.begin + first, window.begin + last], [0, 1]]
-            found.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
+            spans.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
     different = {}
-    for span in sorted(found, key=lambda span: -span.score):
+    for span in sorted(spans, key=lambda span: -span.score):
         different.setdefault(passage.text(span), span)
     return list(different.values())[:n_best] or [Span(0, 0, 0.0, 0.0)]
 

@@ -1,7 +1,6 @@
 """SQuAD 1.1 and 2.0: the span of a context that answers a question, if there is one."""
 
 import dataclasses
-import itertools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -20,45 +19,46 @@ from bert_jax.tasks.tables import files_from_config
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
+NBEST = ("text", "probability", "start_logit", "end_logit")  # In nbest_predictions.json.
+
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
     data, files = config.data, files_from_config(config.data)
-    others = ("train", "dev", "test", "data_dir")
-    given = {name: each for name, each in data.items() if each is not None and name not in others}
-    span_config = SpanConfig(max_seq_length=config.max_seq_length, **given)
+    names = (field.name for field in dataclasses.fields(SpanConfig))
+    options = {name: data[name] for name in names if data.get(name) is not None}
+    span_config = SpanConfig(config.max_seq_length, **options)
     head_settings = dataclasses.asdict(span_config)
-    tunes_threshold = span_config.null_answers and "null_threshold" not in given
+    tunes_threshold = span_config.null_answers and data.null_threshold is None
     notes: dict[str, int] = {}
     train, splits = [], []
     for name, source in files.items():
         questions = read_questions(source, span_config.null_answers, data.data_dir)
         questions = limit_examples(questions, config, name, notes)
-        pairs = [(each.question, each.context) for each in questions]
+        pairs = [(question.question, question.context) for question in questions]
         passages = spans.make_passages(pairs, tokenizer, span_config)
         examples = list(zip(questions, passages, strict=True))
-        windows = list(itertools.chain(*itertools.starmap(label_question, examples)))
         max_answers = 1 if name == "train" else None  # Training uses only the first.
-        lost = [
-            question.location
-            for question, passage in examples
-            for answer in (question.answers or ())[:max_answers]
-            if not spans.locate(answer, passage)
-        ]
-        if lost:
-            places = "; ".join(list(dict.fromkeys(lost))[:5])
-            logging.warning("%d answers are not at their answer_start: %s", len(lost), places)
+        windows, misplaced = [], []
+        for question, passage in examples:
+            answers = (question.answers or ())[:max_answers]
+            tokens = [spans.locate(answer, passage) for answer in answers]
+            misplaced += [question.location] * tokens.count(None)
+            is_known = question.answers is not None and tokens[:1] != [None]
+            label = tokens[0] if tokens else None
+            windows += spans.label_windows(passage, label) if is_known else passage.features
+        if misplaced:
+            locations = "; ".join(list(dict.fromkeys(misplaced))[:5])
+            logging.warning("Answers not at answer_start: %d (%s)", len(misplaced), locations)
         if name != "train":
-            notes[f"{name} answers not in the context"] = len(lost)
+            notes[f"{name} answers not at their answer_start"] = len(misplaced)
             splits.append(make_split(name, examples, windows, head_settings, tunes_threshold))
             continue
-        notes["train questions skipped, whose answer is not in the context"] = len(lost)
+        notes["train questions skipped, whose answer is not at its answer_start"] = len(misplaced)
         train = [window for window in windows if window.label is not None]
         if not train:
-            raise ValueError(
-                f"{questions[0].location}: this and all other questions lack an answer at its "
-                "answer_start (in characters), and training needs one"
-            )
+            expected = "training needs one at its answer_start, in characters"
+            raise ValueError(f"{questions[0].location}: no question has an answer: {expected}")
     return Task(
         head=heads.SPAN,
         labels=spans.LABELS,
@@ -70,14 +70,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         tuned=("null_threshold",) if tunes_threshold else (),
         files=files,
     )
-
-
-def label_question(question: Question, passage: Passage) -> Sequence[Feature]:
-    """Labels the windows with the first answer, unless it is unknown or not in the context."""
-    tokens = spans.locate(question.answers[0], passage) if question.answers else None
-    if question.answers is None or (question.answers and not tokens):
-        return passage.features
-    return spans.label_windows(passage, tokens)
 
 
 def make_split(
@@ -93,11 +85,8 @@ def make_split(
     `tunes_threshold`, scoring the dev split sets this threshold.
     """
     null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
-    gold = {
-        question.id: [text for text, _ in question.answers]
-        for question, _ in examples
-        if question.answers is not None
-    }
+    labeled = [question for question, _ in examples if question.answers is not None]
+    gold = {question.id: [text for text, _ in question.answers] for question in labeled}
 
     def find_answers(outputs: Outputs, n_best: int) -> tuple[dict, dict, dict]:
         """Returns the best answer, the null odds and the ranked spans of each question, by id."""
@@ -112,13 +101,8 @@ def make_split(
                 ranked = sorted([*ranked, null], key=lambda span: -span.score)
             probabilities = softmax([span.score for span in ranked]).tolist()
             nbest[question.id] = [
-                {
-                    "text": passage.text(span),
-                    "probability": probability,
-                    "start_logit": span.start_logit,
-                    "end_logit": span.end_logit,
-                }
-                for span, probability in zip(ranked, probabilities, strict=True)
+                dict(zip(NBEST, (passage.text(span), p, *span[2:]), strict=True))
+                for span, p in zip(ranked, probabilities, strict=True)
             ]
         return texts, odds, nbest
 

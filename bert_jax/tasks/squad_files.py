@@ -35,14 +35,12 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
         questions = list(_read_json(pathlib.Path(source)))
     if not questions:
         raise ValueError(f"{source} holds no questions")
-    check_unique(questions, [each.id for each in questions])
-    check_labeled(questions, [each.answers for each in questions], "answers", required=False)
+    check_unique(questions, [question.id for question in questions])
+    check_labeled(questions, [question.answers for question in questions], "answers", False)
     for question in questions:
         if question.answers == () and not null_answers:
-            raise ValueError(
-                f"{question.location}: no answer, which only SQuAD 2.0 allows: "
-                "--config=configs/finetune/squad.py:v2"
-            )
+            fix = "only SQuAD 2.0 allows: --config=configs/finetune/squad.py:v2"
+            raise ValueError(f"{question.location}: no answer, which {fix}")
     return questions
 
 
@@ -70,9 +68,8 @@ def _question(values: dict, id_: str, location: str) -> Question:
     answers = values.get("answers")
     if isinstance(answers, dict):  # A dict of lists, as in TFDS and Hugging Face datasets.
         lists = [_get(answers, name, list, location) for name in ("text", "answer_start")]
-        answers = [
-            {"text": text, "answer_start": start} for text, start in itertools.zip_longest(*lists)
-        ]
+        pairs = itertools.zip_longest(*lists)
+        answers = [{"text": text, "answer_start": start} for text, start in pairs]
     if answers is not None:
         answers = tuple(
             (_get(answer, "text", str, location), _get(answer, "answer_start", int, location))
@@ -85,12 +82,12 @@ def _question(values: dict, id_: str, location: str) -> Question:
     return Question(id_, values["question"], values["context"], answers, location)
 
 
-def _get(holder: object, name: str, kind: type, location: str):
-    """Returns `holder[name]`; raises ValueError unless it is a `kind`."""
+def _get(holder: object, name: str, expected: type, location: str):
+    """Returns `holder[name]`; raises ValueError unless it has the type `expected`."""
     value = holder.get(name) if isinstance(holder, dict) else None
-    if not isinstance(value, kind):
-        found = "none" if value is None else type(value).__name__
+    if not isinstance(value, expected):
+        actual = "none" if value is None else type(value).__name__
         if isinstance(holder, dict) and name not in holder:
-            found = f"only {', '.join(holder) or 'an empty object'}"
-        raise ValueError(f"{location}: expected {name!r}, a {kind.__name__}; found {found}")
+            actual = f"only {', '.join(holder) or 'an empty object'}"
+        raise ValueError(f"{location}: expected {name!r}, a {expected.__name__}; found {actual}")
     return value

@@ -72,12 +72,12 @@ def evaluate_v2(
         scores = {
             id_: float(not gold[id_]) if null_odds[id_] > threshold else raw[id_] for id_ in gold
         }
-        for kind, types in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-            chosen = [value for id_, value in scores.items() if bool(gold[id_]) in types]
-            if chosen:
-                result[kind + name] = math.fsum(chosen) / len(chosen)
-        found = best_threshold(gold, predictions, raw, null_odds)
-        best[f"best_{name}"], best[f"best_{name}_thresh"] = found
+        for prefix, has_answer in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+            values = [value for id_, value in scores.items() if bool(gold[id_]) in has_answer]
+            if values:
+                result[prefix + name] = math.fsum(values) / len(values)
+        best_values = best_threshold(gold, predictions, raw, null_odds)
+        best[f"best_{name}"], best[f"best_{name}_thresh"] = best_values
     return result | best
 
 

@@ -17,6 +17,7 @@ from bert_jax.corpus.tfds import tfds_source
 
 csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
 _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.
+_UNQUOTE = str.maketrans({'"': None, "\t": "\1", "\n": "\2"})  # In a quoted field.
 
 
 class Record(NamedTuple):
@@ -46,27 +47,39 @@ def read_table(
     source: str | pathlib.Path,
     columns: Sequence[str],
     header_lines: int = 1,
-    separator: str = "",
     data_dir: str = "",
+    label: str = "",
+    label_separator: str = "",
 ) -> list[Record]:
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, that has all of `columns`.
 
-    Fields may be quoted, but if a TSV has a quotation mark in an unquoted field, none is taken as
-    quoted. The first of `header_lines` names the columns; the others are skipped. JSON and TFDS
-    values become text (equal numbers the same text), and lists are joined by `separator`, if any.
-    Raises FileNotFoundError if the file is missing, and ValueError if it is malformed.
+    The first of `header_lines` names the columns; the others are skipped. Fields may be quoted, in
+    a TSV as `_line_of_literal_mark` says. JSON and TFDS values become text (equal numbers the same
+    text); a list in the column `label` is joined by `label_separator`, if any. Raises
+    FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
-    hint, suffix = "give the correct name in --config.data", pathlib.Path(source).suffix
+    suffix = pathlib.Path(source).suffix
+    hint = ": give the correct name in --config.data.text, text_pair, label or id" if label else ""
     if str(source).startswith("tfds:") or suffix == ".jsonl":
-        objects = read_objects(source, data_dir)
-        records = [_json_record(*each, columns, separator) for each in objects]
+        records = []
+        for values, location in read_objects(source, data_dir):
+            if label_separator and isinstance(values.get(label), list):
+                values[label] = label_separator.join(map(_json_text, values[label]))
+            for column in (*columns, label):
+                if isinstance(value := values.get(column), list | dict):
+                    message = f"{column!r} is a {type(value).__name__}, expected text or a number"
+                    if column == label:
+                        message += "; if it holds labels, set --config.data.label_separator"
+                    raise ValueError(f"{location}: {message}")
+            texts = {column: _json_text(value) for column, value in values.items()}
+            records.append(Record(texts, location))
     elif suffix in (".csv", ".tsv", ".tab"):
         records = _read_delimited(pathlib.Path(source), header_lines)
         if len(records[0].columns) == 1:
             hint += " (commas separate a .csv, tabs a .tsv)"
     else:
         raise ValueError(f"{source} has an unknown suffix: expected .csv, .tsv, .tab or .jsonl")
-    check_columns(records, columns, f": {hint}")
+    check_columns(records, columns, hint)
     return records
 
 
@@ -74,8 +87,8 @@ def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str =
     """Raises ValueError, ending with `hint`, if a record lacks one of `columns`."""
     for record in records:
         if missing := [column for column in columns if column not in record.columns]:
-            found = list(record.columns)
-            raise ValueError(f"{record.location}: no {missing[0]!r} among {found}{hint}")
+            names = list(record.columns)
+            raise ValueError(f"{record.location}: no {missing[0]!r} among {names}{hint}")
 
 
 def read_text(path: pathlib.Path, expected: str) -> str:
@@ -103,9 +116,7 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
         try:
             values = json.loads(line, parse_constant=_refuse_constant)
         except ValueError as error:
-            raise ValueError(
-                f"{location}: not JSON ({error}); expected an object per line"
-            ) from None
+            raise ValueError(f"{location}: not JSON ({error}): write an object per line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{location}: expected a JSON object, found {type(values).__name__}")
         objects.append((values, location))
@@ -116,17 +127,6 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON: write null for a missing value")
-
-
-def _json_record(values: dict, location: str, columns: Sequence[str], separator: str) -> Record:
-    for column in columns:
-        value = values.get(column)
-        if separator and isinstance(value, list):
-            values[column] = separator.join(map(_json_text, value))
-        elif isinstance(value, list | dict):
-            found = type(value).__name__
-            raise ValueError(f"{location}: {column!r} is a {found}, expected text or a number")
-    return Record({name: _json_text(value) for name, value in values.items()}, location)
 
 
 def _json_text(value: object) -> str:
@@ -140,13 +140,13 @@ def _json_text(value: object) -> str:
 
 def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     text = read_text(path, "a .csv, .tsv or .jsonl file")
-    separator = "," if path.suffix == ".csv" else "\t"
+    delimiter = "," if path.suffix == ".csv" else "\t"
     quoting, hint = csv.QUOTE_MINIMAL, ""
-    if separator == "\t" and (line := _stray_quotation_mark(text)):
+    if delimiter == "\t" and (line := _line_of_literal_mark(path, text, header_lines)):
         quoting = csv.QUOTE_NONE
-        hint = f" (line {line} has a quotation mark in a field that is not quoted, so none is)"
-        logging.info("%s:%s", path, hint)
-    lines = csv.reader(io.StringIO(text), delimiter=separator, quoting=quoting, strict=True)
+        hint = f": line {line} has a quotation mark in its text, so no field is read as quoted"
+        logging.info("%s%s", path, hint)
+    lines = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
     rows, line = [], 1
     try:
         for fields in lines:
@@ -163,7 +163,7 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     for fields, location in rows[max(header_lines, 1) :]:
         if any(fields):
             if len(fields) != len(names):
-                counts = f"{len(fields)} fields, but the header names {len(names)}"
+                counts = f"not as many fields ({len(fields)}) as in the header ({len(names)})"
                 raise ValueError(f"{location}: {counts}{hint}")
             records.append(Record(dict(zip(names, fields, strict=True)), location))
     if not records:
@@ -171,10 +171,30 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     return records
 
 
-def _stray_quotation_mark(text: str) -> int:
-    """Returns the line of a quotation mark that a TSV writer would have quoted, or 0."""
-    rest = _QUOTED_FIELD.sub(lambda field: "\n" * field[0].count("\n"), text)
-    return rest.count("\n", 0, rest.index('"')) + 1 if '"' in rest else 0
+def _line_of_literal_mark(path: pathlib.Path, text: str, header_lines: int) -> int:
+    """Returns the line of a quotation mark that is part of a TSV's text; 0 if all quote fields.
+
+    None quotes a field if `csv.writer` would have quoted a field with one, or if the lines have as
+    many fields as the header only without quoting. Raises ValueError if they do with it, too.
+    """
+
+    def fits_header(table: str) -> bool:
+        header, *lines = table.split("\n")
+        rows = (line for line in lines[max(header_lines, 1) - 1 :] if line.strip("\t"))
+        return all(row.count("\t") == header.count("\t") for row in rows)
+
+    unquoted = _QUOTED_FIELD.sub(lambda field: field[0].translate(_UNQUOTE), text)
+    mark = re.search('"', unquoted) or re.search("[\1\2]", unquoted)
+    # A quoted header shows that all fields are quoted.
+    if not mark or (mark[0] != '"' and (text.startswith('"') or not fits_header(text))):
+        return 0
+    line = len(re.findall("[\n\2]", unquoted[: mark.start()])) + 1
+    if mark[0] != '"' and fits_header(unquoted):
+        raise ValueError(
+            f"{path}, line {line}: the quotation mark may quote a field or be part of the text: "
+            "quote all fields and the header (csv.QUOTE_ALL), or convert the file to .jsonl"
+        )
+    return line
 
 
 def _read_tfds(source: str, data_dir: str) -> list[tuple[dict, str]]:
@@ -205,15 +225,11 @@ def content_hash(source: str, data_dir: str) -> str:
     if source.startswith("tfds:"):
         info = tfds_source(source.partition("#")[0], "all", data_dir).dataset_info
         paths = sorted(pathlib.Path(info.data_dir).glob("*.array_record*"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-
-
-def check_texts(records: Iterable[Record], columns: Sequence[str]) -> None:
-    """Raises ValueError if one of the texts in `columns` is empty."""
-    for record in records:
-        for column in columns:
-            if not record.columns[column].strip():
-                raise ValueError(f"{record.location}: {column!r} is empty; fix or remove the line")
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as stream:
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()[:16]
 
 
 def example_ids(records: Sequence[Record], column: str) -> list[str]:
@@ -229,8 +245,5 @@ def check_unique(examples: Iterable, ids: Iterable[str]) -> None:
     """Raises ValueError, with the `location` of both examples, if two have the same id."""
     locations: dict[str, str] = {}
     for example, name in zip(examples, ids, strict=True):
-        if name in locations:
-            raise ValueError(
-                f"{example.location}: id {name!r} is already used in {locations[name]}"
-            )
-        locations[name] = example.location
+        if (first := locations.setdefault(name, example.location)) != example.location:
+            raise ValueError(f"{example.location}: id {name!r} is already used in {first}")

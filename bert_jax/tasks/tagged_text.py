@@ -44,7 +44,7 @@ def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     """
     if isinstance(text, str):
         return text, [match.span() for match in WORD.finditer(text)]
-    if not all(isinstance(word, str) for word in text):
+    if not isinstance(text, Iterable) or not all(isinstance(word, str) for word in text):
         raise TypeError(f"expected a string or a list of words, got {text!r:.60}")
     ends = itertools.accumulate(len(word) + 1 for word in text)
     spans = [(end - 1 - len(word), end - 1) for word, end in zip(text, ends, strict=True)]
@@ -55,13 +55,11 @@ def tagged_text(
     text: str, spans: Sequence[tuple[int, int]], tagged: Iterable[tuple[str, float]]
 ) -> Tagging:
     """Combines the text and spans of `split_words` with each word's tag and its probability."""
-    words = [
-        TaggedWord(text[start:end], *each) for (start, end), each in zip(spans, tagged, strict=True)
-    ]
+    words = [TaggedWord(text[i:j], *tag) for (i, j), tag in zip(spans, tagged, strict=True)]
     entities = []
     for entity in find_entities([word.tag for word in words]):
         start, end = spans[entity.start][0], spans[entity.end - 1][1]
-        own = words[entity.start : entity.end]
-        probability = statistics.fmean(word.probability for word in own)
+        tags = words[entity.start : entity.end]
+        probability = statistics.fmean(tag.probability for tag in tags)
         entities.append(TaggedEntity(entity.type, text[start:end], start, end, probability))
     return Tagging(words, entities)

@@ -26,7 +26,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if data.scheme not in (*SCHEMES, "none"):
         expected = f"{', '.join(SCHEMES)} to train, or none for tags that mark no entities"
         raise ValueError(f"--config.data.scheme={data.scheme}: expected {expected}")
-    if data.scheme.startswith("iob") and any(split_tag(each)[0] in "ES" for each in labels):
+    if data.scheme.startswith("iob") and any(split_tag(tag)[0] in "ES" for tag in labels):
         raise ValueError(f"{', '.join(labels)} are BIOES tags: set --config.data.scheme=bioes")
     notes: dict[str, int] = {}
     train, splits, columns = [], [], 2
@@ -38,7 +38,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             original, scheme = sentences, data.scheme
             if scheme != "none":
                 notes[f"{name} sentences in {find_scheme(path, original).upper()}"] = len(original)
-                sentences = [own._replace(tags=convert_tags(own.tags, scheme)) for own in original]
+                sentences = [
+                    sentence._replace(tags=convert_tags(sentence.tags, scheme))
+                    for sentence in original
+                ]
             labels = labels or find_tag_set(sentences, data.scheme)
             check_tags(path, original, sentences, labels)
         elif name == "train":
@@ -76,14 +79,14 @@ def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
 
     Raises ValueError if the sentences have only one distinct tag.
     """
-    found = {tag for sentence in sentences for tag in sentence.tags}
-    if len(found) < 2:
-        raise ValueError(f"train has a single tag, {found.pop()!r}: expected several in tag_column")
+    tags = {tag for sentence in sentences for tag in sentence.tags}
+    if len(tags) < 2:
+        raise ValueError(f"train has a single tag, {tags.pop()!r}: expected several in tag_column")
     if scheme == "none":
-        return tuple(sorted(found))
-    types = sorted({split_tag(tag)[1] for tag in found - {"O"}})
+        return tuple(sorted(tags))
+    types = sorted({split_tag(tag)[1] for tag in tags - {"O"}})
     prefixes = "BIES" if scheme == "bioes" else "BI"
-    return ("O", *(f"{prefix}-{each}" for each in types for prefix in prefixes))
+    return ("O", *(f"{prefix}-{type_name}" for type_name in types for prefix in prefixes))
 
 
 def check_tags(
@@ -114,8 +117,9 @@ def tagging_features(
     document. The features cover the words of all sentences in order.
     """
     room = max_seq_length - 2  # [CLS] and [SEP].
-    ids_of = tokenize(tokenizer, (word for each in sentences for word in each.words))
-    truncated = sum(len(ids_of[word]) > room for each in sentences for word in each.words)
+    words = [word for sentence in sentences for word in sentence.words]
+    ids_of = tokenize(tokenizer, words)
+    truncated = sum(len(ids_of[word]) > room for word in words)
     texts = [[sentence] for sentence in sentences]
     if document_context:
         groups = itertools.groupby(sentences, lambda sentence: sentence.document)
@@ -123,21 +127,22 @@ def tagging_features(
     features, positions = [], []
     for text in texts:
         # A word such as a control character may have no pieces.
-        pieces = [ids_of[word][:room] or [tokenizer.unk_id] for each in text for word in each.words]
-        sizes = [len(each) for each in pieces]
+        words = itertools.chain(*(sentence.words for sentence in text))
+        pieces = [ids_of[word][:room] or [tokenizer.unk_id] for word in words]
+        sizes = list(map(len, pieces))
         ids, offsets = list(itertools.chain(*pieces)), np.cumsum([0, *sizes])
-        tags = [labels.index(tag) for each in text for tag in each.tags or ()]
-        ends = np.cumsum([0, *(len(each.words) for each in text)]).tolist()
+        tags = [labels.index(tag) for sentence in text for tag in sentence.tags or ()]
+        ends = np.cumsum([0, *(len(sentence.words) for sentence in text)]).tolist()
         windows = split_into_windows(sizes, itertools.pairwise(ends), room)
         for start, begin, end, stop in windows:
             tokens, _ = make_sequence(tokenizer, ids[offsets[start] : offsets[stop]])
-            places = 1 + offsets[begin:end] - offsets[start]
+            first_pieces = 1 + offsets[begin:end] - offsets[start]
             label = None
             if tags:
                 label = np.full(len(tokens), NO_LABEL, np.int32)
-                label[places] = tags[begin:end]
+                label[first_pieces] = tags[begin:end]
             features.append(Feature((tokens,), (len(tokens),), label))
-            positions.append(places)
+            positions.append(first_pieces)
     return features, positions, {"windows": len(features), "words truncated": truncated}
 
 
@@ -173,8 +178,8 @@ def best_tags(
     outputs: Outputs, positions: Sequence[np.ndarray], labels: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
     """Yields each word's most probable tag and its probability, over all features in order."""
-    for output, places in zip(outputs, positions, strict=True):
-        probabilities = softmax(output[places], axis=-1)
+    for output, first_pieces in zip(outputs, positions, strict=True):
+        probabilities = softmax(output[first_pieces], axis=-1)
         best = (labels[number] for number in probabilities.argmax(axis=-1))
         yield from zip(best, probabilities.max(axis=-1).tolist(), strict=True)
 
@@ -196,7 +201,7 @@ def make_split(
 
     def predicted_tags(outputs: Outputs) -> list[list[str]]:
         tags = (tag for tag, _ in best_tags(outputs, positions, labels))
-        return [list(itertools.islice(tags, len(each.words))) for each in sentences]
+        return [list(itertools.islice(tags, len(sentence.words))) for sentence in sentences]
 
     def score(outputs: Outputs) -> dict[str, float]:
         predicted = predicted_tags(outputs)
@@ -214,7 +219,7 @@ def make_split(
         with open(directory / f"{name}.txt", "w", encoding="utf-8") as stream:
             for sentence, *tags in zip(sentences, *columns, strict=True):
                 if scheme == "bioes":
-                    tags = [convert_tags(each, "iob2") for each in tags]
+                    tags = [convert_tags(column, "iob2") for column in tags]
                 for fields in zip(sentence.words, *tags, strict=True):
                     stream.write(" ".join(fields) + "\n")
                 stream.write("\n")

@@ -71,18 +71,20 @@ def entity_scores(
     `find` finds the entities in the tags of a sentence. An entity is correct if its type and both
     ends are. 0 / 0 is 0, as in conlleval.
     """
-    counts = found, wanted, _ = Counter(), Counter(), Counter()
-    for ours, theirs in zip(predicted, expected, strict=True):
-        if len(ours) != len(theirs):
-            raise ValueError(f"{len(ours)} tags are predicted for {len(theirs)} words")
-        ours, theirs = set(find(ours)), set(find(theirs))
-        for count, entities in zip(counts, (ours, theirs, ours & theirs), strict=True):
-            count.update(entity.type for entity in entities)
+    counts = Counter(), Counter(), Counter()  # By type: predicted, expected, correct.
+    for predicted_tags, expected_tags in zip(predicted, expected, strict=True):
+        if len(predicted_tags) != len(expected_tags):
+            lengths = f"{len(expected_tags)} and {len(predicted_tags)}"
+            raise ValueError(f"expected a tag for each word; their numbers are {lengths}")
+        entities = set(find(predicted_tags)), set(find(expected_tags))
+        for count, members in zip(counts, (*entities, set.intersection(*entities)), strict=True):
+            count.update(entity.type for entity in members)
     scores = {}
     totals = {"": [count.total() for count in counts]}
-    totals |= {f"/{each}": [count[each] for count in counts] for each in sorted(found | wanted)}
-    for suffix, (num_found, num_wanted, num_correct) in totals.items():
-        scores[f"precision{suffix}"] = num_correct / max(num_found, 1)
-        scores[f"recall{suffix}"] = num_correct / max(num_wanted, 1)
-        scores[f"f1{suffix}"] = 2 * num_correct / max(num_found + num_wanted, 1)
+    types = sorted(counts[0] | counts[1])
+    totals |= {f"/{name}": [count[name] for count in counts] for name in types}
+    for suffix, (num_predicted, num_expected, num_correct) in totals.items():
+        scores[f"precision{suffix}"] = num_correct / max(num_predicted, 1)
+        scores[f"recall{suffix}"] = num_correct / max(num_expected, 1)
+        scores[f"f1{suffix}"] = 2 * num_correct / max(num_predicted + num_expected, 1)
     return scores

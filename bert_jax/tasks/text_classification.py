@@ -50,9 +50,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         # A test file may have no labels; in a dev file a missing column is probably a typo.
         label = data.label if name != "test" else ""
         columns = [*texts, *filter(None, (data.id, label))]
-        options = {"separator": separator, "data_dir": data.data_dir}
-        records[name] = tables.read_table(source, columns, data.header_lines, **options)
-        tables.check_texts(records[name], texts)
+        options = data.header_lines, data.data_dir, data.label, separator
+        records[name] = tables.read_table(source, columns, *options)
+        for record in records[name]:
+            if empty := [column for column in texts if not record.columns[column].strip()]:
+                raise ValueError(f"{record.location}: {empty[0]!r} is empty; fix or remove it")
 
     train = records.get("train", ())
     if separator:
@@ -61,21 +63,22 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if train and labels:
         counts = collections.Counter(record.columns[data.label] for record in train)
         rarest = min(labels, key=counts.__getitem__)
-        notes |= {"labels": len(labels), f"train {rarest!r}, the rarest label": counts[rarest]}
+        notes["labels"] = len(labels)
+        notes[f"train examples of the rarest label, {rarest!r}"] = counts[rarest]
 
     hint = "; fix it, or list all labels in --config.data.labels"
-    for name, own in records.items():
-        ids = limit_examples(tables.example_ids(own, data.id), config, name, notes)
-        own = limit_examples(own, config, name, notes)
+    for name, examples in records.items():
+        ids = limit_examples(tables.example_ids(examples, data.id), config, name, notes)
+        examples = limit_examples(examples, config, name, notes)
         options = {"required": name == "train", "hint": hint}
-        values = read_label_sets(own, data.label, labels, separator, **options)
+        values = read_label_sets(examples, data.label, labels, separator, **options)
         if values[0] is None:
-            notes[f"{name} without labels, so not scored"] = len(values)
-        pairs = [[record.columns[column] for column in texts] for record in own]
-        found = text_features(pairs, values, tokenizer, config.max_seq_length)
-        features[name], notes[f"{name} truncated"] = found
+            notes[f"{name} examples without labels, so not scored"] = len(values)
+        pairs = [[example.columns[column] for column in texts] for example in examples]
+        encoded = text_features(pairs, values, tokenizer, config.max_seq_length)
+        features[name], notes[f"{name} examples truncated"] = encoded
         if name != "train":
-            split = name, features[name], ids, own, labels, metrics, bool(separator)
+            split = name, features[name], ids, examples, labels, metrics, bool(separator)
             splits.append(make_split(*split))
     if separator:
         layout = dataclasses.replace(head.labels, shape=(len(labels),))
@@ -152,8 +155,8 @@ def make_split(
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
         if is_labeled and labels:
             one_hot = np.eye(len(labels), dtype=bool)
-            both = (each > 0 if multi_label else one_hot[each] for each in (predicted, expected))
-            rows = scores.class_table(*both, labels)
+            label_sets = (x > 0 if multi_label else one_hot[x] for x in (predicted, expected))
+            rows = scores.class_table(*label_sets, labels)
             with open(directory / f"{name}_classes.tsv", "w", newline="") as stream:
                 csv.writer(stream, delimiter="\t").writerows(rows)
             lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in rows)
@@ -178,8 +181,8 @@ def best_labels(
     return [Classification(labels[index], probabilities[index]) for index in order]
 
 
-def choose_metric(metrics: Iterable[str], wanted: str) -> str:
-    """Returns `wanted`, or the first metric if it is empty; raises ValueError if unknown."""
-    if wanted and wanted not in metrics:
-        raise ValueError(f"--config.data.metric={wanted}: expected one of {', '.join(metrics)}")
-    return wanted or next(iter(metrics))
+def choose_metric(metrics: Iterable[str], name: str) -> str:
+    """Returns `name`, or the first metric if it is empty; raises ValueError if unknown."""
+    if name and name not in metrics:
+        raise ValueError(f"--config.data.metric={name}: expected one of {', '.join(metrics)}")
+    return name or next(iter(metrics))

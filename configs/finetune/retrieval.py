@@ -41,8 +41,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.train = ""
     config.data.dev = ""  # Its MRR@10 selects the best checkpoint.
     config.data.test = ""
-    # Passages to search in addition to those in dev and test, {"text": "..."} per line. The
-    # cross-encoder ranks only the passages of each query.
+    # Passages to search in addition to those in dev and test, {"text": "..."} per line; at most
+    # max_eval_examples of them. The cross-encoder ranks only the passages of each query.
     config.data.passages = ""
     # Tokens, at most half of max_seq_length; longer queries are truncated.
     config.data.max_query_length = 64

@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "adamw"  # Or "bert_adam", as released, or "lamb".
     config.learning_rate = 3e-5
     config.warmup_fraction = 0.1
-    config.decay_from = "start"  # Decays from step 0, as released, or from the end of "warmup".
+    config.decay_from = "step_0"  # As released; or "warmup_end", as in transformers.
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01
     config.clip_norm = 1.0
@@ -92,4 +92,5 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
         raise ValueError(f"unknown argument {arg!r} after the colon: expected 'runlocal' or none")
     config.max_seq_length, config.batch_size, config.num_epochs = 32, 8, 1.0
     config.max_train_examples = config.max_eval_examples = 64
+    config.log_every = 1
     return config

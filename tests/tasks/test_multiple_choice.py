@@ -59,17 +59,18 @@ def test_an_example_gives_a_feature_of_four_sequences(tokenizer, directory):
 
 def test_each_long_choice_is_truncated_separately_and_examples_are_counted(tokenizer, directory):
     task = read(tokenizer, directory, max_seq_length=8)
-    assert task.notes["train truncated"] == 1
+    assert task.notes["train examples truncated"] == 1
     assert [len(tokens) for tokens in task.train[0].sequences] == [8, 8, 8, 8]
     assert [len(tokens) for tokens in task.train[1].sequences] == [6, 7, 7, 6]
 
 
 def test_empty_texts_are_counted(tokenizer, directory):
-    assert read(tokenizer, directory).notes["dev with an empty text"] == 0
+    assert read(tokenizer, directory).notes["dev examples with an empty text"] == 0
     path = directory / "val.csv"
     path.write_text(path.read_text().replace("a river", " ").replace("built a", ""))
     notes = read(tokenizer, directory).notes
-    assert (notes["dev with an empty text"], notes["train with an empty text"]) == (2, 0)
+    assert notes["dev examples with an empty text"] == 2
+    assert notes["train examples with an empty text"] == 0
 
 
 def test_dev_is_scored_and_test_is_only_predicted(tokenizer, directory):
@@ -87,26 +88,26 @@ def test_dev_is_scored_and_test_is_only_predicted(tokenizer, directory):
 def test_tfds_gives_the_same_features_as_the_files(splits, tokenizer, directory):
     labels = {"train": (3, 0), "validation": (1, 2), "test": (-1, -1)}
     examples = {split: [] for split in splits}
-    for split, own in examples.items():
+    for split, records in examples.items():
         for row, label in zip(ROWS, labels[split], strict=True):
             endings = {f"ending{index}": ending for index, ending in enumerate(row["endings"])}
             texts = {"sent1": row["sent1"], "sent2": row["sent2"]}
-            own.append(texts | endings | {"label": label})
+            records.append(texts | endings | {"label": label})
     columns = dict.fromkeys(multiple_choice.COLUMNS, tfds.features.Text())
     features = columns | {"label": tfds.features.ClassLabel(num_classes=4)}
     write_tfds(directory / "tfds", "swag/regular", examples, features)
     expected = read(tokenizer, directory)
-    found = read(tokenizer, "tfds:swag/regular", data_dir=str(directory / "tfds"))
+    task = read(tokenizer, "tfds:swag/regular", data_dir=str(directory / "tfds"))
 
     # TFDS shuffles what it prepares.
-    def described(features):
-        return sorted((str(each.label), str(each.sequences)) for each in features)
+    def sorted_strings(features):
+        return sorted((str(feature.label), str(feature.sequences)) for feature in features)
 
-    assert described(found.train) == described(expected.train)
-    assert len(found.splits) == len(splits) - 1
-    for ours, theirs in zip(found.splits, expected.splits, strict=False):
+    assert sorted_strings(task.train) == sorted_strings(expected.train)
+    assert len(task.splits) == len(splits) - 1
+    for ours, theirs in zip(task.splits, expected.splits, strict=False):
         assert (ours.name, ours.score is None) == (theirs.name, theirs.score is None)
-        assert described(ours.features) == described(theirs.features)
+        assert sorted_strings(ours.features) == sorted_strings(theirs.features)
 
 
 @pytest.mark.parametrize(

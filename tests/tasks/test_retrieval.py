@@ -111,6 +111,19 @@ def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path
     assert len(split.features) == 3 + 7  # "the war" is one passage, though in both.
 
 
+def test_limit_on_examples_limits_the_collection(tmp_path, tokenizer):
+    lines = [{"text": f"{first} {second}"} for first in WORDS[:9] for second in WORDS[:9]]
+    passages = write_lines(tmp_path / "passages.jsonl", lines)
+    fields = {"data__passages": passages, "max_eval_examples": 2}
+    task = make_task(tmp_path, tokenizer, **fields)
+    assert task.notes["dev examples dropped"] == 1
+    assert task.notes["collection examples dropped"] == len(lines) - 2
+    # Two queries, two passages of the collection, and those of the queries.
+    assert len(task.splits[0].features) == 2 + 2 + 5
+    outputs = [np.ones((1, 1))] * 9
+    assert task.splits[0].score(outputs)["recall_at_10"] == 1
+
+
 def test_queries_without_positives_are_ranked_but_not_scored(tmp_path, tokenizer):
     dev = [{"query": "king", "negatives": ["a king", "the city"]}]
     for role in retrieval.ROLES:
@@ -177,7 +190,7 @@ BAD_LINES = {
     "empty negative": ([LINES[0] | {"negatives": [""]}], "expected a list of texts"),
     "too few negatives": (
         [LINES[0] | {"negatives": []}],
-        "0 negatives, but --config.data.num_negatives=1",
+        r"fewer negatives \(0\) than --config\.data\.num_negatives=1",
     ),
     "positive among negatives": (
         [LINES[0] | {"negatives": ["the river grew old"]}],

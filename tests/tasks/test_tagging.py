@@ -264,9 +264,9 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        ({"train": "the O\nking\n"}, {}, "train.txt, line 2: 1 columns, but line 1 has 2"),
-        ({"train": "the X O\nking O\n"}, {}, "train.txt, line 2: 2 columns, but line 1 has 3"),
-        ({}, {"tag_column": 3}, "train.txt, line 3: 3 columns, so there is no column 3"),
+        ({"train": "the O\nking\n"}, {}, "line 2: not as many columns (1) as in line 1 (2): fix"),
+        ({"train": "the X O\nking O\n"}, {}, "line 2: not as many columns (2) as in line 1 (3)"),
+        ({}, {"tag_column": 3}, "train.txt, line 3: no column 3 (number of columns: 3): set"),
         ({"train": "the B-A\nking X-A\n"}, {}, "train.txt, line 2: tag 'X-A', expected O, or"),
         (
             {"train": "a B-A\nb O\nc I-A\n"},

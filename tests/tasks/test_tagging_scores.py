@@ -19,14 +19,14 @@ EDGE_CASES = [
 ]
 
 
-def shown(entities):
+def entity_strings(entities):
     return [f"{entity.type}{entity.start}{entity.end}" for entity in entities]
 
 
 @pytest.mark.parametrize(("tags", "loose", "strict"), EDGE_CASES)
 def test_illegal_sequences_are_read_like_conlleval_unless_strict(tags, loose, strict):
-    assert shown(find_entities(tags.split())) == loose
-    assert shown(find_strict_entities(tags.split())) == strict
+    assert entity_strings(find_entities(tags.split())) == loose
+    assert entity_strings(find_strict_entities(tags.split())) == strict
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def test_illegal_sequences_are_read_like_conlleval_unless_strict(tags, loose, st
     ],
 )
 def test_strict_entities_of_each_scheme(scheme, tags, strict):
-    assert shown(find_strict_entities(tags.split(), scheme)) == strict
+    assert entity_strings(find_strict_entities(tags.split(), scheme)) == strict
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes", "bilou"])
 def test_conversion_to_any_scheme_keeps_the_entities(scheme):
     for tags, loose, _ in EDGE_CASES:
         converted = convert_tags(tags.split(), scheme)
-        assert shown(find_entities(converted)) == loose
+        assert entity_strings(find_entities(converted)) == loose
         if scheme == "bilou":  # Not trained; the same as BIOES by other letters.
             letters = str.maketrans("LU", "ES")
             assert [tag.translate(letters) for tag in converted] == convert_tags(converted, "bioes")
         else:
-            assert shown(find_strict_entities(converted, scheme)) == loose
+            assert entity_strings(find_strict_entities(converted, scheme)) == loose
 
 
 def test_scores_count_whole_entities_of_the_correct_type():
@@ -71,5 +71,5 @@ def test_no_entities_score_zero():
 
 
 def test_a_missing_tag_raises_a_clear_error():
-    with pytest.raises(ValueError, match="1 tags are predicted for 2 words"):
+    with pytest.raises(ValueError, match="a tag for each word; their numbers are 2 and 1"):
         entity_scores([["O"]], [["O", "O"]])

@@ -7,10 +7,11 @@ import pytest
 from tools import plot
 
 
-def write_metrics(workdir, names: str) -> None:
+def write_metrics(workdir, names: str, num_records: int = 4) -> None:
     workdir.mkdir(parents=True)
     records = [
-        {"step": step} | dict.fromkeys(names.split(), 1 / step) for step in range(10, 50, 10)
+        {"step": 10 * number} | dict.fromkeys(names.split(), 1 / number)
+        for number in range(1, num_records + 1)
     ]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
 
@@ -48,6 +49,27 @@ def test_fine_tuning(tmp_path, directories):
     assert curves(tmp_path / "run") == expected
     for axis in plot.draw(tmp_path / "run").axes:
         assert len(axis.lines) % len(directories) == 0
+
+
+def test_each_entity_type_has_its_own_color_in_all_panels(tmp_path):
+    types = ("", "/LOC", "/MISC", "/ORG", "/PER")
+    names = [f"dev/{metric}{suffix}" for metric in ("f1", "recall") for suffix in types]
+    write_metrics(tmp_path / "run", " ".join([*names, "train/loss", "dev/loss"]))
+    labels = ["dev", "dev LOC", "dev MISC", "dev ORG", "dev PER"]
+    panels = {"loss": ["train", "dev"], "f1": labels, "recall": labels}
+    assert curves(tmp_path / "run") == panels
+    colors = {}
+    for axis in plot.draw(tmp_path / "run").axes:
+        for line in axis.lines:
+            assert colors.setdefault(line.get_label(), line.get_color()) == line.get_color()
+    assert len(set(colors.values())) == len(colors) == 6
+
+
+@pytest.mark.parametrize(("num_records", "marker"), [(1, "o"), (8, "o"), (100, "")])
+def test_few_points_are_marked(num_records, marker, tmp_path):
+    write_metrics(tmp_path / "run", "train/loss dev/loss learning_rate", num_records)
+    lines = [line for axis in plot.draw(tmp_path / "run").axes for line in axis.lines]
+    assert len(lines) == 3 and {line.get_marker() for line in lines} == {marker}
 
 
 def test_directory_without_a_run_is_an_error(tmp_path):
