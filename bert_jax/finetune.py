@@ -243,4 +243,4 @@ class BestCheckpoint:
 
 
 if __name__ == "__main__":
-    main.start(train_and_evaluate)
+    main.start(train_and_evaluate, "finetune")

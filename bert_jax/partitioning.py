@@ -168,8 +168,8 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
 
     Raises ValueError for a leaf that no rule matches, an indivisible leaf, or an unused rule.
     """
-    kind, unused = mesh.devices.flat[0].device_kind, dict(rules)
-    logging.info("Layout over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), kind)
+    device, unused = mesh.devices.flat[0].device_kind, dict(rules)
+    logging.info("Layout over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), device)
 
     def infer(path, leaf):
         name = path_name(path)

@@ -136,7 +136,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
             progress.update()
             if compiles:
                 jax.block_until_ready(state)
-                main.log_first_step()
+                main.log_first_step(f" on rows of {rows.max_seq_length} tokens")
                 timed_step, timed_at = step, time.monotonic()
 
             should_report = step % config.log_every == 0 or step == phase.stop
@@ -190,11 +190,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
 def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     """Reads `config.init_from`, if given. Raises ValueError if the run cannot start from it."""
     source = read_model(config.init_from) if config.init_from else None
-    optimizer = source and "training" in source.report.unused and source.settings["optimizer"]
+    settings = source.settings if source and "training" in source.report.unused else {}
+    optimizer = None if "head" in settings else settings.get("optimizer")  # Not fine-tuning's.
     if config.init_optimizer and optimizer != config.optimizer:
         raise ValueError(
-            f"--config.init_optimizer, but init_from={config.init_from!r} holds no state of the "
-            f"optimizer {config.optimizer}: expected a workdir with it, or init_optimizer=False"
+            f"--config.init_optimizer, but init_from={config.init_from!r} holds no state of "
+            f"{config.optimizer} from pre-training: give a workdir that does, or set it to False"
         )
     if not source:
         return None
@@ -227,4 +228,4 @@ def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, floa
 
 
 if __name__ == "__main__":
-    main.start(train_and_evaluate)
+    main.start(train_and_evaluate, "pretrain")

@@ -134,12 +134,12 @@ def test_pod_mesh_has_each_device_once_and_its_hosts_read_each_row(topology, mon
         mesh = partitioning.make_mesh(fsdp=fsdp, tensor=tensor, devices=devices)
         assert mesh.devices.shape == (len(devices) // fsdp // tensor, fsdp, tensor)
         assert set(mesh.devices.flat) == set(devices)
-        sharding, held = partitioning.batch_sharding(mesh), np.zeros(2 * len(devices), int)
+        sharding, num_hosts = partitioning.batch_sharding(mesh), np.zeros(2 * len(devices), int)
         for host in hosts:
-            for start, stop in local_row_ranges(HostSharding(sharding, host), held.size):
-                held[start:stop] += 1
+            for start, stop in local_row_ranges(HostSharding(sharding, host), num_hosts.size):
+                num_hosts[start:stop] += 1
         # Devices along `tensor` hold the same rows, and may belong to several hosts.
-        assert 1 <= held.min() <= held.max() <= tensor
+        assert 1 <= num_hosts.min() <= num_hosts.max() <= tensor
 
 
 def test_mesh_that_jax_cannot_map_to_the_links_is_an_error(monkeypatch):

@@ -39,8 +39,8 @@ from tests.helpers import build_small_corpus, random_text, saved_params, small_c
 from tools.train_vocab import train_sentencepiece
 
 
-def assert_equal_trees(one, two):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+def assert_equal_trees(tree, expected):
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -85,7 +85,9 @@ def test_load_needs_only_the_directory(finished, tmp_path):
 
 
 @pytest.mark.parametrize("stop_at", [2, 6])
-def test_resumed_run_equals_uninterrupted_run(finished, corpus, long_corpus, tmp_path, stop_at):
+def test_resumed_run_equals_uninterrupted_run(
+    finished, corpus, long_corpus, tmp_path, stop_at, caplog
+):
     """Stops right after the save of a step: in either phase, and between them."""
     workdir, result = finished
     config = small_config(corpus, long_corpus)
@@ -111,7 +113,10 @@ def test_resumed_run_equals_uninterrupted_run(finished, corpus, long_corpus, tmp
             pretrain.train_and_evaluate(config, tmp_path)
     finally:
         pretrain.Checkpointer = original
+    caplog.set_level("INFO", "absl")
     resumed = pretrain.train_and_evaluate(config, tmp_path)
+    lengths = re.findall(r"First step on rows of (\d+) tokens [\d.]+ s after", caplog.text)
+    assert lengths == (["64", "128"] if stop_at == 2 else ["128"])
 
     assert_equal_trees(saved_params(workdir), saved_params(tmp_path))
     for name in ("mlm_loss", "nsp_loss", "mlm_accuracy"):
@@ -151,13 +156,13 @@ def test_long_phase_alone_continues_a_finished_run(
     state = initial_state(config, tmp_path, monkeypatch)
     assert_equal_trees(state.params, saved_params(workdir))
     assert state.step == 0 and state.opt_state[-1].count == 0  # The schedule begins anew.
-    adam = next(each for each in state.opt_state if hasattr(each, "nu"))
+    adam = next(state_part for state_part in state.opt_state if hasattr(state_part, "nu"))
     saved = jax.tree.leaves(training_state(find_checkpoint(workdir))["opt_state"])
-    found, expected = (
+    moments, expected = (
         sorted(float(np.sum(np.abs(leaf))) for leaf in leaves if leaf.ndim)
         for leaves in (jax.tree.leaves(adam), saved)
     )
-    assert found == (expected if init_optimizer else [0.0] * len(expected))
+    assert moments == (expected if init_optimizer else [0.0] * len(expected))
     assert adam.count == (9 if init_optimizer else 0)
 
 
@@ -186,7 +191,7 @@ def test_run_starts_from_given_weights_and_says_what_is_fresh(
     state = initial_state(config, tmp_path / "run", monkeypatch)
     assert "weights; fresh: bert/pooler, nsp, optimizer" in caplog.text
     fresh = state.params["nsp"], state.params["bert"].pop("pooler")
-    assert all(np.any(each["kernel"]) for each in fresh)
+    assert all(np.any(head["kernel"]) for head in fresh)
     assert_equal_trees(state.params, params | {"nsp": state.params["nsp"]})
     resolved = json.loads((tmp_path / "run" / "config.json").read_text())["bert"]
     assert resolved == settings["bert"] | {"initializer_range": 0.02}
@@ -204,8 +209,8 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
     batch = unpack_and_mask(rows, key, setup.masking(phase))
     fresh = setup.init(jax.random.key(config.seed)).params
     expected, of_fresh = (
-        float(means(loss_sums(setup.model, each, batch))["mlm_loss"])
-        for each in (fresh | params | {"bert": fresh["bert"] | params["bert"]}, fresh)
+        float(means(loss_sums(setup.model, params_at_start, batch))["mlm_loss"])
+        for params_at_start in (fresh | params | {"bert": fresh["bert"] | params["bert"]}, fresh)
     )
     first = records(tmp_path / "run")[0]["train/mlm_loss"]
     assert first == pytest.approx(expected, abs=1e-5)
@@ -225,22 +230,22 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
 def test_evaluation_takes_at_most_max_eval_batches(corpus):
     (phase,) = open_phases(config := small_config(corpus, max_eval_batches=1))
     names = ("mlm_loss", "mlm_correct", "mlm_count", "nsp_loss", "nsp_correct", "nsp_count")
-    taken = []
+    evaluated_ids = []
 
     def eval_step(params, rows):
-        taken.append(rows["row_ids"].tolist())
+        evaluated_ids.append(rows["row_ids"].tolist())
         return dict.fromkeys(names, 1.0)
 
     sharding = partitioning.batch_sharding(partitioning.make_mesh())
     pretrain.evaluate(eval_step, {}, phase, sharding, config, lambda limited: None)
-    assert taken == [[*range(8)]] and phase.heldout.num_rows > 8
+    assert evaluated_ids == [[*range(8)]] and phase.heldout.num_rows > 8
 
 
 def test_finished_run_is_not_trained_further(finished, corpus, long_corpus):
     workdir, result = finished
     before = saved_params(workdir)
-    again = pretrain.train_and_evaluate(small_config(corpus, long_corpus), workdir)
-    assert again["mlm_loss"] == result["mlm_loss"]
+    repeated = pretrain.train_and_evaluate(small_config(corpus, long_corpus), workdir)
+    assert repeated["mlm_loss"] == result["mlm_loss"]
     assert_equal_trees(before, saved_params(workdir))
 
 
@@ -294,15 +299,15 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
         helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', started)
         started[0].send_signal(signal.SIGINT)
         assert helpers.finish(started) == [130]
-    said = helpers.log_of(workdir).read_text()
+    log = helpers.log_of(workdir).read_text()
     (step,) = saved_steps(workdir / "checkpoints")
-    assert f"pretrain: Stopped and saved at step {step}" in said and "Traceback" not in said
+    assert f"pretrain: Stopped and saved at step {step}" in log and "Traceback" not in log
     with helpers.ended(helpers.start(workdir, corpus, *fields)) as started:
         helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
-    said = helpers.log_of(workdir).read_text()
-    assert f"Resuming from step {step} in" in said
-    pattern = r"First step ([\d.]+) s after the process began, .*; (\d+) found in the cache"
-    first = re.search(pattern, said)
+    log = helpers.log_of(workdir).read_text()
+    assert f"Resuming from step {step} in" in log
+    pattern = r"rows of 64 tokens ([\d.]+) s after the process began, .*; (\d+) found in the cache"
+    first = re.search(pattern, log)
     assert float(first[1]) > 0 and int(first[2]) > 0
 
 
@@ -332,14 +337,14 @@ def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
         helpers.wait_for(helpers.log_of(workdir), "Layout over", started)
         started[0].send_signal(signal.SIGINT)
         assert helpers.finish(started) == [130]
-    said = helpers.log_of(workdir).read_text()
-    assert "Traceback" not in said and "Fatal" not in said
+    log = helpers.log_of(workdir).read_text()
+    assert "Traceback" not in log and "Fatal" not in log
 
 
 def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     corpus, tmp_path, monkeypatch
 ):
-    asked, after, doing = [], [], []
+    dispatched, steps_ahead, activities = [], [], []
     make, block = pretrain.make_pretrain_step, jax.block_until_ready
 
     def make_recording_step(*args, **kwargs):
@@ -347,28 +352,30 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
 
         def run(state, rows):
             state, metrics = step(state, rows)
-            asked.append(metrics)
+            dispatched.append(metrics)
             return state, metrics
 
         return run
 
     def block_until_ready(value):
-        after.extend(len(asked) - 1 - n for n, metrics in enumerate(asked) if metrics is value)
+        steps_ahead.extend(
+            len(dispatched) - 1 - n for n, metrics in enumerate(dispatched) if metrics is value
+        )
         return block(value)
 
     class RecordingWatchdog(pretrain.Watchdog):
-        def beat(self, what, limited=True):
-            if what not in doing:
-                doing.append(what)
-            super().beat(what, limited)  # `close` waits for it.
+        def beat(self, activity, limited=True):
+            if activity not in activities:
+                activities.append(activity)
+            super().beat(activity, limited)  # `close` waits for it.
 
     monkeypatch.setattr(pretrain, "make_pretrain_step", make_recording_step)
     monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
     monkeypatch.setattr(pretrain, "Watchdog", RecordingWatchdog)
     changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 6)
     pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
-    assert after == [2] * 4  # Steps 3 to 6 wait for the step two before each.
-    assert doing[:6] == [
+    assert steps_ahead == [2] * 4  # Steps 3 to 6 wait for the step two before each.
+    assert activities[:6] == [
         "starting",
         "opening the corpus on all processes",
         "claiming the workdir with all processes",
@@ -377,7 +384,7 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
         "running step 2",
     ]
     last = ["waiting for the last save", "evaluating at the end", "ending"]
-    assert doing[-4:] == ["saving step 6", *last]
+    assert activities[-4:] == ["saving step 6", *last]
 
 
 def test_evaluation_waits_for_each_batch(monkeypatch):
@@ -453,6 +460,7 @@ def test_every_config_resolves_and_its_docstring_is_complete(path, argument):
     weights = None if config.model.size else dataclasses.asdict(BertConfig())
     model_config(config, vocab_size=30522, weights=weights)
     check_numbers(config)
+    assert not argument or config.log_every == 1  # Ten steps give a curve, not two points.
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):
         assert promise in module.__doc__, f"{path}: its docstring lacks {promise!r}"
     with pytest.raises(ValueError, match="after the colon"):

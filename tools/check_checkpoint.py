@@ -28,10 +28,10 @@ COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy
 
 def check(directory: pathlib.Path) -> None:
     """Verifies a checkpoint and prints a summary; raises CheckpointError."""
-    found = verify_checkpoint(directory, abstract_params)
+    sizes = verify_checkpoint(directory, abstract_params)
     print(
-        f"{directory}: complete, step {found['step']:,}, parameters {found['params']:,} bytes, "
-        f"training state {found['training']:,} bytes"
+        f"{directory}: complete, step {sizes['step']:,}, parameters {sizes['params']:,} bytes, "
+        f"training state {sizes['training']:,} bytes"
     )
 
 

@@ -92,6 +92,8 @@ UNUSED_FLAGS = {
 
 def check_flags() -> None:
     """Raises ValueError for a flag without effect, or a file that cannot be written."""
+    if "task" in (CONFIG.value or ()):
+        raise ValueError("--config is for fine-tuning: expected a file of configs/pretrain/")
     mode = "--all" if ALL.value else "--sweep" if SWEEP.value else "a single report"
     unused = dict.fromkeys(UNUSED_FLAGS[mode], mode)
     if has_corpus(CONFIG.value):
@@ -192,8 +194,8 @@ def format_step(phase: dict) -> list[str]:
     figures |= {
         "cycles per sequence": f"{phase['cycles_per_sequence']:,.0f} of one chip",
         "collectives": "; ".join(
-            f"{kind} x{each['count']:,}, {each['bytes'] / 2**20:,.1f} MiB"
-            for kind, each in phase["collectives"].items()
+            f"{kind} x{totals['count']:,}, {totals['bytes'] / 2**20:,.1f} MiB"
+            for kind, totals in phase["collectives"].items()
         ),
         "time per step": f"{1e3 * phase['step_seconds']:.2f} ms, collectives at least "
         f"{1e3 * phase['collective_seconds']:.2f} ms",
@@ -210,8 +212,8 @@ def format_step(phase: dict) -> list[str]:
     for row in phase["costliest"]:
         start = f"{row['cycles']:>12,} x{row['runs']:<4}{row['name']}  {row['shape'][:60]}"
         lines.append(f"{start}  {row['op_name'][-90:]}")
-    for arrays, each in phase["largest_collectives"].items():
-        lines.append(f"{each['bytes'] / 2**20:>8,.1f} MiB x{each['count']:<4}{arrays[:90]}")
+    for arrays, totals in phase["largest_collectives"].items():
+        lines.append(f"{totals['bytes'] / 2**20:>8,.1f} MiB x{totals['count']:<4}{arrays[:90]}")
     return lines
 
 

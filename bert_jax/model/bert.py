@@ -131,8 +131,8 @@ class Encoder(nn.Module):
             length=config.num_layers,
             unroll=1 if config.scan_layers else config.num_layers,
         )
-        last, each = layers(EncoderLayer(config, name="layers"), x, sequence_ids, dropout_rows)
-        return jnp.concatenate([x[None], each]) if all_layers else last
+        last, outputs = layers(EncoderLayer(config, name="layers"), x, sequence_ids, dropout_rows)
+        return jnp.concatenate([x[None], outputs]) if all_layers else last
 
 
 class Bert(nn.Module):

@@ -30,7 +30,7 @@ class FeatureBasedTagger(nn.Module):
     """
 
     config: BertConfig
-    kind: object  # Its `Head`.
+    task_head: object  # Its `Head`.
     num_outputs: int
     features: str
     lstm_size: int = 768

@@ -10,28 +10,36 @@ import numpy as np
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape
 from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions, pool_tokens
+from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
 from bert_jax.model.config import BertConfig
 
 
 def padded_length(length: int, max_length: int) -> int:
-    """Returns `length` rounded up by at most a quarter, or to 16, and at most `max_length`."""
-    step = max(16, (1 << (length - 1).bit_length()) // 8)
+    """Returns `length` rounded up to one of 8 lengths to 512, and at most `max_length`.
+
+    They are powers of two from 16, and above 128 also one and a half of these.
+    """
+    power = max(16, 1 << (length - 1).bit_length())
+    step = power // 4 if power > 128 else power
     return min(-(-length // step) * step, max_length)
 
 
 def batch_by_length(
     features: Sequence[Feature], batch_size: int, max_length: int
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields the indices and rows of features of similar length; surplus rows are empty."""
+    """Yields the indices and rows of features of similar length, longest first.
+
+    All batches have the same number of rows: surplus ones are empty.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    order = sorted(range(len(features)), key=lambda index: len(features[index]))
+    order = sorted(range(len(features)), key=lambda index: -len(features[index]))
+    num_rows = min(batch_size, 1 << (len(order) - 1).bit_length())
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        length = padded_length(len(features[indices[-1]]), max_length)
+        length = padded_length(len(features[indices[0]]), max_length)
         shape = RowShape(length, 1, LabelLayout(), pad_id=0)
-        rows = shape.empty(min(batch_size, 1 << (len(indices) - 1).bit_length()))
+        rows = shape.empty(num_rows)
         for row, index in enumerate(indices):
             shape.fill(rows, row, [features[index]])
         yield indices, rows
@@ -49,16 +57,6 @@ def mlm_logits(config: BertConfig, params: dict, rows: dict, positions: jax.Arra
     masked = gather_positions(_hidden(config, params["bert"], rows), positions)
     gathered_token_embedding = params["bert"]["embeddings"]["token_embedding"][None]
     return MlmHead(config).apply({"params": params["mlm"]}, masked, gathered_token_embedding)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def pooled_vectors(config: BertConfig, pooling: str, params: dict, rows: dict) -> jax.Array:
-    """Returns a vector per row, `[B, H]`, from the parameters of `Bert`; pooling as in `encode`."""
-    hidden = _hidden(config, params, rows)
-    if pooling == "pooler":
-        starts = rows["pairs"][:, :, 0]
-        return Bert(config).apply({"params": params}, hidden, starts, method="pool")[:, 0]
-    return pool_tokens(hidden, rows["pairs"], pooling)[:, 0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

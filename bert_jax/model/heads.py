@@ -27,7 +27,7 @@ Outputs = Sequence[np.ndarray]
 
 
 def _one_class(features, outputs):
-    return len({int(each.argmax()) for each in outputs}) == 1
+    return len({int(scores.argmax()) for scores in outputs}) == 1
 
 
 def _one_label_set(features, outputs):
@@ -61,7 +61,7 @@ def _one_tag(features, outputs):
 
 def _no_spans(features, outputs):
     """Returns whether every span is at [CLS], which means no answer anywhere."""
-    return not any(each.argmax(axis=0).any() for each in outputs)
+    return not any(logits.argmax(axis=0).any() for logits in outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,27 +97,19 @@ class Head:
     options: tuple[str, ...] = ()
     class_weights: tuple[float, ...] = ()
 
-    @property
-    def pooled(self) -> bool:
-        return self.input == "pooled"
-
-    @property
-    def per_position(self) -> bool:
-        return self.input == "positions"
-
 
 class BertForTask(nn.Module):
     """Encoder and head.
 
     Attributes:
       num_outputs: number of classes or tags; 2 for a span, 1 for a value or a choice.
-      pooling: for an embedding, "mean" of the last layer over the tokens of a sequence, or "cls".
+      pooling: of an embedding: the last layer's "mean" over tokens or "cls"; in `encode` "pooler".
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
     """
 
     config: BertConfig
-    kind: Head
+    task_head: Head
     num_outputs: int
     pooling: str = "mean"
     normalize: bool = True
@@ -138,13 +130,13 @@ class BertForTask(nn.Module):
         """
         batch = unpack_rows(rows)
         x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout_rows=dropout_rows)
-        if self.kind.input == "sequences":
-            vectors = pool_tokens(x, rows["pairs"], self.pooling)
+        if self.task_head.input == "pooled" or self.pooling == "pooler":
+            x = self.bert.pool(x, batch["cls_positions"])
+        if self.task_head.input == "sequences":
+            vectors = x if self.pooling == "pooler" else pool_tokens(x, rows["pairs"], self.pooling)
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
-        if self.kind.pooled:
-            x = self.bert.pool(x, batch["cls_positions"])
-        if self.kind.dropout:
+        if self.task_head.dropout:
             x = apply_dropout(self, x, dropout_rows)
         return self.head(x)
 
@@ -210,11 +202,11 @@ def in_batch_loss(
     queries, candidates = vectors[:, 0], vectors[:, 1:].reshape(-1, vectors.shape[-1])
     count = passages.shape[1]
     scores = queries @ candidates.T / temperature
-    own = jnp.arange(len(queries)) * count
-    is_own = jnp.arange(len(candidates)) == own[:, None]
+    targets = jnp.arange(len(queries)) * count  # Each query's own passage.
+    is_target = jnp.arange(len(candidates)) == targets[:, None]
     excluded = (passages.reshape(-1) == passages[:, :1]) | (jnp.repeat(weights, count) == 0)
-    scores = jnp.where(excluded & ~is_own, jnp.finfo(jnp.float32).min, scores)
-    return jnp.sum(cross_entropy(scores, own)[0] * weights)
+    scores = jnp.where(excluded & ~is_target, jnp.finfo(jnp.float32).min, scores)
+    return jnp.sum(cross_entropy(scores, targets)[0] * weights)
 
 
 CLASSIFICATION = Head("classification", _classification_loss, output=lambda outputs: outputs[0])

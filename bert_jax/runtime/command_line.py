@@ -93,7 +93,9 @@ def parse_flags(argv: list[str], values=None, **options) -> list[str]:
         config = frame.f_locals.get("self")
         if re.fullmatch(r"'\w+'", message) and hasattr(config, "keys"):
             # ConfigDict's KeyError names only the missing key.
-            message = f"there is no field {message}; there are {', '.join(map(str, config.keys()))}"
+            flag = re.search(rf"--?config[\w.]*\.{message[1:-1]}\b[\w.]*", " ".join(argv))
+            message = f"{flag[0] if flag else '--config'}: there is no field {message}; there are "
+            message += ", ".join(map(str, config.keys()))
         message = " ".join(message.replace("\nDid you mean", ": Did you mean").split())
         sys.exit(f"{program_name()}: {message}")
 

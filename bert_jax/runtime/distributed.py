@@ -28,8 +28,7 @@ def initialize(
     """Connects this process to the others, before any other use of JAX; timeouts in seconds.
 
     Without a `coordinator`, "HOST:PORT" of process 0, JAX asks the cluster (Cloud TPU, GKE, Slurm,
-    MPI). Exits with a message if the processes do not connect in time. Raises ValueError if the
-    arguments contradict the cluster or are insufficient.
+    MPI). Exits if not all connect in time. Raises ValueError for wrong or missing arguments.
     """
     if coordinator and not (
         re.fullmatch(r".+:\d+", coordinator) and process_id in range(num_processes or 0)
@@ -63,13 +62,13 @@ def initialize(
         ) from error
     finally:
         timer.cancel()
-    found = jax.process_count()
-    if num_processes and found != num_processes:
+    count = jax.process_count()
+    if num_processes and count != num_processes:
         raise ValueError(
-            f"found {found} processes, but --num_processes={num_processes}: run the command on "
+            f"found {count} processes, but --num_processes={num_processes}: run the command on "
             "every host (--worker=all), or correct the number"
         )
-    logging.info("Process %d of %d, %d devices", jax.process_index(), found, jax.device_count())
+    logging.info("Process %d of %d, %d devices", jax.process_index(), count, jax.device_count())
 
 
 class LostProcess(RuntimeError):
@@ -110,12 +109,12 @@ def raise_on_all_processes() -> Iterator[None]:
 
 def check_equal_on_all_processes(settings: dict[str, object]) -> None:
     """Raises ValueError in every process if the flat `settings` of any two differ."""
-    first, *others = map(json.loads, allgather_texts(json.dumps(settings)))
-    for process, other in enumerate(others, 1):
-        for name in sorted(first.keys() | other.keys()):
-            if first.get(name) != other.get(name):
+    first, *rest = map(json.loads, allgather_texts(json.dumps(settings)))
+    for process, values in enumerate(rest, 1):
+        for name in sorted(first.keys() | values.keys()):
+            if first.get(name) != values.get(name):
                 raise ValueError(
-                    f"process {process} has {name}={other.get(name)!r}, but process 0 has "
+                    f"process {process} has {name}={values.get(name)!r}, but process 0 has "
                     f"{first.get(name)!r}: start all with the same command and files"
                 )
 

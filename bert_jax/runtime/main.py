@@ -47,14 +47,16 @@ def define_flags() -> None:
     flags.mark_flags_as_required(["config", "workdir"])
 
 
-def start(train_and_evaluate: Callable[[ConfigDict, str], dict]) -> NoReturn:
-    """Parses the flags and runs `train_and_evaluate(config, workdir)`."""
+def start(train_and_evaluate: Callable[[ConfigDict, str], dict], program: str) -> NoReturn:
+    """Parses the flags and runs `train_and_evaluate(config, workdir)` of bert_jax.`program`."""
     command_line.restart_with_huge_pages()
     define_flags()
-    app.run(lambda argv: _run(argv, train_and_evaluate), flags_parser=command_line.parse_flags)
+    app.run(
+        lambda argv: _run(argv, train_and_evaluate, program), flags_parser=command_line.parse_flags
+    )
 
 
-def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict]) -> None:
+def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     values = flags.FLAGS
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
@@ -71,14 +73,15 @@ def _run(argv: list[str], train_and_evaluate: Callable[[ConfigDict, str], dict])
     if not is_distributed:  # Otherwise JAX handles SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))
     try:
-        if is_distributed:
-            distributed.initialize(
-                coordinator=values.coordinator,
-                num_processes=values.num_processes,
-                process_id=values.process_id,
-                initialization_timeout=values.initialization_timeout,
-                heartbeat_timeout=values.heartbeat_timeout,
+        expected = "finetune" if "task" in values.config else "pretrain"
+        if program != expected:
+            raise ValueError(
+                f"{values['config'].config_filename} is a configuration for bert_jax.{expected}: "
+                f"run python -m bert_jax.{expected} with it, or give one of configs/{program}/"
             )
+        if is_distributed:
+            names = "coordinator num_processes process_id initialization_timeout heartbeat_timeout"
+            distributed.initialize(**{name: values[name].value for name in names.split()})
         elif (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
         watchdog.exit_if_stuck(values.stop_timeout, is_distributed)
@@ -134,11 +137,11 @@ def enable_compilation_cache(workdir: pathlib.Path) -> None:
     jax.config.update("jax_compilation_cache_dir", directory)
 
 
-def log_first_step() -> None:
-    """Logs the time since the process began, imports included, and how long compilation took."""
+def log_first_step(rows: str = "") -> None:
+    """Logs when the first step (" on rows of ...") ended, and how long all compilations took."""
     seconds = time.time() - psutil.Process().create_time()
-    found = _events["/jax/compilation_cache/cache_hits"]
-    compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - found
+    hits = _events["/jax/compilation_cache/cache_hits"]
+    compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - hits
     compiling = sum(_events[event] for event in _events if event.startswith("/jax/core/compile/"))
-    text = "First step %.1f s after the process began, %.1f s of it compiling %d programs"
-    logging.info(text + "; %d found in the cache", seconds, compiling, compiled, found)
+    text = "First step%s %.1f s after the process began, %.1f s of it compiling %d programs"
+    logging.info(text + "; %d found in the cache", rows, seconds, compiling, compiled, hits)

@@ -76,7 +76,5 @@ def _end_if_stuck(read_end, timeout):
         time.sleep(0.1)
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     advice = "Run the same command to resume from the last checkpoint"
-    message = (
-        f"asked to stop, but no progress for {timeout:.0f} s while {Watchdog.activity}. {advice}"
-    )
-    exit_now(message, INTERRUPTED if received == signal.SIGINT else PREEMPTED)
+    message = f"asked to stop, but no progress for {timeout:.0f} s while {Watchdog.activity}"
+    exit_now(f"{message}. {advice}", INTERRUPTED if received == signal.SIGINT else PREEMPTED)

@@ -68,8 +68,8 @@ class DoesNotFit(Exception):
 
 def parse_topology(topology: str) -> tuple[str, list[int], int]:
     """Parses "v4:4x4x4:2": chip, slice shape in chips, number of slices. Raises ValueError."""
-    found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::([1-9]\d*))?", topology)
-    name, shape, num_slices = found.groups() if found else ("", "", None)
+    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::([1-9]\d*))?", topology)
+    name, shape, num_slices = match.groups() if match else ("", "", None)
     sizes = [int(size) for size in shape.split("x") if size]
     if name not in CHIPS or len(sizes) != CHIPS[name].dimensions:
         examples = (f"{name}:{'x'.join('4' * chip.dimensions)}" for name, chip in CHIPS.items())
@@ -168,7 +168,7 @@ def parse_memory_error(message: str, argument_bytes: int) -> tuple[int | None, i
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     total = re.search(rf"Used {number} of {number} hbm", message)
     temporary = re.search(rf"temporaries \({number}\) exceeds available HBM \({number}\)", message)
-    if not (found := total or temporary):
+    if not (match := total or temporary):
         return None, None
-    needed, limit = (round(float(found[n]) * units[found[n + 1]]) for n in (1, 3))
+    needed, limit = (round(float(match[n]) * units[match[n + 1]]) for n in (1, 3))
     return needed + (0 if total else argument_bytes), limit

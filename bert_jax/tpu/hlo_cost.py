@@ -2,7 +2,7 @@
 
 The TPU compiler annotates nearly every scheduled instruction with `estimated_cycles`: its cost
 model's estimate of arithmetic and memory traffic, whichever takes longer. Loops (whose bodies are
-annotated), collectives and custom kernels have no estimate. Does not need JAX.
+annotated), collectives and custom kernels have no estimate.
 """
 
 import collections
@@ -58,8 +58,8 @@ class Instruction(NamedTuple):
     attributes: str
 
     def attribute(self, pattern: str) -> str | None:
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
     @property
     def op_name(self) -> str:
@@ -74,8 +74,8 @@ class Instruction(NamedTuple):
 
     @property
     def cycles(self) -> int | None:
-        found = self.attribute(r'"estimated_cycles":"?(\d+)')
-        return None if found is None else int(found)
+        estimate = self.attribute(r'"estimated_cycles":"?(\d+)')
+        return None if estimate is None else int(estimate)
 
     @property
     def called(self) -> list[str]:
@@ -95,9 +95,7 @@ class Cost(NamedTuple):
     cycles: dict[tuple[str, str], int]  # By (part, "forward" | "backward" | "update").
     flops: float  # Of the matrix products, two per multiply-add.
     collectives: dict[str, dict[str, float]]  # {kind: {"count", "bytes", "link_bytes"}}.
-    largest_collectives: dict[
-        str, dict[str, float]
-    ]  # The same by kind and arrays, by descending bytes.
+    largest_collectives: dict[str, dict[str, float]]  # By kind and arrays, descending bytes.
     costliest: list[tuple[int, int, Instruction]]  # (Cycles of all runs, runs, ...), descending.
     without_estimate: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
     loops_counted_once: list[str]  # Those with an unknown trip count.
@@ -111,21 +109,21 @@ def step_cost(text: str) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError otherwise."""
     computations, entry = parse(text)
     cycles, without_estimate = collections.Counter(), collections.Counter()
-    largest_collectives, costliest, loops_counted_once, total_flops = {}, [], [], 0.0
+    collectives, costliest, unknown_loops, total_flops = {}, [], [], 0.0
     communicating = set()  # Fusions with collectives.
     for runs, instruction, fusion in executed(computations, entry):
         total_flops += runs * flops(instruction)
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
-            loops_counted_once.append(instruction.name)
-        if exchange := collective(instruction, fusion):
-            kind, arrays, num_bytes, link_bytes = exchange
+            unknown_loops.append(instruction.name)
+        if figures := collective(instruction, fusion):
+            kind, arrays, num_bytes, link_bytes = figures
             communicating.add(fusion)
             # An overlapped collective is split into steps that share a channel: count one step.
             # Explicit collectives share a channel too, so `op_name` distinguishes them.
             channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
             channel = kind, channel, instruction.op_name
             total = runs * num_bytes, runs * link_bytes, runs, kind, arrays
-            largest_collectives[channel] = max(total, largest_collectives.get(channel, total))
+            collectives[channel] = max(total, collectives.get(channel, total))
         if fusion:
             continue  # The estimate of the fusion includes its instructions.
         if instruction.cycles is not None:
@@ -133,20 +131,20 @@ def step_cost(text: str) -> Cost:
             costliest.append((runs * instruction.cycles, runs, instruction))
         elif instruction not in communicating and _needs_estimate(instruction):
             without_estimate[instruction.kind] += runs
-    kinds, each = (collections.defaultdict(collections.Counter) for _ in range(2))
-    for num_bytes, link_bytes, runs, kind, arrays in largest_collectives.values():
-        for total in (kinds[kind], each[f"{kind} {arrays}"]):
+    by_kind, by_arrays = (collections.defaultdict(collections.Counter) for _ in range(2))
+    for num_bytes, link_bytes, runs, kind, arrays in collectives.values():
+        for total in (by_kind[kind], by_arrays[f"{kind} {arrays}"]):
             total.update(count=runs, bytes=num_bytes, link_bytes=link_bytes)
-    each = dict(sorted(each.items(), key=lambda item: -item[1]["bytes"]))
+    largest = dict(sorted(by_arrays.items(), key=lambda item: -item[1]["bytes"]))
     costliest.sort(key=lambda row: -row[0])
-    return Cost(cycles, total_flops, kinds, each, costliest, without_estimate, loops_counted_once)
+    return Cost(cycles, total_flops, by_kind, largest, costliest, without_estimate, unknown_loops)
 
 
 def parse(text: str) -> tuple[Computations, str]:
     """Parses HLO text into its computations and the name of the entry. Raises ValueError."""
     computations, entry = {}, None
-    for found in COMPUTATION_OR_INSTRUCTION.finditer(text):
-        is_entry, computation, name, shape, opcode, operands, attributes = found.groups()
+    for match in COMPUTATION_OR_INSTRUCTION.finditer(text):
+        is_entry, computation, name, shape, opcode, operands, attributes = match.groups()
         if computation:
             body, shapes = computations.setdefault(computation, []), {}
             entry = computation if is_entry else entry
@@ -280,10 +278,10 @@ def collective(instruction: Instruction, fusion: Instruction | None) -> tuple | 
 
 def group_size(attributes: str) -> int:
     """Returns the number of devices per group, from any notation of `replica_groups`."""
-    found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes)
-    if found:  # mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found[2]))
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        # mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
     # [groups,size]<=[devices] or {{0,1},{2,3}}
-    found = re.search(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})", attributes)
-    return int(found[1] or found[2].count(",") + 1) if found else 1
+    match = re.search(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})", attributes)
+    return int(match[1] or match[2].count(",") + 1) if match else 1

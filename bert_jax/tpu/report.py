@@ -32,12 +32,7 @@ def report(
     num_costliest: int = 0,
     hlo_path: str | None = None,
 ) -> dict:
-    """Compiles the step of each phase for a topology and returns its figures.
-
-    `phases` holds the figures of each phase. The top level repeats those of the first phase, except
-    that `compile_seconds` and the hours (if all phases fit) are totals, and that `hbm_parts`,
-    `hbm_bytes_per_device` and `hbm_bytes_over` are those of the phase that needs the most memory.
-    `hbm_bytes_over` is the excess over `tpu.Chip.usable_hbm_bytes`; None if not reported.
+    """Compiles the step of each phase for a topology; returns the figures listed in docs/tpu.md.
 
     Lists the `num_costliest` instructions and largest collectives, and writes the scheduled HLO of
     the first phase to `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
@@ -48,11 +43,11 @@ def report(
     for phase in phases:
         started = time.monotonic()
         path = hlo_path if phase is phases[0] else None
-        found = _phase_figures(setup, phase, chip, num_costliest, path)
-        figures.append(found | {"compile_seconds": time.monotonic() - started})
+        phase_figures = _phase_figures(setup, phase, chip, num_costliest, path)
+        figures.append(phase_figures | {"compile_seconds": time.monotonic() - started})
     # Without a figure, a step that does not fit counts as the largest.
     largest = max(
-        figures, key=lambda each: (not each["fits"], each["hbm_bytes_per_device"] or math.inf)
+        figures, key=lambda phase: (not phase["fits"], phase["hbm_bytes_per_device"] or math.inf)
     )
     result = figures[0] | {
         **{name: largest[name] for name in ("hbm_parts", "hbm_bytes_per_device", "hbm_bytes_over")},
@@ -104,7 +99,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
     cost, devices = step_cost(hlo), setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
-    link_bytes = sum(each["link_bytes"] for each in collectives)
+    link_bytes = sum(totals["link_bytes"] for totals in collectives)
     seconds = cost.total_cycles / chip.clock_hz
     collective_seconds = link_bytes / chip.link_bytes_per_second
     rate = phase.batch_size / seconds / num_chips
@@ -126,7 +121,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "largest_collectives": dict(
             itertools.islice(cost.largest_collectives.items(), num_costliest)
         ),
-        "collective_bytes_per_step": sum(each["bytes"] for each in collectives),
+        "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
         "sequences_per_second_per_chip": rate,
@@ -168,8 +163,8 @@ def find_fitting_changes(
 
 def _set_rows_per_device(config: ConfigDict, rows: int) -> dict[str, int]:
     """Returns the changes that set `per_device_batch_size` in all phases."""
-    own = config.long_phase.per_device_batch_size is not None
-    return {f"{prefix}per_device_batch_size": rows for prefix in ["", "long_phase."][: 1 + own]}
+    prefixes = ["", "long_phase."] if config.long_phase.per_device_batch_size is not None else [""]
+    return {f"{prefix}per_device_batch_size": rows for prefix in prefixes}
 
 
 def _memory_savings(config: ConfigDict, failed: dict) -> Iterator[dict[str, int | str]]:
@@ -202,8 +197,7 @@ def sweep(
 
     `largest_batch` is the maximum number of rows per device that fits at every phase's length, a
     power of two times the configured one, or None. A mesh that does not divide the devices, a batch
-    or an array has `error` instead of a report. Raises ValueError if the topology or the format of
-    a mesh is invalid, or if all meshes are.
+    or an array has `error`. Raises ValueError for a malformed topology or mesh, or no valid mesh.
     """
     tpu.describe_topology(topology)  # Raises once, not for each mesh.
     for sizes in meshes:
@@ -229,7 +223,7 @@ def sweep(
 
 def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     config = with_changes(config, _set_rows_per_device(config, 0))
-    worst = max(figures["phases"], key=lambda each: each["hbm_parts"]["activations"])
+    worst = max(figures["phases"], key=lambda phase: phase["hbm_parts"]["activations"])
     phase = phases[figures["phases"].index(worst)]
     rows, shards = worst["per_device_batch_size"], worst["mesh"]["data"] * worst["mesh"]["fsdp"]
     free = worst["hbm_capacity_bytes"] - worst["hbm_bytes_per_device"]

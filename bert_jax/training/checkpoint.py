@@ -145,8 +145,8 @@ def write_checkpoint(
 
 
 def _save_in_chunks(tree: dict) -> ocp.args.StandardSave:
-    chunks = ocp.SaveArgs(chunk_byte_size=4 * 2**20)  # Reading small chunks takes little memory.
-    return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunks, tree))
+    options = ocp.SaveArgs(chunk_byte_size=4 * 2**20)  # Reading small chunks takes little memory.
+    return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: options, tree))
 
 
 def _metadata_items(settings: dict, tokenizer: Tokenizer) -> dict[str, ocp.args.JsonSave]:
@@ -179,9 +179,10 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
     for directory in (path / "best", path / "checkpoints", path):
         if steps := saved_steps(directory):
             return directory / str(steps[-1])
-    raise FileNotFoundError(
-        f"{path} holds no complete checkpoint: expected a workdir, its checkpoints, or one of them"
-    )
+    expected = "expected a workdir, its checkpoints, or one of them"
+    if seeds := sorted(path.glob("seed_*")):
+        expected = f"it holds the runs of several seeds: give one of them, such as {seeds[0]}"
+    raise FileNotFoundError(f"{path} holds no complete checkpoint: {expected}")
 
 
 def load_checkpoint(
@@ -225,19 +226,22 @@ def verify_checkpoint(
     Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
     """
     params, settings, _ = load_checkpoint(directory, get_abstract_params)
-    training = {"step": np.int32(0)}
-    if settings.get("has_training_state", True):
-        training = training_state(directory)
+    has_state = settings.get("has_training_state", True)
+    training = training_state(directory) if has_state else {"step": np.int32(0)}
     with _reading(directory):  # Orbax reads these only when resuming.
         for path in directory.glob("*/array_metadatas/*"):
             json.loads(path.read_text())
-    found = {"step": int(training["step"]), "params": 0, "training": 0}
+    sizes = {"step": int(training["step"]), "params": 0, "training": 0}
+    shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
     for path, leaf in jax.tree.leaves_with_path({"params": params, "training": training}):
+        name = jax.tree_util.keystr(path)
+        if leaf.ndim and leaf.shape not in shapes:  # Moments have the shapes of parameters.
+            problem = f"no parameter has the shape of {name}, {list(leaf.shape)}"
+            raise CheckpointError(f"{directory}: training/ belongs to other parameters: {problem}")
         if not np.isfinite(leaf).all():
-            name = jax.tree_util.keystr(path)
             raise CheckpointError(f"{directory}: {name} holds values that are not finite")
-        found[path[0].key] += leaf.nbytes
-    return found
+        sizes[path[0].key] += leaf.nbytes
+    return sizes
 
 
 def _read_json(item: pathlib.Path) -> dict:
@@ -252,23 +256,22 @@ def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     """
     # A Checkpointer would wait for the other processes of a run.
     leaves, structure = jax.tree.flatten(ocp.PyTreeCheckpointHandler().metadata(item).tree)
-    found = {leaf.name: leaf for leaf in leaves}
-    wanted = found if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
-    for name in sorted(found.keys() | wanted.keys()):
-        one, other = _describe(found.get(name)), _describe(wanted.get(name))
-        if one != other:
-            raise ValueError(f"{item.name} holds {name} of {one}, expected {other}")
-    context = tensorstore.Context(
-        {"file_io_concurrency": {"limit": 1}, "data_copy_concurrency": {"limit": 1}}
-    )
+    stored = {leaf.name: leaf for leaf in leaves}
+    expected = stored if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
+    for name in sorted(stored.keys() | expected.keys()):
+        array, expected_array = _describe(stored.get(name)), _describe(expected.get(name))
+        if array != expected_array:
+            raise ValueError(f"{item.name} holds {name} of {array}, expected {expected_array}")
+    limits = {key: {"limit": 1} for key in ("file_io_concurrency", "data_copy_concurrency")}
+    context = tensorstore.Context(limits)
     arrays = {}
     for leaf in sorted(leaves, key=lambda leaf: -math.prod(leaf.shape)):
         base = {"driver": "file", "path": f"{item}/"}  # A URL would need escaping.
         kvstore = {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
         spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
-        stored = tensorstore.open(spec, context=context, open=True, read=True).result()
-        values = _aligned_empty(leaf.shape, stored.dtype.numpy_dtype)
-        tensorstore.array(values, copy=False).write(stored).result()
+        store = tensorstore.open(spec, context=context, open=True, read=True).result()
+        values = _aligned_empty(leaf.shape, store.dtype.numpy_dtype)
+        tensorstore.array(values, copy=False).write(store).result()
         arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))
     return structure.unflatten([arrays[leaf.name] for leaf in leaves])
 

@@ -176,7 +176,7 @@ def predict(
             start = 0
             for index in indices:
                 feature = features[index]
-                size = len(feature) if head.per_position else len(feature.sequences)
+                size = len(feature) if head.input == "positions" else len(feature.sequences)
                 predictions[index] = head.output(outputs[row, start : start + size])
                 start += size
     return predictions, float(total[0] / total[1]) if total[1] else None

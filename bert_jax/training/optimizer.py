@@ -28,21 +28,22 @@ class Hyperparameters(NamedTuple):
 
 
 def make_schedule(
-    peak: float, num_steps: int, warmup_steps: int, decay_from: str = "start", power: float = 1.0
+    peak: float, num_steps: int, warmup_steps: int, decay_from: str = "step_0", power: float = 1.0
 ) -> optax.Schedule:
     """Returns the schedule: step, counted from 0 -> learning rate, a float32 scalar.
 
     After a linear ramp from 0 over `warmup_steps`, the rate is `peak` times the share of the steps
     that remain, to the given `power`: 1 is linear, 0 constant. The share is counted from step 0
-    ("start"), as in the released code, whose rate never quite reaches its peak, or from the end of
-    the warm-up ("warmup"), as in transformers. Raises ValueError for another `decay_from`.
+    ("step_0"), as in the released code, whose rate never quite reaches its peak, or from the end of
+    the warm-up ("warmup_end"), as in transformers. Raises ValueError for another `decay_from`.
     """
-    if decay_from not in ("start", "warmup"):
-        raise ValueError(f"unknown decay_from {decay_from!r}: expected start or warmup")
+    if decay_from not in ("step_0", "warmup_end"):
+        raise ValueError(f"unknown decay_from {decay_from!r}: expected step_0 or warmup_end")
 
     def learning_rate(step):  # The numbers may be traced `Hyperparameters`.
         step = jnp.asarray(step, jnp.float32)
-        decay_steps = jnp.maximum(num_steps - (warmup_steps if decay_from == "warmup" else 0), 1.0)
+        first_step = warmup_steps if decay_from == "warmup_end" else 0
+        decay_steps = jnp.maximum(num_steps - first_step, 1.0)
         # 1 - step / num_steps would lose precision at the end of a long run.
         remaining = jnp.maximum(0.0, num_steps - step) ** power
         ramp = peak * step / jnp.maximum(warmup_steps, 1.0)

@@ -85,8 +85,8 @@ class PretrainSetup:
     def num_microbatches(self, phase: Phase) -> int:
         """Returns the number of microbatches per update; raises ValueError if they are unequal."""
         num_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        own = self.config.long_phase.per_device_batch_size if phase.is_long else None
-        rows_per_device = self.config.per_device_batch_size if own is None else own
+        override = self.config.long_phase.per_device_batch_size if phase.is_long else None
+        rows_per_device = self.config.per_device_batch_size if override is None else override
         microbatch_size = max(rows_per_device, 1) * num_shards
         if phase.batch_size % microbatch_size:
             raise ValueError(
@@ -115,10 +115,9 @@ def setup_pretraining(
     model = BertForPreTraining(bert)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
     schedule = run_schedule(config)
-    options = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
-    optimizer = make_optimizer(
-        config.optimizer, schedule, **{name: config[name] for name in options}
-    )
+    names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
+    options = {name: config[name] for name in names}
+    optimizer = make_optimizer(config.optimizer, schedule, **options)
     init = functools.partial(init_state, model=model, optimizer=optimizer)
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
     shardings = partitioning.infer_shardings(shapes, mesh)
@@ -158,18 +157,15 @@ def model_config(config: ConfigDict, vocab_size: int, weights: Mapping | None = 
         named = BertConfig.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in ARCHITECTURE[:4]}
     elif weights is None:
-        missing = (
-            "this tool does not read the weights" if config.init_from else "no --config.init_from"
-        )
-        raise ValueError(f"the model's size is unknown ({missing}): set --config.model.size")
-    bert = BertConfig(**(weights or {}) | fields | {"vocab_size": vocab_size})
+        fix = "give the weights to start from, --config.init_from=DIR, or"
+        fix = "this tool does not read the weights:" if config.init_from else fix
+        raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
     for name in ARCHITECTURE if weights else ():
-        if getattr(bert, name) != weights[name]:
-            raise ValueError(
-                f"model.{name} is {getattr(bert, name)}, but {weights[name]} in {config.init_from}:"
-                f" set --config.model.{name}={weights[name]}, or use configs/pretrain/continue.py"
-            )
-    return bert
+        if (value := fields.get(name, weights[name])) != weights[name]:
+            message = f"model.{name} is {value}, but {weights[name]} in {config.init_from}"
+            fix = f"set --config.model.{name}={weights[name]}"
+            raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py without it")
+    return BertConfig(**(weights or {}) | fields | {"vocab_size": vocab_size})
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:

@@ -23,10 +23,7 @@ def apply_gradients(
     """Returns the state after one update, and the norms of gradients and new parameters."""
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    norms = {
-        "gradient_norm": optax.tree.norm(gradients),
-        "parameter_norm": optax.tree.norm(params),
-    }
+    norms = {"gradient_norm": optax.tree.norm(gradients), "parameter_norm": optax.tree.norm(params)}
     return TrainState(state.step + 1, params, opt_state), norms
 
 

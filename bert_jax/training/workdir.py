@@ -44,14 +44,14 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
     """
     lock = contextlib.nullcontext()
-    given = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
-    distributed.check_equal_on_all_processes(given | {"workdir": str(workdir)} | _code_version())
+    flat = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
+    distributed.check_equal_on_all_processes(flat | {"workdir": str(workdir)} | _code_version())
     token = distributed.allgather_texts(secrets.token_hex())[0]
     path = workdir / ".shared"
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
             lock = _lock(workdir)
-            _check_settings(workdir, given)
+            _check_settings(workdir, flat)
             write_json(workdir / "config.json", settings)
             write_text(path, token)
     with distributed.raise_on_all_processes():
@@ -99,21 +99,21 @@ def _code_version() -> dict[str, str]:
     return {"version of jax": jax.__version__, "hash of bert_jax/*.py": code.hexdigest()[:12]}
 
 
-def _check_settings(workdir: pathlib.Path, given: dict) -> None:
-    """Raises ValueError if the last checkpoint in `workdir` has settings other than `given`."""
-    directories = (workdir / "checkpoints", workdir / "best")
-    found = [each / str(step) for each in directories for step in saved_steps(each)[-1:]]
-    if not found:  # The checkpoints of an earlier run were removed.
+def _check_settings(workdir: pathlib.Path, settings: dict) -> None:
+    """Raises ValueError if the last checkpoint in `workdir` has other settings."""
+    parents = (workdir / "checkpoints", workdir / "best")
+    checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
+    if not checkpoints:  # The checkpoints of an earlier run were removed.
         (workdir / "result.json").unlink(missing_ok=True)
         return
     try:
-        saved = flatten_dict(load_settings(found[0]), sep=".")
+        saved = flatten_dict(load_settings(checkpoints[0]), sep=".")
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before") from error
     differences = "\n".join(
-        f"  {name}: {saved.get(name)!r} in {found[0]}, {given.get(name)!r} now"
-        for name in sorted(saved.keys() | given.keys())
-        if saved.get(name) != given.get(name) and not name.startswith(CHANGEABLE_ON_RESUME)
+        f"  {name}: {saved.get(name)!r} in {checkpoints[0]}, {settings.get(name)!r} now"
+        for name in sorted(saved.keys() | settings.keys())
+        if saved.get(name) != settings.get(name) and not name.startswith(CHANGEABLE_ON_RESUME)
     )
     if differences:
         raise ValueError(

@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
     config.learning_rate = 1e-4
     config.warmup_steps = 10_000
-    config.decay_from = "start"  # Decays from step 0, as released, or from the end of "warmup".
+    config.decay_from = "step_0"  # As released; or "warmup_end", as in transformers.
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01
     config.clip_norm = 1.0
@@ -107,5 +107,6 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
     config.warmup_steps = 2
     if config.long_phase.warmup_steps is not None:
         config.long_phase.warmup_steps = 2
-    config.log_every = config.eval_every = config.checkpoint_every = 5
+    config.log_every = 1  # A point of the curves for each of the few steps.
+    config.eval_every = config.checkpoint_every = 5
     return config

@@ -31,8 +31,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.num_steps = 0
 
     config.model.size = placeholder(str)
-    for name, kind in (("layer_norm_epsilon", float), ("max_position_embeddings", int)):
-        config.model[name] = placeholder(kind)  # From the weights.
+    for name, dtype in (("layer_norm_epsilon", float), ("max_position_embeddings", int)):
+        config.model[name] = placeholder(dtype)  # From the weights.
 
     config.optimizer = "adamw"
     config.learning_rate = 2e-5

@@ -39,16 +39,18 @@ def loss_and_gradients(config, params, batch, dropout_key):
     return jax.value_and_grad(loss_fn)(params)
 
 
-def assert_close(one, two, tolerance):
+def assert_close(tree, expected, tolerance):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance), one, two
+        lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance),
+        tree,
+        expected,
     )
 
 
 def test_outputs_loss_and_gradients_equal_the_golden_values(example):
     config, params, batch, expected = example
-    found = golden.outputs(config, params, batch)
-    errors = golden.largest_errors(config, found, expected, batch)
+    outputs = golden.outputs(config, params, batch)
+    errors = golden.largest_errors(config, outputs, expected, batch)
     assert max(errors.values()) < 1e-5, errors
 
 
@@ -62,8 +64,8 @@ def test_published_sizes_have_their_number_of_parameters(size, expected):
 def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
     config = BertConfig.named("base", hidden_size=256)
     assert (config.num_layers, config.num_heads, config.intermediate_size) == (12, 4, 1024)
-    given = BertConfig.named("tiny", hidden_size=96, num_heads=3, intermediate_size=100)
-    assert (given.num_heads, given.intermediate_size) == (3, 100)
+    explicit = BertConfig.named("tiny", hidden_size=96, num_heads=3, intermediate_size=100)
+    assert (explicit.num_heads, explicit.intermediate_size) == (3, 100)
     with pytest.raises(ValueError, match=r"hidden_size is 100: expected a multiple of 64"):
         BertConfig.named("tiny", hidden_size=100)
 
@@ -78,30 +80,30 @@ def test_scanned_layers_equal_unrolled_ones(example):
         for c in (config, unrolled)
     )
     jax.tree.map(np.testing.assert_array_equal, params, same)
-    one = loss_and_gradients(config, params, batch, jax.random.key(1))
-    assert_close(one, loss_and_gradients(unrolled, params, batch, jax.random.key(1)), 1e-5)
-    other = loss_and_gradients(config, params, batch, jax.random.key(2))
-    assert float(one[0]) != float(other[0])  # Dropout was on.
+    scanned = loss_and_gradients(config, params, batch, jax.random.key(1))
+    assert_close(scanned, loss_and_gradients(unrolled, params, batch, jax.random.key(1)), 1e-5)
+    other_dropout = loss_and_gradients(config, params, batch, jax.random.key(2))
+    assert float(scanned[0]) != float(other_dropout[0])  # Dropout was on.
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_recomputed_activations_give_the_same_loss_and_gradients(example, remat, scan_layers):
     config, params, batch, _ = example
-    again = dataclasses.replace(config, remat=remat, scan_layers=scan_layers)
+    recomputing = dataclasses.replace(config, remat=remat, scan_layers=scan_layers)
     key = jax.random.key(1)
-    one = loss_and_gradients(config, params, batch, key)
-    assert_close(one, loss_and_gradients(again, params, batch, key), 1e-5)
+    expected = loss_and_gradients(config, params, batch, key)
+    assert_close(expected, loss_and_gradients(recomputing, params, batch, key), 1e-5)
 
 
 def test_bfloat16_is_close_and_keeps_logits_and_gradients_in_float32(example):
     config, params, batch, expected = example
     config = dataclasses.replace(config, dtype="bfloat16")
-    found = golden.outputs(config, params, batch)
-    assert found["hidden"].dtype == jnp.bfloat16
-    assert found["mlm_logits"].dtype == found["nsp_logits"].dtype == np.float32
-    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(found["gradients"]))
-    errors = golden.largest_errors(config, found, expected, batch)
+    outputs = golden.outputs(config, params, batch)
+    assert outputs["hidden"].dtype == jnp.bfloat16
+    assert outputs["mlm_logits"].dtype == outputs["nsp_logits"].dtype == np.float32
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(outputs["gradients"]))
+    errors = golden.largest_errors(config, outputs, expected, batch)
     # bfloat16 keeps 8 bits: 2^-8 of values up to 4, after two layers of some sums each.
     assert errors["loss"] < 0.02, errors
     assert max(errors[name] for name in ("hidden", "pooled", "mlm_logits")) < 0.1, errors
@@ -114,12 +116,12 @@ def test_vocabulary_padding_is_never_predicted_whatever_its_weights(example):
     params = jax.tree.map(np.array, params)
     params["bert"]["embeddings"]["token_embedding"][config.vocab_size :] = 1e3
     params["mlm"]["bias"][config.vocab_size :] = 1e6
-    found = golden.outputs(config, params, batch)
-    assert found["mlm_logits"].argmax(-1).max() < config.vocab_size
-    assert np.all(jax.nn.softmax(found["mlm_logits"])[..., config.vocab_size :] == 0)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert not found["gradients"]["mlm"]["bias"][config.vocab_size :].any()
-    embedding = found["gradients"]["bert"]["embeddings"]["token_embedding"]
+    outputs = golden.outputs(config, params, batch)
+    assert outputs["mlm_logits"].argmax(-1).max() < config.vocab_size
+    assert np.all(jax.nn.softmax(outputs["mlm_logits"])[..., config.vocab_size :] == 0)
+    jax.tree.map(np.testing.assert_array_equal, outputs, expected)
+    assert not outputs["gradients"]["mlm"]["bias"][config.vocab_size :].any()
+    embedding = outputs["gradients"]["bert"]["embeddings"]["token_embedding"]
     assert not embedding[config.vocab_size :].any()
 
 
@@ -127,9 +129,9 @@ def test_all_layers_end_with_the_output(example):
     config, params, batch, _ = example
     inputs = [batch[name] for name in MODEL_INPUTS[:4]]
     bert, variables = Bert(config), {"params": params["bert"]}
-    each = jax.jit(lambda: bert.apply(variables, *inputs, all_layers=True))()
-    assert each.shape == (1 + config.num_layers, *inputs[0].shape, config.hidden_size)
-    assert_close(each[-1], jax.jit(lambda: bert.apply(variables, *inputs))(), 1e-6)
+    layer_outputs = jax.jit(lambda: bert.apply(variables, *inputs, all_layers=True))()
+    assert layer_outputs.shape == (1 + config.num_layers, *inputs[0].shape, config.hidden_size)
+    assert_close(layer_outputs[-1], jax.jit(lambda: bert.apply(variables, *inputs))(), 1e-6)
 
 
 def assert_gradients_equal_autodiff(function, plain, *inputs):
@@ -140,12 +142,12 @@ def assert_gradients_equal_autodiff(function, plain, *inputs):
     def weighted(function):
         return jax.value_and_grad(lambda *inputs: jnp.sum(weights * function(*inputs)), arguments)
 
-    found = weighted(function)(*[jnp.asarray(x, jnp.float32) for x in inputs])
+    result = weighted(function)(*[jnp.asarray(x, jnp.float32) for x in inputs])
     with jax.enable_x64(True):
         expected = weighted(plain)(*[jnp.asarray(x, jnp.float64) for x in inputs])
         assert expected[0].dtype == np.float64
         expected = jax.tree.map(np.asarray, expected)
-    assert_close(found, expected, 2e-5)
+    assert_close(result, expected, 2e-5)
 
 
 def test_gelu_and_its_gradient_equal_float64():
@@ -195,7 +197,7 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, config.vocab_size, sequence_ids.shape)
     segment_ids = rng.integers(0, 2, sequence_ids.shape)
-    other = np.where(sequence_ids == changed, (tokens + 1) % config.vocab_size, tokens)
+    changed_tokens = np.where(sequence_ids == changed, (tokens + 1) % config.vocab_size, tokens)
 
     @jax.jit
     def run(tokens):
@@ -203,7 +205,7 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
             {"params": params["bert"]}, tokens, segment_ids, position_ids, sequence_ids
         )
 
-    before, after = np.asarray(run(tokens)), np.asarray(run(other))
+    before, after = np.asarray(run(tokens)), np.asarray(run(changed_tokens))
     same = sequence_ids != changed
     np.testing.assert_array_equal(before[same], after[same])
     assert np.all(np.any(before[~same] != after[~same], axis=-1))

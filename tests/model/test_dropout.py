@@ -19,8 +19,8 @@ def mask(seed: int, rate: float = 0.1, shape=SHAPE) -> np.ndarray:
     )
 
 
-def correlation(one: np.ndarray, two: np.ndarray) -> float:
-    return float(np.corrcoef(one.ravel(), two.ravel())[0, 1])
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
@@ -108,9 +108,9 @@ def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
 def test_a_row_keeps_its_mask_wherever_it_is_computed():
     x = jnp.ones((16, 8, 4))
     whole = dropout(jax.random.key(0), x, 0.5, jnp.arange(16))
-    places = jnp.array([11, 3, 4])
-    part = dropout(jax.random.key(0), x[:3], 0.5, places)
-    np.testing.assert_array_equal(part, whole[places])
+    indices = jnp.array([11, 3, 4])
+    selected = dropout(jax.random.key(0), x[:3], 0.5, indices)
+    np.testing.assert_array_equal(selected, whole[indices])
 
 
 def scores(kept: np.ndarray) -> np.ndarray:
@@ -120,7 +120,7 @@ def scores(kept: np.ndarray) -> np.ndarray:
 
 
 CONSECUTIVE = np.arange(256)
-FAR_APART = np.unique([place << bits for place in range(64) for bits in (0, 8, 16, 24)])
+FAR_APART = np.unique([number << bits for number in range(64) for bits in (0, 8, 16, 24)])
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ FAR_APART = np.unique([place << bits for place in range(64) for bits in (0, 8, 1
 def test_no_two_of_256_rows_are_correlated(rows, rate):
     bits = hashed_bits(jnp.array([7, 11], jnp.uint32), jnp.array(rows), (len(rows), 128, 768))
     kept = (np.asarray(bits) >= rate * 2**32).reshape(len(rows), -1)
-    found = scores(kept)
+    row_scores = scores(kept)
     # Of 32,640 pairs of independent rows one in 53 batches has a score above 5.
-    assert np.max(np.abs(found)) < 5
-    assert abs(np.mean(found**2) - 1) < 0.05
+    assert np.max(np.abs(row_scores)) < 5
+    assert abs(np.mean(row_scores**2) - 1) < 0.05
     shares = (kept.mean(axis=1) - (1 - rate)) / np.sqrt(rate * (1 - rate) / kept.shape[1])
     assert np.max(np.abs(shares)) < 5 and 0.6 < np.mean(shares**2) < 1.4
 

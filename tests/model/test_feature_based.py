@@ -67,11 +67,11 @@ def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
     head = BiLstmHead(config, 3, "weighted_sum", lstm_size=4)
     params = head.init(jax.random.key(0), states, ids)["params"]
     params["scale"] = jnp.array([0.0, np.log(2), 0.0])
-    found = head.apply({"params": params}, states, ids)
+    logits = head.apply({"params": params}, states, ids)
     del params["scale"]
     expected = np.tensordot([0.25, 0.5, 0.25], states[1:], axes=1)[None].astype(np.float32)
     last = BiLstmHead(config, 3, "last", lstm_size=4)
-    np.testing.assert_allclose(last.apply({"params": params}, expected, ids), found, atol=1e-6)
+    np.testing.assert_allclose(last.apply({"params": params}, expected, ids), logits, atol=1e-6)
 
 
 def test_unknown_features_are_an_error():
@@ -119,14 +119,14 @@ def test_a_tagger_learns_and_tags_text_of_any_length(tagger):
     _, result, model = tagger
     assert result["dev"]["f1"] == result["dev"]["f1/LOC"] == 1
     text = "The river built\tking found " * 30
-    found = model.tag(text)
-    assert [each.word for each in found.words] == text.split()
-    assert [each.tag for each in found.words] == ["B-LOC", "I-LOC", "O", "B-PER", "O"] * 30
-    assert len(found.entities) == 60
-    for entity in found.entities:
+    tagged = model.tag(text)
+    assert [word.word for word in tagged.words] == text.split()
+    assert [word.tag for word in tagged.words] == ["B-LOC", "I-LOC", "O", "B-PER", "O"] * 30
+    assert len(tagged.entities) == 60
+    for entity in tagged.entities:
         assert entity.text == text[entity.start : entity.end]
         assert entity.text in {"The river": "LOC", "king": "PER"}
-    assert model.tag(tuple(text.split())).words == found.words
+    assert model.tag(tuple(text.split())).words == tagged.words
     assert model.tag("") == ([], [])
 
 
@@ -135,12 +135,12 @@ def test_a_list_of_texts_is_tagged_as_each_alone_with_probabilities(tagger):
     texts = ["The river built king", "", ("king", "found"), "the river " * 20]
     together = model.tag(texts)
     assert model.tag([["king", "found"]])[0].words[0].word == "king" and model.tag([]) == []
-    for found, text in zip(together, texts, strict=True):
+    for tagged, text in zip(together, texts, strict=True):
         alone = model.tag(text)
-        assert [each[:2] for each in found.words] == [each[:2] for each in alone.words]
-        probabilities = [each.probability for each in found.words]
-        assert [each.probability for each in alone.words] == pytest.approx(probabilities, abs=1e-5)
-        assert all(1 / 5 < each <= 1 for each in probabilities)  # The largest of five.
+        assert [word[:2] for word in tagged.words] == [word[:2] for word in alone.words]
+        probabilities = [word.probability for word in tagged.words]
+        assert [word.probability for word in alone.words] == pytest.approx(probabilities, abs=1e-5)
+        assert all(1 / 5 < value <= 1 for value in probabilities)  # The largest of five.
     (river, king), words = together[0].entities, together[0].words
     assert king.probability == pytest.approx(words[3].probability)
     assert river.probability == pytest.approx((words[0].probability + words[1].probability) / 2)
@@ -176,10 +176,10 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, weights, tmp_path, 
         message = f"a head with {name}={model.head[name]}, .* {value}: .*config.data.{name}="
         with pytest.raises(ValueError, match=message):
             initial_params(model.params, model.head, model.head | {name: value}, new_head=False)
-        other = config.copy_and_resolve_references()
-        other.data[name] = value
+        changed = config.copy_and_resolve_references()
+        changed.data[name] = value
         with pytest.raises(ValueError, match=message):
-            with_labels_of_head(other, tagging, model.head)
+            with_labels_of_head(changed, tagging, model.head)
     # A head that does not record its scheme is assumed to have that of the configuration.
     without_scheme = {name: model.head[name] for name in ("task", "labels")}
     assert "head" in initial_params(model.params, without_scheme, model.head, new_head=False)

@@ -24,7 +24,7 @@ from bert_jax.model.heads import HEADS, REGRESSION, TAGGING
 )
 def test_collapse_is_detected_for_each_head(kind, collapsed, different):
     for outputs, expected in ((collapsed, True), (different, False)):
-        outputs = [np.array(each, float) for each in outputs]
+        outputs = [np.array(output, float) for output in outputs]
         features = [Feature((), ())] * len(outputs)
         assert HEADS[kind].collapsed(features, outputs) == expected
 
@@ -42,7 +42,7 @@ def test_collapse_of_tags_considers_labeled_positions_only():
     """[CLS], a word, an inner piece, another word, [SEP]."""
     tags = [np.eye(3)[numbers] for numbers in ([1, 0, 2, 0, 1], [1, 0, 2, 1, 1])]
     label = np.array([-1, 0, -1, 0, -1])
-    assert [TAGGING.collapsed([Feature((), (), label)], [each]) for each in tags] == [
+    assert [TAGGING.collapsed([Feature((), (), label)], [output]) for output in tags] == [
         True,
         False,
     ]

@@ -15,8 +15,14 @@ from tests.helpers import ROOT
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("data.train=", "there is no field 'train'; there are data_dir, directory, labels, metric"),
-        ("grid.x=1", "there is no field 'grid'; there are batch_size, class_weights, clip_"),
+        (
+            "data.train=",
+            "--config.data.train: there is no field 'train'; there are data_dir, directory, labels",
+        ),
+        (
+            "grid.x=1",
+            "--config.grid.x: there is no field 'grid'; there are batch_size, class_weights, clip_",
+        ),
         ("learning_rat=1", "'learning_rat': Did you mean \"learning_rate\""),
     ],
 )
@@ -42,9 +48,11 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     config = read_config("configs/finetune/squad.py:v2,runlocal", "--config.batch_size=4")
     assert config.task == "squad" and config.data.null_answers and config.batch_size == 4
-    own = "from bert_jax.configs.finetune import reuters_r8\nget_config = reuters_r8.get_config\n"
+    local_config = (
+        "from bert_jax.configs.finetune import reuters_r8\nget_config = reuters_r8.get_config\n"
+    )
     (tmp_path / "configs/finetune").mkdir(parents=True)
-    (tmp_path / "configs/finetune/squad.py").write_text(own)
+    (tmp_path / "configs/finetune/squad.py").write_text(local_config)
     assert read_config("configs/finetune/squad.py").data.text == "Text"
     with pytest.raises(
         SystemExit, match=r"no config file configs/x\.py:tiny: give a path such as configs/"
@@ -54,9 +62,9 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
 
 def test_wheel_contains_configs_and_tools():
     setuptools = pytest.importorskip("setuptools")  # Python 3.12 installs none.
-    found = setuptools.find_namespace_packages(str(ROOT), include=["bert_jax*"])
+    packages = setuptools.find_namespace_packages(str(ROOT), include=["bert_jax*"])
     expected = {"bert_jax.configs.finetune", "bert_jax.configs.pretrain", "bert_jax.tools"}
-    assert expected <= set(found)
+    assert expected <= set(packages)
 
 
 def check_help(*programs: str) -> None:

@@ -26,8 +26,8 @@ from tests.helpers import saved_params
 STEPS = ("num_steps=4", "log_every=2", "checkpoint_every=2", "eval_every=2")
 
 
-def largest_difference(one, two) -> float:
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+def largest_difference(tree, expected) -> float:
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True)
     return max(float(np.max(np.abs(a - b))) for a, b in pairs)
 
 
@@ -113,7 +113,9 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     eval_step = make_eval_step(setup.model, setup.mesh, setup.masking(phase), seed=config.seed)
     batches = heldout_batches(rows, partitioning.batch_sharding(setup.mesh), 8)
     sums = [jax.device_get(eval_step(params, batch)) for batch in batches]
-    correct, count = (sum(each[name] for each in sums) for name in ("nsp_correct", "nsp_count"))
+    correct, count = (
+        sum(batch_sums[name] for batch_sums in sums) for name in ("nsp_correct", "nsp_count")
+    )
     assert count == num_pairs
     assert read_result(one_process)["nsp_accuracy"] == pytest.approx(correct / num_pairs, abs=1e-6)
 
@@ -298,5 +300,5 @@ def test_comparison_of_programs_covers_every_folder_of_the_package(monkeypatch, 
     for code in ("x = 1", "x = 2"):
         (tmp_path / "bert_jax" / "model" / "bert.py").write_text(code)
         claim_workdir(tmp_path / "run", {"seed": 0})
-    one, two = (program["hash of bert_jax/*.py"] for program in compared)
-    assert one != two
+    first_hash, second_hash = (program["hash of bert_jax/*.py"] for program in compared)
+    assert first_hash != second_hash

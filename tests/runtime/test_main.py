@@ -1,10 +1,15 @@
-"""What the mains report: means over steps, and compilations."""
+"""What the mains report, and that each rejects the configurations of the other."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from bert_jax.runtime import main
 from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.training.pretrain_step import means
+from tests import helpers
 
 
 def step_metrics(loss: float, mlm_count: float = 1.0) -> dict:
@@ -28,3 +33,35 @@ def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number():
     steps = [step_metrics(loss) for loss in (1.0, float("nan"), 1.0)]
     with pytest.raises(NonFiniteLoss, match="the loss of step 8 is nan"):
         main.check_finite(steps, 9)
+
+
+def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
+    caplog.set_level("INFO", "absl")
+    main.log_first_step()
+    main.log_first_step(" on rows of 512 tokens")
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("First step ") and " s after the process began, " in first
+    assert second.startswith("First step on rows of 512 tokens ")
+
+
+@pytest.mark.parametrize(
+    ("program", "config", "other"),
+    [
+        ("pretrain", "configs/finetune/squad.py", "finetune"),
+        ("finetune", "configs/pretrain/bert_tiny.py", "pretrain"),
+    ],
+)
+def test_configuration_of_the_other_program_is_an_error(program, config, other, tmp_path):
+    command = [sys.executable, "-m", f"bert_jax.{program}", f"--config={config}"]
+    result = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        cwd=helpers.ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert result.returncode == 1 and not (tmp_path / "run").exists()
+    assert result.stderr.strip() == (
+        f"{program}: {config} is a configuration for bert_jax.{other}: run python -m "
+        f"bert_jax.{other} with it, or give one of configs/{program}/"
+    )

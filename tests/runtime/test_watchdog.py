@@ -26,7 +26,7 @@ def train_and_evaluate(config, workdir):
     for _ in range(2):
         libc.pthread_mutex_lock(mutex)
 
-main.start(train_and_evaluate)
+main.start(train_and_evaluate, "pretrain")
 """
 
 

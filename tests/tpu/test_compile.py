@@ -49,9 +49,9 @@ def test_memory_error_of_the_compiler_is_parsed():
 def test_peak_flops_are_flops_per_cycle_times_the_clock():
     # 128 x 128 matrix units per device; each cell multiplies and adds in a cycle.
     units = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
-    for (kind, count), chip in zip(units.items(), tpu.CHIPS.values(), strict=True):
-        peak = count * 128**2 * 2 * chip.clock_hz
-        assert peak == pytest.approx(metrics.PEAK_FLOPS[kind], rel=0.005)
+    for (device_kind, num_units), chip in zip(units.items(), tpu.CHIPS.values(), strict=True):
+        peak = num_units * 128**2 * 2 * chip.clock_hz
+        assert peak == pytest.approx(metrics.PEAK_FLOPS[device_kind], rel=0.005)
 
 
 def test_bytes_per_device_are_those_of_its_shards():
@@ -66,8 +66,10 @@ def test_bytes_per_device_are_those_of_its_shards():
 def test_abstract_batch_matches_the_batches_of_the_loader(corpus):
     rows, sharding = Rows(corpus, "train", 0), partitioning.batch_sharding(partitioning.make_mesh())
     (batch,) = pretrain_batches(rows, sharding, 16, 0, 1)
-    found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch)
-    assert tpu.abstract_batch(Phase(rows, None, 0, 1, 16, 20), sharding) == found
+    expected = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch
+    )
+    assert tpu.abstract_batch(Phase(rows, None, 0, 1, 16, 20), sharding) == expected
 
 
 def test_stand_in_tokenizer_suits_masking():

@@ -47,13 +47,13 @@ def test_memory_savings_are_tried_in_order_of_cost(monkeypatch):
     config = bert_tiny.get_config()
     config.per_device_batch_size = 8
     run = config, TOPOLOGY, [make_phase(256)], None
-    found = pod_report.find_fitting_changes(*run, failed_report(8))
+    changes = pod_report.find_fitting_changes(*run, failed_report(8))
     smallest = 1, "full"
     assert tried[:3] == [(rows, "none", 1, 1, False) for rows in (4, 2, 1)]
     assert tried[3:5] == [(8, "full", 1, 1, False), (*smallest, 1, 1, False)]
     assert tried[5:] == [(*smallest, 1, 1, True), (*smallest, 4, 1, True), (*smallest, 4, 2, True)]
     fields = {"per_device_batch_size": 1, "model.remat": "full", "shard_weight_update": True}
-    assert found == fields | {"mesh.data": -1, "mesh.fsdp": 4, "mesh.tensor": 2}
+    assert changes == fields | {"mesh.data": -1, "mesh.fsdp": 4, "mesh.tensor": 2}
     assert config.per_device_batch_size == 8  # The given configuration is not modified.
 
 
@@ -65,8 +65,8 @@ def test_smaller_microbatches_are_advised_for_every_phase(monkeypatch):
     config = bert_tiny.get_config()
     config.long_phase.per_device_batch_size = 8
     run = config, TOPOLOGY, [make_phase(256)], None
-    found = pod_report.find_fitting_changes(*run, failed_report(8))
-    assert found == {"per_device_batch_size": 4, "long_phase.per_device_batch_size": 4}
+    changes = pod_report.find_fitting_changes(*run, failed_report(8))
+    assert changes == {"per_device_batch_size": 4, "long_phase.per_device_batch_size": 4}
 
 
 def test_no_configuration_is_compiled_twice(monkeypatch):
@@ -91,9 +91,9 @@ def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
 
     monkeypatch.setattr(pod_report, "report", fake_report)
     run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
-    invalid, other = pod_report.sweep(*run, ["3x1x1", "-1x4x1"], ["none"])
+    invalid, valid = pod_report.sweep(*run, ["3x1x1", "-1x4x1"], ["none"])
     assert "does not divide the 8 devices" in invalid["error"] and not invalid["fits"]
-    assert other["sizes"] == "-1x4x1" and "error" not in other
+    assert valid["sizes"] == "-1x4x1" and "error" not in valid
     with pytest.raises(ValueError, match="does not divide the 8 devices"):
         list(pod_report.sweep(*run, ["3x1x1", "5x1x1"], ["none"]))
 

@@ -24,7 +24,9 @@ from bert_jax.training.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import open_phases, setup_pretraining
+from bert_jax.training.state import TrainState
 from tests.helpers import small_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -100,8 +102,8 @@ def test_tool_checks_and_copies(workdir, tmp_path):
     copied = check(workdir, f"--copy_to={tmp_path / 'copy'}")
     assert copied.returncode == 0 and "complete, step 9" in copied.stdout
     jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "copy"), read(workdir))
-    again = check(workdir, f"--copy_to={tmp_path / 'copy'}")
-    assert again.returncode == 1 and "exists already" in again.stderr
+    existing = check(workdir, f"--copy_to={tmp_path / 'copy'}")
+    assert existing.returncode == 1 and "exists already" in existing.stderr
     inside = check(tmp_path / "copy", f"--copy_to={tmp_path / 'copy' / 'params' / 'again'}")
     assert inside.returncode == 1 and "is within the checkpoint" in inside.stderr
     shutil.rmtree(next((tmp_path / "copy" / "params").glob("ocdbt.process_0")))
@@ -130,12 +132,38 @@ def test_parameters_in_place_of_training_state_are_detected(workdir, tmp_path):
         verify_checkpoint(copied, abstract_params)
 
 
+def test_training_state_of_another_model_is_detected(workdir, tmp_path):
+    """Both have the shapes of their optimizer's moments, but one has twice as many layers."""
+    copied, model = tmp_path / "9", read_model(workdir)
+    shutil.copytree(find_checkpoint(workdir), copied)
+    assert verify_checkpoint(copied, abstract_params)["step"] == 9
+    deeper = model.settings | {"bert": model.settings["bert"] | {"num_layers": 4}}
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_params(deeper))
+    checkpointer = Checkpointer(tmp_path / "deeper", deeper, model.tokenizer, keep_last=1)
+    optimizer = make_optimizer("bert_adam", lambda step: 1e-4)
+    checkpointer.save(TrainState(np.int32(9), params, optimizer.init(params)))
+    checkpointer.close()
+    assert verify_checkpoint(find_checkpoint(tmp_path / "deeper"), abstract_params)["step"] == 9
+    shutil.rmtree(copied / "training")
+    shutil.copytree(find_checkpoint(tmp_path / "deeper") / "training", copied / "training")
+    message = r"/9: training/ belongs to other parameters: no parameter .*'mu'.*layers.*, \[4, "
+    with pytest.raises(CheckpointError, match=message):
+        verify_checkpoint(copied, abstract_params)
+
+
+def test_workdir_of_several_seeds_names_one_of_them(workdir, tmp_path):
+    shutil.copytree(workdir / "checkpoints", tmp_path / "run" / "seed_0" / "checkpoints")
+    with pytest.raises(FileNotFoundError, match=r"several seeds: give one .* as .*/run/seed_0$"):
+        find_checkpoint(tmp_path / "run")
+    assert find_checkpoint(tmp_path / "run" / "seed_0").name == "9"
+
+
 def test_checkpoint_without_training_state_is_complete(workdir, tmp_path):
     model = read_model(workdir)
     assert model.report.unused == ("training",)
     write_checkpoint(tmp_path / "written", model.params, model.settings, model.tokenizer)
-    found = verify_checkpoint(tmp_path / "written", abstract_params)
-    assert found["step"] == 0 and found["params"] > 0
+    sizes = verify_checkpoint(tmp_path / "written", abstract_params)
+    assert sizes["step"] == 0 and sizes["params"] > 0
     jax.tree.map(np.testing.assert_array_equal, read(tmp_path / "written"), read(workdir))
     assert read_model(tmp_path / "written").report.unused == ()
     with pytest.raises(CheckpointError, match=r"writing a checkpoint to .*written failed"):

@@ -70,14 +70,16 @@ def row_shape(kind: str, packed: bool = True) -> RowShape:
 
 
 def initial(model: BertForTask) -> dict:
-    row = jax.tree.map(jnp.asarray, row_shape(model.kind.name).empty(1))
+    row = jax.tree.map(jnp.asarray, row_shape(model.task_head.name).empty(1))
     return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
 
-def build_update(kind, *, packed=True, microbatch_rows=16, devices=1, class_weights=(), **model):
+def build_update(
+    kind, *, packed=True, microbatch_rows=16, devices=1, mesh_sizes=None, class_weights=(), **model
+):
     """Returns a step of SGD, its initial state, and the first batch: rows and microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
-    mesh = partitioning.make_mesh(devices=jax.devices()[:devices])
+    mesh = partitioning.make_mesh(**mesh_sizes or {}, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
     state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
     shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
@@ -121,6 +123,34 @@ def test_update_does_not_depend_on_packing_microbatches_and_devices(kind):
     packed, apart = update(kind), update(kind, packed=False, microbatch_rows=8, devices=4)
     assert (packed[2], apart[2]) == (1, 2)
     assert_same(packed, apart)
+
+
+def test_two_updates_are_the_same_on_every_mesh():
+    results = {}
+    for name, devices, sizes in (
+        ("one device", 1, {}),
+        ("data", 8, {"data": 8}),
+        ("fsdp", 8, {"data": 2, "fsdp": 4}),
+        ("tensor", 8, {"data": 4, "tensor": 2}),
+    ):
+        step, state, (rows, num_microbatches) = build_update(
+            "classification", packed=False, devices=devices, mesh_sizes=sizes
+        )
+        kernel = state.params["bert"]["encoder"]["layers"]["query"]["kernel"]
+        assert kernel.sharding.is_fully_replicated == (name in ("one device", "data"))
+        losses = []
+        for _ in range(2):
+            # The step adds a field to `rows`.
+            arguments = dict(rows), num_microbatches, jax.random.key(2), numbers(0.5)
+            state, metrics = step(state, *arguments)
+            losses.append(float(metrics["loss"]))
+        results[name] = losses, jax.device_get(state.params)
+    expected_losses, expected_params = results.pop("one device")
+    assert expected_losses[1] < expected_losses[0]
+    for name, (losses, params) in results.items():
+        assert losses == pytest.approx(expected_losses, abs=1e-5), name
+        for array, expected in zip(*map(jax.tree.leaves, (params, expected_params)), strict=True):
+            np.testing.assert_allclose(array, expected, atol=1e-5, err_msg=name)
 
 
 def test_another_learning_rate_compiles_nothing():

@@ -159,18 +159,18 @@ def test_default_schedule_is_bit_for_bit_the_linear_one():
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("decay_from", ["start", "warmup"])
+@pytest.mark.parametrize("decay_from", ["step_0", "warmup_end"])
 def test_polynomial_decay_equals_that_of_optax(decay_from, power):
     schedule = make_schedule(PEAK, 100, 10, decay_from, power)
-    begin = 10 if decay_from == "warmup" else 0
-    decay = optax.polynomial_schedule(PEAK, 0.0, power, 100 - begin, begin)
+    first_step = 10 if decay_from == "warmup_end" else 0
+    decay = optax.polynomial_schedule(PEAK, 0.0, power, 100 - first_step, first_step)
     for step in (10, 11, 50, 98, 99):
         assert float(schedule(step)) == pytest.approx(float(decay(step)), rel=1e-5)
     assert float(schedule(5)) == pytest.approx(PEAK / 2)
 
 
 def test_unknown_beginning_of_the_decay_is_an_error():
-    with pytest.raises(ValueError, match="unknown decay_from 'end': expected start or warmup"):
+    with pytest.raises(ValueError, match="unknown decay_from 'end': expected step_0 or warmup_end"):
         make_schedule(PEAK, 100, 10, decay_from="end")
 
 

@@ -72,18 +72,18 @@ def one_pair_per_row(batch: dict, rows: dict) -> dict:
         for number, (start, second, end) in enumerate(pairs):
             if end == 0:
                 continue
-            place = np.arange(LENGTH)
-            inside = place < end - start
+            position = np.arange(LENGTH)
+            inside = position < end - start
             unpacked["tokens"].append(
                 np.where(inside, np.roll(np.asarray(batch["tokens"][row]), -start), 0)
             )
             unpacked["sequence_ids"].append(inside.astype(int))
-            unpacked["position_ids"].append(np.where(inside, place, 0))
-            unpacked["segment_ids"].append((inside & (place >= second - start)).astype(int))
-            own = (positions[row] >= start) & (positions[row] < end) & (weights[row] > 0)
-            unpacked["mlm_positions"].append(np.where(own, positions[row] - start, 0))
-            unpacked["mlm_targets"].append(np.where(own, batch["mlm_targets"][row], 0))
-            unpacked["mlm_weights"].append(own.astype(np.float32))
+            unpacked["position_ids"].append(np.where(inside, position, 0))
+            unpacked["segment_ids"].append((inside & (position >= second - start)).astype(int))
+            is_prediction = (positions[row] >= start) & (positions[row] < end) & (weights[row] > 0)
+            unpacked["mlm_positions"].append(np.where(is_prediction, positions[row] - start, 0))
+            unpacked["mlm_targets"].append(np.where(is_prediction, batch["mlm_targets"][row], 0))
+            unpacked["mlm_weights"].append(is_prediction.astype(np.float32))
             unpacked["cls_positions"].append([0])
             unpacked["nsp_labels"].append([int(batch["nsp_labels"][row, number])])
             unpacked["nsp_weights"].append([1.0])
@@ -95,10 +95,10 @@ def mean_loss(model, params, batch):
     return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
 
 
-def largest_difference(one, two) -> float:
+def largest_difference(tree, expected) -> float:
     return max(
         float(jnp.max(jnp.abs(a - b)))
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True)
     )
 
 
@@ -178,9 +178,9 @@ def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     model = small_model(dropout_rate=0.1)
     devices = {"devices": jax.devices()[: max(math.prod(mesh.values()), 1)]}
     # SGD, since Adam's ratio would hide a wrong scale.
-    one = one_step(model, optax.sgd(1.0), rows)
-    many = one_step(model, optax.sgd(1.0), rows, num_microbatches, **mesh, **devices)
-    assert largest_difference(one, many) < 1e-5
+    big_batch = one_step(model, optax.sgd(1.0), rows)
+    accumulated = one_step(model, optax.sgd(1.0), rows, num_microbatches, **mesh, **devices)
+    assert largest_difference(big_batch, accumulated) < 1e-5
 
 
 MESHES = [
@@ -249,11 +249,11 @@ def test_sharded_weight_update_equals_the_replicated_one(name, mesh, num_microba
     for _ in range(3):
         state, metrics = update(state, rows)
     metrics |= pretrain_step.means(metrics.pop("sums"))
-    found = jax.device_get((state.params, metrics))
-    assert largest_difference(trained_on_one_device(name), found) < 1e-5
+    trained_sharded = jax.device_get((state.params, metrics))
+    assert largest_difference(trained_on_one_device(name), trained_sharded) < 1e-5
 
 
-def exchanges(
+def collectives(
     sharded: bool, num_microbatches: int, name: str = "adamw"
 ) -> tuple[list[tuple[str, str, int]], int]:
     """Returns (computation, kind, bytes) of the collectives over 8 data shards, without scalars.
@@ -273,32 +273,34 @@ def exchanges(
     )
     rows = jax.device_put(random_rows(16), partitioning.batch_sharding(shardings.step.mesh))
     computations, entry = parse(update.lower(state, rows).compile().as_text())
-    found = [
+    exchanged = [
         ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
         for name, body in computations.items()
         for instruction in body
         if instruction.opcode.removesuffix("-start") in COLLECTIVES
         and array_bytes(instruction.shape) >= 512
     ]
-    return found, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+    return exchanged, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 2])
 def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
-    ((where, kind, num_bytes),), size = exchanges(sharded=False, num_microbatches=num_microbatches)
-    assert (where, kind) == ("entry", "all-reduce")
+    ((computation, kind, num_bytes),), size = collectives(
+        sharded=False, num_microbatches=num_microbatches
+    )
+    assert (computation, kind) == ("entry", "all-reduce")
     assert size <= num_bytes < size + 256  # The metrics are summed in the same exchange.
 
 
 @pytest.mark.parametrize(("name", "num_microbatches"), [("adamw", 1), ("lamb", 2)])
 def test_sharded_weight_update_gathers_parameters_and_no_moments(name, num_microbatches):
-    found, size = exchanges(sharded=True, num_microbatches=num_microbatches, name=name)
-    assert {(where, kind) for where, kind, _ in found} == {
+    exchanged, size = collectives(sharded=True, num_microbatches=num_microbatches, name=name)
+    assert {(computation, kind) for computation, kind, _ in exchanged} == {
         ("entry", "reduce-scatter"),
         ("entry", "all-gather"),
     }
     scattered, gathered = (
-        sum(each for _, kind, each in found if kind == name)
+        sum(num_bytes for _, kind, num_bytes in exchanged if kind == name)
         for name in ("reduce-scatter", "all-gather")
     )
     assert 0.9 * size < 8 * scattered <= size  # Each device keeps an eighth of the gradients.
@@ -325,8 +327,8 @@ def test_masks_differ_between_epochs():
     rows = random_rows(8)
     later = rows | {"epochs": rows["epochs"] + 1}
     first, again, second = (
-        pretrain_step.unpack_and_mask(each, jax.random.key(0), MASKING)["tokens"]
-        for each in (rows, rows, later)
+        pretrain_step.unpack_and_mask(epoch_rows, jax.random.key(0), MASKING)["tokens"]
+        for epoch_rows in (rows, rows, later)
     )
     np.testing.assert_array_equal(first, again)
     assert (first != second).any(axis=1).all()

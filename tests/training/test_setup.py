@@ -90,8 +90,8 @@ def test_schedule_decays_over_both_phases_or_over_each(fields, expected):
 
 
 def test_each_phase_has_its_microbatches():
-    for own, expected in ((None, (2, 2)), (4, (2, 8)), (0, (2, 1))):
-        config = tiny_config(per_device_batch_size=16, long_phase__per_device_batch_size=own)
+    for override, expected in ((None, (2, 2)), (4, (2, 8)), (0, (2, 1))):
+        config = tiny_config(per_device_batch_size=16, long_phase__per_device_batch_size=override)
         phases = [planned(config), planned(config, is_long=True)]
         setup = setup_pretraining(config, phases, UNCASED_ENGLISH)
         assert tuple(map(setup.num_microbatches, phases)) == expected
@@ -101,11 +101,11 @@ WEIGHTS = dataclasses.asdict(BertConfig(hidden_size=384, num_layers=6, intermedi
 
 
 def test_architecture_comes_from_the_weights_unless_given():
-    given = {"model__size": None, "model__layer_norm_epsilon": None, "model__dropout_rate": 0.3}
+    fields = {"model__size": None, "model__layer_norm_epsilon": None, "model__dropout_rate": 0.3}
     weights = WEIGHTS | {"layer_norm_epsilon": 1e-5, "num_heads": 6}
-    found = model_config(tiny_config(**given), 100, weights)
+    config = model_config(tiny_config(**fields), 100, weights)
     changed = {"vocab_size": 100, "dropout_rate": 0.3, "dtype": "bfloat16"}
-    assert dataclasses.asdict(found) == weights | changed
+    assert dataclasses.asdict(config) == weights | changed
     agreeing = model_config(tiny_config(model__size="base"), 100, dataclasses.asdict(BertConfig()))
     assert agreeing.hidden_size == 768
 
@@ -116,7 +116,12 @@ def test_architecture_comes_from_the_weights_unless_given():
         ({"model__size": "tiny"}, WEIGHTS, r"num_layers is 2, but 6 in w.*\.num_layers=6, or"),
         ({"model__num_heads": 3}, WEIGHTS, "num_heads is 3, but 12 in w"),
         ({}, WEIGHTS | {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-12, but 1e-05 in w"),
-        ({}, None, r"\(this tool does not read the weights\): set --config.model.size"),
+        (
+            {"model__num_heads": 7},
+            WEIGHTS,
+            "num_heads is 7, but 12 in w: .*=12, or use .*continue.py",
+        ),
+        ({}, None, r"unknown: this tool does not read the weights: set --config.model.size"),
     ],
 )
 def test_contradictory_or_unknown_architecture_is_an_error(fields, weights, message):
