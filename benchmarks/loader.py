@@ -37,7 +37,7 @@ def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
     rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
     rows["pairs"][:, 0] = (0, 64, 128)
     with writing.scratch_directory(directory, overwrite=False) as scratch:
-        path = scratch / writing.shard_name("train", 0, 1)
+        path = scratch / "train-00000-of-00001.array_record"
         shard = writing.write_shard(path, rows, 256)
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
         manifest = {

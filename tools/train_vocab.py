@@ -55,9 +55,9 @@ MAX_SENTENCE_BYTES = 4192  # SentencePiece's default; longer ones are not traine
 
 
 @dataclasses.dataclass
-class TextCounts:
-    """How often each character begins or continues a word, and how many "words" (for WordPiece)
-    and "sentences" (for SentencePiece) are too long to train on."""
+class CharacterCounts:
+    """Counts how often each character begins or continues a word, and how many "words" (for
+    WordPiece) and "sentences" (for SentencePiece) are too long to train on."""
 
     word_initial: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     word_internal: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -66,7 +66,7 @@ class TextCounts:
 
 def text_of_batch(
     batch: list[tuple[Document, str, int]], lower_case: bool
-) -> tuple[list[str], TextCounts, int]:
+) -> tuple[list[str], CharacterCounts, int]:
     """Returns the sentences of a batch, their counts, and the number of bytes read."""
     sentences: list[str] = []
     for document, _, _ in batch:
@@ -80,7 +80,7 @@ def text_of_batch(
     for sentence in sentences:
         text = normalizer.normalize_str(sentence)
         words.update(word for word, _ in splitter.pre_tokenize_str(text))
-    counts = TextCounts()
+    counts = CharacterCounts()
     counts.too_long["sentences"] = sum(
         len(text.encode()) > MAX_SENTENCE_BYTES for text in sentences
     )
@@ -100,7 +100,7 @@ def spool_text(
     stream: BinaryIO,
     num_processes: int = 0,
     data_dir: str = "",
-) -> TextCounts:
+) -> CharacterCounts:
     """Writes the sentences of `inputs` to `stream`, one per line, and returns their counts.
 
     Raises:
@@ -109,7 +109,7 @@ def spool_text(
     paths = find_inputs(inputs)
     documents = (document for path in paths for document in read_documents(path, data_dir))
     batches = make_batches(documents, CorpusConfig(heldout_fraction=0))
-    counts = TextCounts()
+    counts = CharacterCounts()
     split = functools.partial(text_of_batch, lower_case=lower_case)
     total_bytes = sum(input_bytes(path, data_dir) for path in paths)
     with tqdm.tqdm(total=total_bytes, desc="text", unit="B", unit_scale=True) as bar:
@@ -125,7 +125,7 @@ def spool_text(
     return counts
 
 
-def train_wordpiece(path: str, counts: TextCounts, size: int, lower_case: bool) -> bytes:
+def train_wordpiece(path: str, counts: CharacterCounts, size: int, lower_case: bool) -> bytes:
     """Trains WordPiece on the sentences in the file `path`; returns the bytes of a vocab.txt.
 
     The trainer breaks ties between merges by the order of the characters and their "##" forms in a

@@ -1,9 +1,9 @@
 """Builds a corpus: reads documents, writes shuffled shards of packed rows and a manifest.
 
-The parent process assigns each document to a split. Worker processes tokenize batches of documents,
-cut them into parts, and assign each part to a random shard; the parent appends the parts to one
-file per shard. Then workers pair and pack the parts of each shard, in random groups. Randomness
-depends only on the seed and the index of the batch or shard, not on the number of processes.
+The parent process assigns each document to a split. Workers tokenize batches of documents and
+assign each part of a document to a random shard; the parent appends the parts to one file per
+shard, whose parts workers then pair and pack in random groups. Randomness depends only on the seed
+and the index of the batch or shard, not on the number of processes.
 """
 
 import bisect
@@ -26,9 +26,9 @@ from bert_jax.corpus import writing
 from bert_jax.corpus.packing import pack_pairs
 from bert_jax.corpus.pairs import NOT_NEXT, SPECIAL_TOKENS_PER_PAIR, make_pairs
 from bert_jax.corpus.parallel import ordered_map
-from bert_jax.corpus.parts import DocumentPart, cut_into_parts, read_parts
+from bert_jax.corpus.parts import DocumentPart, cut_into_parts
 from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
-from bert_jax.corpus.sentences import MODES, UNREADABLE, split_sentences
+from bert_jax.corpus.sentences import MODES, UNREADABLE, cut_sentence, split_sentences
 from bert_jax.tokenization import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; a few batches per core are read ahead
@@ -133,7 +133,8 @@ def tokenize_batch(
         if not sentences:
             count["dropped_empty_documents"] += 1
             continue
-        for part in cut_into_parts(source, sentences):
+        pieces = [piece for ids in sentences for piece in cut_sentence(ids, config.max_seq_length)]
+        for part in cut_into_parts(source, pieces):
             shard_bytes[rng.choice(shards[split])] += pickle.dumps(part)
     return shard_bytes, counts, sum(document.bytes_read for document, _, _ in documents)
 
@@ -151,10 +152,11 @@ def rows_of_group(
     length = config.max_seq_length
     pairs, counts = [], collections.Counter()
     for index, source in enumerate(sources):
-        own_parts = range(bisect.bisect_left(sources, source), bisect.bisect_right(sources, source))
-        made = make_pairs(documents, index, length, config.short_seq_prob, rng, own_parts)
-        counts["dropped_parts_without_pairs"] += not made
-        pairs += made
+        bounds = bisect.bisect_left(sources, source), bisect.bisect_right(sources, source)
+        new_pairs = make_pairs(documents, index, length, config.short_seq_prob, rng, range(*bounds))
+        counts["dropped_parts_without_pairs"] += not new_pairs
+        pairs += new_pairs
+    counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
     rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
     counts["pairs"] = len(pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
@@ -171,7 +173,10 @@ def build_shard(
     `job` is (split, number, path). Returns the split, the entry for the manifest, and counts.
     """
     split, number, path = job
-    parts = read_parts(path)
+    parts = []
+    with open(path, "rb") as stream:
+        while stream.peek(1):
+            parts.append(pickle.load(stream))
     num_tokens = sum(len(ids) // 2 for part in parts for ids in part.sentences)
     num_groups = max(1, num_tokens // GROUP_TOKENS)
     rng = random.Random(f"{config.seed}/{split}/{number}")
@@ -180,9 +185,10 @@ def build_shard(
     for _ in range(config.dupe_factor if split == "train" else 1):
         rng.shuffle(parts)
         for group in range(num_groups):
-            made, counted = rows_of_group(parts[group::num_groups], special_ids, config, rng)
-            rows.append(made)
-            counts.update(counted)
+            group_parts = parts[group::num_groups]
+            group_rows, group_counts = rows_of_group(group_parts, special_ids, config, rng)
+            rows.append(group_rows)
+            counts.update(group_counts)
     rows = np.concatenate(rows)
     order = np.random.default_rng(rng.getrandbits(64)).permutation(len(rows))
     return split, writing.write_shard(path, rows[order], config.block_rows), counts
@@ -216,14 +222,14 @@ def build_corpus(
     if config.heldout_fraction:
         num_heldout = math.ceil(num_train * config.heldout_fraction)
         shards["heldout"] = range(num_train, num_train + num_heldout)
-    documents = (each for path in paths for each in read_documents(path, config.data_dir))
+    documents = (document for path in paths for document in read_documents(path, config.data_dir))
     tokenize = functools.partial(tokenize_batch, tokenizer=tokenizer, config=config, shards=shards)
     batches = ordered_map(tokenize, enumerate(make_batches(documents, config)), num_processes)
     special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     build = functools.partial(build_shard, special_ids=special_ids, config=config)
     with writing.scratch_directory(output, overwrite) as scratch:
         jobs = [
-            (split, number, scratch / writing.shard_name(split, index, len(numbers)))
+            (split, number, scratch / f"{split}-{index:05d}-of-{len(numbers):05d}.array_record")
             for split, numbers in shards.items()
             for index, number in enumerate(numbers)
         ]
@@ -232,9 +238,9 @@ def build_corpus(
         is_long = len(jobs) * config.dupe_factor > 8
         built = ordered_map(build, jobs, num_processes if is_long else 1)
         entries = collections.defaultdict(list)
-        for split, entry, counted in tqdm.tqdm(built, "rows", len(jobs), unit=" shards"):
+        for split, entry, shard_counts in tqdm.tqdm(built, "rows", len(jobs), unit=" shards"):
             entries[split].append(entry)
-            counts[split].update(counted)
+            counts[split].update(shard_counts)
         (scratch / tokenizer.filename).write_bytes(tokenizer.content)
         input_sizes = zip(paths, sizes, strict=True)
         manifest = {
@@ -286,7 +292,7 @@ def _describe_split(
 ) -> dict:
     """Returns the manifest's entry of a split. Raises ValueError if it has no rows."""
     count = counts[split]
-    num_documents = sum(each["documents"] for each in counts.values())
+    num_documents = sum(split_counts["documents"] for split_counts in counts.values())
     if not num_documents:
         raise ValueError("the input holds no document: it is blank, or a dump without articles")
     rows, pairs, tokens, not_next = (count[n] for n in ("rows", "pairs", "tokens", "not_next"))
@@ -296,10 +302,12 @@ def _describe_split(
         if name.startswith("dropped_")
     }
     if not rows:
+        reasons = f" (dropped: {dropped})" if any(dropped.values()) else ""
         raise ValueError(
-            f"{count['documents']} of {num_documents} documents are in the {split} split and made "
-            f"no sentence pair (dropped: {dropped}): separate documents by blank lines, give more "
-            f"text, or change --heldout_fraction={config.heldout_fraction} or --seed"
+            f"{count['documents']} of {num_documents} documents are in the {split} split, which "
+            f"has no sentence pair{reasons}; pretraining needs both splits. Cut long documents by "
+            f"blank lines, give more text, or change --heldout_fraction={config.heldout_fraction} "
+            "(0.3 suits a few documents) or --seed"
         )
     warnings = []
     # In small splits 3 standard deviations are more than 5 %.

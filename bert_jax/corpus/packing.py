@@ -71,7 +71,7 @@ def pack_pairs(
     for row, members in zip(rows, packed, strict=True):
         tokens: list[int] = []
         for slot, member in enumerate(members):
-            first, second, nsp_label = pairs[member]
+            first, second, nsp_label, _ = pairs[member]
             start = len(tokens)
             tokens += [cls_id, *first, sep_id, *second, sep_id]
             row["pairs"][slot] = (start, start + len(first) + 2, len(tokens))

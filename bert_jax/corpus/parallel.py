@@ -31,7 +31,12 @@ def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> 
     try:
         pending: collections.deque = collections.deque()
         for item in items:
-            pending.append(_submit(executor, item))
+            # A worker started here inherits the mask, so that only the parent handles Ctrl-C.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                pending.append(executor.submit(_apply, item))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if len(pending) == 2 * num_processes:
                 yield pending.popleft().result()
         while pending:
@@ -45,15 +50,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _submit(executor: concurrent.futures.Executor, item: Any) -> concurrent.futures.Future:
-    # Submitting may start a process, which inherits the mask: only the parent handles Ctrl-C.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        return executor.submit(_apply, item)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker(function: Callable) -> None:

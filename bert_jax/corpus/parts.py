@@ -3,8 +3,6 @@
 import array
 import itertools
 import math
-import pathlib
-import pickle
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,16 +25,6 @@ def cut_into_parts(source: int, sentences: list[list[int]]) -> Iterator[Document
     """Yields parts with equal numbers of sentences, of at most about `MAX_PART_TOKENS` each."""
     num_parts = min(math.ceil(sum(map(len, sentences)) / MAX_PART_TOKENS), len(sentences))
     bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
+    encoded = [array.array("H", ids).tobytes() for ids in sentences]
     for start, stop in itertools.pairwise(bounds):
-        yield DocumentPart(
-            source, [array.array("H", ids).tobytes() for ids in sentences[start:stop]]
-        )
-
-
-def read_parts(path: pathlib.Path) -> list[DocumentPart]:
-    """Reads a file of pickled parts."""
-    parts = []
-    with open(path, "rb") as stream:
-        while stream.peek(1):
-            parts.append(pickle.load(stream))
-    return parts
+        yield DocumentPart(source, encoded[start:stop])

@@ -15,10 +15,6 @@ SCRATCH = ".spill"  # inside the output directory, so that finished shards are m
 FORMAT_VERSION = 2
 
 
-def shard_name(split: str, index: int, num_shards: int) -> str:
-    return f"{split}-{index:05d}-of-{num_shards:05d}.array_record"
-
-
 @contextlib.contextmanager
 def scratch_directory(directory: str | os.PathLike, overwrite: bool) -> Iterator[pathlib.Path]:
     """Creates the output directory, and an empty scratch directory in it that is removed on exit.

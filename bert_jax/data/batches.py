@@ -25,9 +25,8 @@ def make_global_batch(
 def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[tuple[int, int]]:
     """Returns the rows of a global batch on this process's devices, as ascending [start, stop).
 
-    There are several ranges where neighbors in the mesh belong to different hosts: on TPU pods the
-    mesh follows the links between the chips. Raises ValueError if `batch_size` is not divisible by
-    the number of data-parallel devices.
+    There are several if neighbors in the mesh, which follows a pod's links, are on different hosts.
+    Raises ValueError if `batch_size` is not divisible by the number of data-parallel devices.
     """
     # Sharding one row per device shows how many devices hold the same row.
     num_shards = sharding.num_devices // sharding.shard_shape((sharding.num_devices,))[0]
@@ -76,9 +75,6 @@ def heldout_batches(
     for first in range(0, rows.num_rows, batch_size):
         batch = _read(rows, first, ranges)
         batch["row_weights"] = np.ones(len(batch["row_ids"]), np.float32)
-        padding = size - len(batch["row_ids"])  # at the end, as ranges ascend
-        padded = {
-            name: np.concatenate([array, np.zeros((padding, *array.shape[1:]), array.dtype)])
-            for name, array in batch.items()
-        }
-        yield make_global_batch(padded, sharding, batch_size)
+        for array in batch.values():  # Pads with zeros at the end, as ranges ascend.
+            array.resize((size, *array.shape[1:]), refcheck=False)
+        yield make_global_batch(batch, sharding, batch_size)

@@ -23,13 +23,11 @@ class Feature:
 
     Attributes:
       sequences: int32 `[length]` each, `[CLS] ... [SEP]` or `[CLS] ... [SEP] ... [SEP]`. One; for
-        multiple choice one per choice; for embedding a query, its passage, and hard negatives
-        (fewer suffice for predictions).
+        multiple choice one per choice; for embedding a query, its passage, and any hard negatives.
       second_starts: start of segment 1 in each sequence; its length if there is none.
       label: target, None if unknown. Classification: index of the class; regression: value;
         multiple choice: index of the choice; tagging: int32 `[length]`, NO_LABEL where nothing is
-        predicted; span: first and last position; embedding: int32 `[passages]`, a number for each
-        passage, equal for equal texts.
+        predicted; span: first, last position; embedding: int32 `[passages]`, equal for equal texts.
     """
 
     sequences: tuple[np.ndarray, ...]
@@ -59,9 +57,7 @@ class LabelLayout:
     per_position: bool = False  # NO_LABEL where there is none.
     shape: tuple[int, ...] = ()  # The shape of one label.
     per_passage: bool = False  # A number for each sequence of a feature except the first.
-    holds_positions: bool = (
-        False  # Labels are positions in their feature, and move with it in a row.
-    )
+    holds_positions: bool = False  # Labels are positions, which move with their feature.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,9 +155,7 @@ def finetune_batches(
         packed, row_features = shape.pack(chosen), {}
         for index, members in enumerate(packed):
             microbatch, row = divmod(index, microbatch_rows)
-            row_features[row * max_microbatches + microbatch] = [
-                chosen[member] for member in members
-            ]
+            row_features[row * max_microbatches + microbatch] = [chosen[i] for i in members]
         rows = shape.build(row_features, microbatch_rows * max_microbatches, sharding)
         yield rows, -(-len(packed) // microbatch_rows)
 

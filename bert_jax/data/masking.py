@@ -81,16 +81,16 @@ def mask_tokens(
                     choose_key, maskable, word, budget, sequence_ids, masking.max_predictions
                 )
 
-        found, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
+        is_prediction, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
         draw = jax.random.uniform(replace_key, tokens.shape)[group]
         random_token = jax.random.randint(random_key, tokens.shape, 0, masking.vocab_size)
         corrupted = jnp.where(draw < 0.9, random_token, tokens)
         corrupted = jnp.where(draw < 0.8, masking.mask_id, corrupted)
         return {
             "tokens": jnp.where(chosen, corrupted, tokens),
-            "mlm_positions": positions * found,
-            "mlm_targets": tokens[positions] * found,
-            "mlm_weights": found.astype(jnp.float32),
+            "mlm_positions": positions * is_prediction,
+            "mlm_targets": tokens[positions] * is_prediction,
+            "mlm_weights": is_prediction.astype(jnp.float32),
         }
 
     return jax.vmap(mask_row)(keys, tokens, sequence_ids)

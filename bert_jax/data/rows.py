@@ -1,9 +1,8 @@
 """Reads the rows of a corpus from disk: checked, reshuffled every epoch, from any position.
 
 The rows of a split form an endless stream of epochs. Each epoch permutes the blocks, and the rows
-inside each window of several blocks, by the seed and the epoch's number, so rows [start, stop) of
-the stream are a pure function of (seed, start, stop): a run can resume anywhere, and any number of
-hosts can read their own parts.
+inside each window of several blocks, by the seed and the epoch's number: rows [start, stop) of the
+stream are a function of (seed, start, stop), for a run that resumes and for any number of hosts.
 """
 
 import bisect

@@ -20,14 +20,11 @@ def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
     start, second, end = jnp.moveaxis(rows["pairs"].astype(jnp.int32), -1, 0)
     position = jnp.arange(tokens.shape[1])[None, :, None]
     inside = (position >= start[:, None]) & (position < end[:, None])  # [batch, length, max_pairs]
-    sequence_id = jnp.arange(1, start.shape[1] + 1)
-    covered = jnp.any(inside, axis=-1)
-    own_start = jnp.sum(inside * start[:, None], axis=-1)
     batch = {
         "tokens": tokens,
         "segment_ids": jnp.sum(inside & (position >= second[:, None]), axis=-1),
-        "position_ids": jnp.where(covered, position[..., 0] - own_start, 0),
-        "sequence_ids": jnp.sum(inside * sequence_id, axis=-1),
+        "position_ids": jnp.sum(inside * (position - start[:, None]), axis=-1),
+        "sequence_ids": jnp.sum(inside * jnp.arange(1, start.shape[1] + 1), axis=-1),
         "cls_positions": start,
     }
     if "nsp_labels" in rows:

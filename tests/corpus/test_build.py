@@ -73,9 +73,9 @@ def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypa
             corpus_config(num_shards=3, dupe_factor=3),
             num_processes=processes,
         )
-    one, two, three = (directory_bytes(tmp_path / str(processes)) for processes in (1, 2, 3))
-    assert one == two == three
-    assert len(one) == 3 + 1 + 2  # shards, manifest, vocabulary
+    first, *others = (directory_bytes(tmp_path / str(processes)) for processes in (1, 2, 3))
+    assert others == [first, first]
+    assert len(first) == 3 + 1 + 2  # shards, manifest, vocabulary
 
 
 def test_manifest_matches_the_rows(tmp_path, text):
@@ -99,12 +99,12 @@ def test_manifest_matches_the_rows(tmp_path, text):
 
 def documents_of(batch):
     """Returns for each pair the set of documents that its words come from."""
-    found = []
+    sources = []
     for tokens, pairs in zip(batch["tokens"].tolist(), batch["pairs"].tolist(), strict=True):
         for start, _, end in pairs:
             if end:
-                found.append({(token - 5) // 2 for token in tokens[start:end] if token >= 5})
-    return found
+                sources.append({(token - 5) // 2 for token in tokens[start:end] if token >= 5})
+    return sources
 
 
 def test_no_pair_mixes_splits(tmp_path, text):
@@ -163,11 +163,11 @@ def test_split_depends_only_on_the_text_and_the_seed():
 def test_batches_hold_every_document_once_and_its_parts_share_a_split_and_a_number():
     documents = [Document(f"{index:04d} " * 30, continues=index % 5 > 0) for index in range(300)]
     batches = list(make_batches(documents, CorpusConfig(heldout_fraction=0.3), 1000))
-    found = [assigned for batch in batches for assigned in batch]
-    assert [document for document, _, _ in found] == documents
-    for index, (_, split, source) in enumerate(found):
-        assert (split, source) == (found[index - index % 5][1], index // 5)
-    assert {split for _, split, _ in found} == {"train", "heldout"}
+    assignments = [assignment for batch in batches for assignment in batch]
+    assert [document for document, _, _ in assignments] == documents
+    for index, (_, split, source) in enumerate(assignments):
+        assert (split, source) == (assignments[index - index % 5][1], index // 5)
+    assert {split for _, split, _ in assignments} == {"train", "heldout"}
     sizes = [sum(len(document.text) for document, _, _ in batch) for batch in batches]
     assert all(1000 <= size < 1200 for size in sizes[:-1])
 
@@ -207,8 +207,8 @@ def test_manifest_warns_of_unbalanced_labels(tmp_path, num_books, num_sentences,
     books = write_text(tmp_path / "books.txt", num_books, num_sentences)
     config = corpus_config(heldout_fraction=0)
     manifest = build_corpus(books, TOKENIZER, tmp_path / "out", config, num_processes=1)
-    (found,) = manifest["splits"]["train"]["warnings"]
-    assert re.search(warning, found)
+    (recorded,) = manifest["splits"]["train"]["warnings"]
+    assert re.search(warning, recorded)
 
 
 def test_random_next_comes_from_all_over_the_input(tmp_path, monkeypatch):
@@ -297,7 +297,7 @@ def test_tiny_input_gives_rows_or_a_clear_error(tmp_path, paragraphs):
     config = corpus_config(heldout_fraction=0)
     arguments = (str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config)
     if paragraphs == ["only"]:
-        with pytest.raises(ValueError, match=r"1 of 1 documents .* made no sentence pair"):
+        with pytest.raises(ValueError, match=r"1 of 1 documents .* has no sentence pair"):
             build_corpus(*arguments, num_processes=1)
         assert os.listdir(tmp_path / "out") == []
     else:
@@ -336,8 +336,16 @@ def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
         build_corpus(str(blank), TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     few = write_text(tmp_path / "few.txt", num_documents=3)
     config = corpus_config(heldout_fraction=0.001)
-    with pytest.raises(ValueError, match=r"0 of 3 .* heldout .* --heldout_fraction=0\.001 or"):
+    message = (
+        r"0 of 3 .* heldout split, which has no sentence pair; .*--heldout_fraction=0\.001 \(0\.3"
+    )
+    with pytest.raises(ValueError, match=message) as error:
         build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    assert "dropped" not in str(error.value)
+    # As the message says, another fraction and seed hold out some of the three.
+    config = corpus_config(heldout_fraction=0.3, seed=5)
+    manifest = build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    assert manifest["splits"]["heldout"]["documents"] in (1, 2)
 
 
 def test_error_for_no_rows_names_what_was_dropped(tmp_path):
@@ -357,6 +365,28 @@ def test_dropped_documents_are_counted(tmp_path):
     manifest = build_corpus(str(path), TOKENIZER, tmp_path / "out", config, num_processes=1)
     assert manifest["splits"]["train"]["dropped"]["empty_documents"] == 1
     assert manifest["splits"]["train"]["documents"] == 3
+
+
+def test_truncated_tokens_are_counted(tmp_path):
+    """Without other documents all pairs are IsNext; here each has two sentences of a row each."""
+    (tmp_path / "text.txt").write_text(("w1 " * 29 + "\n") * 40)
+    config = corpus_config(heldout_fraction=0, short_seq_prob=0, dupe_factor=3)
+    arguments = (str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config)
+    split = build_corpus(*arguments, num_processes=1)["splits"]["train"]
+    assert split["dropped"]["truncated_tokens"] == 29 * split["pairs"] == 29 * 20 * 3
+    assert split["tokens"] - 3 * split["pairs"] + 29 * split["pairs"] == 29 * 40 * 3
+
+
+def test_long_sentence_is_not_lost(tmp_path):
+    """A line of 3,000 words among short ones is a sentence to count, and pieces to pair."""
+    short = write_text(tmp_path / "short.txt")
+    (tmp_path / "long.txt").write_text("w399 " * 3000 + "\nw399")
+    config, inputs = corpus_config(heldout_fraction=0), [short, str(tmp_path / "long.txt")]
+    manifest = build_corpus(inputs, TOKENIZER, tmp_path / "out", config, num_processes=1)
+    assert manifest["splits"]["train"]["sentences"] == 120 * 12 + 2
+    rows = Rows(tmp_path / "out", "train")
+    # Each piece is in a pair; in NotNext pairs also as random spans of the others.
+    assert rows.count_tokens()[TOKENIZER.token_to_id("w399")] > 2900
 
 
 def test_complete_corpus_is_replaced_only_with_overwrite(tmp_path, text):
@@ -426,13 +456,12 @@ def test_write_shard_keeps_every_row_in_blocks(tmp_path):
     assert np.concatenate(blocks).tolist() == rows.tolist()
 
 
-def test_parts_hold_every_sentence_and_are_equally_long(tmp_path, monkeypatch):
+def test_parts_hold_every_sentence_and_are_equally_long(monkeypatch):
     monkeypatch.setattr(parts, "MAX_PART_TOKENS", 50)
     sentences = [[number] * 10 for number in range(31)]
-    found = list(parts.cut_into_parts(3, sentences))
-    assert [ids for part in found for ids in part.ids()] == sentences
-    assert {len(part.sentences) for part in found} == {4, 5}
-    assert {part.source for part in found} == {3}
-    (tmp_path / "parts").write_bytes(b"".join(map(pickle.dumps, found)))
-    assert parts.read_parts(tmp_path / "parts") == found
+    document_parts = list(parts.cut_into_parts(3, sentences))
+    assert [ids for part in document_parts for ids in part.ids()] == sentences
+    assert {len(part.sentences) for part in document_parts} == {4, 5}
+    assert {part.source for part in document_parts} == {3}
+    assert pickle.loads(pickle.dumps(document_parts)) == document_parts
     assert len(list(parts.cut_into_parts(0, [[1] * 1000]))) == 1

@@ -31,7 +31,7 @@ def test_rows_hold_every_pair_once_and_unchanged():
     pairs = random_pairs(500)
     expected = sorted(pairs)
     rows = pack_pairs(list(pairs), 128, 4, (9, 2, 3), random.Random(0))
-    found = []
+    unpacked = []
     for row in rows:
         previous_end = 0
         for (start, second_start, end), label in zip(
@@ -43,12 +43,12 @@ def test_rows_hold_every_pair_once_and_unchanged():
             tokens = row["tokens"].tolist()
             assert start == previous_end
             assert tokens[start] == 2 and tokens[second_start - 1] == 3 and tokens[end - 1] == 3
-            found.append(
+            unpacked.append(
                 Pair(tokens[start + 1 : second_start - 1], tokens[second_start : end - 1], label)
             )
             previous_end = end
         assert (row["tokens"][previous_end:] == 9).all()
-    assert sorted(found) == expected
+    assert sorted(unpacked) == expected
 
 
 def test_packing_respects_row_length_and_number_of_pairs():

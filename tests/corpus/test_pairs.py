@@ -1,7 +1,10 @@
+import collections
+import itertools
 import random
 
 import pytest
 
+from bert_jax.corpus import pairs as pairs_module
 from bert_jax.corpus.pairs import IS_NEXT, NOT_NEXT, make_pairs, truncate_pair
 
 
@@ -14,12 +17,17 @@ def numbered_documents(num_documents, num_sentences, sentence_length):
     ]
 
 
+def pairs_of_document(documents, index, max_seq_length, short_seq_prob, rng):
+    whole = range(index, index + 1)
+    return make_pairs(documents, index, max_seq_length, short_seq_prob, rng, whole)
+
+
 def all_pairs(documents, max_seq_length=64, short_seq_prob=0.1, seed=0):
     rng = random.Random(seed)
     return [
         pair
         for index in range(len(documents))
-        for pair in make_pairs(documents, index, max_seq_length, short_seq_prob, rng)
+        for pair in pairs_of_document(documents, index, max_seq_length, short_seq_prob, rng)
     ]
 
 
@@ -54,7 +62,7 @@ def test_is_next_continues_the_document_and_not_next_is_from_another():
     documents = numbered_documents(20, 30, 7)
     document_tokens = 30 * 7
     # No pair reaches this length, so none is truncated.
-    for first, second, label in all_pairs(documents, max_seq_length=10_000):
+    for first, second, label, _ in all_pairs(documents, max_seq_length=10_000):
         assert first == list(range(first[0], first[0] + len(first)))
         if label == IS_NEXT:
             assert second[0] == first[-1] + 1
@@ -68,7 +76,7 @@ def test_every_sentence_is_used():
         pairs = all_pairs(documents, max_seq_length, short_seq_prob)
         firsts_and_true_seconds = {
             token
-            for first, second, label in pairs
+            for first, second, label, _ in pairs
             for token in first + (second if label == IS_NEXT else [])
         }
         # Sentences replaced by a random span begin the next pair.
@@ -76,7 +84,7 @@ def test_every_sentence_is_used():
 
 
 def test_pairs_fit_and_no_span_is_empty():
-    for first, second, _ in all_pairs(numbered_documents(30, 30, 23), max_seq_length=32):
+    for first, second, _, _ in all_pairs(numbered_documents(30, 30, 23), max_seq_length=32):
         assert first and second
         assert len(first) + len(second) <= 29
 
@@ -84,7 +92,7 @@ def test_pairs_fit_and_no_span_is_empty():
 def test_one_document_in_ten_is_cut_into_shorter_pairs():
     documents = numbered_documents(2000, 40, 1)
     rng = random.Random(0)
-    begin = [make_pairs(documents, index, 23, 0.1, rng)[0] for index in range(len(documents))]
+    begin = [pairs_of_document(documents, index, 23, 0.1, rng)[0] for index in range(2000)]
     # A random span may be short at its document's end; a true continuation here cannot be.
     begin = [pair for pair in begin if pair.nsp_label == IS_NEXT]
     short = sum(len(pair.first) + len(pair.second) < 20 for pair in begin)
@@ -118,10 +126,10 @@ def test_truncated_lengths_equal_those_of_token_by_token_truncation(max_tokens):
     for first_length in range(1, 25):
         for second_length in range(1, 25):
             spans = list(range(first_length)), list(range(second_length))
-            found = truncate_pair(*spans, max_tokens, rng)
+            truncated = truncate_pair(*spans, max_tokens, rng)
             expected = truncate_one_by_one(*spans, max_tokens, rng)
-            assert [len(span) for span in found] == [len(span) for span in expected]
-            for span in found:
+            assert [len(span) for span in truncated] == [len(span) for span in expected]
+            for span in truncated:
                 assert span == list(range(span[0], span[0] + len(span)))
 
 
@@ -134,14 +142,50 @@ def test_truncation_removes_from_front_and_back_equally():
     assert abs(sum((front - mean) ** 2 for front in fronts) / 4000 - 5) < 0.5
 
 
+@pytest.mark.parametrize("max_seq_length", [5, 16, 43, 10_000])
+@pytest.mark.parametrize("num_documents", [1, 20])
+def test_every_token_is_in_a_pair_or_counted_as_truncated(
+    monkeypatch, max_seq_length, num_documents
+):
+    """Random spans are copies; sentences before one left over at the end are used twice."""
+    whole_spans = []
+
+    def recording_truncation(first, second, *arguments):
+        whole_spans.append((first, second))
+        return truncate_pair(first, second, *arguments)
+
+    monkeypatch.setattr(pairs_module, "truncate_pair", recording_truncation)
+    rng = random.Random(0)
+    documents = numbered_documents(num_documents, 31, 40)
+    documents = [[ids[: rng.randint(1, 40)] for ids in document] for document in documents]
+    for index, document in enumerate(documents):
+        whole_spans.clear()
+        pairs = pairs_of_document(documents, index, max_seq_length, 0.5, rng)
+        uses = collections.Counter()
+        for (first, second), pair in zip(whole_spans, pairs, strict=True):
+            uses.update(first + (second if pair.nsp_label == IS_NEXT else []))
+        tokens = set(itertools.chain(*document))
+        assert set(uses) == tokens
+        assert max(uses.values()) <= 2
+        used_twice = {token for token, count in uses.items() if count == 2}
+        assert used_twice <= set(itertools.chain(*whole_spans[-1]))
+        kept = sum(
+            len(pair.first) + (len(pair.second) if pair.nsp_label == IS_NEXT else 0)
+            for pair in pairs
+        )
+        truncated = sum(pair.num_truncated for pair in pairs)
+        assert kept + truncated == uses.total()
+        assert (truncated > 0) == (max_seq_length < 10_000)
+
+
 def test_random_next_never_comes_from_another_part_of_the_same_document():
     # Parts 1 to 3 are one document, parts 0 and 4 are others.
     documents = [[[10 * part + n] * 3 for n in range(8)] for part in range(5)]
-    own_parts, rng = range(1, 4), random.Random(0)
+    document_parts, rng = range(1, 4), random.Random(0)
     spans = [
         pair.second
         for _ in range(50)
-        for pair in make_pairs(documents, 2, 16, 0.0, rng, own_parts)
+        for pair in make_pairs(documents, 2, 16, 0.0, rng, document_parts)
         if pair.nsp_label == NOT_NEXT
     ]
     assert {token // 10 for span in spans for token in span} == {0, 4}

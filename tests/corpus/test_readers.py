@@ -42,11 +42,16 @@ def test_blank_lines_separate_documents(tmp_path):
 def test_all_line_endings_give_the_same_documents(tmp_path, end):
     content = "one\ntwo\x85\u2028\n\n\nthrée".encode()
     (tmp_path / "unix.txt").write_bytes(content)
-    (tmp_path / "other.txt").write_bytes(content.replace(b"\n", end))
-    unix, other = (list(read_documents(str(tmp_path / f"{n}.txt"))) for n in ("unix", "other"))
-    assert [document.text for document in unix] == [document.text for document in other]
+    (tmp_path / "other_end.txt").write_bytes(content.replace(b"\n", end))
+    unix, other_end = (
+        list(read_documents(str(tmp_path / f"{name}.txt"))) for name in ("unix", "other_end")
+    )
+    assert [document.text for document in unix] == [document.text for document in other_end]
     assert [document.text for document in unix] == ["one\ntwo\x85\u2028\n", "thrée\n"]
-    assert sum(document.bytes_read for document in other) == (tmp_path / "other.txt").stat().st_size
+    assert (
+        sum(document.bytes_read for document in other_end)
+        == (tmp_path / "other_end.txt").stat().st_size
+    )
 
 
 def test_long_document_is_read_in_parts(tmp_path, monkeypatch):
@@ -80,8 +85,14 @@ def test_dump_yields_only_articles(tmp_path, name):
 def test_inputs_of_several_globs_are_found_in_sorted_order(tmp_path):
     for name in ("b.txt", "a.txt", "c", "d.xml"):
         (tmp_path / name).write_text("x")
-    found = find_inputs(f"{tmp_path}/*.txt,{tmp_path}/c,{tmp_path}/d.xml,tfds:wiki")
-    assert [path.rsplit("/")[-1] for path in found] == ["a.txt", "b.txt", "c", "d.xml", "tfds:wiki"]
+    inputs = find_inputs(f"{tmp_path}/*.txt,{tmp_path}/c,{tmp_path}/d.xml,tfds:wiki")
+    assert [path.rsplit("/")[-1] for path in inputs] == [
+        "a.txt",
+        "b.txt",
+        "c",
+        "d.xml",
+        "tfds:wiki",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +113,8 @@ def test_bad_input_is_a_clear_error(tmp_path, name, content, error, message):
     if name:
         path.write_bytes(content)
     with pytest.raises(error, match=message) as caught:
-        for found in find_inputs(str(path)):
-            list(read_documents(found))
+        for file in find_inputs(str(path)):
+            list(read_documents(file))
     assert str(path) in str(caught.value)
 
 

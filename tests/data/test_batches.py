@@ -28,9 +28,9 @@ class HostSharding:
         slices = sorted(
             self.sharding.devices_indices_map(shape).items(), key=lambda item: item[0].id
         )
-        each = len(slices) // self.count
-        own = slice(self.index * each, (self.index + 1) * each)
-        return dict(slices[own] if self.contiguous else slices[self.index :: self.count])
+        size = len(slices) // self.count
+        block = slice(self.index * size, (self.index + 1) * size)
+        return dict(slices[block] if self.contiguous else slices[self.index :: self.count])
 
 
 def sharding_over(num_devices: int):
@@ -56,23 +56,23 @@ def test_rows_of_all_hosts_are_the_batch_of_one_host(
         assert len(ranges) == (1 if contiguous or num_hosts == 1 else 8 // num_hosts)
         positions += [position for start, stop in ranges for position in range(start, stop)]
         # Each host opens the corpus itself.
-        own = Rows(corpus, "train", shuffle_seed=0)
-        parts.append(list(pretrain_batches(own, sharding, BATCH, 0, 41)))
+        host_rows = Rows(corpus, "train", shuffle_seed=0)
+        parts.append(list(pretrain_batches(host_rows, sharding, BATCH, 0, 41)))
     assert sorted(positions) == list(range(BATCH))
     for step in (0, 3, 40):  # 40 is epochs later.
         whole = rows.stream(step * BATCH, (step + 1) * BATCH)
         for name, values in whole.items():
-            found = np.concatenate([part[step][name] for part in parts])
-            np.testing.assert_array_equal(values[positions], found)
+            joined = np.concatenate([part[step][name] for part in parts])
+            np.testing.assert_array_equal(values[positions], joined)
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 2, "tensor": 4}])
 def test_batches_are_the_same_on_any_mesh(corpus, axes):
     rows = Rows(corpus, "train", shuffle_seed=0)
     sharding = partitioning.batch_sharding(partitioning.make_mesh(**({"data": 1} | axes)))
-    found = list(pretrain_batches(rows, sharding, BATCH, 0, 3))
-    assert len(found) == 3
-    for step, batch in enumerate(found):
+    batches = list(pretrain_batches(rows, sharding, BATCH, 0, 3))
+    assert len(batches) == 3
+    for step, batch in enumerate(batches):
         expected = rows.stream(step * BATCH, (step + 1) * BATCH)
         for name in expected:
             np.testing.assert_array_equal(np.asarray(batch[name]), expected[name])
@@ -84,9 +84,9 @@ def test_resuming_gives_the_same_batches(corpus):
     from_start = list(pretrain_batches(rows, sharding, BATCH, 0, 12))
     resumed = list(pretrain_batches(rows, sharding, BATCH, 7, 12))
     assert len(resumed) == 5
-    for one, two in zip(from_start[7:], resumed, strict=True):
-        np.testing.assert_array_equal(one["tokens"], two["tokens"])
-        np.testing.assert_array_equal(one["epochs"], two["epochs"])
+    for expected, batch in zip(from_start[7:], resumed, strict=True):
+        np.testing.assert_array_equal(batch["tokens"], expected["tokens"])
+        np.testing.assert_array_equal(batch["epochs"], expected["epochs"])
 
 
 def test_batches_of_an_epoch_hold_every_row_once(corpus):
@@ -122,14 +122,14 @@ def test_evaluation_rows_of_all_hosts_are_every_row_once(
     seen = []
     for host in range(num_hosts):
         sharding = HostSharding(sharding_over(8), host, num_hosts, contiguous)
-        found = list(heldout_batches(rows, sharding, 64))
+        batches = list(heldout_batches(rows, sharding, 64))
         # Every host has equally many batches of one size, though only the first has the last rows.
-        assert len(found) == -(-rows.num_rows // 64)
-        assert {len(batch["tokens"]) for batch in found} == {64 // num_hosts}
+        assert len(batches) == -(-rows.num_rows // 64)
+        assert {len(batch["tokens"]) for batch in batches} == {64 // num_hosts}
         positions = [
-            position for each in local_row_ranges(sharding, 64) for position in range(*each)
+            position for bounds in local_row_ranges(sharding, 64) for position in range(*bounds)
         ]
-        for number, batch in enumerate(found):
+        for number, batch in enumerate(batches):
             real = [
                 number * 64 + position
                 for position in positions

@@ -17,15 +17,15 @@ from bert_jax.data.features import (
 from bert_jax.model.heads import HEADS
 from bert_jax.partitioning import batch_sharding, make_mesh
 
-KINDS = ("classification", "regression", "tagging", "span", "multiple_choice")
+HEAD_NAMES = ("classification", "regression", "tagging", "span", "multiple_choice")
 
 
-def make_features(kind: str, count: int, seed: int = 0, longest: int = 20) -> list[Feature]:
+def make_features(head: str, count: int, seed: int = 0, longest: int = 20) -> list[Feature]:
     """Returns features whose tokens are numbered consecutively, so that all of them differ."""
     rng, features, first = np.random.default_rng(seed), [], 1
     for index in range(count):
         sequences = []
-        for _ in range(3 if kind == "multiple_choice" else 1):
+        for _ in range(3 if head == "multiple_choice" else 1):
             length = int(rng.integers(3, longest))
             sequences.append(np.arange(first, first + length, dtype=np.int32))
             first += length
@@ -35,32 +35,32 @@ def make_features(kind: str, count: int, seed: int = 0, longest: int = 20) -> li
             "tagging": np.where(np.arange(length) % 2, NO_LABEL, index),
             "span": (1, length - 1),
             "multiple_choice": index % 3,
-        }[kind]
-        starts = tuple(int(rng.integers(2, len(each) + 1)) for each in sequences)
+        }[head]
+        starts = tuple(int(rng.integers(2, len(tokens) + 1)) for tokens in sequences)
         features.append(Feature(tuple(sequences), starts, label))
     return features
 
 
-def make_shape(kind: str, length: int = 64, slots: int = 9) -> RowShape:
-    return RowShape(length, slots, HEADS[kind].labels, 0, 3 if kind == "multiple_choice" else 1)
+def make_shape(head: str, length: int = 64, slots: int = 9) -> RowShape:
+    return RowShape(length, slots, HEADS[head].labels, 0, 3 if head == "multiple_choice" else 1)
 
 
 def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
     """Recovers the labeled features of `rows` from their pairs."""
-    found = []
+    features = []
     for row in range(len(rows["tokens"])):
         pairs = rows["pairs"][row]
-        for place in np.flatnonzero(rows["weights"][row]):
-            own = pairs[place * shape.sequences_per_feature :][: shape.sequences_per_feature]
-            sequences = tuple(rows["tokens"][row, start:end] for start, _, end in own)
+        for slot in np.flatnonzero(rows["weights"][row]):
+            bounds = pairs[slot * shape.sequences_per_feature :][: shape.sequences_per_feature]
+            sequences = tuple(rows["tokens"][row, start:end] for start, _, end in bounds)
             label = rows["labels"][row]
             if shape.labels.per_position:
-                label = label[own[0, 0] : own[0, 2]]
+                label = label[bounds[0, 0] : bounds[0, 2]]
             elif shape.labels.holds_positions:
-                label = tuple(label[place] - own[0, 0])
+                label = tuple(label[slot] - bounds[0, 0])
             else:
-                label = label[place]
-            found.append(Feature(sequences, tuple(own[:, 1] - own[:, 0]), label))
+                label = label[slot]
+            features.append(Feature(sequences, tuple(bounds[:, 1] - bounds[:, 0]), label))
         # Positions outside all pairs are padding without a label.
         covered = np.zeros(shape.length, bool)
         for start, _, end in pairs:
@@ -69,15 +69,15 @@ def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
         assert not rows["tokens"][row, ~covered].any()
         if shape.labels.per_position:
             assert (rows["labels"][row, ~covered] == NO_LABEL).all()
-    return found
+    return features
 
 
-def assert_same_features(found: list[Feature], expected: list[Feature]) -> None:
-    found, expected = (
-        sorted(map(vars, each), key=lambda feature: feature["sequences"][0][0])
-        for each in (found, expected)
+def assert_same_features(actual: list[Feature], expected: list[Feature]) -> None:
+    actual, expected = (
+        sorted(map(vars, features), key=lambda feature: feature["sequences"][0][0])
+        for features in (actual, expected)
     )
-    np.testing.assert_equal(found, expected)
+    np.testing.assert_equal(actual, expected)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ def sharding():
     return batch_sharding(make_mesh())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_batch_holds_its_features_whole_in_the_microbatches_in_use(kind, sharding):
-    features, shape = make_features(kind, 40), make_shape(kind)
+@pytest.mark.parametrize("head", HEAD_NAMES)
+def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, sharding):
+    features, shape = make_features(head, 40), make_shape(head)
     batches = finetune_batches(
         features, shape, sharding, batch_size=16, microbatch_rows=8, seed=3, start=0, stop=3
     )
@@ -110,9 +110,9 @@ def test_each_epoch_reshuffles_all_features_and_keeps_the_last_batch():
     for batches in epochs:
         assert [len(batch) for batch in batches] == [16, 16, 16, 2]
         assert sorted(np.concatenate(batches)) == list(range(50))
-    one, two = map(np.concatenate, epochs)
+    first, second = map(np.concatenate, epochs)
     other_seed = np.concatenate([batch_indices(50, 16, seed=2, step=step) for step in range(4)])
-    assert (one != two).any() and (one != other_seed).any()
+    assert (first != second).any() and (first != other_seed).any()
 
 
 def test_batches_do_not_depend_on_the_first_step(sharding):
@@ -120,31 +120,31 @@ def test_batches_do_not_depend_on_the_first_step(sharding):
 
     def batches(start):
         arguments = {"batch_size": 8, "microbatch_rows": 8, "seed": 0, "start": start, "stop": 7}
-        found = finetune_batches(features, shape, sharding, **arguments)
-        return [(jax.device_get(rows), used) for rows, used in found]
+        device_batches = finetune_batches(features, shape, sharding, **arguments)
+        return [(jax.device_get(rows), used) for rows, used in device_batches]
 
     np.testing.assert_equal(batches(4), batches(0)[4:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_prediction_takes_every_feature_once_and_returns_its_row(kind, sharding):
-    features, shape = make_features(kind, 45), make_shape(kind)
-    found, indices = [], []
+@pytest.mark.parametrize("head", HEAD_NAMES)
+def test_prediction_takes_every_feature_once_and_returns_its_row(head, sharding):
+    features, shape = make_features(head, 45), make_shape(head)
+    predicted, indices = [], []
     for rows, members in predict_batches(features, shape, sharding, num_rows=8):
         rows = jax.device_get(rows)
-        found += read_back(rows, shape)
+        predicted += read_back(rows, shape)
         indices += [index for row in members for index in row]
-        for row, own in enumerate(members):
-            assert rows["weights"][row].sum() == len(own)
-    assert_same_features(found, features)
+        for row, row_members in enumerate(members):
+            assert rows["weights"][row].sum() == len(row_members)
+    assert_same_features(predicted, features)
     assert sorted(indices) == list(range(45))
 
 
-@pytest.mark.parametrize("kind", ["classification", "multiple_choice"])
-def test_rows_never_exceed_their_capacity(kind):
+@pytest.mark.parametrize("head", ["classification", "multiple_choice"])
+def test_rows_never_exceed_their_capacity(head):
     for seed in range(20):
-        features = make_features(kind, 60, seed)
-        shape = make_shape(kind, length=60, slots=6)
+        features = make_features(head, 60, seed)
+        shape = make_shape(head, length=60, slots=6)
         rows = shape.pack(features)
         assert sorted(index for row in rows for index in row) == list(range(60))
         for row in rows:

@@ -74,9 +74,9 @@ def test_rates_are_15_80_10_10_within_3_sigma(unit):
     }
     # A span is corrupted as a whole: the sample size is the number of spans.
     sample = total if unit != "span" else total / 4.5
-    for name, (found, rate) in expected.items():
+    for name, (is_so_corrupted, rate) in expected.items():
         sigma = np.sqrt(rate * (1 - rate) / sample)
-        assert abs(found.mean() - rate) < 3 * sigma, name
+        assert abs(is_so_corrupted.mean() - rate) < 3 * sigma, name
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -165,9 +165,11 @@ def test_masks_of_a_row_do_not_depend_on_its_index_in_the_batch():
     ids = jnp.arange(8)
     order = jnp.array([3, 1, 7, 0, 2, 6, 5, 4])
     key, zeros = jax.random.key(1), jnp.zeros(8, jnp.int32)
-    one = mask_tokens(row_keys(key, ids, zeros), tokens, sequence_ids, MASKING)
-    two = mask_tokens(row_keys(key, order, zeros), tokens[order], sequence_ids[order], MASKING)
-    np.testing.assert_array_equal(one["tokens"][order], two["tokens"])
+    in_order = mask_tokens(row_keys(key, ids, zeros), tokens, sequence_ids, MASKING)
+    reordered = mask_tokens(
+        row_keys(key, order, zeros), tokens[order], sequence_ids[order], MASKING
+    )
+    np.testing.assert_array_equal(in_order["tokens"][order], reordered["tokens"])
 
 
 def test_masks_change_with_the_epoch_and_repeat_after_repeat_after():

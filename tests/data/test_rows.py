@@ -103,7 +103,7 @@ def write_numbered_rows(directory, num_rows, block_rows):
     """Writes a corpus of short rows, without building it from text."""
     rows = np.zeros(num_rows, row_dtype(8, 1))
     with writing.scratch_directory(directory, overwrite=False) as scratch:
-        path = scratch / writing.shard_name("train", 0, 1)
+        path = scratch / "train-00000-of-00001.array_record"
         shard = writing.write_shard(path, rows, block_rows)
         (scratch / "vocab.txt").write_bytes(TOKENIZER.content)
         manifest = {

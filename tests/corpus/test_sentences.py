@@ -1,0 +1,45 @@
+import random
+
+import pytest
+
+from bert_jax.corpus.pairs import make_pairs
+from bert_jax.corpus.readers import Document
+from bert_jax.corpus.sentences import cut_sentence, split_sentences
+
+
+@pytest.mark.parametrize(
+    ("length", "max_seq_length", "piece_lengths"),
+    [
+        (509, 512, [509]),  # fills a pair, and is truncated as released
+        (510, 512, [255, 255]),
+        (511, 512, [255, 255, 1]),
+        (128, 128, [128]),  # prose
+        (129, 128, [63, 63, 3]),
+        (128, 16, [128]),
+        (129, 16, [7] * 18 + [3]),
+        (130, 5, [1] * 130),
+        (0, 16, [0]),
+    ],
+)
+def test_only_sentences_longer_than_pairs_and_prose_are_cut(length, max_seq_length, piece_lengths):
+    pieces = cut_sentence(list(range(length)), max_seq_length)
+    assert [len(piece) for piece in pieces] == piece_lengths
+    assert [token for piece in pieces for token in piece] == list(range(length))
+
+
+@pytest.mark.parametrize("max_seq_length", [5, 16, 64, 127, 128, 512])
+def test_two_pieces_fill_a_pair_and_lose_at_most_one_token(max_seq_length):
+    documents = [cut_sentence([number] * 20_000, max_seq_length) for number in range(2)]
+    pairs = make_pairs(documents, 0, max_seq_length, 0.0, random.Random(0), range(1))
+    lengths = [len(pair.first) + len(pair.second) for pair in pairs[:-1]]
+    assert set(lengths) == {max_seq_length - 3}
+    assert max(pair.num_truncated for pair in pairs[:-1]) <= 1
+
+
+def test_pages_between_brackets_stay_in_the_pairs():
+    text = "A river runs (past the town. " + "It is old. The bridge is older. " * 600 + ")"
+    (sentence,) = split_sentences(Document(text))
+    num_tokens = len(sentence.split())
+    document = cut_sentence(list(range(num_tokens)), 128)
+    pairs = make_pairs([document], 0, 128, 0.0, random.Random(0), range(1))
+    assert sum(pair.num_truncated for pair in pairs) < 0.02 * num_tokens
