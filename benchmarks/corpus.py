@@ -68,22 +68,22 @@ def main(argv: list[str]) -> None:
         else:
             inputs, vocabulary = [str(folder / "text.txt")], str(folder / "vocab.txt")
             write_synthetic_text(pathlib.Path(inputs[0]), pathlib.Path(vocabulary), MEGABYTES.value)
-        measured = []
+        measurements = []
         for copies in (1, COPIES.value):
             # Peak memory is measured over a process's lifetime, so each build gets a new one.
             with concurrent.futures.ProcessPoolExecutor(
                 1, mp_context=multiprocessing.get_context("spawn")
-            ) as fresh:
+            ) as process_pool:
                 output = str(folder / f"corpus-{copies}")
                 arguments = (inputs * copies, vocabulary, output)
-                measured.append(fresh.submit(build_and_measure, *arguments).result())
-    one, many = measured
+                measurements.append(process_pool.submit(build_and_measure, *arguments).result())
+    single, multiple = measurements
     result = {
         "cores": usable_cores(),
-        "one": one,
-        f"times_{COPIES.value}": many,
-        "parent_peak_ratio": round(many["parent_peak_mib"] / one["parent_peak_mib"], 2),
-        "worker_peak_ratio": round(many["worker_peak_mib"] / one["worker_peak_mib"], 2),
+        "one": single,
+        f"times_{COPIES.value}": multiple,
+        "parent_peak_ratio": round(multiple["parent_peak_mib"] / single["parent_peak_mib"], 2),
+        "worker_peak_ratio": round(multiple["worker_peak_mib"] / single["worker_peak_mib"], 2),
     }
     print(json.dumps(result, indent=2))
 

@@ -55,23 +55,23 @@ METRIC = {"r8": "accuracy", "conll2003": "f1", "xquad": "f1"}
 def configuration(directory: pathlib.Path):
     """Returns the task's config, with files of as many examples as the flags say."""
     if TASK.value == "r8":
-        from bert_jax.configs.finetune import reuters_r8 as chosen
+        from bert_jax.configs.finetune import reuters_r8 as task_config
 
         separator, names, header = "\n", ("train", "test"), 3
         source, suffix = f"{DATA.value}/reuters-r8/reuters-r8-%s.tab", ".tab"
     elif TASK.value == "conll2003":
-        from bert_jax.configs.finetune import conll2003 as chosen
+        from bert_jax.configs.finetune import conll2003 as task_config
 
         separator, names, header = "\n\n", ("train", "test"), 0
         source, suffix = f"{DATA.value}/conll2003/%s.txt", ".txt"
     else:
-        from bert_jax.configs.finetune import squad as chosen
+        from bert_jax.configs.finetune import squad as task_config
 
         names = ("train", "dev")
         command = [sys.executable, "tools/split_squad.py", XQUAD.value, str(directory)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         source = None
-    config = chosen.get_config()
+    config = task_config.get_config()
     counts = (EXAMPLES.value, TEST_EXAMPLES.value)
     config.data.dev = ""  # Both sides score their last step.
     for name, split, count in zip(names, ("train", "test"), counts, strict=True):
@@ -124,7 +124,8 @@ def transformers_run(directory: pathlib.Path) -> dict:
         from bert_jax.tasks.conll import read_sentences
         from bert_jax.tasks.tagging_scores import entity_scores
 
-        sets = [[(each.words, each.tags) for each in read_sentences(path, 0, -1)] for path in files]
+        sentences = [read_sentences(path, 0, -1) for path in files]
+        sets = [[(sentence.words, sentence.tags) for sentence in split] for split in sentences]
         return transformers_side.tagging(
             config, *sets, lambda *tags: entity_scores(*tags)["f1"], SEED.value
         )
@@ -133,8 +134,8 @@ def transformers_run(directory: pathlib.Path) -> dict:
 
     questions = [read_questions(path, False) for path in files]
     sets = [
-        [(q.id, q.question, q.context, q.answers[0][1], q.answers[0][0]) for q in each]
-        for each in questions
+        [(q.id, q.question, q.context, q.answers[0][1], q.answers[0][0]) for q in split]
+        for split in questions
     ]
     gold = {q.id: [text for text, _ in q.answers] for q in questions[1]}
     return transformers_side.answers(
@@ -161,8 +162,8 @@ def table_of_sides(runs: dict[str, list[dict]]) -> str:
     lines = [f"{'over the seeds':16} {'':13} median    mean     min     max"]
     for name in runs["bert_jax"][0]:
         medians = []
-        for side, found in runs.items():
-            values = [run[name] for run in found]
+        for side, side_runs in runs.items():
+            values = [run[name] for run in side_runs]
             medians.append(statistics.median(values))
             numbers = medians[-1], statistics.mean(values), min(values), max(values)
             lines.append(f"{name:16} {side:12} " + " ".join(f"{number:7.4g}" for number in numbers))
@@ -191,10 +192,10 @@ def main(argv: list[str]) -> None:
     )
     runs = {"bert_jax": [], "transformers": []}
     for seed in range(SEEDS.value):
-        for side, found in runs.items():
-            found.append(run_in_subprocess(side, seed))
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in found[-1].items())
-            print(f"  seed {seed}, {side:12} {shown}", flush=True)
+        for side, side_runs in runs.items():
+            side_runs.append(run_in_subprocess(side, seed))
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in side_runs[-1].items())
+            print(f"  seed {seed}, {side:12} {numbers}", flush=True)
     print(table_of_sides(runs))
 
 

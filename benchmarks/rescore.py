@@ -47,8 +47,8 @@ def rescore_tags(data: dict, predictions: pathlib.Path, split: str) -> Scores:
     import seqeval.scheme
 
     text = (predictions / f"{split}.txt").read_text()
-    sentences = [each.splitlines() for each in text.split("\n\n") if each.strip()]
-    tags = [[[line.split()[column] for line in each] for each in sentences] for column in (1, 2)]
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.strip()]
+    tags = [[[line.split()[column] for line in lines] for lines in blocks] for column in (1, 2)]
     for name in ("accuracy", "precision", "recall", "f1"):
         yield "seqeval", name, getattr(seqeval.metrics, f"{name}_score")(*tags), 1e-12
     strict = {"mode": "strict", "scheme": seqeval.scheme.IOB2}

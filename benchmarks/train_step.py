@@ -97,8 +97,8 @@ def transformers_step(config: BertConfig):
         )
     ).train()
     plain = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
-    others = [p for p in model.parameters() if all(p is not other for other in plain)]
-    groups = [{"params": others, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6)
     tokens = torch.tensor(random_tokens())
     segments = (torch.arange(LENGTH) >= LENGTH // 2).long().expand(BATCH, LENGTH)
@@ -150,9 +150,9 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         print(json.dumps(measure(SIDE.value, SIZES.value[0])))
         return
-    busy = os.getloadavg()[0]
-    if busy > 0.5:  # torch's threads wait for each other, so that it loses more than its share.
-        print(f"Other programs are running (load average {busy:.1f}): the ratios favor bert_jax.")
+    load = os.getloadavg()[0]
+    if load > 0.5:  # torch's threads wait for each other, so that it loses more than its share.
+        print(f"Other programs are running (load average {load:.1f}): the ratios favor bert_jax.")
     cores = sorted(os.sched_getaffinity(0))[: THREADS.value or None]
     os.sched_setaffinity(0, cores)  # Inherited by the processes started here.
     for huge_pages in (True, False):

@@ -31,9 +31,9 @@ def train(model, collate: Callable, features: list, config) -> None:
     num_steps = round(config.num_epochs * per_epoch)
     warmup = round(config.warmup_fraction * num_steps)
     plain = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
-    others = [p for p in model.parameters() if all(p is not other for other in plain)]
+    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
     groups = [
-        {"params": others, "weight_decay": config.weight_decay},
+        {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, eps=1e-6)
@@ -47,8 +47,8 @@ def train(model, collate: Callable, features: list, config) -> None:
         for first in range(0, len(features), config.batch_size):
             if step == num_steps:
                 break
-            chosen = [features[index] for index in order[first : first + config.batch_size]]
-            model(**collate(chosen)).loss.backward()
+            batch = [features[index] for index in order[first : first + config.batch_size]]
+            model(**collate(batch)).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
             optimizer.step()
             schedule.step()
@@ -59,7 +59,7 @@ def train(model, collate: Callable, features: list, config) -> None:
 def predict(model, collate: Callable, features: list, batch_size: int = 32) -> list:
     """Returns the outputs of each batch, in the order of the features."""
     model.eval()
-    unlabeled = [{k: v for k, v in each.items() if "label" not in k} for each in features]
+    unlabeled = [{k: v for k, v in feature.items() if "label" not in k} for feature in features]
     starts = range(0, len(features), batch_size)
     with torch.inference_mode():
         return [model(**collate(unlabeled[start : start + batch_size])) for start in starts]
@@ -83,8 +83,8 @@ def classification(config, train_set, test_set, seed: int) -> dict:
     def features(texts, names):
         ids = tokenizer(list(texts), truncation=True, max_length=config.max_seq_length)["input_ids"]
         return [
-            {"input_ids": each, "labels": labels.index(name)}
-            for each, name in zip(ids, names, strict=True)
+            {"input_ids": sequence, "labels": labels.index(name)}
+            for sequence, name in zip(ids, names, strict=True)
         ]
 
     collate = transformers.DataCollatorWithPadding(tokenizer)
@@ -111,27 +111,28 @@ def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
             truncation=True,
             max_length=config.max_seq_length,
         )
-        made = []
+        examples = []
         for index, (_, tags) in enumerate(sentences):
             words, numbers = encoded.word_ids(index), []
             for position, word in enumerate(words):
                 first = word is not None and word != words[position - 1]
                 numbers.append(labels.index(tags[word]) if first else -100)
-            made.append({"input_ids": encoded["input_ids"][index], "labels": numbers})
-        return made
+            examples.append({"input_ids": encoded["input_ids"][index], "labels": numbers})
+        return examples
 
     collate = transformers.DataCollatorForTokenClassification(tokenizer)
     padded = transformers.DataCollatorWithPadding(tokenizer)
     model = load(transformers.BertForTokenClassification, config, num_labels=len(labels))
     train(model, collate, features(train_set), config)
     trained = time.perf_counter()
-    made = features(test_set)
+    test_features = features(test_set)
     predicted = []
-    logits = (each for output in predict(model, padded, made) for each in output.logits)
-    for feature, (_, tags), scores in zip(made, test_set, logits, strict=True):
+    outputs = predict(model, padded, test_features)
+    logits = (row for output in outputs for row in output.logits)
+    for feature, (_, tags), scores in zip(test_features, test_set, logits, strict=True):
         best = scores.argmax(-1).tolist()
-        own = [labels[b] for b, n in zip(best, feature["labels"], strict=False) if n != -100]
-        predicted.append(own + ["O"] * (len(tags) - len(own)))  # Truncated words.
+        names = [labels[b] for b, n in zip(best, feature["labels"], strict=False) if n != -100]
+        predicted.append(names + ["O"] * (len(tags) - len(names)))  # Truncated words.
     return finish(score(predicted, [tags for _, tags in test_set]), started, trained)
 
 
@@ -146,8 +147,8 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.init_from)
 
     def windows(question, context):
-        asked = len(tokenizer(question, add_special_tokens=False)["input_ids"])
-        room = config.max_seq_length - asked - 3
+        question_length = len(tokenizer(question, add_special_tokens=False)["input_ids"])
+        room = config.max_seq_length - question_length - 3
         return tokenizer(
             [question],
             [context],
@@ -159,7 +160,7 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
         )
 
     def features(examples):
-        made, places = [], []
+        window_features, window_places = [], []
         for number, (_, question, context, begin, text) in enumerate(examples):
             encoded, end = windows(question, context), begin + len(text)
             for window, offsets in enumerate(encoded["offset_mapping"]):
@@ -169,7 +170,7 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
                 if offsets[inside[0]][0] <= begin and end <= offsets[inside[-1]][1]:
                     first = max(p for p in inside if offsets[p][0] <= begin)
                     last = min(p for p in inside if offsets[p][1] >= end)
-                made.append(
+                window_features.append(
                     {
                         "input_ids": encoded["input_ids"][window],
                         "token_type_ids": encoded["token_type_ids"][window],
@@ -177,22 +178,24 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
                         "end_positions": last,
                     }
                 )
-                places.append((number, offsets, inside))
-        return made, places
+                window_places.append((number, offsets, inside))
+        return window_features, window_places
 
     collate = transformers.DataCollatorWithPadding(tokenizer)
     model = load(transformers.BertForQuestionAnswering, config)
     train(model, collate, features(train_set)[0], config)
     trained = time.perf_counter()
-    made, places = features(test_set)
-    unlabeled = [{k: v for k, v in each.items() if "positions" not in k} for each in made]
-    found: dict[int, tuple[float, str]] = {}
+    window_features, window_places = features(test_set)
+    unlabeled = [
+        {k: v for k, v in feature.items() if "positions" not in k} for feature in window_features
+    ]
+    best_answers: dict[int, tuple[float, str]] = {}
     rows = (
         pair
         for output in predict(model, collate, unlabeled)
         for pair in zip(output.start_logits, output.end_logits, strict=True)
     )
-    for (example, offsets, inside), (starts, ends) in zip(places, rows, strict=True):
+    for (example, offsets, inside), (starts, ends) in zip(window_places, rows, strict=True):
         best_starts, best_ends = (
             sorted(inside, key=lambda position, of=of: -of[position])[:20]
             for of in (starts.tolist(), ends.tolist())
@@ -202,6 +205,6 @@ def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
                 if start <= end < start + 30:
                     text = test_set[example][2][offsets[start][0] : offsets[end][1]]
                     value = (float(starts[start] + ends[end]), text)
-                    found[example] = max(found.get(example, value), value)
-    texts = {test_set[example][0]: text for example, (_, text) in found.items()}
+                    best_answers[example] = max(best_answers.get(example, value), value)
+    texts = {test_set[example][0]: text for example, (_, text) in best_answers.items()}
     return finish(score(texts), started, trained)

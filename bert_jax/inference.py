@@ -3,21 +3,24 @@
 import dataclasses
 import functools
 import itertools
-import pathlib
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import numpy as np
+import tqdm
 from scipy.special import softmax
 
 from bert_jax.data.features import Feature
 from bert_jax.interop.parameters import unexpected_tensors
 from bert_jax.interop.read import read_model
 from bert_jax.model import forward
+from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import HEADS, make_model
+from bert_jax.model.heads import EMBEDDING, HEADS, BertForTask, make_model
 from bert_jax.tasks import spans
 from bert_jax.tasks.conll import Sentence
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
@@ -30,21 +33,22 @@ from bert_jax.tokenization import Tokenizer
 
 __all__ = ["Answer", "Classification", "Fill", "PretrainedModel", "Ranked", "Tagging", "load"]
 
+Texts = str | Sequence[str]
 
-Texts = str | Sequence[str]  # One text, or several.
 
-
-def load(directory: str | pathlib.Path) -> "PretrainedModel":
+def load(directory: str | os.PathLike) -> "PretrainedModel":
     """Loads a model, whatever devices wrote it; warns about unused and missing tensors.
 
     `directory` is a run's workdir (its best checkpoint is used, or else the latest), a checkpoint,
     or a Hugging Face transformers or Google release directory. Raises FileNotFoundError if
     it holds no model, CheckpointError if it is damaged, and ValueError if it cannot be converted.
     """
+    if not isinstance(directory, str | os.PathLike):
+        raise TypeError(f"directory must be the path of a model's directory, got {directory!r}")
     params, settings, tokenizer, report = read_model(directory)
-    if found := unexpected_tensors(report):
+    if unexpected := unexpected_tensors(report):
         hint = "a head is loaded if `architectures` in config.json names its class"
-        warnings.warn(f"{directory}: {found}; {hint}", stacklevel=2)
+        warnings.warn(f"{directory}: {unexpected}; {hint}", stacklevel=2)
     # Computes in float32: bfloat16 is for the accelerators that trained the model.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
     return PretrainedModel(config, tokenizer, jax.device_put(params), settings, str(directory))
@@ -59,6 +63,7 @@ class Ranked(NamedTuple):
     probability: float
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PretrainedModel:
     """A model restored by `load`, in float32 on one device.
 
@@ -72,58 +77,68 @@ class PretrainedModel:
       tokenizer: the tokenizer of its vocabulary.
       params: the parameter tree: "bert", and "mlm", "nsp" and "head" where the model has them.
       settings: the resolved configuration, as stored in the checkpoint.
-      head: `settings["head"]`, the "task", "labels" and lengths of a fine-tuned head, or None.
       source: the directory given to `load`.
     """
 
-    def __init__(
-        self,
-        config: BertConfig,
-        tokenizer: Tokenizer,
-        params: dict,
-        settings: dict | None = None,
-        source: str = "",
-    ):
-        self.config, self.tokenizer, self.params = config, tokenizer, params
-        self.settings, self.source = settings or {}, source
-        self.head = self.settings.get("head")
-        self._max_length = (self.head or {}).get("max_seq_length", config.max_position_embeddings)
+    config: BertConfig
+    tokenizer: Tokenizer
+    params: dict
+    settings: dict = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def head(self) -> dict | None:
+        """The "task", "labels" and lengths of a fine-tuned head: `settings["head"]`, or None."""
+        return self.settings.get("head")
+
+    @property
+    def module(self) -> nn.Module:
+        """The Flax module of `params`: with the fine-tuned head, or else `BertForPreTraining`."""
+        return make_model(self.config, self.head) if self.head else BertForPreTraining(self.config)
 
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        head = self.head or {"task": "no task", "labels": ()}
-        labels = f"{', '.join(head['labels']):.200}" or "no labels"
-        return f"PretrainedModel({self.source}: {sizes}; head for {head['task']}: {labels})"
+        names = {"mlm": "masked LM", "nsp": "next sentence"}
+        pretrained = " and ".join(name for part, name in names.items() if part in self.params)
+        head = self.head or {"task": pretrained, "labels": ()}
+        purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))
+        purpose = f"head for {purpose}" if purpose else "no head"
+        return f"PretrainedModel({self.source}: {sizes}; {purpose})"
 
-    def fill_mask(self, text: str, top_k: int = 5) -> list[Fill] | list[list[Fill]]:
-        """Predicts the masked tokens of a text.
+    def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Fill] | list[list]:
+        """Predicts the tokens of the masks (`[MASK]`) in texts, which are not truncated.
 
-        Args:
-          text: a text with one or more masks (`[MASK]`). It is not truncated.
-          top_k: number of predictions for each mask.
-
-        Returns:
-          The most probable tokens, best first; for several masks, one such list per mask.
+        Returns the `top_k` most probable, best first; for several masks one such list per mask.
         """
-        if not isinstance(text, str):
-            raise TypeError(f"text must be one string, got {type(text).__name__}")
-        if self.tokenizer.mask_token not in text:
-            raise ValueError(f"text has no {self.tokenizer.mask_token} to fill in: {text!r}")
+        texts, is_single = _as_list(texts)
+        _check_texts("texts", texts)
         _check_top_k(top_k, self.config.vocab_size)
         if "mlm" not in self.params:
             raise ValueError("this model has no masked-LM head, so it cannot fill in masks")
-        tokens, masks = tokenize_masked(text, self.tokenizer)
-        limit = self.config.max_position_embeddings
-        if len(tokens) > limit:
-            raise ValueError(f"text has {len(tokens)} tokens, expected at most {limit}: shorten it")
-        feature = Feature((np.array(tokens),), (len(tokens),))
-        ((_, rows),) = forward.batch_by_length([feature], 1, limit)
-        positions = np.pad([masks], ((0, 0), (0, -len(masks) % 8)))  # Few shapes are compiled.
-        logits = forward.mlm_logits(self.config, self.params, rows, positions)[0, : len(masks)]
-        probabilities = np.asarray(jax.nn.softmax(logits, axis=-1))
-        fills = best_fills(text, probabilities, top_k, self.tokenizer)
-        return fills[0] if len(fills) == 1 else fills
+        mask, limit, features = self.tokenizer.mask_token, self.config.max_position_embeddings, []
+        for text in texts:
+            if mask not in text:
+                raise ValueError(f"text has no {mask} to fill in: {text!r}")
+            tokens, _ = tokenize_masked(text, self.tokenizer)
+            if len(tokens) > limit:
+                size = f"{len(tokens)} tokens, expected at most {limit}"
+                raise ValueError(f"text has {size}: shorten {text!r:.60}")
+            features.append(Feature((np.array(tokens),), (len(tokens),)))
+
+        def masked_logits(rows: dict) -> jax.Array:
+            is_mask = rows["tokens"] == self.tokenizer.mask_id
+            count = -(-is_mask.sum(axis=1).max() // 8) * 8  # Few shapes are compiled.
+            positions = np.argsort(~is_mask, axis=1, kind="stable")[:, :count]
+            return forward.mlm_logits(self.config, self.params, rows, positions)
+
+        def fill(index: int, logits: np.ndarray) -> list[Fill] | list[list[Fill]]:
+            probabilities = softmax(logits[: texts[index].count(mask)], axis=-1)
+            fills = best_fills(texts[index], probabilities, top_k, self.tokenizer)
+            return fills[0] if len(fills) == 1 else fills
+
+        fills = self._apply(masked_logits, features, 8, fill)
+        return fills[0] if is_single else fills
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
@@ -141,29 +156,29 @@ class PretrainedModel:
         """
         (questions, is_single), (contexts, is_shared) = _as_list(question), _as_list(context)
         for name, texts in (("question", questions), ("context", contexts)):
-            if not all(isinstance(text, str) for text in texts):
-                raise TypeError(f"{name} must be a string or a list of strings, got {texts!r:.60}")
+            _check_texts(name, texts)
             if not all(map(str.strip, texts)):
                 raise ValueError(f"the {name} is empty")
         contexts *= len(questions) if is_shared else 1
         if len(questions) != len(contexts):
-            found = f"{len(questions)} questions and {len(contexts)} contexts"
-            raise ValueError(f"{found}: expected one context, or one for each question")
+            counts = f"{len(questions)} questions and {len(contexts)} contexts"
+            raise ValueError(f"{counts}: expected one context, or one for each question")
         _check_top_k(top_k, spans.N_BEST)
-        head = self._need_head("answer questions", "span")
-        config = spans.span_config(head, self.config.max_position_embeddings)
+        self._need_head("answer questions", "span")
+        config = spans.span_config(self.head, self.config.max_position_embeddings)
         if null_threshold is not None:
             if not isinstance(null_threshold, int | float | np.number):
                 raise TypeError(f"null_threshold must be a number, got {null_threshold!r}")
             config = dataclasses.replace(config, null_answers=True, null_threshold=null_threshold)
         pairs = list(zip(questions, contexts, strict=True))
         passages = spans.make_passages(pairs, self.tokenizer, config)
-        all_outputs = iter(self._head_outputs([f for each in passages for f in each.features]))
-        found = []
-        for passage in passages:
-            outputs = list(itertools.islice(all_outputs, len(passage.features)))
-            found.append(spans.best_answers(passage, outputs, config)[:top_k])
-        return found[0] if is_single else found
+        windows = [window for passage in passages for window in passage.features]
+        outputs = iter(self._head_outputs(windows))
+        answers = [
+            spans.best_answers(passage, [next(outputs) for _ in passage.windows], config)[:top_k]
+            for passage in passages
+        ]
+        return answers[0] if is_single else answers
 
     def encode(
         self,
@@ -193,18 +208,16 @@ class PretrainedModel:
         pooling = bi_encoder.get("pooling", "mean") if pooling is None else pooling
         if pooling not in ("mean", "cls", "pooler"):
             raise ValueError(f"pooling must be 'mean', 'cls' or 'pooler', got {pooling!r}")
-        params = self.params["bert"]
-        if pooling == "pooler" and "pooler" not in params:
+        if pooling == "pooler" and "pooler" not in self.params["bert"]:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
-        function = functools.partial(forward.pooled_vectors, self.config, pooling, params)
-        found = self._apply(function, self._features(texts, max_length), batch_size=batch_size)
-        vectors = np.array(found, np.float32).reshape(-1, self.config.hidden_size)
-        if normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        module = BertForTask(self.config, EMBEDDING, 0, pooling, normalize)
+        function = functools.partial(forward.head_outputs, module, self.params)
+        vectors = self._apply(function, self._features(texts, max_length), batch_size)
+        vectors = np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
         return vectors[0] if is_single else vectors
 
     def features(
-        self, texts: Texts, layers: Sequence[int] | None = None, batch_size: int = 32
+        self, texts: Texts, layers: int | Sequence[int] | None = None, batch_size: int = 32
     ) -> np.ndarray | list[np.ndarray]:
         """Computes hidden states as features (paper, section 5.3), [CLS] and [SEP] included.
 
@@ -213,13 +226,14 @@ class PretrainedModel:
         """
         texts, is_single = _as_list(texts)
         last, params = self.config.num_layers, self.params["bert"]
-        layers = tuple(range(max(last - 3, 1), last + 1) if layers is None else layers)
-        if not layers or not all(-last - 1 <= layer <= last for layer in layers):
+        layers = range(max(last - 3, 1), last + 1) if layers is None else layers
+        layers = tuple(np.atleast_1d(layers).tolist())
+        if not layers or not all(layer in range(-last - 1, last + 1) for layer in layers):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
         features = self._features(texts, self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
-        found = self._apply(function, features, per_position=True, batch_size=batch_size)
-        return found[0] if is_single else found
+        hidden = self._apply(function, features, batch_size)
+        return hidden[0] if is_single else hidden
 
     def classify(
         self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
@@ -236,27 +250,27 @@ class PretrainedModel:
             head = self._need_head("rank labels", "classification", "multi_label")
             _check_top_k(top_k, len(head["labels"]))
         texts, is_single = _as_list(texts)
-        outputs = self._head_outputs(self._features(texts, self._max_length, pairs=True))
+        outputs = self._head_outputs(self._features(texts, head["max_seq_length"], pairs=True))
         if head["task"] == "regression":
-            found = [float(output[0]) for output in outputs]
+            ranked = [float(output[0]) for output in outputs]
         else:
-            multi_label = head["task"] == "multi_label"
-            found = [best_labels(head["labels"], output, multi_label)[:top_k] for output in outputs]
-            if multi_label and top_k is None:
-                found = [[each for each in own if each.probability > 0.5] for own in found]
+            is_multi = head["task"] == "multi_label"
+            ranked = [best_labels(head["labels"], logits, is_multi)[:top_k] for logits in outputs]
+            if is_multi and top_k is None:
+                ranked = [[best for best in labels if best.probability > 0.5] for labels in ranked]
             elif top_k is None:
-                found = [own[0] for own in found]
-        return found[0] if is_single else found
+                ranked = [labels[0] for labels in ranked]
+        return ranked[0] if is_single else ranked
 
     def rank(self, text: str, candidates: Sequence[str]) -> list[Ranked]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
         head = self._need_head("rank texts", "multiple_choice")
         texts = [text, *candidates]
-        if isinstance(candidates, str) or not all(isinstance(each, str) for each in texts):
+        if isinstance(candidates, str) or not all(isinstance(string, str) for string in texts):
             raise TypeError("text must be one string, and candidates a list of strings")
         if not candidates:
             return []
-        pairs, limit = [(text, each) for each in candidates], self._max_length
+        pairs, limit = [(text, candidate) for candidate in candidates], head["max_seq_length"]
         max_first = head.get("max_query_length", limit) - 2
         features = self._features(pairs, limit, pairs=True, max_first=max_first)
         scores = np.concatenate(self._head_outputs(features))
@@ -274,30 +288,28 @@ class PretrainedModel:
         head = self._need_head("tag words", "tagging", "feature_based")
         texts, is_single = _as_list(texts)
         split = list(map(split_words, texts))
-        sentences = [Sentence([text[s:e] for s, e in own], [], None, 0) for text, own in split]
-        limit = self._max_length
+        sentences = [Sentence([text[s:e] for s, e in words], [], None, 0) for text, words in split]
+        limit = head["max_seq_length"]
         features, positions, _ = tagging_features(sentences, (), self.tokenizer, limit, False)
         tags = best_tags(self._head_outputs(features), positions, head["labels"])
-        found = [tagged_text(text, own, itertools.islice(tags, len(own))) for text, own in split]
-        return found[0] if is_single else found
+        tagged = [
+            tagged_text(text, words, itertools.islice(tags, len(words))) for text, words in split
+        ]
+        return tagged[0] if is_single else tagged
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""
         if not self.head or self.head["task"] not in tasks:
-            found = f"a head for {self.head['task']}" if self.head else "no head of a task"
+            trained = f"a head for {self.head['task']}" if self.head else "no head of a task"
             fix = f"load one fine-tuned for {' or '.join(tasks)}"
-            raise ValueError(f"this model has {found}, so it cannot {purpose}: {fix}")
-        return self.head
+            raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
+        return {"max_seq_length": self.config.max_position_embeddings} | self.head
 
     def _features(
         self, texts: Sequence, max_length: int, pairs: bool = False, max_first: int | None = None
     ) -> list[Feature]:
         """Tokenizes texts, or if `pairs` also pairs of texts; warns about truncated ones."""
-        parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
-        strings = all(isinstance(part, str) for each in parts for part in each)
-        if not strings or {*map(len, parts)} not in (set(), {1}, {2}):
-            expected = "a string" + ", a pair of strings (a tuple)" * pairs + " or a list of these"
-            raise TypeError(f"texts must be {expected}, got {texts!r:.60}")
+        parts = _check_texts("texts", texts, pairs)
         sequences, truncated = make_sequences(parts, self.tokenizer, max_length, max_first)
         if any(truncated):
             message = f"{sum(truncated)} of {len(parts)} texts are truncated to {max_length} tokens"
@@ -306,25 +318,27 @@ class PretrainedModel:
 
     def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
         """Returns the head's output for each feature, as described in `heads.Outputs`."""
-        model, head = make_model(self.config, self.head), HEADS[self.head["task"]]
-        function = functools.partial(forward.head_outputs, model, self.params)
-        return [head.output(own) for own in self._apply(function, features, head.per_position)]
+        head = HEADS[self.head["task"]]
+        function = functools.partial(forward.head_outputs, self.module, self.params)
+        return [head.output(output) for output in self._apply(function, features)]
 
     def _apply(
         self,
         function: Callable[[dict], jax.Array],
         features: Sequence[Feature],
-        per_position: bool = False,
         batch_size: int = 32,
-    ) -> list[np.ndarray]:
-        """Returns the output of `function` for each feature, from batches of similar length."""
-        found = [np.zeros(0)] * len(features)
-        limit = self.config.max_position_embeddings
-        for indices, rows in forward.batch_by_length(features, batch_size, limit):
-            for index, output in zip(indices, np.asarray(function(rows)), strict=False):
-                size = len(features[index]) if per_position else len(output)
-                found[index] = output[:size].copy()  # A view would keep the whole batch.
-        return found
+        finish: Callable[[int, np.ndarray], object] = lambda index, output: output.copy(),
+    ) -> list:
+        """Returns `finish(index, output)` of each feature, from batches of similar length."""
+        results = [None] * len(features)
+        batches = forward.batch_by_length(features, batch_size, self.config.max_position_embeddings)
+        # The bar appears after three seconds.
+        with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
+            for indices, rows in batches:
+                for index, output in zip(indices, np.asarray(function(rows)), strict=False):
+                    results[index] = finish(index, output[: len(features[index])])
+                progress.update(len(indices))
+        return results
 
 
 def _as_list(inputs: object) -> tuple[list, bool]:
@@ -332,6 +346,16 @@ def _as_list(inputs: object) -> tuple[list, bool]:
     if isinstance(inputs, Iterable) and not isinstance(inputs, str | tuple):
         return list(inputs), False
     return [inputs], True
+
+
+def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequence[str]]:
+    """Returns the strings of each text, or if `pairs` of each pair. Raises TypeError."""
+    parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
+    are_strings = all(isinstance(part, str) for part in itertools.chain(*parts))
+    if not are_strings or {*map(len, parts)} not in (set(), {1}, {2}):
+        expected = "a string" + ", a pair of strings (a tuple)" * pairs + " or a list of these"
+        raise TypeError(f"{name} must be {expected}, got {texts!r:.60}")
+    return parts
 
 
 def _check_top_k(top_k: int, limit: int) -> None:

@@ -232,10 +232,10 @@ def flat(params: dict) -> dict[str, np.ndarray]:
     return flax.traverse_util.flatten_dict(params, sep="/")
 
 
-def assert_trees_equal(one: dict, two: dict) -> None:
-    assert flat(one).keys() == flat(two).keys()
-    for path, value in flat(one).items():
-        np.testing.assert_array_equal(value, flat(two)[path], err_msg=path)
+def assert_trees_equal(params: dict, expected: dict) -> None:
+    assert flat(params).keys() == flat(expected).keys()
+    for path, value in flat(params).items():
+        np.testing.assert_array_equal(value, flat(expected)[path], err_msg=path)
 
 
 TORCH_SIZES = {
@@ -265,9 +265,9 @@ def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
 
 
 def start(
@@ -324,12 +324,12 @@ def launch(
         command += [f"--coordinator=localhost:{free_port()}", f"--num_processes={num_processes}"]
     processes = []
     for process in range(num_processes):
-        own_flags = [f"--process_id={process}"] if num_processes > 1 else []
-        own_flags += last_flags if process == num_processes - 1 else ()
+        process_flags = [f"--process_id={process}"] if num_processes > 1 else []
+        process_flags += last_flags if process == num_processes - 1 else ()
         with log_of(workdir, process).open("w") as log:
             processes.append(
                 subprocess.Popen(
-                    [*command, *own_flags], stdout=log, stderr=log, env=environment, cwd=ROOT
+                    [*command, *process_flags], stdout=log, stderr=log, env=environment, cwd=ROOT
                 )
             )
             processes[-1].log = log.name

@@ -27,7 +27,7 @@ MODULES = {
 
 def imported_modules(name: str) -> set[str]:
     """Returns the modules of the package that module `name` imports, wherever in the file."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -35,8 +35,9 @@ def imported_modules(name: str) -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
         else:
             continue
-        found |= {each.removeprefix("bert_jax.") for each in names if each.startswith("bert_jax.")}
-    return found & MODULES.keys()
+        package_names = (name for name in names if name.startswith("bert_jax."))
+        imported |= {name.removeprefix("bert_jax.") for name in package_names}
+    return imported & MODULES.keys()
 
 
 def test_every_module_has_a_level():
@@ -45,10 +46,10 @@ def test_every_module_has_a_level():
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_no_import_runs_back_between_folders(name):
-    own = name.partition(".")[0]
-    for other in imported_modules(name):
-        unit = other.partition(".")[0]
-        assert unit == own or LEVEL[unit] < LEVEL[own], f"{name} imports {other}"
+    folder = name.partition(".")[0]
+    for module in imported_modules(name):
+        below = module.partition(".")[0]
+        assert below == folder or LEVEL[below] < LEVEL[folder], f"{name} imports {module}"
 
 
 def test_no_cycle_within_a_folder():

@@ -26,12 +26,14 @@ from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.data.rows import CorpusError
 from bert_jax.inference import PretrainedModel
 from bert_jax.interop.huggingface import head_from_huggingface
+from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import CheckpointError, NonFiniteLoss
 from bert_jax.tasks.text_classification import get_task
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint import find_checkpoint
+from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
 from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir
 from configs.finetune import text_classification
 from tests.helpers import (
@@ -59,12 +61,12 @@ class Given:
         path = self.path("text.txt")
         if text is not None:
             path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        given = {"max_seq_length": 64, "sentences": "lines", "heldout_fraction": 0.2} | settings
+        fields = {"max_seq_length": 64, "sentences": "lines", "heldout_fraction": 0.2} | settings
         build_corpus(
             str(path),
             load_tokenizer(self.path("vocab.txt")),
             self.path(output),
-            CorpusConfig(**given),
+            CorpusConfig(**fields),
             num_processes=1,
         )
 
@@ -114,6 +116,10 @@ def byte_that_is_not_utf8(given):
 
 def document_of_one_sentence(given):
     given.build("the river\n", heldout_fraction=0)
+
+
+def too_few_documents_to_hold_out(given):
+    given.build(random_text(3), heldout_fraction=0.001)
 
 
 def vocabulary_without_mask(given):
@@ -190,20 +196,23 @@ def corpus_vocabulary_without_mask(given):
     given.train()
 
 
+def train_in_two_phases(given, **settings):
+    """Trains on the corpus, then on another one that is built with other settings."""
+    given.build(output="other", **settings)
+    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+
+
 def two_vocabularies(given):
     write_vocabulary(given.path("vocab.txt"), [*WORDS, "zebra"])
-    given.build(output="other")
-    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+    train_in_two_phases(given)
 
 
 def phases_with_different_seeds(given):
-    given.build(output="other", seed=1)
-    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+    train_in_two_phases(given, seed=1)
 
 
 def phases_with_different_heldout_fractions(given):
-    given.build(output="other", heldout_fraction=0.1)
-    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+    train_in_two_phases(given, heldout_fraction=0.1)
 
 
 def token_id_outside_the_vocabulary(given):
@@ -238,7 +247,24 @@ def weights_without_optimizer_state(given):
     given.train(init_from=str(given.path("weights")), init_optimizer=True)
 
 
+def optimizer_state_of_a_fine_tuning_run(given):
+    write_weights(given.path("weights"), given.path("vocab.txt"), head=("north", "south"))
+    model = read_model(given.path("weights"))
+    settings = model.settings | {"optimizer": "bert_adam", "has_training_state": True}
+    checkpointer = Checkpointer(given.path("tuned"), settings, model.tokenizer, keep_last=1)
+    moments = {"mu": model.params, "nu": model.params}
+    checkpointer.save(TrainState(np.int32(2), model.params, moments))
+    checkpointer.close()
+    given.train(init_from=str(given.path("tuned")), init_optimizer=True)
+
+
 # Configuration.
+def too_few_predictions_on_long_rows(given):
+    corpus = str(given.path("corpus"))
+    fields = {"num_steps": 2, "corpus": corpus, "max_predictions": 1}
+    given.train(**{f"long_phase__{name}": value for name, value in fields.items()})
+
+
 def unknown_config_field(given):
     config = small_config(given.path("corpus"))
     config.learning_rat = 1
@@ -310,6 +336,34 @@ def name_of_a_model_on_a_hub(given):
     bert_jax.load("bert-base-uncased")
 
 
+def mistyped_path_of_a_model(given):
+    bert_jax.load(given.path("corpsu"))
+
+
+def number_in_place_of_a_path(given):
+    bert_jax.load(3)
+
+
+def nothing_in_place_of_a_path(given):
+    bert_jax.load(None)
+
+
+def number_in_place_of_a_text(given):
+    loaded(given, "embedding", []).encode(5)
+
+
+def number_in_place_of_words(given):
+    loaded(given, "tagging", ["O", "B"]).tag(5)
+
+
+def unknown_pooling(given):
+    loaded(given, "embedding", []).encode("the river", pooling="max")
+
+
+def layer_that_does_not_exist(given):
+    loaded(given, "embedding", []).features("the river", layers=3)
+
+
 def regression_of_several_values(given):
     architecture = ["BertForSequenceClassification"]
     head_from_huggingface(
@@ -342,17 +396,31 @@ def words_in_place_of_a_context(given):
 
 
 BAD_INPUT = {
-    name_of_a_model_on_a_hub: (FileNotFoundError, r"on a hub, .* hf download bert-base-uncased"),
+    name_of_a_model_on_a_hub: (
+        FileNotFoundError,
+        "bert-base-uncased does not exist; for a model on a hub, .* hf download bert-base-uncased",
+    ),
+    mistyped_path_of_a_model: (FileNotFoundError, "corpsu does not exist; expected a workdir, a"),
+    number_in_place_of_a_path: (TypeError, "must be the path of a model's directory, got 3"),
+    nothing_in_place_of_a_path: (TypeError, "must be the path of a model's directory, got None"),
+    number_in_place_of_a_text: (TypeError, r"texts must be a string or a list of these, got \[5\]"),
+    number_in_place_of_words: (TypeError, "expected a string or a list of words, got 5"),
+    unknown_pooling: (ValueError, "pooling must be 'mean', 'cls' or 'pooler', got 'max'"),
+    layer_that_does_not_exist: (ValueError, r"layers must be in \[-3, 2\], got \(3,\)"),
     regression_of_several_values: (ValueError, r"'regression' with 3 labels is not supported: rem"),
     more_labels_than_a_classifier_has: (ValueError, r"top_k must be .* in \[1, 2\], got 3"),
     several_labels_of_a_number: (ValueError, "has a head for regression, so it cannot rank labels"),
     fewer_contexts_than_questions: (ValueError, "3 questions and 2 contexts: expected one context"),
-    words_in_place_of_a_context: (TypeError, "context must be a string or a list of strings"),
+    words_in_place_of_a_context: (TypeError, "context must be a string or a list of these"),
     missing_input: (FileNotFoundError, r"text\.txt.* matches no file"),
     empty_input: (ValueError, r"text\.txt is empty"),
     blank_input: (ValueError, "the input holds no document: it is blank"),
     byte_that_is_not_utf8: (ValueError, r"text\.txt.*line 2, byte 6: 0xff is not UTF-8"),
     document_of_one_sentence: (ValueError, "1 of 1 documents .* no sentence pair.*give more text"),
+    too_few_documents_to_hold_out: (
+        ValueError,
+        r"0 of 3 documents are in the heldout split, .* by blank lines.* --heldout_fraction=0\.001",
+    ),
     vocabulary_without_mask: (ValueError, r"vocab\.txt lacks \[MASK\]"),
     tfds_that_is_not_prepared: (
         FileNotFoundError,
@@ -382,7 +450,7 @@ BAD_INPUT = {
         "differ in --seed: build both .* trains on no held-out document",
     ),
     phases_with_different_heldout_fractions: (ValueError, "differ in --heldout_fraction: build"),
-    missing_weights: (FileNotFoundError, "nowhere is not a directory: expected a workdir"),
+    missing_weights: (FileNotFoundError, "nowhere does not exist; expected a workdir"),
     weights_of_another_vocabulary: (
         ValueError,
         r"not built with the vocabulary of the weights in .*/weights: build it with their vocab\.",
@@ -393,7 +461,15 @@ BAD_INPUT = {
     ),
     weights_without_optimizer_state: (
         ValueError,
-        "/weights' holds no state of the optimizer bert_adam: expected .*init_optimizer=False",
+        "/weights' holds no state of bert_adam from pre-training: give .*, or set it to False",
+    ),
+    optimizer_state_of_a_fine_tuning_run: (
+        ValueError,
+        "/tuned' holds no state of bert_adam from pre-training: give a workdir that does, or",
+    ),
+    too_few_predictions_on_long_rows: (
+        ValueError,
+        r"--config\.long_phase\.max_predictions=1: expected 10 \(masking\.rate of a row\) to 64",
     ),
     token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary; build"),
     unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
@@ -426,19 +502,22 @@ BAD_INPUT = {
 }
 # Single fields and their errors.
 BAD_FIELDS = [
-    ({"max_predictions": 65}, r"max_predictions=65: expected 10 \(masking.rate .* to 64"),
+    ({"max_predictions": 65}, r"--config\.max_predictions=65: expected 10 \(masking.rate .* to 64"),
     (
         {"max_predictions": 20, "masking__rate": 0.4},
         r"--config.max_predictions=20: expected 26 \(masking\.rate of a row\) to 64, or leave it",
     ),
     ({"max_eval_batches": -1}, r"--config\.max_eval_batches=-1: expected at least 0"),
     ({"decay_power": -1.0}, r"--config\.decay_power=-1\.0: expected at least 0"),
-    ({"decay_from": "end"}, "unknown decay_from 'end': expected start or warmup"),
+    ({"decay_from": "start"}, "unknown decay_from 'start': expected step_0 or warmup_end"),
     ({"long_phase__learning_rate": 0.0}, r"long_phase\.learning_rate=0\.0: expected at least"),
     ({"long_phase__warmup_steps": 7}, r"long_phase\.warmup_steps=7: expected .* at most 0"),
     ({"model__hidden_size": 100}, "hidden_size is 100: expected a multiple of 64.* num_heads"),
-    ({"init_optimizer": True}, "init_from='' holds no state of the optimizer bert_adam: expected"),
-    ({"model__size": None}, r"size is unknown \(no --config.init_from\): set --config.model.size"),
+    ({"init_optimizer": True}, "init_from='' holds no state of bert_adam from pre-training: give"),
+    (
+        {"model__size": None},
+        r"size is unknown: give .*--config\.init_from=DIR, or set --config\.model\.size",
+    ),
     ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps are both 0"),
     ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
     ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
@@ -464,7 +543,7 @@ BAD_FIELDS = [
 
 # The same of fine-tuning, on two labels, with an encoder of two layers.
 BAD_FINETUNING = [
-    ({"decay_from": "end"}, "unknown decay_from 'end': expected start or warmup"),
+    ({"decay_from": "end"}, "unknown decay_from 'end': expected step_0 or warmup_end"),
     ({"layer_decay": 0.0}, r"--config\.layer_decay=0\.0: expected at least 1e-30 and at most 1"),
     ({"layer_decay": 1.1}, r"--config\.layer_decay=1\.1: expected at least 1e-30 and at most 1"),
     ({"freeze_layers": -1}, r"--config\.freeze_layers=-1: expected at least 0 and at most 2"),
@@ -522,13 +601,31 @@ BAD_EXAMPLES = [
         "text_classification",
         "train.tsv",
         'text\tlabel\n"old\nroad"\ta\n"never ends\tb\n',
-        r"train\.tsv, line 2: 1 fields, but the header names 2 \(line 4 has a quotation mark in a",
+        r"train\.tsv, line 2: not as many .* \(1\) as .* \(2\): line 4 has a quotation mark in its",
+    ),
+    (
+        "text_classification",
+        "train.tsv",
+        'text\tlabel\n"old\ta\nroad"\tb\n',
+        r"train\.tsv, line 2: the quotation mark may quote a field or be part of .*: quote all",
+    ),
+    (
+        "text_classification",
+        "train.tsv",
+        "words\tlabel\nold\ta\n",
+        r"line 2: no 'text' among .*: give the correct name in --config\.data\.text, text_pair",
+    ),
+    (
+        "text_classification",
+        "train.jsonl",
+        '{"text": "the", "label": ["a", "b"]}\n',
+        "line 1: 'label' is a list, .*; if it holds labels, set --config.data.label_separator",
     ),
     (
         "tagging",
         "train.jsonl",
         '{"tokens": ["a"], "tags": ["O", "O"]}\n',
-        "for each a tag in 'tags', texts",
+        "line 1: the lengths of 'tokens' and 'tags' are 1 and 2: give each word one tag",
     ),
     (
         "tagging",
@@ -546,7 +643,7 @@ BAD_EXAMPLES = [
         "tagging",
         "train.jsonl",
         '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a"]}\n',
-        "line 2: only some lines have 'tags': give all lines tags, or none",
+        "line 2: give all lines 'tags', or none: only some have them",
     ),
     ("tagging", "train.txt", "# a comment\n", r"train\.txt holds no words"),
     ("tagging", "train.txt", "a B-X\nb L-X\nc S-X\n", "line 3: 'S-X' is not BILOU"),

@@ -10,6 +10,7 @@ import pytest
 
 import bert_jax
 from bert_jax.inference import PretrainedModel
+from bert_jax.model import forward
 from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import load_tokenizer
@@ -73,14 +74,42 @@ def test_fill_mask_equals_the_model_applied_by_hand(model):
     probabilities = np.asarray(jax.nn.softmax(logits[0]))
     fills = model.fill_mask("the [MASK] river made [MASK]", top_k=4)
     assert len(fills) == 2
-    for found, expected in zip(fills, probabilities, strict=True):
+    for predictions, expected in zip(fills, probabilities, strict=True):
         order = np.argsort(-expected)[:4]
-        assert [fill.token for fill in found] == [tokenizer.id_to_token(i) for i in order]
-        np.testing.assert_allclose([f.probability for f in found], expected[order], rtol=1e-4)
+        assert [fill.token for fill in predictions] == [tokenizer.id_to_token(i) for i in order]
+        np.testing.assert_allclose([f.probability for f in predictions], expected[order], rtol=1e-4)
+    assert model.fill_mask(["the [MASK] river made [MASK]"], top_k=4) == [fills]
     # The other mask stays.
     for fill in fills[0]:
         start = f"the{fill.token[2:]}" if fill.token[:2] == "##" else f"the {fill.token}"
         assert fill.text == f"{start} river made [MASK]"
+
+
+def test_a_list_of_masked_texts_gives_the_result_of_each_in_the_given_order(model):
+    texts = ["the [MASK]", "[MASK] people " * 9, "a [MASK] of [MASK]", "stone " * 20 + "[MASK]"]
+    results = model.fill_mask(texts, top_k=2)
+    assert [len(fills) for fills in results] == [2, 9, 2, 2]
+    for text, fills in zip(texts, results, strict=True):
+        alone = model.fill_mask(text, top_k=2)
+        for fill, expected in zip(np.ravel(fills), np.ravel(alone), strict=True):
+            assert fill == expected or float(fill) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_texts_of_all_lengths_compile_few_programs(model):
+    texts = ["the " * length for length in range(38)] * 3
+    forward.head_outputs.clear_cache()
+    model.encode(texts, batch_size=4)
+    model.encode(texts[::-1], batch_size=4)
+    assert forward.head_outputs._cache_size() == 3  # Of 16, 32 and 40 tokens.
+
+
+def test_module_applies_the_parameters(model):
+    row = np.array([model.tokenizer.encode("the river")])
+    inputs = (row, row * 0, np.arange(row.shape[1])[None], row * 0 + 1)
+    expected = Bert(model.config).apply({"params": model.params["bert"]}, *inputs)
+    for loaded in (model, with_head(model, "classification", ["no", "yes"])):
+        hidden = loaded.module.bind({"params": loaded.params}).bert(*inputs)
+        np.testing.assert_array_equal(hidden, expected)
 
 
 def test_padded_vocabulary_is_never_predicted(model):
@@ -98,8 +127,8 @@ def test_padded_vocabulary_is_never_predicted(model):
         ("the [MASK]", 0, ValueError, r"top_k must be a whole number in \[1, 34\], got 0"),
         ("the [MASK]", 35, ValueError, "got 35"),
         ("the [MASK]", 2.5, ValueError, "top_k must be a whole number .* got 2.5"),
-        (None, 5, TypeError, "text must be one string, got NoneType"),
-        (["the [MASK]"], 5, TypeError, "text must be one string, got list"),
+        (None, 5, TypeError, r"texts must be a string or a list of these, got \[None\]"),
+        (["the [MASK]", "the"], 5, ValueError, r"no \[MASK\] to fill in: 'the'"),
     ],
 )
 def test_invalid_masked_text_is_a_clear_error(model, text, top_k, error, message):
@@ -107,14 +136,20 @@ def test_invalid_masked_text_is_a_clear_error(model, text, top_k, error, message
         model.fill_mask(text, top_k=top_k)
 
 
-def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is not a directory"):
-        bert_jax.load(tmp_path / "nowhere")
+def test_path_that_does_not_exist_is_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for path in (tmp_path / "nowhere", "runs/nowhere", "./nowhere", "runs/one/nowhere"):
+        expected = "nowhere does not exist; expected a workdir, a checkpoint, or a directory of"
+        with pytest.raises(FileNotFoundError, match=expected):
+            bert_jax.load(path)
     for name in ("bert-base-uncased", "google-bert/bert-base-uncased"):
-        with pytest.raises(
-            FileNotFoundError, match=f"on a hub, .*hf download {name} --local-dir DIR$"
-        ):
+        expected = f"{name} does not exist; for a model on a hub, .*: hf download {name} --local"
+        with pytest.raises(FileNotFoundError, match=expected):
             bert_jax.load(name)
+
+
+def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
         bert_jax.load(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
@@ -194,21 +229,30 @@ def test_features_are_the_hidden_states_of_the_given_layers(model, alone):
 
 
 def test_features_are_those_of_the_last_layers_by_default(model):
-    (found,) = model.features(["the river"])
+    (states,) = model.features(["the river"])
     (expected,) = model.features(["the river"], layers=(1, 2))  # It has no more.
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(states, expected)
 
 
-def test_empty_list_of_texts_gives_no_vectors(model):
-    assert model.encode([]).shape == (0, 128)
-    assert model.features([], layers=[-1]) == []
+def test_one_layer_may_be_given_as_a_number(model):
+    (expected,) = model.features(["the river"], layers=(2,))
+    np.testing.assert_array_equal(model.features("the river", layers=2), expected)
+
+
+def test_empty_list_of_texts_gives_no_results(model):
+    vectors = model.encode([])
+    assert vectors.shape == (0, 128) and vectors.dtype == np.float32
+    assert model.features([], layers=[-1]) == model.fill_mask([]) == []
+    assert with_head(model, "classification", ["no", "yes"]).classify([]) == []
+    assert with_head(model, "tagging", ["O", "B-A"]).tag([]) == []
+    assert with_head(model, "span", ["start", "end"]).answer([], "the river") == []
 
 
 def test_long_texts_are_truncated_with_a_warning(model):
     longest = "the " * 38
     with pytest.warns(UserWarning, match="2 of 3 texts are truncated to 40 tokens"):
-        found = model.encode(["river", longest + "river", longest + "town road"])
-    np.testing.assert_allclose(found[1:], model.encode([longest] * 2), atol=1e-6)
+        vectors = model.encode(["river", longest + "river", longest + "town road"])
+    np.testing.assert_allclose(vectors[1:], model.encode([longest] * 2), atol=1e-6)
     with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 40 "):
         assert model.features(["the " * 39], layers=[-1])[0].shape == (40, 1, 128)
 
@@ -230,6 +274,7 @@ def test_long_texts_are_truncated_with_a_warning(model):
         (lambda m: m.features(["the"], layers=[-4]), ValueError, r"layers must be in \[-3, 2\],"),
         (lambda m: m.features(["the"], layers=[3]), ValueError, r"in \[-3, 2\], got \(3,\)"),
         (lambda m: m.features(["the"], layers=[]), ValueError, r"in \[-3, 2\], got \(\)"),
+        (lambda m: m.features(["the"], layers=0.5), ValueError, r"in \[-3, 2\], got \(0.5,\)"),
     ],
 )
 def test_invalid_arguments_of_encode_and_features_are_clear_errors(model, ask, error, message):
@@ -290,8 +335,8 @@ def logits_alone(model, *texts: str) -> np.ndarray:
 def test_classify_equals_each_text_alone_in_the_given_order(model, texts):
     classifier = with_head(model, "classification", ["no", "maybe", "yes"])
     regressor = with_head(model, "regression", ["value"])
-    found, values = classifier.classify(texts), regressor.classify(texts)
-    for text, label, value in zip(texts, found, values, strict=True):
+    labels, values = classifier.classify(texts), regressor.classify(texts)
+    for text, label, value in zip(texts, labels, values, strict=True):
         parts = [text] if isinstance(text, str) else text
         expected = np.asarray(jax.nn.softmax(logits_alone(classifier, *parts)))
         assert label.label == ["no", "maybe", "yes"][expected.argmax()]
@@ -302,19 +347,20 @@ def test_classify_equals_each_text_alone_in_the_given_order(model, texts):
 def test_classify_gives_the_best_labels_and_all_that_a_text_has(model):
     classifier = with_head(model, "classification", ["no", "maybe", "yes"])
     best, ranked = classifier.classify(TEXTS), classifier.classify(TEXTS, top_k=3)
-    assert [own[0] for own in ranked] == best
-    assert [own[:2] for own in ranked] == classifier.classify(TEXTS, top_k=2)
-    for own in ranked:
-        assert sum(each.probability for each in own) == pytest.approx(1)
-        assert own == sorted(own, key=lambda each: -each.probability)
-    several = with_head(model, "multi_label", ["no", "maybe", "yes"])
-    for text, own, all_ in zip(
-        TEXTS, several.classify(TEXTS), several.classify(TEXTS, top_k=3), strict=True
+    assert [labels[0] for labels in ranked] == best
+    assert [labels[:2] for labels in ranked] == classifier.classify(TEXTS, top_k=2)
+    for labels in ranked:
+        assert sum(label.probability for label in labels) == pytest.approx(1)
+        assert labels == sorted(labels, key=lambda label: -label.probability)
+    multi_label = with_head(model, "multi_label", ["no", "maybe", "yes"])
+    for text, labels, all_labels in zip(
+        TEXTS, multi_label.classify(TEXTS), multi_label.classify(TEXTS, top_k=3), strict=True
     ):
-        expected = np.asarray(jax.nn.sigmoid(logits_alone(several, text)))
-        assert len(own) == (expected > 0.5).sum() and own == all_[: len(own)]
-        found = {each.label: each.probability for each in all_}
-        assert found == pytest.approx(dict(zip(("no", "maybe", "yes"), expected, strict=True)))
+        expected = np.asarray(jax.nn.sigmoid(logits_alone(multi_label, text)))
+        assert len(labels) == (expected > 0.5).sum() and labels == all_labels[: len(labels)]
+        assert dict(all_labels) == pytest.approx(
+            dict(zip(("no", "maybe", "yes"), expected, strict=True))
+        )
 
 
 def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
@@ -322,9 +368,9 @@ def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
     (states,) = model.features(["the river"])
     np.testing.assert_array_equal(model.features("the river"), states)
     classifier = with_head(model, "classification", ["no", "yes"])
-    for one in ("the river", ("the river", "a town")):
-        assert [classifier.classify(one)] == classifier.classify([one])
-        assert [classifier.classify(one, top_k=2)] == classifier.classify([one], top_k=2)
+    for text in ("the river", ("the river", "a town")):
+        assert [classifier.classify(text)] == classifier.classify([text])
+        assert [classifier.classify(text, top_k=2)] == classifier.classify([text], top_k=2)
     assert isinstance(with_head(model, "regression", ["value"]).classify("the river"), float)
     assert classifier.classify(np.array(TEXTS)) == classifier.classify(TEXTS)
 
@@ -332,9 +378,18 @@ def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
 def test_repr_names_the_source_the_sizes_and_the_labels(model, workdir):
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     sizes = f"2 layers, hidden size 128, {size:,} parameters"
-    assert repr(model) == f"PretrainedModel({workdir}: {sizes}; head for no task: no labels)"
-    classifier = with_head(model, "classification", ["no", "yes"])
-    assert repr(classifier).endswith("head for classification: no, yes)")
+    pretrained = "head for masked LM and next sentence"
+    assert repr(model) == f"PretrainedModel({workdir}: {sizes}; {pretrained})"
+    bare = PretrainedModel(model.config, model.tokenizer, {"bert": model.params["bert"]})
+    assert repr(bare).endswith(" parameters; no head)")
+    for task, labels, expected in (
+        ("classification", ["no", "yes"], "classification: no, yes"),
+        ("tagging", ["O", "B-A"], "tagging: O, B-A"),
+        ("span", ["start", "end"], "span: start, end"),
+        ("regression", ["value"], "regression: value"),
+        ("embedding", [], "embedding"),
+    ):
+        assert repr(with_head(model, task, labels)).endswith(f"; head for {expected})")
 
 
 @pytest.mark.parametrize(
@@ -353,19 +408,23 @@ def test_invalid_top_k_of_classify_is_a_clear_error(model, task, top_k, message)
 def test_rank_equals_each_pair_alone_and_truncates_as_in_fine_tuning(model):
     ranker = with_head(model, "multiple_choice", ["score"])
     candidates = ["a town", "", "the " * 5]
-    found = ranker.rank("the river", candidates)
-    scores = np.array([logits_alone(ranker, "the river", each)[0] for each in candidates])
-    assert [each.index for each in found] == np.argsort(-scores).tolist()
-    assert [each.text for each in found] == [candidates[each.index] for each in found]
-    order = [each.index for each in found]
-    np.testing.assert_allclose([each.score for each in found], scores[order], atol=1e-4)
+    ranked = ranker.rank("the river", candidates)
+    scores = np.array([logits_alone(ranker, "the river", candidate)[0] for candidate in candidates])
+    assert [candidate.index for candidate in ranked] == np.argsort(-scores).tolist()
+    assert [candidate.text for candidate in ranked] == [
+        candidates[candidate.index] for candidate in ranked
+    ]
+    order = [candidate.index for candidate in ranked]
+    np.testing.assert_allclose([candidate.score for candidate in ranked], scores[order], atol=1e-4)
     softmax = np.asarray(jax.nn.softmax(scores))
-    np.testing.assert_allclose([each.probability for each in found], softmax[order], atol=1e-5)
+    np.testing.assert_allclose(
+        [candidate.probability for candidate in ranked], softmax[order], atol=1e-5
+    )
     assert ranker.rank("the river", []) == []
     short = with_head(model, "multiple_choice", ["score"], max_seq_length=10, max_query_length=4)
     with pytest.warns(UserWarning, match="2 of 2 texts are truncated to 10 tokens"):
-        one, two = short.rank("the river " * 3, ["the " * 9, "the " * 5])
-    assert [one.score, two.score] == pytest.approx([scores[2]] * 2, abs=1e-4)
+        first, second = short.rank("the river " * 3, ["the " * 9, "the " * 5])
+    assert [first.score, second.score] == pytest.approx([scores[2]] * 2, abs=1e-4)
 
 
 def test_invalid_arguments_of_rank_are_clear_errors(model):
@@ -379,8 +438,8 @@ def test_invalid_arguments_of_rank_are_clear_errors(model):
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("cls", True), ("mean", False)])
 def test_bi_encoder_pools_as_in_fine_tuning(model, pooling, normalize):
-    described = {"task": "embedding", "labels": [], "pooling": pooling, "normalize": normalize}
-    encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": described})
+    head = {"task": "embedding", "labels": [], "pooling": pooling, "normalize": normalize}
+    encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": head})
     plain = model.encode(TEXTS, pooling=pooling)
     length = np.linalg.norm(plain, axis=1, keepdims=True) if normalize else 1
     np.testing.assert_allclose(encoder.encode(TEXTS), plain / length, atol=1e-6)
@@ -388,21 +447,21 @@ def test_bi_encoder_pools_as_in_fine_tuning(model, pooling, normalize):
 
 
 def test_bi_encoder_truncates_texts_as_in_fine_tuning(model):
-    described = {"task": "embedding", "labels": [], "max_seq_length": 8, "max_query_length": 5}
-    encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": described})
+    head = {"task": "embedding", "labels": [], "max_seq_length": 8, "max_query_length": 5}
+    encoder = PretrainedModel(model.config, model.tokenizer, model.params, {"head": head})
     with pytest.warns(UserWarning, match=r"1 of 2 texts are truncated to 8 tokens"):
-        found = encoder.encode(["the " * 6 + "river", "the " * 6])
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+        vectors = encoder.encode(["the " * 6 + "river", "the " * 6])
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
     with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 5 tokens"):
-        found = encoder.encode(["the " * 4], max_length=encoder.head["max_query_length"])
-    np.testing.assert_allclose(found, model.encode(["the " * 3]), atol=1e-6)
+        vectors = encoder.encode(["the " * 4], max_length=encoder.head["max_query_length"])
+    np.testing.assert_allclose(vectors, model.encode(["the " * 3]), atol=1e-6)
 
 
 def test_classify_truncates_texts_as_in_fine_tuning(model):
     classifier = with_head(model, "classification", ["no", "yes"], max_seq_length=8)
     with pytest.warns(UserWarning, match=r"1 of 2 texts are truncated to 8 tokens"):
-        found = classifier.classify(["the " * 6 + "river", "the " * 6])
-    assert found[0] == found[1] and classifier.classify([]) == []
+        labels = classifier.classify(["the " * 6 + "river", "the " * 6])
+    assert labels[0] == labels[1] and classifier.classify([]) == []
 
 
 @pytest.mark.parametrize("texts", [None, [1], [("a", "b"), "c"], ("a", None), [("a",) * 3]])
@@ -411,6 +470,6 @@ def test_invalid_arguments_of_classify_are_clear_errors(model, texts):
         TypeError, match=r"must be a string, a pair of strings \(a tuple\) or a list"
     ):
         with_head(model, "classification", ["no", "yes"]).classify(texts)
-    for other in (model, with_head(model, "tagging", ["O", "B"])):
+    for unsuitable in (model, with_head(model, "tagging", ["O", "B"])):
         with pytest.raises(ValueError, match="so it cannot classify"):
-            other.classify(["the river"])
+            unsuitable.classify(["the river"])

@@ -1,6 +1,7 @@
-"""Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
+r"""Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
 
-XLA_FLAGS=--xla_force_host_platform_device_count=N python tools/launch_check.py KIND CHIPS FLAG...
+XLA_FLAGS=--xla_force_host_platform_device_count=N \
+    python tools/launch_check.py CHIP NUM_CHIPS FLAG...
 
 Builds the run's mesh, optimizer and state shapes on as many simulated devices as the slice has, but
 compiles nothing and opens no corpus.
@@ -37,14 +38,14 @@ def check_paths(config: ConfigDict) -> None:
             raise ValueError(f"--{name}={path}: expected a directory below /gcs, in the bucket")
 
 
-def check_config(config: ConfigDict, kind: str, num_chips: int) -> None:
+def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
     """Raises ValueError for a configuration that cannot run on the slice that JAX simulates."""
     if config.get("topology"):
-        expected_kind, sizes, num_slices = tpu.parse_topology(config.topology)
-        if (expected_kind, math.prod(sizes) * num_slices) != (kind, num_chips):
+        expected_chip, sizes, num_slices = tpu.parse_topology(config.topology)
+        if (expected_chip, math.prod(sizes) * num_slices) != (chip, num_chips):
             raise ValueError(
                 f"the configuration is for {config.topology}, but --accelerator_type has "
-                f"{num_chips} chips of {kind}: change it, or set --config.topology=..."
+                f"{num_chips} chips of {chip}: change it, or set --config.topology=..."
             )
     check_numbers(config)
     phases = tpu.planned_phases(config, (1, 1))  # The row lengths do not matter here.
@@ -54,7 +55,7 @@ def check_config(config: ConfigDict, kind: str, num_chips: int) -> None:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3 or not argv[2].isdecimal():
-        sys.exit(f"expected KIND, CHIPS and the flags of bert_jax.pretrain, got {argv[1:]}")
+        sys.exit(f"expected CHIP, NUM_CHIPS and the flags of bert_jax.pretrain, got {argv[1:]}")
     for name in ("coordinator", "num_processes", "process_id"):
         if flags.FLAGS[name].present:
             sys.exit(f"--{name} would be the same on all hosts, which find each other: remove it")
@@ -67,5 +68,5 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    flags.FLAGS.set_gnu_getopt()  # Flags follow KIND and CHIPS.
+    flags.FLAGS.set_gnu_getopt()  # Flags follow CHIP and NUM_CHIPS.
     app.run(main, flags_parser=parse_flags)

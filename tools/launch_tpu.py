@@ -69,13 +69,13 @@ def print_status(text: str) -> None:
 
 
 def slice_size(accelerator_type: str) -> tuple[str, int, int]:
-    """Returns (kind of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
-    kind, _, number = accelerator_type.partition("-")
-    size = int(number) if number.isdecimal() else 0
-    if kind in ("v2", "v3", "v4", "v5p") and size and size % 8 == 0:  # TensorCores.
-        return kind, size // 2, size // 8
-    if kind in ("v5litepod", "v6e") and (size in (1, 4, 8) or (size >= 16 and size % 4 == 0)):
-        return kind.replace("litepod", "e"), size, size // 4 if size > 8 else 1
+    """Returns (type of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
+    chip, _, suffix = accelerator_type.partition("-")
+    size = int(suffix) if suffix.isdecimal() else 0
+    if chip in ("v2", "v3", "v4", "v5p") and size and size % 8 == 0:  # TensorCores.
+        return chip, size // 2, size // 8
+    if chip in ("v5litepod", "v6e") and (size in (1, 4, 8) or (size >= 16 and size % 4 == 0)):
+        return chip.replace("litepod", "e"), size, size // 4 if size > 8 else 1
     raise LaunchError(
         f"--accelerator_type={accelerator_type} is unknown: expected v2-N, v3-N, v4-N or v5p-N, N "
         "a multiple of 8; or v5litepod-N or v6e-N, N 1, 4, 8, or a multiple of 4 from 16"
@@ -89,9 +89,9 @@ def gcloud(*words: str, capture: bool = False, tries: int = 1) -> subprocess.Com
     if not capture:
         print(shlex.join(command), flush=True)
     for remaining in reversed(range(tries)):
-        answer = subprocess.run(command, check=False, capture_output=capture, text=True)
-        if answer.returncode == 0 or not remaining:
-            return answer
+        result = subprocess.run(command, check=False, capture_output=capture, text=True)
+        if result.returncode == 0 or not remaining:
+            return result
         print_status("the command failed; trying again")
         time.sleep(POLL_SECONDS.value)
 
@@ -108,15 +108,15 @@ def slice_state(tries: int = 20) -> str:
     describe = ("describe", NAME.value)
     for attempt in range(tries):
         time.sleep(POLL_SECONDS.value if attempt else 0)
-        answer = gcloud("queued-resources", *describe, "--format=value(state.state)", capture=True)
-        if "NOT_FOUND" in answer.stderr:
+        result = gcloud("queued-resources", *describe, "--format=value(state.state)", capture=True)
+        if "NOT_FOUND" in result.stderr:
             return "NOT_FOUND"
-        if answer.returncode == 0:
+        if result.returncode == 0:
             break
-        print_status(f"cannot query {NAME.value}: {answer.stderr.strip()}")
+        print_status(f"cannot query {NAME.value}: {result.stderr.strip()}")
     else:
         raise TimeoutError(f"no answer about {NAME.value}. {RESOURCE_IS_KEPT}")
-    state = answer.stdout.strip()
+    state = result.stdout.strip()
     if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
         tpu = gcloud("tpu-vm", *describe, "--format=value(state)", capture=True)
         state = "PREEMPTED" if tpu.stdout.strip() in LOST or "NOT_FOUND" in tpu.stderr else state
@@ -170,8 +170,8 @@ def copy(commit: str = "") -> None:
 
 def run(*arguments: str) -> str:
     num_hosts = slice_size(TYPE.value)[2]
-    several = ["--multihost", f"--num_processes={num_hosts}"] if num_hosts > 1 else []
-    ssh(shlex.join(["bash", WORKER, "start", *arguments, *several]), tries=3)
+    multihost = ["--multihost", f"--num_processes={num_hosts}"] if num_hosts > 1 else []
+    ssh(shlex.join(["bash", WORKER, "start", *arguments, *multihost]), tries=3)
     return follow()
 
 
@@ -253,11 +253,11 @@ def delete() -> None:
 
 def check_job(*arguments: str) -> None:
     """Raises LaunchError for a job that would fail on the slice, simulated by launch_check.py."""
-    kind, num_chips, _ = slice_size(TYPE.value)
-    devices = num_chips * (2 if kind in ("v2", "v3") else 1)
-    simulated = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "tools/launch_check.py", kind, str(num_chips), *arguments]
-    environment = os.environ | simulated | {"JAX_PLATFORMS": "cpu"}
+    chip, num_chips, _ = slice_size(TYPE.value)
+    devices = num_chips * (2 if chip in ("v2", "v3") else 1)
+    devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, "tools/launch_check.py", chip, str(num_chips), *arguments]
+    environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
     check = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if check.returncode:
         raise LaunchError(f"the job would fail: {check.stderr.strip()}")

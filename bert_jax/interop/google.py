@@ -33,13 +33,13 @@ def load_google(directory: pathlib.Path) -> LoadedModel:
     # transformers kept Google's keys; the keys that it added have defaults.
     config = config_from_huggingface(read_json(directory / "bert_config.json"))
     tokenizer = load_tokenizer(directory / "vocab.txt")
-    found = sorted(directory.glob("*.ckpt*.index"))
-    if not found:
+    indices = sorted(directory.glob("*.ckpt*.index"))
+    if not indices:
         raise FileNotFoundError(f"no such file: {directory / 'bert_model.ckpt.index'}")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    if len(indices) > 1:
+        names = ", ".join(path.name for path in indices)
         raise ValueError(f"{directory}: expected one checkpoint, found {names}: remove the others")
-    checkpoint = found[0].with_suffix("")
+    checkpoint = indices[0].with_suffix("")
     try:
         import tensorflow as tf
     except ImportError as error:

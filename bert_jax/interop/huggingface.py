@@ -125,8 +125,8 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     default = "regression" if count == 1 else "single_label_classification"  # In transformers.
     problem, head = values.get("problem_type") or default, None
     if _CLASSIFIER in architectures and problem not in (default, "multi_label_classification"):
-        found = f"problem_type {problem!r} with {count} labels is not supported"
-        raise ValueError(f"config.json: {found}: remove `architectures` to read the encoder alone")
+        reason = f"problem_type {problem!r} with {count} labels is not supported"
+        raise ValueError(f"config.json: {reason}: remove `architectures` to read the encoder alone")
     for task, (architecture, _, fixed_labels, problem_type) in _TASK_HEADS.items():
         if architecture in architectures and problem_type in (None, problem):
             head = {"task": task, "labels": list(fixed_labels or labels)}
@@ -137,8 +137,8 @@ def head_from_huggingface(values: Mapping) -> dict | None:
         if expected.items() <= seen.items():
             return dict(stored)
     if stored is not None:
-        found = f"a head for {head['task']}" if head else "no head"
-        warnings.warn(f"config.json has {found}: ignoring another in {HEAD_KEY}", stacklevel=2)
+        current = f"a head for {head['task']}" if head else "no head"
+        warnings.warn(f"config.json has {current}: ignoring another in {HEAD_KEY}", stacklevel=2)
     return head
 
 
@@ -237,16 +237,16 @@ def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path.name} is damaged: {error}") from error
         except (AttributeError, TypeError) as error:
-            found = f"tensor {name}: unsupported dtype {dtype}"
-            raise ValueError(f"{found}; convert it to F32, F16 or BF16") from error
+            reason = f"tensor {name}: unsupported dtype {dtype}"
+            raise ValueError(f"{reason}; convert it to F32, F16 or BF16") from error
         return tensors
     try:
         import torch
 
         tensors = torch.load(pickled, map_location="cpu", weights_only=True)
     except ImportError as error:
-        found = f"{pickled} needs torch"
-        raise ImportError(f"{found}: pip install torch, or add {path.name}") from error
+        reason = f"{pickled} needs torch"
+        raise ImportError(f"{reason}: pip install torch, or add {path.name}") from error
     except Exception as error:  # pickle, zipfile and torch raise errors of many types.
         raise ValueError(f"{pickled.name} is not a valid state dict: {error}") from error
     # torch cannot convert bfloat16 to numpy.
@@ -280,7 +280,7 @@ def _wordpiece_from_json(path: pathlib.Path, values: dict) -> Tokenizer:
     model = values.get("model", {})
     if model.get("type") != "WordPiece":
         raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected 'WordPiece'")
-    ids = model["vocab"] | {each["content"]: each["id"] for each in values.get("added_tokens", ())}
+    ids = model["vocab"] | {t["content"]: t["id"] for t in values.get("added_tokens", ())}
     pieces = sorted(ids, key=ids.get)
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} exactly once")

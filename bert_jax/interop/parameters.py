@@ -107,8 +107,8 @@ def read_parameters(
         stored = stored_names.get(name)
         tensor = np.asarray(read_tensor(stored)) if stored else None
         if tensor is None or tensor.shape != expected:
-            found = "no such tensor" if tensor is None else tensor.shape
-            raise ValueError(f"tensor {name}: expected shape {expected}, found {found}")
+            stored_shape = "no such tensor" if tensor is None else tensor.shape
+            raise ValueError(f"tensor {name}: expected shape {expected}, found {stored_shape}")
         loaded.append(stored)
         return (tensor.T if is_transposed(path) else tensor).astype(np.float32)
 
@@ -122,7 +122,7 @@ def read_parameters(
             missing.append(name)
         elif "{layer}" in name:
             names = [name.format(layer=layer) for layer in range(config.num_layers)]
-            params[path] = np.stack([read(path, each, shape[1:]) for each in names])
+            params[path] = np.stack([read(path, layer_name, shape[1:]) for layer_name in names])
         elif path in PADDED:
             params[path] = np.zeros(shape, np.float32)
             params[path][: config.vocab_size] = read(path, name, (config.vocab_size, *shape[1:]))
@@ -143,10 +143,11 @@ def build_loaded_model(
 ) -> LoadedModel:
     """Combines what was read from `directory`. Raises ValueError if it is inconsistent."""
     if tokenizer.vocab_size != config.vocab_size:
-        found = f"{tokenizer.vocab_size:,} pieces, expected {config.vocab_size:,} (vocab_size)"
+        sizes = f"{tokenizer.vocab_size:,} pieces, expected {config.vocab_size:,} (vocab_size)"
         fix = "use the model's own, or add lines [unusedN]"
-        raise ValueError(f"{directory}: the vocabulary has {found}: {fix}")
-    if "head" in params and HEADS[head["task"]].pooled and "pooler" not in params["bert"]:
+        raise ValueError(f"{directory}: the vocabulary has {sizes}: {fix}")
+    needs_pooler = "head" in params and HEADS[head["task"]].input == "pooled"
+    if needs_pooler and "pooler" not in params["bert"]:
         fix = "remove `architectures` from config.json to read the encoder alone"
         raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")
     present = {*params, *(f"bert/{name}" for name in params["bert"])}

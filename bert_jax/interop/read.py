@@ -20,20 +20,24 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     Raises FileNotFoundError for a missing model, CheckpointError for a damaged native checkpoint,
     and otherwise as `load_huggingface` and `load_google`.
     """
-    given, directory = str(directory), pathlib.Path(directory).absolute()
-    if any((directory / name).exists() for name in WEIGHTS_FILENAMES):
+    name, directory = str(directory), pathlib.Path(directory).absolute()
+    if any((directory / filename).exists() for filename in WEIGHTS_FILENAMES):
         return load_huggingface(directory)
     if (directory / "bert_config.json").exists():
         return load_google(directory)
+    if not directory.exists():
+        hint = "expected a workdir, a checkpoint, or a directory of another library"
+        is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+        if is_name and not ("/" in name and directory.parent.exists()):
+            hint = f"for a model on a hub, first run: hf download {name} --local-dir DIR"
+        raise FileNotFoundError(f"{directory} does not exist; {hint}")
     try:
         params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     except FileNotFoundError as error:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
-        if not directory.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", given):
-            hint = f"for a model on a hub, first run: hf download {given} --local-dir DIR"
-        elif seeds := sorted(directory.glob("seed_*")):
-            hint = f"it holds the runs of several seeds: give one of them, such as {seeds[0]}"
-        elif list(directory.glob("*.index.json")):
+        if list(directory.glob("seed_*")):
+            raise
+        if list(directory.glob("*.index.json")):
             hint = "merge its shards with transformers' save_pretrained(DIR, max_shard_size='1TB')"
         raise FileNotFoundError(f"{error}; {hint}") from error
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.

@@ -141,5 +141,5 @@ def test_checkpoint_of_any_step_is_found_and_several_are_an_error(directory):
 def test_weights_of_transformers_in_the_directory_need_no_tensorflow(directory, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     save_file(state_dict(), directory.path / "model.safetensors")
-    found = read_model(directory.path)
-    assert_trees_equal(found.params, params_from_huggingface(state_dict(), CONFIG)[0])
+    model = read_model(directory.path)
+    assert_trees_equal(model.params, params_from_huggingface(state_dict(), CONFIG)[0])

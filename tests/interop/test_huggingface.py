@@ -195,8 +195,8 @@ def task_tensors(module: str, outputs: int, pooler: bool) -> dict[str, np.ndarra
 )
 def test_round_trip_of_a_directory_changes_nothing(architecture, tensors, labels, head, tmp_path):
     tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
-    kind = {"architectures": [architecture]} | ({"id2label": labels} if labels else {})
-    model = read_model(write_directory(tmp_path / "theirs", tensors, **kind))
+    config_values = {"architectures": [architecture]} | ({"id2label": labels} if labels else {})
+    model = read_model(write_directory(tmp_path / "theirs", tensors, **config_values))
     assert sorted(model.report.loaded) == sorted(tensors) and not model.report.unused
     assert model.settings.get("head") == head
     write_checkpoint(tmp_path / "native", *model[:3])
@@ -208,7 +208,7 @@ def test_round_trip_of_a_directory_changes_nothing(architecture, tensors, labels
     for name, value in tensors.items():
         np.testing.assert_array_equal(back[name], value, err_msg=name)
     values = json.loads((tmp_path / "back" / "config.json").read_text())
-    assert {**values, **CONFIG_JSON, **kind} == values
+    assert {**values, **CONFIG_JSON, **config_values} == values
     again = read_model(tmp_path / "back")
     assert again.settings == model.settings
     assert again.tokenizer.sha256 == model.tokenizer.sha256
@@ -223,9 +223,9 @@ def test_stored_head_of_another_task_is_ignored_with_a_warning():
     assert head_from_huggingface(plain | {HEAD_KEY: encoder}) == encoder
     with pytest.warns(UserWarning, match=f"has no head: ignoring .* {HEAD_KEY}"):
         assert head_from_huggingface(plain | {HEAD_KEY: ours}) is None
-    for other in (encoder, ours | {"labels": ["no", "yes"]}, "text"):
+    for stored in (encoder, ours | {"labels": ["no", "yes"]}, "text"):
         with pytest.warns(UserWarning, match=f"for classification: ignoring .* {HEAD_KEY}"):
-            assert head_from_huggingface(of_texts | {HEAD_KEY: other}) == classifier
+            assert head_from_huggingface(of_texts | {HEAD_KEY: stored}) == classifier
 
 
 @pytest.mark.parametrize(
@@ -239,16 +239,16 @@ def test_stored_head_of_another_task_is_ignored_with_a_warning():
 )
 def test_problem_type_is_read_and_written(problem, count, task, tmp_path):
     labels = [f"LABEL_{index}" for index in range(count)]
-    kind = {"architectures": [CLASSIFIER], "problem_type": problem, "num_labels": count}
-    assert head_from_huggingface(kind) == {"task": task, "labels": labels}
+    config_values = {"architectures": [CLASSIFIER], "problem_type": problem, "num_labels": count}
+    assert head_from_huggingface(config_values) == {"task": task, "labels": labels}
     tensors = task_tensors("classifier", count, True)
-    model = read_model(write_directory(tmp_path / "theirs", tensors, **kind))
+    model = read_model(write_directory(tmp_path / "theirs", tensors, **config_values))
     save_huggingface(tmp_path / "back", *model[:3])
     values = json.loads((tmp_path / "back" / "config.json").read_text())
     assert values["problem_type"] == problem
     assert read_model(tmp_path / "back").settings["head"] == model.settings["head"]
     # Without it, as transformers does.
-    assert head_from_huggingface(kind | {"problem_type": None})["task"] == (
+    assert head_from_huggingface(config_values | {"problem_type": None})["task"] == (
         "regression" if count == 1 else "classification"
     )
 
@@ -280,7 +280,7 @@ def test_bi_encoder_is_written_with_the_modules_of_sentence_transformers(
     def read(name):
         return json.loads((tmp_path / "out" / name).read_text())
 
-    modules = [(each["path"], each["type"].rpartition(".")[2]) for each in read("modules.json")]
+    modules = [(m["path"], m["type"].rpartition(".")[2]) for m in read("modules.json")]
     expected = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     assert modules == expected[: 3 if normalize else 2]
     assert read("1_Pooling/config.json") == {

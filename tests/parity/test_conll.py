@@ -36,6 +36,6 @@ def test_every_word_of_conll_2003_is_predicted_once_at_any_length(name):
         )
         pairs = list(zip(features, positions, strict=True))
         assert max(map(len, features)) <= length and counts["windows"] == len(features)
-        predicted = [labels[number] for each, places in pairs for number in each.label[places]]
+        predicted = [labels[number] for feature, words in pairs for number in feature.label[words]]
         assert predicted == expected
-        assert sum((each.label != NO_LABEL).sum() for each in features) == len(expected)
+        assert sum((feature.label != NO_LABEL).sum() for feature in features) == len(expected)

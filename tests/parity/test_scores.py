@@ -61,12 +61,12 @@ def test_classification_metrics_equal_scikit_learn(name):
     assert worst < 1e-12
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_class_table_equals_scikit_learn(several):
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_class_table_equals_scikit_learn(multi_label):
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     for _ in range(CASES):
-        if several:
+        if multi_label:
             predicted, expected = rng.random((2, int(rng.integers(1, 99)), 5)) < rng.random()
         else:
             numbers = classes(rng, binary=False)
@@ -78,7 +78,7 @@ def test_class_table_equals_scikit_learn(several):
         found = np.array([row[1:5] for row in rows])
         np.testing.assert_allclose(found[:, 0], theirs[3])
         np.testing.assert_allclose(found[:, 1:], np.transpose(theirs[:3]), atol=5.1e-5)
-        if not several:
+        if not multi_label:
             matrix = metrics.confusion_matrix(*reversed(numbers), labels=range(8))
             np.testing.assert_array_equal([row[5:] for row in rows], matrix)
 

@@ -23,7 +23,7 @@ from bert_jax.tokenization import load_tokenizer
 from tests.golden import make_squad_scores as golden
 
 
-def given(variable: str, what: str) -> str:
+def require_environment(variable: str, what: str) -> str:
     """Returns the value of an environment variable, or skips the test without one."""
     if not (value := os.environ.get(variable)):
         pytest.skip(f"{variable} is not set to {what}")
@@ -33,7 +33,7 @@ def given(variable: str, what: str) -> str:
 @pytest.fixture(scope="module")
 def squad_metrics():
     """Returns transformers' scorer as a module, with stubs for imports that are not needed."""
-    path = given(
+    path = require_environment(
         "BERT_JAX_SQUAD_METRICS", "transformers' squad_metrics.py: `make parity` fetches it"
     )
     name = "transformers_squad.data.metrics.squad_metrics"
@@ -72,7 +72,9 @@ def test_version_2_equals_transformers_over_1000_cases(squad_metrics):
 
 
 def load_script(version: str):
-    return golden.load_script(given("BERT_JAX_SQUAD_SCRIPTS", "the official scripts"), version)
+    return golden.load_script(
+        require_environment("BERT_JAX_SQUAD_SCRIPTS", "the official scripts"), version
+    )
 
 
 def test_version_1_equals_the_official_script_over_1000_cases():
@@ -89,8 +91,8 @@ def test_version_2_equals_the_official_script_over_1000_cases():
 
 @pytest.mark.parametrize("length", [96, 384])
 def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(length):
-    source = given("BERT_JAX_XQUAD", "xquad.en.json")
-    weights = given("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
+    source = require_environment("BERT_JAX_XQUAD", "xquad.en.json")
+    weights = require_environment("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
     tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")
     questions = read_questions(source, null_answers=False)
     config = SpanConfig(max_seq_length=length, max_query_length=32, doc_stride=48)
