@@ -22,7 +22,7 @@ from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import NonFiniteLoss, Preempted
 from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.tasks.seeds import format_scores, format_seeds, seed_directories, summarize_seeds
+from bert_jax.tasks.seeds import format_scores, seed_directories, summarize_seeds
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.training import finetune_step, metrics
 from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps, write_checkpoint
@@ -56,8 +56,6 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
                 raise
             logging.error("Seed %d diverged: %s", seed, error)
             diverged.append({"seed": seed, "step": error.step})
-        if results and config.num_seeds > 1:
-            logging.info("Seeds so far:\n%s", format_seeds(results))
     if config.num_seeds == 1:
         return results[0]
     result = summarize_seeds(results, setup.task.metric) | {"diverged_seeds": diverged}

@@ -289,7 +289,6 @@ def test_collapsed_run_is_reported(given, tmp_path):
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["collapsed"]
-    assert "collapsed to one class" in seeds.format_seeds([result])
     assert seeds.summarize_seeds([result], result["metric"])["collapsed_seeds"] == [0]
 
 
