@@ -1,18 +1,24 @@
 """Fine-tunes a BERT model: `python -m bert_jax.finetune --config=FILE --workdir=DIR`.
 
-Top to bottom: weights, task and devices, then a run for each seed: the loop batch -> step -> report
--> evaluate -> save, and the predictions of the checkpoint with the best score on the dev split.
+Top to bottom: weights, task and devices, then the trials: runs that differ only in their seed or in
+other numbers are one program. Its loop is batch -> step -> report -> evaluate -> save; then the
+checkpoint of each trial with the best score on the dev split predicts every split.
 """
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
 import time
+from collections.abc import Sequence
 
 import jax
+import numpy as np
 import tqdm
 from absl import logging
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax import partitioning
@@ -22,10 +28,20 @@ from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import NonFiniteLoss, Preempted
 from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.tasks.seeds import format_scores, seed_directories, summarize_seeds
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
-from bert_jax.training import finetune_step, metrics
-from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps, write_checkpoint
+from bert_jax.tasks.trials import (
+    Trial,
+    TrialRun,
+    fill_up,
+    format_seeds,
+    score_split,
+    seed_directories,
+    stack_trees,
+    summarize_seeds,
+)
+from bert_jax.training import finetune_step
+from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps
+from bert_jax.training.state import TRIAL_AXES
 from bert_jax.training.workdir import claim_workdir, write_json
 
 
@@ -36,29 +52,23 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """
     workdir = pathlib.Path(workdir)
     main.enable_compilation_cache(workdir)
-
-    # Weights, task and model, and the compiled steps that all seeds share.
     with distributed.raise_on_all_processes():
         setup = prepare(config)
         directories = seed_directories(workdir, config.seed, config.num_seeds)
-    update_step = finetune_step.make_finetune_step(
-        setup.model, setup.task.head, setup.optimizer, setup.shardings, setup.microbatch_rows
-    )
-    predict_step = finetune_step.make_predict_step(setup.model, setup.mesh, setup.task.head)
-
-    results, diverged = [], []
+    trials = []
     for seed, directory in directories.items():
-        try:
-            with contextlib.ExitStack() as stack:  # Completes the save in progress.
-                results.append(run_seed(setup, update_step, predict_step, seed, directory, stack))
-        except NonFiniteLoss as error:
-            if len(diverged) + 1 == config.num_seeds:  # All seeds diverged.
-                raise
-            logging.error("Seed %d diverged: %s", seed, error)
-            diverged.append({"seed": seed, "step": error.step})
+        trial = config.copy_and_resolve_references()
+        trial.seed = seed
+        trials.append(Trial(trial, directory))
+    results = run_trials(setup, trials, workdir)
     if config.num_seeds == 1:
         return results[0]
-    result = summarize_seeds(results, setup.task.metric) | {"diverged_seeds": diverged}
+    finished = [result for result in results if "diverged" not in result]
+    diverged = [result for result in results if "diverged" in result]
+    logging.info("All seeds:\n%s", format_seeds(finished))
+    result = summarize_seeds(finished, setup.task.metric) | {
+        "diverged_seeds": [{"seed": each["seed"], "step": each["diverged"]} for each in diverged]
+    }
     if jax.process_index() == 0:
         write_json(workdir / "result.json", result)
     return result
@@ -80,164 +90,192 @@ def read_weights(config: ConfigDict) -> LoadedModel:
     return source
 
 
-def run_seed(
+def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> list:
+    """Runs or resumes `trials` as one program; returns the contents of their `result.json`.
+
+    Their configurations differ at most in `PER_TRIAL`; each gives what it would give alone. Their
+    common training state is in `directory`. A trial that diverges has the step under "diverged" in
+    its result, unless all do: then this raises NonFiniteLoss.
+    """
+    saved = saved_trials(directory)
+    with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
+        for trial in trials:
+            if not trial.diverged:
+                settings = setup.settings(trial.config)
+                stack.enter_context(claim_workdir(trial.workdir, settings))
+        # Trials added to those that have begun make another stack.
+        begun = [trial for trial in trials if trial_name(trial, directory) in saved]
+        for group in (begun, trials):
+            if remaining := [trial for trial in group if not trial.result_path.exists()]:
+                run_stack(setup, remaining, directory, len(trials) == 1, stack)
+    results = [json.loads(trial.result_path.read_text()) for trial in trials]
+    if all("diverged" in result for result in results):
+        raise NonFiniteLoss(f"all trials diverged: {results[0]['message']}", results[0]["diverged"])
+    return results
+
+
+def trial_name(trial: Trial, directory: pathlib.Path) -> str:
+    """Returns the name of a trial in the checkpoints of `directory`."""
+    return os.path.relpath(trial.workdir, directory)
+
+
+def saved_trials(directory: pathlib.Path) -> list[str]:
+    """Returns the names of the trials in the last checkpoint of `directory`."""
+    checkpoints = directory / "checkpoints"
+    steps = saved_steps(checkpoints)
+    return load_settings(checkpoints / str(steps[-1]))["stacked_trials"] if steps else []
+
+
+def run_stack(
     setup: FinetuneSetup,
-    update_step,
-    predict_step,
-    seed: int,
-    workdir: pathlib.Path,
+    trials: Sequence[Trial],
+    directory: pathlib.Path,
+    is_single: bool,
     stack: contextlib.ExitStack,
-) -> dict:
-    """Runs or resumes one seed in `workdir` and returns the contents of its `result.json`."""
-    config, task, num_steps = setup.config, setup.task, setup.num_steps
-    is_first = jax.process_index() == 0  # Only this process writes shared files.
-    settings = setup.settings | {"seed": seed}
-    stack.enter_context(claim_workdir(workdir, settings))
-    result_path = workdir / "result.json"
-    if result_path.exists():
-        logging.info("%s is already finished", workdir)
-        return json.loads(result_path.read_text())
+) -> None:
+    """Trains `trials` together, from their last checkpoint if there is one; writes their results.
+
+    Those with the fewest steps end first, and the others continue as a smaller stack. Raises
+    NonFiniteLoss if a trial that `is_single` diverges.
+    """
+    config, task, mesh = setup.config, setup.task, setup.mesh
+    sharding = partitioning.batch_sharding(mesh)
+    stack_shardings = setup.shardings.map_trials(partitioning.stack_shardings)
+    select = jax.jit(
+        lambda state, indices: state.map_trials(lambda tree: _take(tree, indices)),
+        out_shardings=stack_shardings,
+    )
+    pick = jax.jit(_take, out_shardings=setup.shardings.params)
+    update_step = finetune_step.make_finetune_step(
+        setup.model, task.head, setup.optimizer, setup.shardings, setup.microbatch_rows
+    )
+    predict_step = finetune_step.make_predict_step(setup.model, mesh, task.head)
 
     # Initial or restored state.
     watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
-    checkpointer = Checkpointer(workdir, settings, setup.tokenizer, keep_last=1)
+    names = saved_trials(directory)
+    checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
     stack.callback(checkpointer.close)
     first_step = checkpointer.latest_step() or 0
-    key = jax.random.key(seed)
+    runs = [TrialRun(setup, trial, first_step) for trial in trials]
     if first_step:
-        logging.info("Resuming from step %d in %s", first_step, workdir)
-        state = checkpointer.restore(first_step, setup.abstract_state)
+        logging.info("Resuming from step %d in %s", first_step, directory)
+        state = checkpointer.restore(first_step, setup.abstract_stack(len(names)))
+        positions = [names.index(trial_name(trial, directory)) for trial in trials]
     else:
-        state = jax.jit(setup.init, out_shardings=setup.shardings)(key, setup.pretrained)
+        positions = range(len(runs))
+        keys = stack_trees([run.key for run in fill_up(runs, mesh)])
+        init = jax.vmap(setup.init, in_axes=(0, None), out_axes=TRIAL_AXES)
+        state = jax.jit(init, out_shardings=stack_shardings)(keys, setup.pretrained)
 
-    sharding = partitioning.batch_sharding(setup.mesh)
-    writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
+    last_step, step = max(run.num_steps for run in runs), first_step
     progress = tqdm.tqdm(
-        total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
+        total=last_step,
+        initial=first_step,
+        unit="step",
+        mininterval=1.0,
+        disable=jax.process_index() > 0,
     )
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
-    began = time.monotonic() - writer.seconds  # As if the run had never been interrupted.
+    began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
     selector, metric = task.selector, task.metric.rpartition("/")[-1]
-    best = BestCheckpoint(workdir / "best", setup, settings)
-    dropout_key = jax.random.fold_in(key, 1)
 
     def predict(split, params):
-        """Returns the outputs for a split, and its scores and loss where its labels are known."""
+        """Returns the outputs and the loss of each trial for a split."""
 
         def predict_batch(params, rows):
             watchdog.beat(f"predicting {split.name}")
             return predict_step(params, rows)
 
         inputs = task.head, split.features, setup.shape, setup.predict_rows, sharding
-        outputs, loss = finetune_step.predict(predict_batch, params, *inputs)
+        predictions = finetune_step.predict(predict_batch, params, *inputs)
         watchdog.beat(f"scoring {split.name}", limited=False)
-        scores = split.score(outputs) if split.score else {}
-        return outputs, scores | ({"loss": loss} if scores and loss is not None else {})
+        return predictions
 
-    batches = finetune_batches(
-        task.train,
-        setup.shape,
-        sharding,
-        batch_size=config.batch_size,
-        microbatch_rows=setup.microbatch_rows,
-        seed=seed,
-        start=first_step,
-        stop=num_steps,
-    )
-    logging.info("Compiling the training step ...")
-    unreported = []
-    for step, (rows, num_microbatches) in enumerate(batches, first_step + 1):
-        watchdog.beat(f"running step {step}", limited=step > first_step + 1)
-        state, step_metrics = update_step(
-            state, rows, num_microbatches, dropout_key, setup.hyperparameters
+    while runs:  # Until the next trials end.
+        start, stop = step, min(run.num_steps for run in runs)
+        members = fill_up(runs, mesh)
+        state = select(state, np.array(fill_up(positions, mesh)))
+        keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
+        hyperparameters = stack_trees([run.hyperparameters for run in members])
+        names = [trial_name(run.trial, directory) for run in members]
+        checkpointer.set_settings(runs[0].settings | {"stacked_trials": names})
+        batches = finetune_batches(
+            task.train,
+            setup.shape,
+            NamedSharding(mesh, P("trial", *sharding.spec)),
+            batch_size=config.batch_size,
+            microbatch_rows=setup.microbatch_rows,
+            seeds=[run.seed for run in members],
+            start=start,
+            stop=stop,
         )
-        unreported.append(step_metrics)
-        main.limit_dispatch(unreported)
-        progress.update()
-        if step == first_step + 1:
-            main.log_first_step()
-        should_evaluate = (
-            step % (config.eval_every or setup.steps_per_epoch) == 0 or step == num_steps
-        )
-        should_stop = preemption.should_stop_after(step)
-        if step % config.log_every == 0 or should_evaluate or should_stop:
-            values = main.check_finite(jax.device_get(unreported), step)
-            values = {f"train/{name}": float(value) for name, value in values.items()}
-            values["learning_rate"] = float(setup.schedule(setup.hyperparameters)(step - 1))
-            values["seconds"] = time.monotonic() - began
-            writer.write(step, values)
-            progress.set_postfix_str(f"loss={values['train/loss']:.3f}")
-            unreported = []
-        if should_evaluate and selector:
-            _, scores = predict(selector, state.params)
-            writer.write(step, {f"{selector.name}/{name}": score for name, score in scores.items()})
-            epoch = step / setup.steps_per_epoch
-            logging.info("Epoch %.2f, %s: %s", epoch, selector.name, format_scores(scores))
-            if best.score is None or scores[metric] > best.score:
-                watchdog.beat(f"saving step {step} as the best", limited=False)
-                best.keep(step, state.params, scores)
-        if (should_evaluate and config.save_training_state and step < num_steps) or should_stop:
-            watchdog.beat(f"saving step {step}", limited=False)
-            checkpointer.save(state)
-        if should_stop:
-            checkpointer.wait()
-            raise Preempted(step, preemption.interrupted)
+        logging.info("Compiling the training step ...")
+        unreported = []
+        for step, (rows, num_microbatches) in enumerate(batches, start + 1):
+            watchdog.beat(f"running step {step}", limited=step > start + 1)
+            state, step_metrics = update_step(state, rows, num_microbatches, keys, hyperparameters)
+            unreported.append(step_metrics)
+            main.limit_dispatch(unreported)
+            progress.update()
+            if step == first_step + 1:
+                main.log_first_step()
+            should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
+            should_stop = preemption.should_stop_after(step)
+            if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
+                values, seconds = jax.device_get(unreported), time.monotonic() - began
+                for index, run in enumerate(runs):
+                    try:
+                        if not run.error:
+                            run.report(step, [_take(each, index) for each in values], seconds)
+                    except NonFiniteLoss as error:
+                        if is_single:
+                            raise
+                        run.give_up(error)
+                progress.set_postfix_str(f"loss={min(run.loss for run in runs):.3f}")
+                unreported = []
+            if selector and (should_evaluate or step == stop):
+                for index, prediction in enumerate(predict(selector, state.params)[: len(runs)]):
+                    run = runs[index]
+                    if run.error or not (should_evaluate or step == run.num_steps):
+                        continue
+                    scores = score_split(selector, *prediction)
+                    run.evaluate(step, selector.name, scores)
+                    if run.score is None or scores[metric] > run.score:
+                        watchdog.beat(f"saving step {step} as the best", limited=False)
+                        run.keep(step, pick(state.params, index), scores)
+            is_due = should_evaluate and config.save_training_state and step < last_step
+            if is_due or should_stop:
+                watchdog.beat(f"saving step {step}", limited=False)
+                checkpointer.save(state)
+            if should_stop:
+                checkpointer.wait()
+                raise Preempted(step, preemption.interrupted)
+
+        # The best checkpoint (without a dev split or training, the last one) predicts every split.
+        ended = [run for run in runs if run.num_steps == stop and not run.error]
+        for index, run in enumerate(runs):
+            if run in ended and run.best_step is None:
+                params = pick(state.params, index)
+                scores = selector and score_split(selector, *predict(selector, state.params)[index])
+                run.keep(stop, params, scores or {})
+        if ended:
+            watchdog.beat("predicting with the best checkpoints")
+            best = [read_model(run.best).params for run in fill_up(ended, mesh)]
+            params = jax.device_put(stack_trees(best), stack_shardings.params)
+            predictions = {split.name: predict(split, params) for split in task.splits}
+            for index, run in enumerate(ended):
+                run.finish({name: each[index] for name, each in predictions.items()}, began)
+        positions = [i for i, run in enumerate(runs) if run.num_steps > stop and not run.error]
+        runs = [runs[index] for index in positions]
     progress.close()
-
-    # The best checkpoint (without a dev split or training, the last one) predicts every split.
-    watchdog.beat("predicting with the best checkpoint")
-    params = state.params
-    if best.step is None and not selector:
-        best.keep(num_steps, params, {})
-    elif best.step not in (None, num_steps):
-        params = jax.device_put(read_model(best.directory).params, setup.shardings.params)
-    best_step = num_steps if best.step is None else best.step
-    result = {"seed": seed, "metric": task.metric, "steps": num_steps, "best_step": best_step}
-    # Without a selector, collapse is judged on the first split with labels, or else on the first.
-    collapse_split = selector or min(task.splits, key=lambda split: not split.score, default=None)
-    predictions = workdir / "predictions"
-    for split in task.splits:
-        outputs, scores = predict(split, params)
-        if scores:
-            result[split.name] = scores
-            writer.write(num_steps, {f"final/{split.name}/{k}": v for k, v in scores.items()})
-            if split is selector and best.step is None:
-                best.keep(num_steps, params, scores)
-        if split is collapse_split:
-            result["collapsed"] = task.head.collapsed(split.features, outputs)
-        if is_first:
-            predictions.mkdir(exist_ok=True)
-            split.write(outputs, predictions)
-    result["seconds"] = time.monotonic() - began
-    writer.close()
     checkpointer.close()
-    if is_first:
-        write_json(result_path, result)
-        shutil.rmtree(workdir / "checkpoints", ignore_errors=True)  # Nothing resumes from there.
-    return result
+    if jax.process_index() == 0:
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)  # Nothing resumes from there.
 
 
-class BestCheckpoint:
-    """The only checkpoint in `directory`; its `step` and `score` are None if there is none."""
-
-    def __init__(self, directory: pathlib.Path, setup: FinetuneSetup, settings: dict):
-        self.directory, self.step, self.score = directory, None, None
-        self._setup, self._settings = setup, settings
-        if steps := saved_steps(directory):
-            self.step = steps[-1]
-            self.score = load_settings(directory / str(self.step))["score"]
-
-    def keep(self, step: int, params: dict, scores: dict[str, float]) -> None:
-        """Writes `params` and their scores as the best checkpoint."""
-        task = self._setup.task
-        self.step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
-        settings = self._settings | {"step": step, "score": self.score, "scores": scores}
-        # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
-        settings["tuned_head_settings"] = {name: task.head_settings[name] for name in task.tuned}
-        write_checkpoint(self.directory / str(step), params, settings, self._setup.tokenizer)
-        for other in saved_steps(self.directory):
-            if other != step and jax.process_index() == 0:
-                shutil.rmtree(self.directory / str(other))
+def _take(tree, index):
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 if __name__ == "__main__":

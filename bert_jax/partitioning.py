@@ -1,7 +1,8 @@
 """The device mesh, and the sharding of parameters: an ordered table of (path regex, PartitionSpec).
 
-The mesh has the axes `data` (replicas of the model), `fsdp` (sharded parameters, gathered where
-they are used) and `tensor` (sharded matrix products). Batches are sharded over `data` and `fsdp`.
+The mesh has the axes `trial` (independent runs), `data` (replicas of the model), `fsdp` (sharded
+parameters, gathered where they are used) and `tensor` (sharded matrix products). Batches are
+sharded over `data` and `fsdp`.
 """
 
 import functools
@@ -16,7 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("trial", "data", "fsdp", "tensor")
 
 TOKEN_EMBEDDING = P(("tensor", "fsdp"))
 # The first match wins. Axis 0 of everything under `layers` is the stacked layer. The path of an
@@ -41,15 +42,15 @@ BATCH = P(("data", "fsdp"))  # Arrays with a leading axis of rows.
 ROWS = P("fsdp")  # The same inside `sum_over_data`.
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> Mesh:
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, devices=None) -> Mesh:
     """Builds a mesh over `devices` (None: all); one size may be -1, to use the remaining devices.
 
     TPU slices are ordered along `data`: the network between them is slow, and only gradients cross
     it. Raises ValueError for sizes that do not fit the devices or their interconnect.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [data, fsdp, tensor]
-    mesh = f"mesh (data={data}, fsdp={fsdp}, tensor={tensor})"
+    sizes = [trial, data, fsdp, tensor]
+    mesh = f"mesh (trial={trial}, data={data}, fsdp={fsdp}, tensor={tensor})"
     if -1 in sizes:
         sizes[sizes.index(-1)] = len(devices) // math.prod(size for size in sizes if size > 0)
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
@@ -58,9 +59,9 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
             f"product is {len(devices)}, or set one of them to -1"
         )
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if sizes[0] % num_slices:
+    if sizes[1] % num_slices:
         raise ValueError(
-            f"{mesh}: data={sizes[0]} must be a multiple of the {num_slices} slices: choose a "
+            f"{mesh}: data={sizes[1]} must be a multiple of the {num_slices} slices: choose a "
             "smaller fsdp or tensor"
         )
     # Otherwise JAX refuses sizes that are not products of the torus's axes.
@@ -69,8 +70,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices=None) -> M
         if num_slices == 1:
             array = mesh_utils.create_device_mesh(sizes, **options)
         else:
-            within = (sizes[0] // num_slices, *sizes[1:])
-            array = mesh_utils.create_hybrid_device_mesh(within, (num_slices, 1, 1), **options)
+            within = (trial, sizes[1] // num_slices, *sizes[2:])
+            array = mesh_utils.create_hybrid_device_mesh(within, (1, num_slices, 1, 1), **options)
     except (AssertionError, NotImplementedError) as error:
         raise ValueError(f"{mesh} does not fit the links of these devices: {error}") from error
     return Mesh(array, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
@@ -191,6 +192,13 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
     if unused:
         raise ValueError(f"partitioning rules match no parameter: {', '.join(unused)}")
     return shardings
+
+
+def stack_shardings(shardings):
+    """Returns the shardings of trees that are stacked on a new leading axis of trials."""
+    return jax.tree.map(
+        lambda sharding: NamedSharding(sharding.mesh, P("trial", *sharding.spec)), shardings
+    )
 
 
 def with_shardings(shapes, shardings):

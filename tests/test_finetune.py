@@ -12,7 +12,7 @@ import bert_jax
 from bert_jax import finetune
 from bert_jax.interop.read import read_model
 from bert_jax.runtime.command_line import NonFiniteLoss
-from bert_jax.tasks import seeds
+from bert_jax.tasks.trials import Trial, format_seeds, summarize_seeds
 from bert_jax.training.checkpoint import (
     find_checkpoint,
     load_settings,
@@ -225,29 +225,51 @@ def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, g
         "max": scores[2],
     }
     assert [seed["seed"] for seed in result["seeds"]] == [0, 1, 2]
-    assert without_seconds(result["seeds"][0]) == without_seconds(finished[1])
+    # The rounding of stacked products differs.
+    assert result["seeds"][0]["dev"] == pytest.approx(finished[1]["dev"], abs=1e-5)
     # The second call computes nothing.
     again = finetune.train_and_evaluate(config, tmp_path)
     assert without_seconds(again) == without_seconds(result)
 
 
-def test_diverged_seed_is_named_with_its_step_and_the_others_count(given, tmp_path, monkeypatch):
-    def run_seed(setup, update_step, predict_step, seed, directory, stack):
-        if seed in diverging:
-            raise NonFiniteLoss("the loss of step 5 is nan", 5)
-        scores = {"accuracy": seed / 10}
-        return {"seed": seed, "metric": "dev/accuracy", "best_step": 8, "dev": scores, "seconds": 1}
+def run_trials(given, directory, *changes, **common) -> list[dict]:
+    """Runs trials that differ in `changes` as one program, each in a directory of its own."""
+    configs = [small_config(given, **common, **fields) for fields in changes]
+    trials = [Trial(config, directory / f"trial_{i}") for i, config in enumerate(configs)]
+    return finetune.run_trials(finetune.prepare(configs[0]), trials, directory)
 
-    monkeypatch.setattr(finetune, "run_seed", run_seed)
-    diverging = [1]
-    result = finetune.train_and_evaluate(small_config(given, num_seeds=4), tmp_path)
-    assert result["diverged_seeds"] == [{"seed": 1, "step": 5}]
-    assert [each["seed"] for each in result["seeds"]] == [0, 2, 3]
-    assert result["scores"]["dev/accuracy"]["median"] == 0.2
-    diverging = [0, 1]
-    for changes in ({}, {"num_seeds": 2}):  # No seed is left.
-        with pytest.raises(NonFiniteLoss, match="step 5"):
-            finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "all")
+
+def test_stacked_trials_equal_the_same_trials_alone(given, tmp_path):
+    changes = (
+        {"seed": 0, "model__dropout_rate": 0.0, "num_epochs": 1.0},
+        {"seed": 1, "model__dropout_rate": 0.2, "weight_decay": 0.1},
+        {"seed": 0, "learning_rate": 1e-3, "warmup_fraction": 0.5, "num_epochs": 1.5},
+    )
+    stacked = run_trials(given, tmp_path / "stack", *changes, mesh__trial=2)
+    assert not (tmp_path / "stack/checkpoints").exists()
+    for index, (result, fields) in enumerate(zip(stacked, changes, strict=True)):
+        alone = run_trials(given, tmp_path / f"alone_{index}", fields)[0]
+        assert result["dev"] == pytest.approx(alone["dev"], abs=1e-5)
+        assert result["best_step"] == alone["best_step"] and result["steps"] == alone["steps"]
+        workdirs = tmp_path / f"stack/trial_{index}", tmp_path / f"alone_{index}/trial_0"
+        for one, two in zip(*map(jax.tree.leaves, map(saved_params, workdirs)), strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+        steps = [[record["step"] for record in records(workdir)] for workdir in workdirs]
+        assert steps[0] == steps[1]
+
+
+def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
+    finite, diverging = {"num_epochs": 1.0}, {"num_epochs": 1.0, "learning_rate": 1e30}
+    result, diverged = run_trials(given, tmp_path / "stack", finite, diverging)
+    assert diverged["diverged"] == 2 and "of step 2 is" in diverged["message"]
+    alone = run_trials(given, tmp_path / "alone", finite)[0]
+    assert result["dev"] == pytest.approx(alone["dev"], abs=1e-5)
+    assert run_trials(given, tmp_path / "stack", finite, diverging) == [result, diverged]
+    with pytest.raises(NonFiniteLoss, match="step 2"):  # None is left.
+        run_trials(given, tmp_path / "all", diverging, diverging)
+    with pytest.raises(NonFiniteLoss, match="step 2"):
+        run_trials(given, tmp_path / "single", diverging)
+    assert not (tmp_path / "single/trial_0/result.json").exists()
 
 
 @pytest.mark.slow
@@ -289,7 +311,8 @@ def test_collapsed_run_is_reported(given, tmp_path):
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["collapsed"]
-    assert seeds.summarize_seeds([result], result["metric"])["collapsed_seeds"] == [0]
+    assert "collapsed to one class" in format_seeds([result])
+    assert summarize_seeds([result], result["metric"])["collapsed_seeds"] == [0]
 
 
 def test_collapse_is_detected_without_labels_too(given, tmp_path):

@@ -109,16 +109,21 @@ class RowShape:
                 rows["labels"][row, slots] = np.add(feature.label, shift)
 
     def build(
-        self, row_features: Mapping[int, Sequence[Feature]], num_rows: int, sharding: Sharding
-    ) -> dict[str, jax.Array]:
-        """Builds `num_rows` rows on the devices; `row_features` gives the features of some rows."""
+        self, row_features: Mapping[int, Sequence[Feature]], num_rows: int
+    ) -> dict[str, np.ndarray]:
+        """Returns `num_rows` rows; `row_features` holds the features of those not empty."""
         rows = self.empty(num_rows)
         for row, features in row_features.items():
             self.fill(rows, row, features)
-        return {
-            name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-            for name, array in rows.items()
-        }
+        return rows
+
+
+def to_devices(rows: dict[str, np.ndarray], sharding: Sharding) -> dict[str, jax.Array]:
+    """Copies the rows of each device of this process to it."""
+    return {
+        name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+        for name, array in rows.items()
+    }
 
 
 def steps_per_epoch(num_features: int, batch_size: int) -> int:
@@ -140,24 +145,32 @@ def finetune_batches(
     *,
     batch_size: int,
     microbatch_rows: int,
-    seed: int,
+    seeds: Sequence[int],
     start: int,
     stop: int,
 ) -> Iterator[tuple[dict[str, jax.Array], int]]:
     """Yields batches `start` to `stop` as (rows, number of microbatches in use).
 
-    Row r of microbatch m is at index `r * max_microbatches + m`, so that every device holds a shard
-    of every microbatch.
+    Arrays have a leading axis for the trials, each with the order of its seed. Row r of microbatch
+    m is at index `r * max_microbatches + m`, so that every device holds a shard of every
+    microbatch.
     """
     max_microbatches = -(-batch_size // microbatch_rows)
-    for step in range(start, stop):
-        chosen = [features[i] for i in batch_indices(len(features), batch_size, seed, step)]
+
+    def build(indices):
+        chosen = [features[index] for index in indices]
         packed, row_features = shape.pack(chosen), {}
-        for index, members in enumerate(packed):
-            microbatch, row = divmod(index, microbatch_rows)
-            row_features[row * max_microbatches + microbatch] = [chosen[i] for i in members]
-        rows = shape.build(row_features, microbatch_rows * max_microbatches, sharding)
-        yield rows, -(-len(packed) // microbatch_rows)
+        for number, members in enumerate(packed):
+            microbatch, row = divmod(number, microbatch_rows)
+            row_features[row * max_microbatches + microbatch] = [chosen[m] for m in members]
+        rows = shape.build(row_features, microbatch_rows * max_microbatches)
+        return rows, -(-len(packed) // microbatch_rows)
+
+    for step in range(start, stop):
+        orders = [batch_indices(len(features), batch_size, seed, step) for seed in seeds]
+        rows, num_microbatches = zip(*map(build, orders), strict=True)
+        stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *rows)
+        yield to_devices(stacked, sharding), max(num_microbatches)
 
 
 def predict_batches(
@@ -168,4 +181,4 @@ def predict_batches(
     for first in range(0, len(packed), num_rows):
         members = packed[first : first + num_rows]
         row_features = {row: [features[i] for i in indices] for row, indices in enumerate(members)}
-        yield shape.build(row_features, num_rows, sharding), members
+        yield to_devices(shape.build(row_features, num_rows), sharding), members

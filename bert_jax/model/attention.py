@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.dropout import dropout
+from bert_jax.model.dropout import Dropout, dropout
 
 
 @jax.named_scope("attention")
@@ -16,9 +16,8 @@ def attention(
     value: jax.Array,
     sequence_ids: jax.Array,
     *,
-    dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-    dropout_rows: jax.Array | None = None,
+    dropout_settings: Dropout | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
@@ -26,7 +25,7 @@ def attention(
       query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
       sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
-      dropout_key, dropout_rows: for dropout of the probabilities; None disables it.
+      dropout_key, dropout_settings: for dropout of the probabilities; None disables it.
 
     Returns:
       `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
@@ -42,8 +41,8 @@ def attention(
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def weighted_sum(probabilities, value):
         """The layer loop saves only `probabilities`; the backward pass recomputes their dropout."""
-        if dropout_rows is not None:
-            probabilities = dropout(dropout_key, probabilities, dropout_rate, dropout_rows)
+        if dropout_settings:
+            probabilities = dropout(dropout_key, probabilities, dropout_settings)
         return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
 
     return jnp.swapaxes(weighted_sum(probabilities, value), 1, 2)

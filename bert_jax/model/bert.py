@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import dropout
+from bert_jax.model.dropout import Dropout, dropout
 from bert_jax.model.layers import Dense, LayerNorm, gelu
 from bert_jax.partitioning import ROWS, TOKEN_EMBEDDING, gather, on_fsdp_shards
 
@@ -28,11 +28,9 @@ def _dense_after_gelu(dense: Dense, x: jax.Array) -> jax.Array:
     return dense(gelu(x))
 
 
-def apply_dropout(module: nn.Module, x: jax.Array, rows: jax.Array | None) -> jax.Array:
-    """Applies `dropout` at the config's rate with the module's rng; returns `x` without `rows`."""
-    if rows is None:
-        return x
-    return dropout(module.make_rng("dropout"), x, module.config.dropout_rate, rows)
+def apply_dropout(module: nn.Module, x: jax.Array, settings: Dropout | None) -> jax.Array:
+    """Applies `dropout` with the module's rng; returns `x` without `settings`."""
+    return dropout(module.make_rng("dropout"), x, settings) if settings else x
 
 
 class Embeddings(nn.Module):
@@ -60,7 +58,7 @@ class Embeddings(nn.Module):
         self.segment_embedding = table("segment_embedding", config.type_vocab_size)
         self.layer_norm = LayerNorm(config)
 
-    def __call__(self, tokens, position_ids, segment_ids, dropout_rows=None) -> jax.Array:
+    def __call__(self, tokens, position_ids, segment_ids, dropout=None) -> jax.Array:
         """Embeds three int32 `[batch, length]` arrays as `[batch, length, hidden]`."""
 
         def lookup(copies, positions, tokens, position_ids):
@@ -71,7 +69,7 @@ class Embeddings(nn.Module):
         # With two segments, a one-hot product has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
         x += segments @ self.segment_embedding
-        return apply_dropout(self, self.layer_norm(x), dropout_rows)
+        return apply_dropout(self, self.layer_norm(x), dropout)
 
 
 class EncoderLayer(nn.Module):
@@ -80,7 +78,7 @@ class EncoderLayer(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout_rows=None) -> jax.Array:
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout=None) -> jax.Array:
         config = self.config
         batch, length, hidden = x.shape
 
@@ -92,16 +90,15 @@ class EncoderLayer(nn.Module):
         context = attention(
             *map(heads, ("query", "key", "value")),
             sequence_ids,
-            dropout_rate=config.dropout_rate,
-            dropout_key=None if dropout_rows is None else self.make_rng("dropout"),
-            dropout_rows=dropout_rows,
+            dropout_key=self.make_rng("dropout") if dropout else None,
+            dropout_settings=dropout,
         )
         y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context.reshape(x.shape))
-        y = apply_dropout(self, y, dropout_rows)
+        y = apply_dropout(self, y, dropout)
         x = LayerNorm(config, name="attention_layer_norm")(x + y)
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
         y = _dense_after_gelu(Dense(config, hidden, fsdp_axis=1, name="output"), y)
-        y = apply_dropout(self, y, dropout_rows)
+        y = apply_dropout(self, y, dropout)
         return LayerNorm(config, name="output_layer_norm")(x + y)
 
 
@@ -111,7 +108,7 @@ class Encoder(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x, sequence_ids, dropout_rows=None, all_layers: bool = False):
+    def __call__(self, x, sequence_ids, dropout=None, all_layers: bool = False):
         """Returns `[B, L, H]`; with `all_layers`, `x` and all outputs: `[1 + layers, B, L, H]`."""
         config = self.config
 
@@ -131,7 +128,7 @@ class Encoder(nn.Module):
             length=config.num_layers,
             unroll=1 if config.scan_layers else config.num_layers,
         )
-        last, outputs = layers(EncoderLayer(config, name="layers"), x, sequence_ids, dropout_rows)
+        last, outputs = layers(EncoderLayer(config, name="layers"), x, sequence_ids, dropout)
         return jnp.concatenate([x[None], outputs]) if all_layers else last
 
 
@@ -143,8 +140,7 @@ class Bert(nn.Module):
       segment_ids: int32 `[B, L]`, 0 for the first segment of a pair and 1 for the second.
       position_ids: int32 `[B, L]`, restarting in each sequence.
       sequence_ids: int32 `[B, L]`, 1, 2, ... for the sequences of a row, 0 for padding.
-      dropout_rows: int32 `[B]`, index of each row in the global batch, which seeds its dropout
-        together with the "dropout" rng; None disables dropout.
+      dropout: for dropout, together with the "dropout" rng; None disables it.
     """
 
     config: BertConfig
@@ -161,12 +157,12 @@ class Bert(nn.Module):
         position_ids: jax.Array,
         sequence_ids: jax.Array,
         *,
-        dropout_rows: jax.Array | None = None,
+        dropout: Dropout | None = None,
         all_layers: bool = False,
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
-        x = self.embeddings(tokens, position_ids, segment_ids, dropout_rows)
-        return self.encoder(x, sequence_ids, dropout_rows, all_layers)
+        x = self.embeddings(tokens, position_ids, segment_ids, dropout)
+        return self.encoder(x, sequence_ids, dropout, all_layers)
 
     def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """Returns tanh(dense([CLS])) `[B, P, H]` of the sequences at int32 `[B, P]` positions."""
@@ -219,7 +215,7 @@ class BertForPreTraining(nn.Module):
         mlm_positions: jax.Array,
         cls_positions: jax.Array,
         *,
-        dropout_rows: jax.Array | None = None,
+        dropout: Dropout | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]` (IsNext, NotNext).
 
@@ -227,7 +223,7 @@ class BertForPreTraining(nn.Module):
         sequences, int32 `[B, P]`. The other arguments are those of `Bert`.
         """
         inputs = tokens, segment_ids, position_ids, sequence_ids
-        hidden = self.bert(*inputs, dropout_rows=dropout_rows)
+        hidden = self.bert(*inputs, dropout=dropout)
         masked = gather_positions(hidden, mlm_positions)
         mlm_logits = self.mlm(masked, self.bert.embeddings.gathered_token_embedding)
         return mlm_logits, self.nsp(self.bert.pool(hidden, cls_positions))

@@ -5,8 +5,8 @@ element hashes the index of its row in the global batch and its own index in the
 random words. The hash fuses into the operation that produced `x`, and the backward pass repeats it.
 """
 
-import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,24 +36,32 @@ def _mix(bits, first, second):
     return (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
 
 
-def dropout(key: jax.Array, x: jax.Array, rate: float, rows: jax.Array) -> jax.Array:
-    """Zeroes each element of `x` with probability `rate`, in [0, 1), and scales the others.
+class Dropout(NamedTuple):
+    """What dropout needs besides a key; a `rate` that is traced needs no recompilation.
 
-    `rows` is int32 `[batch]`: for each row of `x`, `[batch, ...]`, its index in the global batch.
+    Attributes:
+      rows: int32 `[batch]`, index of each row in the global batch, which seeds its dropout.
+      rate: probability of each element to be zeroed, in [0, 1).
     """
-    if rate == 0.0:
-        return x
-    return _masked(jax.random.bits(key, (2,), jnp.uint32), rows, x, rate)
+
+    rows: jax.Array
+    rate: float | jax.Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _masked(words, rows, x, rate):
-    keep = hashed_bits(words, rows, x.shape) >= jnp.uint32(round(rate * 2**32))
-    return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), 0)
+def dropout(key: jax.Array, x: jax.Array, settings: Dropout) -> jax.Array:
+    """Zeroes elements of `x`, `[batch, ...]`, at the rate of `settings`, and scales the others."""
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    return _masked(words, settings.rows, jnp.asarray(settings.rate, jnp.float32), x)
 
 
-def _masked_backward(rate, residuals, dy):
-    return None, None, _masked(*residuals, dy, rate)
+@jax.custom_vjp
+def _masked(words, rows, rate, x):
+    keep = hashed_bits(words, rows, x.shape) >= jnp.round(rate * 2.0**32).astype(jnp.uint32)
+    return jnp.where(keep, x * (1.0 / (1.0 - rate)).astype(x.dtype), 0)
 
 
-_masked.defvjp(lambda *args: (_masked(*args), args[:2]), _masked_backward)
+def _masked_backward(residuals, dy):
+    return None, None, None, _masked(*residuals, dy)
+
+
+_masked.defvjp(lambda *args: (_masked(*args), args[:3]), _masked_backward)

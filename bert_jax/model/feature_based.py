@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout
 from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout
 
 FEATURES = {
     "embeddings": (0,),
@@ -39,14 +40,12 @@ class FeatureBasedTagger(nn.Module):
         self.bert = Bert(self.config)
         self.head = BiLstmHead(self.config, self.num_outputs, self.features, self.lstm_size)
 
-    def __call__(
-        self, rows: dict[str, jax.Array], *, dropout_rows: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
         """Returns float32 `[B, L, outputs]`; takes the arguments of `BertForTask`."""
         batch = unpack_rows(rows)
         inputs = (batch[name] for name in BERT_INPUTS)
         states = jax.lax.stop_gradient(self.bert(*inputs, all_layers=True)).astype(jnp.float32)
-        return self.head(states, batch["sequence_ids"], dropout_rows)
+        return self.head(states, batch["sequence_ids"], dropout)
 
 
 class BiLstmHead(nn.Module):
@@ -58,7 +57,7 @@ class BiLstmHead(nn.Module):
     lstm_size: int
 
     @nn.compact
-    def __call__(self, states, sequence_ids, dropout_rows=None) -> jax.Array:
+    def __call__(self, states, sequence_ids, dropout=None) -> jax.Array:
         """Maps `[1 + layers, B, L, H]` and int32 `[B, L]` to float32 `[B, L, outputs]`."""
         if self.features == "weighted_sum":
             # ELMo's scalar mix (Peters et al., 2018), without weight decay, like any scale.
@@ -68,11 +67,11 @@ class BiLstmHead(nn.Module):
         else:
             x = choose_features(states, self.features)
         for number in (1, 2):
-            x = apply_dropout(self, x, dropout_rows)
+            x = apply_dropout(self, x, dropout)
             forward = SequenceLstm(self.lstm_size, reverse=False, name=f"forward_{number}")
             backward = SequenceLstm(self.lstm_size, reverse=True, name=f"backward_{number}")
             x = jnp.concatenate([forward(x, sequence_ids), backward(x, sequence_ids)], axis=-1)
-        x = apply_dropout(self, x, dropout_rows)
+        x = apply_dropout(self, x, dropout)
         return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(x)
 
 

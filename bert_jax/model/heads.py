@@ -17,6 +17,7 @@ from bert_jax.data.features import NO_LABEL, Feature, LabelLayout
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens
 from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout
 from bert_jax.model.feature_based import FeatureBasedTagger
 from bert_jax.model.losses import cross_entropy
 
@@ -120,16 +121,14 @@ class BertForTask(nn.Module):
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
 
-    def __call__(
-        self, rows: dict[str, jax.Array], *, dropout_rows: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
         """Returns float32 outputs: `[B, P, outputs]` if pooled, `[B, L, outputs]` per position.
 
         Embeddings are `[B, P, H]`, 0 in unused slots. `rows` are those that `unpack_rows` takes,
-        `dropout_rows` as in `Bert`.
+        `dropout` as in `Bert`.
         """
         batch = unpack_rows(rows)
-        x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout_rows=dropout_rows)
+        x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout=dropout)
         if self.task_head.input == "pooled" or self.pooling == "pooler":
             x = self.bert.pool(x, batch["cls_positions"])
         if self.task_head.input == "sequences":
@@ -137,7 +136,7 @@ class BertForTask(nn.Module):
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.task_head.dropout:
-            x = apply_dropout(self, x, dropout_rows)
+            x = apply_dropout(self, x, dropout)
         return self.head(x)
 
 

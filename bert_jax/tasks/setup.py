@@ -32,19 +32,27 @@ from bert_jax.training.optimizer import (
 from bert_jax.training.setup import check_bounds
 from bert_jax.training.state import TrainState, parameters_hash
 
+# Fields in which the trials of a stack may differ: they change no shape of the program.
+PER_TRIAL = (
+    *("seed", "learning_rate", "weight_decay", "warmup_fraction", "num_epochs"),
+    "model.dropout_rate",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSetup:
-    """The task, model and optimizer that the runs of all seeds share.
+    """The task, model and optimizer that all trials of a stack share.
 
-    `settings` are stored in checkpoints; `predict_rows` is the number of rows per forward pass in
-    prediction; the hyperparameters given to `schedule` and `optimizer` may be traced.
+    Their configurations differ from `config` at most in `PER_TRIAL`. `head_settings` and `contents`
+    are stored in checkpoints; `predict_rows` is the number of rows per forward pass in prediction;
+    the hyperparameters given to `schedule` and `optimizer` may be traced.
     """
 
     config: ConfigDict
     task: Task
     tokenizer: Tokenizer
-    settings: dict
+    head_settings: dict
+    contents: dict
     pretrained: dict
     model: nn.Module
     mesh: Mesh
@@ -52,13 +60,40 @@ class FinetuneSetup:
     microbatch_rows: int
     predict_rows: int
     steps_per_epoch: int
-    num_steps: int
 
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        config, warmup_steps = self.config, round(self.config.warmup_fraction * self.num_steps)
-        numbers = config.learning_rate, config.weight_decay, warmup_steps, max(self.num_steps, 1)
-        return Hyperparameters(*map(np.float32, numbers))
+    def num_steps(self, trial: ConfigDict) -> int:
+        return round(trial.num_epochs * self.steps_per_epoch)
+
+    def dropout_rate(self, trial: ConfigDict) -> float:
+        """Returns the rate of a trial; the default, in the model, is that of the weights."""
+        rate = trial.model.dropout_rate
+        return self.model.config.dropout_rate if rate is None else rate
+
+    def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:
+        num_steps = self.num_steps(trial)
+        return Hyperparameters(
+            learning_rate=np.float32(trial.learning_rate),
+            weight_decay=np.float32(trial.weight_decay),
+            warmup_steps=np.float32(round(trial.warmup_fraction * num_steps)),
+            num_steps=np.float32(max(num_steps, 1)),
+            dropout_rate=np.float32(self.dropout_rate(trial)),
+        )
+
+    def settings(self, trial: ConfigDict) -> dict:
+        """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
+        bert = dataclasses.replace(self.model.config, dropout_rate=self.dropout_rate(trial))
+        return trial.to_dict() | {
+            "bert": dataclasses.asdict(bert),
+            "head": self.head_settings,
+            "absent": [
+                "mlm",
+                "nsp",
+                *([] if self.task.head.input == "pooled" else ["bert/pooler"]),
+            ],
+            "num_steps": self.num_steps(trial),
+            # Prevents resuming a run, or considering it finished, with other files or weights.
+            "contents": self.contents,
+        }
 
     def schedule(self, values: Hyperparameters) -> optax.Schedule:
         decay = self.config.decay_from, self.config.decay_power
@@ -76,7 +111,7 @@ class FinetuneSetup:
         row = {name: jnp.asarray(values) for name, values in self.shape.empty(1).items()}
         fresh = self.model.init(key, row)["params"]
         params = fresh | pretrained | {"bert": fresh["bert"] | pretrained["bert"]}
-        opt_state = self.optimizer(self.hyperparameters).init(params)
+        opt_state = self.optimizer(self.hyperparameters(self.config)).init(params)
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
 
     @functools.cached_property
@@ -90,6 +125,16 @@ class FinetuneSetup:
     def shardings(self) -> TrainState:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
+    def abstract_stack(self, num_trials: int) -> TrainState:
+        """The shapes, dtypes and shardings of the stacked state of several trials."""
+
+        def stack(leaf):
+            return leaf.update(shape=(num_trials, *leaf.shape))
+
+        shapes = self.abstract_state.map_trials(lambda tree: jax.tree.map(stack, tree))
+        shardings = self.shardings.map_trials(partitioning.stack_shardings)
+        return partitioning.with_shardings(shapes, shardings)
+
 
 def setup_finetuning(
     config: ConfigDict, params: dict, settings: dict, tokenizer: Tokenizer
@@ -99,6 +144,7 @@ def setup_finetuning(
     Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
+    fields.pop("dropout_rate", None)  # May differ between trials.
     bert = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
     check_bounds(
         config,
@@ -133,19 +179,12 @@ def setup_finetuning(
     if task.train and not config.per_device_batch_size:
         sizes = []  # Rows in each of the first batches, as a sample of all batches.
         for step in range(min(50, num_batches)):
-            indices = batch_indices(len(task.train), config.batch_size, config.seed, step)
+            indices = batch_indices(len(task.train), config.batch_size, 0, step)
             sizes.append(len(shape.pack([task.train[index] for index in indices])))
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         microbatch_rows = fit_microbatch_rows(predict_rows, sizes, num_shards)
 
-    settings = config.to_dict() | {
-        "bert": dataclasses.asdict(bert),
-        "head": head_settings,
-        "absent": ["mlm", "nsp", *([] if task.head.input == "pooled" else ["bert/pooler"])],
-        "num_steps": num_steps,
-        # Prevents resuming a run, or considering it finished, with other files or weights.
-        "contents": hash_contents(config, task, pretrained, tokenizer),
-    }
+    contents = hash_contents(config, task, pretrained, tokenizer)
     num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
     logging.info(
         "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
@@ -158,13 +197,14 @@ def setup_finetuning(
     )
     model = make_model(bert, head_settings)
     setup = FinetuneSetup(
-        *(config, task, tokenizer, settings, pretrained, model, mesh, shape),
+        *(config, task, tokenizer, head_settings, contents, pretrained, model, mesh, shape),
         microbatch_rows=microbatch_rows,
         predict_rows=predict_rows,
         steps_per_epoch=num_batches,
-        num_steps=num_steps,
     )
-    setup.optimizer(setup.hyperparameters)  # Raises early if its settings are invalid.
+    # Raise early if their settings are invalid.
+    setup.settings(config)
+    setup.optimizer(setup.hyperparameters(config))
     return setup
 
 

@@ -47,13 +47,18 @@ class Checkpointer:
         """
         self.directory = workdir.absolute() / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
-        self._metadata_items = _metadata_items(settings, tokenizer)
+        self._tokenizer = tokenizer
+        self.set_settings(settings)
         # CheckpointManager would wait ten minutes for the other processes to report a failed write.
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
                 shutil.rmtree(unfinished)
+
+    def set_settings(self, settings: dict) -> None:
+        """Changes the settings that the next checkpoints store."""
+        self._metadata_items = _metadata_items(settings, self._tokenizer)
 
     def latest_step(self) -> int | None:
         """Returns the step of the latest complete checkpoint, or None."""

@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
 from bert_jax.data.features import Feature, RowShape, predict_batches
+from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, label_weights
 from bert_jax.training.optimizer import Hyperparameters
-from bert_jax.training.state import TrainState, apply_gradients
+from bert_jax.training.state import TRIAL_AXES, TrainState, apply_gradients
 
 # Default size of a microbatch on one device: enough to keep it busy.
 TOKENS_PER_DEVICE = {"cpu": 2048, "gpu": 16_384, "tpu": 8_192}
@@ -28,11 +29,13 @@ def make_finetune_step(
     shardings: TrainState,
     microbatch_rows: int,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Builds the jitted (state, rows, num_microbatches, key, hyperparameters) -> (state, metrics).
+    """Builds the jitted (state, rows, num_microbatches, keys, hyperparameters) -> (state, metrics).
 
-    The state is donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over
-    all labels of the batch, weighted by `label_weights`; dropout is a function of (key, step,
-    index of the row in the batch), whatever the microbatches and devices.
+    It updates a stack of independent trials: all but `num_microbatches` and the state's step have a
+    leading axis of trials, sharded over `trial`; `shardings` are those of one trial. The state is
+    donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over all labels of
+    the batch, weighted by `label_weights`; dropout is a function of (key, step, index of the row in
+    the batch), whatever the other trials, microbatches and devices.
 
     A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
     through the model twice: for the vectors, then, once their loss is known, for the gradients
@@ -42,13 +45,13 @@ def make_finetune_step(
     replicated = NamedSharding(mesh, P())
     rows_per_shard = microbatch_rows // mesh.shape["data"]
 
-    def apply(params, rows, key):
-        return model.apply(
-            {"params": params}, rows, dropout_rows=rows["dropout_rows"], rngs={"dropout": key}
-        )
+    def apply(params, rows, dropout):
+        key, rate = dropout
+        settings = Dropout(rows["dropout_rows"], rate)
+        return model.apply({"params": params}, rows, dropout=settings, rngs={"dropout": key})
 
-    def loss_fn(params, rows, count, key):
-        outputs = apply(params, rows, key)
+    def loss_fn(params, rows, count, dropout):
+        outputs = apply(params, rows, dropout)
         return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / count
 
     def split_microbatches(rows):
@@ -61,24 +64,24 @@ def make_finetune_step(
             lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), microbatches
         )
 
-    def accumulate_gradients(params, rows, num_microbatches, count, key):
+    def accumulate_gradients(params, rows, num_microbatches, count, dropout):
         """Returns the contribution of one data-parallel shard to the loss and its gradients."""
         microbatches = split_microbatches(rows)
 
         def add(index, total):
-            values = jax.value_and_grad(loss_fn)(params, at(microbatches, index), count, key)
+            values = jax.value_and_grad(loss_fn)(params, at(microbatches, index), count, dropout)
             return jax.tree.map(jnp.add, total, values)
 
         zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
         return jax.lax.fori_loop(0, num_microbatches, add, zeros)
 
-    def accumulate_batch_gradients(params, rows, num_microbatches, count, key):
+    def accumulate_batch_gradients(params, rows, num_microbatches, count, dropout):
         """Does the same as `accumulate_gradients`, for a `batch_loss`."""
         microbatches = split_microbatches(rows)
-        shape = jax.eval_shape(apply, params, at(microbatches, 0), key).shape
+        shape = jax.eval_shape(apply, params, at(microbatches, 0), dropout).shape
 
         def embed(index, vectors):
-            return vectors.at[index].set(apply(params, at(microbatches, index), key))
+            return vectors.at[index].set(apply(params, at(microbatches, index), dropout))
 
         vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
         vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
@@ -103,7 +106,7 @@ def make_finetune_step(
         loss, dvectors = jax.value_and_grad(batch_loss)(vectors)
 
         def add(index, total):
-            _, pull_back = jax.vjp(lambda p: apply(p, at(microbatches, index), key), params)
+            _, pull_back = jax.vjp(lambda p: apply(p, at(microbatches, index), dropout), params)
             return jax.tree.map(jnp.add, total, *pull_back(at(dvectors, index)))
 
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -111,19 +114,37 @@ def make_finetune_step(
 
     accumulate = accumulate_batch_gradients if head.batch_loss else accumulate_gradients
 
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, replicated))
-    def update_step(state, rows, num_microbatches, key, hyperparameters):
+    def shard_gradients(*args):
+        """Returns the losses and gradients of the trials of one shard, summed over `data`."""
+        sums = jax.vmap(accumulate, in_axes=(0, 0, None, 0, 0))(*args)
+        return sums if mesh.shape["data"] == 1 else jax.lax.psum(sums, "data")
+
+    def prepare(rows):
         count = jnp.sum(label_weights(head, rows))
-        count = jnp.where(count > 0, count, 1)
         # Undoes the layout of `finetune_batches`: the index of each row in the batch.
         row_indices = jnp.arange(rows["tokens"].shape[0]).reshape(-1, microbatch_rows)
-        rows["dropout_rows"] = row_indices.T.reshape(-1)
-        key = jax.random.fold_in(key, state.step)
-        loss, gradients = partitioning.sum_over_data(accumulate, mesh, replicated)(
-            state.params, rows, num_microbatches, count, key
-        )
-        state, norms = apply_gradients(state, gradients, optimizer(hyperparameters))
-        return state, {"loss": loss} | norms
+        return rows | {"dropout_rows": row_indices.T.reshape(-1)}, jnp.where(count > 0, count, 1)
+
+    def apply_trial(state, gradients, hyperparameters):
+        return apply_gradients(state, gradients, optimizer(hyperparameters))
+
+    out_shardings = shardings.map_trials(partitioning.stack_shardings), replicated
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+    def update_step(state, rows, num_microbatches, keys, hyperparameters):
+        rows, counts = jax.vmap(prepare)(rows)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
+        losses, gradients = jax.shard_map(
+            shard_gradients,
+            mesh=mesh,
+            in_specs=(P("trial"), P("trial", "data"), P(), P("trial"), P("trial")),
+            out_specs=P("trial"),
+            axis_names={"trial", "data"},
+            check_vma=False,
+        )(state.params, rows, num_microbatches, counts, (keys, hyperparameters.dropout_rate))
+        update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
+        state, norms = update(state, gradients, hyperparameters)
+        return state, {"loss": losses} | norms
 
     return update_step
 
@@ -133,8 +154,9 @@ def make_predict_step(
 ) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
     """Builds the jitted (params, rows) -> (outputs, sums), replicated over all processes.
 
-    `sums`, `[data, 2]`, are those of the weighted losses and of the label weights on each
-    data-parallel shard; 0 for a head that compares the examples of a batch.
+    Parameters and results have a leading axis of trials. `sums`, `[trials, data, 2]`, are those of
+    the weighted losses and of the label weights on each data-parallel shard; 0 for a head that
+    compares the examples of a batch.
     """
 
     def run(params, rows):
@@ -145,11 +167,11 @@ def make_predict_step(
         return outputs, sums[None]
 
     sharded = jax.shard_map(
-        run,
+        jax.vmap(run, in_axes=(0, None)),
         mesh=mesh,
-        in_specs=(P(), P("data")),
-        out_specs=P("data"),
-        axis_names={"data"},
+        in_specs=(P("trial"), P("data")),
+        out_specs=P("trial", "data"),
+        axis_names={"trial", "data"},
         check_vma=False,
     )
     return jax.jit(sharded, out_shardings=NamedSharding(mesh, P()))
@@ -163,23 +185,28 @@ def predict(
     shape: RowShape,
     num_rows: int,
     sharding: NamedSharding,
-) -> tuple[list[np.ndarray], float | None]:
-    """Returns the head's output for each feature, in order, and their mean loss (None: no labels).
+) -> list[tuple[list[np.ndarray], float | None]]:
+    """Returns, for each trial of the stack `params`, its outputs and loss.
 
-    Computes `num_rows` rows at a time.
+    These are the head's output for each feature, in order, and the mean loss of the features (None:
+    no labels). Computes `num_rows` rows at a time.
     """
-    predictions, total = [np.zeros(0)] * len(features), np.zeros(2)
+    num_trials = len(jax.tree.leaves(params)[0])
+    predictions = [[np.zeros(0)] * len(features) for _ in range(num_trials)]
+    total = np.zeros((num_trials, 2))
     for rows, members in predict_batches(features, shape, sharding, num_rows):
         outputs, sums = map(np.asarray, predict_step(params, rows))
-        total += sums.sum(0)
+        total += sums.sum(1)
         for row, indices in enumerate(members):
             start = 0
             for index in indices:
                 feature = features[index]
                 size = len(feature) if head.input == "positions" else len(feature.sequences)
-                predictions[index] = head.output(outputs[row, start : start + size])
+                for trial, trial_outputs in zip(predictions, outputs, strict=True):
+                    trial[index] = head.output(trial_outputs[row, start : start + size])
                 start += size
-    return predictions, float(total[0] / total[1]) if total[1] else None
+    losses = [float(loss / weight) if weight else None for loss, weight in total]
+    return list(zip(predictions, losses, strict=True))
 
 
 def default_microbatch_rows(length: int, per_device_batch_size: int, mesh: Mesh) -> int:

@@ -19,12 +19,13 @@ OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 
 
 class Hyperparameters(NamedTuple):
-    """Float32 scalars that a compiled step takes as arguments: new values need no recompilation."""
+    """Float32 scalars, or `[trials]`, that a compiled step takes: new values compile nothing."""
 
     learning_rate: float
     weight_decay: float
     warmup_steps: float
     num_steps: float
+    dropout_rate: float
 
 
 def make_schedule(

@@ -14,6 +14,7 @@ from bert_jax import partitioning
 from bert_jax.data.masking import Masking, mask_tokens, row_keys
 from bert_jax.data.unpacking import unpack_rows
 from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
+from bert_jax.model.dropout import Dropout
 from bert_jax.model.losses import cross_entropy
 from bert_jax.training.state import TrainState, apply_gradients
 
@@ -146,12 +147,13 @@ def loss_sums(
 ) -> dict[str, jax.Array]:
     """Returns sums over a batch, float32 scalars: losses in nats, correct predictions, and counts.
 
-    With a `dropout_key`, `batch` must hold `dropout_rows` (see `Bert`).
+    With a `dropout_key`, `batch` must hold `dropout_rows` (see `Dropout`).
     """
-    inputs, dropout = [batch[name] for name in MODEL_INPUTS], {}
-    if dropout_key is not None:
-        dropout = {"dropout_rows": batch["dropout_rows"], "rngs": {"dropout": dropout_key}}
-    mlm_logits, nsp_logits = model.apply({"params": params}, *inputs, **dropout)
+    inputs, options = [batch[name] for name in MODEL_INPUTS], {}
+    if dropout_key is not None and (rate := model.config.dropout_rate):
+        dropout = Dropout(batch["dropout_rows"], rate)
+        options = {"dropout": dropout, "rngs": {"dropout": dropout_key}}
+    mlm_logits, nsp_logits = model.apply({"params": params}, *inputs, **options)
     sums = {}
     for task, logits, targets in (
         ("mlm", mlm_logits, batch["mlm_targets"]),

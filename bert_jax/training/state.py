@@ -1,6 +1,7 @@
 """The state that a training step updates and a checkpoint stores, and the update itself."""
 
 import hashlib
+from collections.abc import Callable
 
 import flax
 import jax
@@ -15,6 +16,14 @@ class TrainState:
     step: jax.Array
     params: dict
     opt_state: optax.OptState
+
+    def map_trials(self, function: Callable) -> "TrainState":
+        """Returns a state with `function` of parameters and optimizer state, and the same step."""
+        return TrainState(self.step, function(self.params), function(self.opt_state))
+
+
+TRIAL_AXES = TrainState(step=None, params=0, opt_state=0)
+"""The axes of a stack of trials, for `jax.vmap`: they have done the same number of updates."""
 
 
 def apply_gradients(

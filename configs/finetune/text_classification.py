@@ -73,7 +73,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # to its frequency in train. Default: 1 each.
     config.class_weights = ()
 
-    config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
+    config.mesh = ConfigDict({"trial": 1, "data": -1, "fsdp": 1, "tensor": 1})
     config.per_device_batch_size = 0  # Packed rows per device and microbatch; 0: automatic.
 
     config.log_every = 50

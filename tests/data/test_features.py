@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import (
     NO_LABEL,
@@ -85,15 +87,33 @@ def sharding():
     return batch_sharding(make_mesh())
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, sharding):
     features, shape = make_features(head, 40), make_shape(head)
+=======
+@pytest.fixture(scope="module")
+def trial_sharding(sharding):
+    return NamedSharding(sharding.mesh, P("trial", *sharding.spec))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_holds_its_features_whole_in_the_microbatches_in_use(kind, trial_sharding):
+    features, shape = make_features(kind, 40), make_shape(kind)
+>>>>>>> 212cbc9 (Run trials of a fine-tuning as one stacked program)
     batches = finetune_batches(
-        features, shape, sharding, batch_size=16, microbatch_rows=8, seed=3, start=0, stop=3
+        features,
+        shape,
+        trial_sharding,
+        batch_size=16,
+        microbatch_rows=8,
+        seeds=[3],
+        start=0,
+        stop=3,
     )
     for step, (rows, used) in enumerate(batches):
         chosen = batch_indices(40, 16, seed=3, step=step)
-        rows = jax.device_get(rows)
+        rows = jax.tree.map(lambda array: np.asarray(array)[0], rows)
         assert len(rows["tokens"]) == 16
         assert_same_features(read_back(rows, shape), [features[index] for index in chosen])
         # Row r of microbatch m is at index r * max_microbatches + m.
@@ -115,15 +135,26 @@ def test_each_epoch_reshuffles_all_features_and_keeps_the_last_batch():
     assert (first != second).any() and (first != other_seed).any()
 
 
-def test_batches_do_not_depend_on_the_first_step(sharding):
+def test_batches_of_a_trial_do_not_depend_on_the_first_step_and_other_trials(trial_sharding):
     features, shape = make_features("classification", 20), make_shape("classification")
 
+<<<<<<< HEAD
     def batches(start):
         arguments = {"batch_size": 8, "microbatch_rows": 8, "seed": 0, "start": start, "stop": 7}
         device_batches = finetune_batches(features, shape, sharding, **arguments)
         return [(jax.device_get(rows), used) for rows, used in device_batches]
+=======
+    def batches(start, *seeds):
+        numbers = {"batch_size": 8, "microbatch_rows": 8, "start": start, "stop": 7}
+        batches = finetune_batches(features, shape, trial_sharding, seeds=seeds, **numbers)
+        return [jax.device_get(rows) for rows, _ in batches]
+>>>>>>> 212cbc9 (Run trials of a fine-tuning as one stacked program)
 
-    np.testing.assert_equal(batches(4), batches(0)[4:])
+    np.testing.assert_equal(batches(4, 0), batches(0, 0)[4:])
+    for both, first, second in zip(
+        *[batches(0, *seeds) for seeds in ([0, 1], [0], [1])], strict=True
+    ):
+        np.testing.assert_equal(both, jax.tree.map(lambda *x: np.concatenate(x), first, second))
 
 
 @pytest.mark.parametrize("head", HEAD_NAMES)

@@ -12,7 +12,7 @@ from bert_jax.interop.huggingface import params_from_huggingface
 from bert_jax.model import attention, bert, layers
 from bert_jax.model.bert import Bert, BertForPreTraining, num_params
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import dropout
+from bert_jax.model.dropout import Dropout, dropout
 from bert_jax.training.pretrain_step import MODEL_INPUTS, loss_sums
 from tests.golden import make_model as golden
 
@@ -173,7 +173,8 @@ def test_layer_norm_and_its_gradients_equal_float64(offset):
 def test_attention_and_its_gradients_equal_float64(dropout_rate):
     sequence_ids, rows = jnp.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7]), jnp.arange(2)
     key = jax.random.key(3)
-    kept = dropout(key, jnp.ones((2, 3, 7, 7)), dropout_rate, rows)
+    dropout_settings = Dropout(rows, dropout_rate)
+    kept = dropout(key, jnp.ones((2, 3, 7, 7)), dropout_settings)
 
     def plain(query, keys, value):
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / 2.0  # sqrt(head_dim)
@@ -182,8 +183,8 @@ def test_attention_and_its_gradients_equal_float64(dropout_rate):
         return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value)
 
     def function(query, keys, value):
-        settings = {"dropout_rate": dropout_rate, "dropout_key": key, "dropout_rows": rows}
-        return attention.attention(query, keys, value, sequence_ids, **settings)
+        options = {"dropout_key": key, "dropout_settings": dropout_settings}
+        return attention.attention(query, keys, value, sequence_ids, **options)
 
     inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 3, 4)).astype(np.float32)
     assert_gradients_equal_autodiff(function, plain, *inputs)
@@ -217,9 +218,9 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
     config = dataclasses.replace(config, scan_layers=scan_layers)
     used = []
 
-    def recorded(key, x, rate, rows):
+    def recorded(key, x, settings):
         jax.debug.callback(lambda words: used.append(words.tobytes()), jax.random.key_data(key))
-        return dropout(key, x, rate, rows)
+        return dropout(key, x, settings)
 
     monkeypatch.setattr(bert, "dropout", recorded)
     monkeypatch.setattr(attention, "dropout", recorded)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.dropout import dropout, hashed_bits
+from bert_jax.model.dropout import Dropout, dropout, hashed_bits
 
 SHAPE = (32, 128, 256)
 SIZE = 32 * 128 * 256
@@ -15,7 +15,10 @@ ROWS = jnp.arange(32)
 def mask(seed: int, rate: float = 0.1, shape=SHAPE) -> np.ndarray:
     """True where an element is kept."""
     return (
-        np.asarray(dropout(jax.random.key(seed), jnp.ones(shape), rate, jnp.arange(shape[0]))) > 0
+        np.asarray(
+            dropout(jax.random.key(seed), jnp.ones(shape), Dropout(jnp.arange(shape[0]), rate))
+        )
+        > 0
     )
 
 
@@ -25,16 +28,17 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_the_rate_is_kept_and_so_is_the_expectation(rate):
-    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), rate, ROWS))
+    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), Dropout(ROWS, rate)))
     sigma = np.sqrt(rate * (1 - rate) / SIZE)
     assert abs(np.mean(dropped == 0) - rate) < 4 * sigma
     assert abs(np.mean(dropped, dtype=np.float64) - 1) < 4 * sigma / (1 - rate)
-    assert set(np.unique(dropped)) == {0, np.float32(1 / (1 - rate))}
+    # The rate is float32.
+    assert set(np.unique(dropped)) == {0, 1 / (1 - np.float32(rate))}
 
 
 def test_rate_zero_changes_nothing():
     x = jnp.arange(6.0)
-    np.testing.assert_array_equal(dropout(jax.random.key(0), x, 0.0, jnp.arange(6)), x)
+    np.testing.assert_array_equal(dropout(jax.random.key(0), x, Dropout(jnp.arange(6), 0.0)), x)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -85,7 +89,7 @@ def test_every_bit_is_set_half_of_the_time():
 def test_the_gradient_is_dropped_where_the_value_was(dtype):
     key = jax.random.key(5)
     x = jax.random.normal(jax.random.key(6), (64, 48)).astype(dtype)
-    value, pull_back = jax.vjp(lambda x: dropout(key, x, 0.3, jnp.arange(64)), x)
+    value, pull_back = jax.vjp(lambda x: dropout(key, x, Dropout(jnp.arange(64), 0.3)), x)
     assert value.dtype == dtype
     # The function is linear, with a diagonal matrix: its gradient is itself.
     np.testing.assert_array_equal(pull_back(x)[0], value)
@@ -96,7 +100,7 @@ def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
     x = jnp.ones((16, 8))
 
     def drop(key, x):
-        return dropout(key, x, 0.5, jnp.arange(16))
+        return dropout(key, x, Dropout(jnp.arange(16), 0.5))
 
     plain = np.stack([drop(key, x) for key in keys])
     mapped = jax.jit(jax.vmap(lambda key: drop(key, x)))(keys)
@@ -107,9 +111,9 @@ def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
 
 def test_a_row_keeps_its_mask_wherever_it_is_computed():
     x = jnp.ones((16, 8, 4))
-    whole = dropout(jax.random.key(0), x, 0.5, jnp.arange(16))
+    whole = dropout(jax.random.key(0), x, Dropout(jnp.arange(16), 0.5))
     indices = jnp.array([11, 3, 4])
-    selected = dropout(jax.random.key(0), x[:3], 0.5, indices)
+    selected = dropout(jax.random.key(0), x[:3], Dropout(indices, 0.5))
     np.testing.assert_array_equal(selected, whole[indices])
 
 
@@ -148,5 +152,5 @@ def test_no_two_of_256_columns_are_correlated(stride):
 def test_no_two_of_the_layers_and_steps_are_correlated():
     keys = jax.random.split(jax.random.key(0), 256)
     x = jnp.ones((1, 2**17))
-    kept = jax.lax.map(lambda key: dropout(key, x, 0.1, jnp.array([3]))[0] > 0, keys)
+    kept = jax.lax.map(lambda key: dropout(key, x, Dropout(jnp.array([3]), 0.1))[0] > 0, keys)
     assert np.max(np.abs(scores(np.asarray(kept)))) < 5

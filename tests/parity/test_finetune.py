@@ -7,6 +7,8 @@ import sys
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
@@ -17,7 +19,7 @@ from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, label_weights, make_model
 from bert_jax.training.finetune_step import make_finetune_step
-from bert_jax.training.optimizer import make_optimizer, make_schedule
+from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
 from tests.helpers import write_torch_model
 
@@ -64,21 +66,23 @@ def ours(model, features) -> dict:
     mesh = partitioning.make_mesh(devices=jax.devices()[:1])
     state = TrainState(np.int32(0), model.params, optimizer.init(model.params))
     shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
-    state = jax.device_put(state, shardings)
+    state = state.map_trials(lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))
+    state = jax.device_put(state, shardings.map_trials(partitioning.stack_shardings))
     update = make_finetune_step(network, HEADS[head["task"]], lambda _: optimizer, shardings, 2)
     batches = finetune_batches(
         features,
         RowShape(LENGTH, 3, HEADS[head["task"]].labels, 0),
-        partitioning.batch_sharding(mesh),
+        NamedSharding(mesh, P("trial", *partitioning.BATCH)),
         batch_size=CONFIG.batch_size,
         microbatch_rows=2,
-        seed=0,
+        seeds=[0],
         start=0,
         stop=num_steps,
     )
+    keys, numbers = jax.random.split(jax.random.key(0), 1), Hyperparameters(*np.zeros((5, 1)))
     for rows, num_microbatches in batches:
-        state, _ = update(state, rows, num_microbatches, jax.random.key(0), None)
-    return jax.device_get(state.params)
+        state, _ = update(state, rows, num_microbatches, keys, numbers)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params)
 
 
 def theirs(model, features, kind: str, monkeypatch) -> None:

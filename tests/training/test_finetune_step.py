@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, RowShape, finetune_batches
@@ -74,6 +76,9 @@ def initial(model: BertForTask) -> dict:
     return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
 
+KEYS = jax.random.split(jax.random.key(2), 1)
+
+
 def build_update(
     kind, *, packed=True, microbatch_rows=16, devices=1, mesh_sizes=None, class_weights=(), **model
 ):
@@ -89,27 +94,35 @@ def build_update(
     (batch,) = finetune_batches(
         make_features(kind),
         shape,
-        partitioning.batch_sharding(mesh),
+        NamedSharding(mesh, P("trial", *partitioning.BATCH)),
         batch_size=BATCH,
         microbatch_rows=microbatch_rows,
-        seed=0,
+        seeds=[0],
         start=0,
         stop=1,
     )
-    return step, jax.device_put(state, shardings), batch
+    state = state.map_trials(lambda tree: stack([tree]))
+    return step, jax.device_put(state, shardings.map_trials(partitioning.stack_shardings)), batch
 
 
-def numbers(learning_rate: float) -> Hyperparameters:
-    return Hyperparameters(*map(np.float32, (learning_rate, 0, 0, 1)))
+def stack(trees: list):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def update(kind, **settings):
+def numbers(*learning_rates: float, dropout_rate: float = 0.0) -> Hyperparameters:
+    rates = [[rate, 0, 0, 1, dropout_rate] for rate in learning_rates]
+    return Hyperparameters(*np.float32(rates).T)
+
+
+def update(kind, dropout_rate=0.0, **settings):
     """Returns the loss of one batch, its gradients (from a step of SGD), and its microbatches."""
     step, state, (rows, num_microbatches) = build_update(kind, **settings)
     before = jax.device_get(state.params)
-    state, metrics = step(state, rows, num_microbatches, jax.random.key(2), numbers(1.0))
+    hyperparameters = numbers(1.0, dropout_rate=dropout_rate)
+    state, metrics = step(state, rows, num_microbatches, KEYS, hyperparameters)
     after = jax.device_get(state.params)
-    return float(metrics["loss"]), jax.tree.map(np.subtract, before, after), num_microbatches
+    gradients = jax.tree.map(lambda a, b: (a - b)[0], before, after)
+    return float(metrics["loss"][0]), gradients, num_microbatches
 
 
 def assert_same(one, two):
@@ -140,10 +153,8 @@ def test_two_updates_are_the_same_on_every_mesh():
         assert kernel.sharding.is_fully_replicated == (name in ("one device", "data"))
         losses = []
         for _ in range(2):
-            # The step adds a field to `rows`.
-            arguments = dict(rows), num_microbatches, jax.random.key(2), numbers(0.5)
-            state, metrics = step(state, *arguments)
-            losses.append(float(metrics["loss"]))
+            state, metrics = step(state, rows, num_microbatches, KEYS, numbers(0.5))
+            losses.append(float(metrics["loss"][0]))
         results[name] = losses, jax.device_get(state.params)
     expected_losses, expected_params = results.pop("one device")
     assert expected_losses[1] < expected_losses[0]
@@ -160,9 +171,9 @@ def test_another_learning_rate_compiles_nothing():
     for rate in (1.0, 0.5):
         after, _ = step(
             jax.device_put(initial, jax.tree.map(lambda leaf: leaf.sharding, state)),
-            dict(rows),
+            rows,
             num_microbatches,
-            jax.random.key(2),
+            KEYS,
             numbers(rate),
         )
         moved.append(jax.tree.map(np.subtract, initial.params, jax.device_get(after.params)))
@@ -188,10 +199,10 @@ def test_packed_predictions_and_their_loss_equal_unpacked(kind):
     model, features = make_model(kind), make_features(kind)
     mesh = partitioning.make_mesh(devices=jax.devices()[:1])
     step = finetune_step.make_predict_step(model, mesh, head_of(kind))
-    (packed, loss), (alone, loss_alone) = (
+    ((packed, loss),), ((alone, loss_alone),) = (
         finetune_step.predict(
             step,
-            initial(model),
+            stack([initial(model)]),
             HEADS[kind],
             features,
             row_shape(kind, packed),
@@ -251,7 +262,8 @@ def outputs_and_loss(kind: str, **head) -> tuple[list[np.ndarray], float]:
     head = head_of(kind, **head)
     step = finetune_step.make_predict_step(model, mesh, head)
     sharding = partitioning.batch_sharding(mesh)
-    return finetune_step.predict(step, initial(model), head, features, shape, 4, sharding)
+    params = stack([initial(model)])
+    return finetune_step.predict(step, params, head, features, shape, 4, sharding)[0]
 
 
 @pytest.mark.parametrize(

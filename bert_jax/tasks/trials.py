@@ -1,0 +1,206 @@
+"""Trials of a fine-tuning: the files of each one, and median, min and max scores over seeds."""
+
+import json
+import math
+import pathlib
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from bert_jax.model.heads import Outputs
+from bert_jax.runtime import main
+from bert_jax.runtime.command_line import NonFiniteLoss
+from bert_jax.tasks.setup import FinetuneSetup
+from bert_jax.tasks.task import Split
+from bert_jax.training.checkpoint import load_settings, saved_steps, write_checkpoint
+from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.workdir import write_json
+
+Prediction = tuple[Outputs, float | None]
+"""A head's output for each feature of a split, and their mean loss."""
+
+
+class Trial(NamedTuple):
+    """The configuration of one run, and its workdir."""
+
+    config: ConfigDict
+    workdir: pathlib.Path
+
+    @property
+    def result_path(self) -> pathlib.Path:
+        return self.workdir / "result.json"
+
+    @property
+    def diverged(self) -> bool:
+        return self.result_path.exists() and "diverged" in json.loads(self.result_path.read_text())
+
+
+class TrialRun:
+    """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
+
+    `best_step` and `score` are those of the best checkpoint, None if there is none.
+    """
+
+    def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
+        self._setup = setup
+        self.trial, self.seed = trial, trial.config.seed
+        self.settings = setup.settings(trial.config)
+        self.num_steps = setup.num_steps(trial.config)
+        self.hyperparameters = setup.hyperparameters(trial.config)
+        self.key = jax.random.key(self.seed)
+        self.error: NonFiniteLoss | None = None
+        self.loss, self.writes = math.inf, jax.process_index() == 0
+        self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
+        self.best, self.best_step, self.score = trial.workdir / "best", None, None
+        if steps := saved_steps(self.best):
+            self.best_step = steps[-1]
+            self.score = load_settings(self.best / str(self.best_step))["score"]
+
+    def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
+        """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
+        values = main.check_finite(step_metrics, step)
+        values = {f"train/{name}": float(value) for name, value in values.items()}
+        schedule = self._setup.schedule(self.hyperparameters)
+        values |= {"learning_rate": float(schedule(step - 1)), "seconds": seconds}
+        self.loss = values["train/loss"]
+        self.writer.write(step, values)
+
+    def give_up(self, error: NonFiniteLoss) -> None:
+        """Ends a trial that diverged, with a result that says so."""
+        self.error, self.loss = error, math.inf
+        logging.error("%s diverged: %s", self.trial.workdir.name, error)
+        self.writer.close()
+        if self.writes:
+            result = {"seed": self.seed, "metric": self._setup.task.metric}
+            result |= {"diverged": error.step, "message": str(error)}
+            write_json(self.trial.result_path, result)
+
+    def evaluate(self, step: int, split: str, scores: dict[str, float]) -> None:
+        """Writes and logs the scores of a split after `step`."""
+        self.writer.write(step, {f"{split}/{name}": score for name, score in scores.items()})
+        epoch, name = step / self._setup.steps_per_epoch, self.trial.workdir.name
+        logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, format_scores(scores))
+
+    def keep(self, step: int, params: dict, scores: dict[str, float]) -> None:
+        """Writes `params` and their scores as the best checkpoint."""
+        task = self._setup.task
+        self.best_step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
+        settings = self.settings | {"step": step, "score": self.score, "scores": scores}
+        # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
+        settings["tuned_head_settings"] = {name: task.head_settings[name] for name in task.tuned}
+        write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
+        for old_step in saved_steps(self.best):
+            if old_step != step and self.writes:
+                shutil.rmtree(self.best / str(old_step))
+
+    def finish(self, predictions: dict[str, Prediction], began: float) -> None:
+        """Writes the result and the predictions of the best checkpoint for each split."""
+        task, directory = self._setup.task, self.trial.workdir / "predictions"
+        result = {"seed": self.seed, "metric": task.metric, "steps": self.num_steps}
+        result["best_step"] = self.best_step
+        # Without a selector, collapse is judged on the first split with labels, or on the first.
+        judged = task.selector or min(task.splits, key=lambda split: not split.score, default=None)
+        for split in task.splits:
+            scores = score_split(split, *predictions[split.name])
+            if scores:
+                result[split.name] = scores
+                values = {f"final/{split.name}/{name}": score for name, score in scores.items()}
+                self.writer.write(self.num_steps, values)
+            if split is judged:
+                outputs = predictions[split.name][0]
+                result["collapsed"] = task.head.collapsed(split.features, outputs)
+            if self.writes:
+                directory.mkdir(exist_ok=True)
+                split.write(predictions[split.name][0], directory)
+        result["seconds"] = time.monotonic() - began
+        self.writer.close()
+        if self.writes:
+            write_json(self.trial.result_path, result)
+
+
+def score_split(split: Split, outputs: Outputs, loss: float | None) -> dict[str, float]:
+    """Returns the scores and the loss of a split; nothing if its labels are unknown."""
+    scores = split.score(outputs) if split.score else {}
+    return scores | ({"loss": loss} if scores and loss is not None else {})
+
+
+def fill_up(items: Sequence, mesh: Mesh) -> list:
+    """Repeats the last of `items` until their number is a multiple of the `trial` axis."""
+    return [*items, *[items[-1]] * (-len(items) % mesh.shape["trial"])]
+
+
+def stack_trees(trees: Sequence):
+    """Returns the tree whose leaves are those of `trees`, stacked on a new axis 0."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int, pathlib.Path]:
+    """Returns the workdir of each seed: `workdir` itself, or `workdir/seed_N` for several seeds.
+
+    Raises ValueError if `workdir` holds runs of other seeds, which `result.json` would omit.
+    """
+    if count > 1 and _holds_run(workdir):
+        raise ValueError(f"{workdir} holds a run of one seed: give another --workdir for several")
+    wanted = range(first, first + count)
+    runs = filter(_holds_run, workdir.glob("seed_[0-9]*"))
+    found = sorted(int(path.name.removeprefix("seed_")) for path in runs)
+    if found and (count == 1 or not set(found) <= set(wanted)):
+        low, high = min(*found, *wanted), max(*found, *wanted)
+        raise ValueError(
+            f"{workdir} holds runs of the seeds {', '.join(map(str, found))}: give another "
+            f"--workdir, or resume these with --config.seed={low} "
+            f"--config.num_seeds={max(high - low + 1, 2)}"
+        )
+    return {seed: workdir / f"seed_{seed}" if count > 1 else workdir for seed in wanted}
+
+
+def _holds_run(directory: pathlib.Path) -> bool:
+    return bool(saved_steps(directory / "best") or saved_steps(directory / "checkpoints"))
+
+
+def summarize_seeds(results: list[dict], metric: str) -> dict:
+    """Returns the median, minimum and maximum of each metric over seeds.
+
+    A seed has no scores for an entity type that it never predicts and no example has: these count
+    as 0, as 0 / 0 does in `entity_scores`.
+    """
+    combined = {}
+    for split in (name for name, value in results[0].items() if isinstance(value, dict)):
+        for name in dict.fromkeys(name for result in results for name in result[split]):
+            values = [result[split].get(name, 0.0) for result in results]
+            functions = (statistics.median, min, max)
+            combined[f"{split}/{name}"] = {each.__name__: each(values) for each in functions}
+    return {
+        "metric": metric,
+        "scores": combined,
+        "collapsed_seeds": [result["seed"] for result in results if result.get("collapsed")],
+        "seeds": results,
+        "seconds": sum(result["seconds"] for result in results),
+    }
+
+
+def format_seeds(results: list[dict]) -> str:
+    """Formats one line per seed, and one per metric with its median, minimum and maximum."""
+    lines = []
+    for result in results:
+        parts = [f"seed {result['seed']}, step {result['best_step']}"]
+        parts += [f"{k}: {format_scores(v)}" for k, v in result.items() if isinstance(v, dict)]
+        lines.append("; ".join(parts + ["collapsed to one class"] * result.get("collapsed", False)))
+    for name, value in summarize_seeds(results, "")["scores"].items():
+        lines.append(
+            f"median of {len(results)}: {name} {value['median']:.4f} "
+            f"({value['min']:.4f} to {value['max']:.4f})"
+        )
+    return "\n".join(lines)
+
+
+def format_scores(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name} {score:.4f}" for name, score in scores.items())
