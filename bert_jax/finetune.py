@@ -33,7 +33,6 @@ from bert_jax.tasks.trials import (
     Trial,
     TrialRun,
     fill_up,
-    format_seeds,
     score_split,
     seed_directories,
     stack_trees,
@@ -41,7 +40,6 @@ from bert_jax.tasks.trials import (
 )
 from bert_jax.training import finetune_step
 from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps
-from bert_jax.training.state import TRIAL_AXES
 from bert_jax.training.workdir import claim_workdir, write_json
 
 
@@ -65,7 +63,6 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         return results[0]
     finished = [result for result in results if "diverged" not in result]
     diverged = [result for result in results if "diverged" in result]
-    logging.info("All seeds:\n%s", format_seeds(finished))
     result = summarize_seeds(finished, setup.task.metric) | {
         "diverged_seeds": [{"seed": each["seed"], "step": each["diverged"]} for each in diverged]
     }
@@ -160,13 +157,16 @@ def run_stack(
     runs = [TrialRun(setup, trial, first_step) for trial in trials]
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, directory)
-        state = checkpointer.restore(first_step, setup.abstract_stack(len(names)))
+        keys = jax.random.split(jax.random.key(0), len(names))
+        shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
+        abstract = partitioning.with_shardings(shapes, stack_shardings)
+        state = checkpointer.restore(first_step, abstract)
         positions = [names.index(trial_name(trial, directory)) for trial in trials]
     else:
         positions = range(len(runs))
         keys = stack_trees([run.key for run in fill_up(runs, mesh)])
-        init = jax.vmap(setup.init, in_axes=(0, None), out_axes=TRIAL_AXES)
-        state = jax.jit(init, out_shardings=stack_shardings)(keys, setup.pretrained)
+        init = jax.jit(setup.init_stack, out_shardings=stack_shardings)
+        state = init(keys, setup.pretrained)
 
     last_step, step = max(run.num_steps for run in runs), first_step
     progress = tqdm.tqdm(
@@ -199,7 +199,7 @@ def run_stack(
         keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
         hyperparameters = stack_trees([run.hyperparameters for run in members])
         names = [trial_name(run.trial, directory) for run in members]
-        checkpointer.set_settings(runs[0].settings | {"stacked_trials": names})
+        checkpointer.settings = runs[0].settings | {"stacked_trials": names}
         batches = finetune_batches(
             task.train,
             setup.shape,

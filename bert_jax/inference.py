@@ -111,7 +111,7 @@ class PretrainedModel:
 
         Returns the `top_k` most probable, best first; for several masks one such list per mask.
         """
-        texts, is_single = _as_list(texts)
+        texts, chosen = _as_list(texts)
         _check_texts("texts", texts)
         _check_top_k(top_k, self.config.vocab_size)
         if "mlm" not in self.params:
@@ -137,8 +137,7 @@ class PretrainedModel:
             fills = best_fills(texts[index], probabilities, top_k, self.tokenizer)
             return fills[0] if len(fills) == 1 else fills
 
-        fills = self._apply(masked_logits, features, 8, fill)
-        return fills[0] if is_single else fills
+        return self._apply(masked_logits, features, 8, fill)[chosen]
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
@@ -154,12 +153,12 @@ class PretrainedModel:
           null_threshold: margin by which the logits of "no answer" must exceed an answer's to rank
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
         """
-        (questions, is_single), (contexts, is_shared) = _as_list(question), _as_list(context)
+        (questions, chosen), (contexts, _) = _as_list(question), _as_list(context)
         for name, texts in (("question", questions), ("context", contexts)):
             _check_texts(name, texts)
             if not all(map(str.strip, texts)):
                 raise ValueError(f"the {name} is empty")
-        contexts *= len(questions) if is_shared else 1
+        contexts *= len(questions) if isinstance(context, str) else 1
         if len(questions) != len(contexts):
             counts = f"{len(questions)} questions and {len(contexts)} contexts"
             raise ValueError(f"{counts}: expected one context, or one for each question")
@@ -174,11 +173,10 @@ class PretrainedModel:
         passages = spans.make_passages(pairs, self.tokenizer, config)
         windows = [window for passage in passages for window in passage.features]
         outputs = iter(self._head_outputs(windows))
-        answers = [
+        return [
             spans.best_answers(passage, [next(outputs) for _ in passage.windows], config)[:top_k]
             for passage in passages
-        ]
-        return answers[0] if is_single else answers
+        ][chosen]
 
     def encode(
         self,
@@ -197,7 +195,7 @@ class PretrainedModel:
           max_length: maximum in tokens. None: the size of the position table; for a bi-encoder
             `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
         """
-        texts, is_single = _as_list(texts)
+        texts, chosen = _as_list(texts)
         bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}
         limit = self.config.max_position_embeddings
         if max_length is None:
@@ -213,8 +211,7 @@ class PretrainedModel:
         module = BertForTask(self.config, EMBEDDING, 0, pooling, normalize)
         function = functools.partial(forward.head_outputs, module, self.params)
         vectors = self._apply(function, self._features(texts, max_length), batch_size)
-        vectors = np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)
-        return vectors[0] if is_single else vectors
+        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)[chosen]
 
     def features(
         self, texts: Texts, layers: int | Sequence[int] | None = None, batch_size: int = 32
@@ -224,7 +221,7 @@ class PretrainedModel:
         Returns float32 `[num_tokens, len(layers), hidden_size]` for each text. Layer 0 is the
         embeddings, -1 the last layer; by default the last four, or fewer if the model has fewer.
         """
-        texts, is_single = _as_list(texts)
+        texts, chosen = _as_list(texts)
         last, params = self.config.num_layers, self.params["bert"]
         layers = range(max(last - 3, 1), last + 1) if layers is None else layers
         layers = tuple(np.atleast_1d(layers).tolist())
@@ -232,8 +229,7 @@ class PretrainedModel:
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
         features = self._features(texts, self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
-        hidden = self._apply(function, features, batch_size)
-        return hidden[0] if is_single else hidden
+        return self._apply(function, features, batch_size)[chosen]
 
     def classify(
         self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
@@ -249,18 +245,17 @@ class PretrainedModel:
         else:
             head = self._need_head("rank labels", "classification", "multi_label")
             _check_top_k(top_k, len(head["labels"]))
-        texts, is_single = _as_list(texts)
+        texts, chosen = _as_list(texts)
         outputs = self._head_outputs(self._features(texts, head["max_seq_length"], pairs=True))
         if head["task"] == "regression":
-            ranked = [float(output[0]) for output in outputs]
-        else:
-            is_multi = head["task"] == "multi_label"
-            ranked = [best_labels(head["labels"], logits, is_multi)[:top_k] for logits in outputs]
-            if is_multi and top_k is None:
-                ranked = [[best for best in labels if best.probability > 0.5] for labels in ranked]
-            elif top_k is None:
-                ranked = [labels[0] for labels in ranked]
-        return ranked[0] if is_single else ranked
+            return [float(output[0]) for output in outputs][chosen]
+        is_multi = head["task"] == "multi_label"
+        ranked = [best_labels(head["labels"], logits, is_multi)[:top_k] for logits in outputs]
+        if is_multi and top_k is None:
+            ranked = [[best for best in labels if best.probability > 0.5] for labels in ranked]
+        elif top_k is None:
+            ranked = [labels[0] for labels in ranked]
+        return ranked[chosen]
 
     def rank(self, text: str, candidates: Sequence[str]) -> list[Ranked]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
@@ -286,16 +281,15 @@ class PretrainedModel:
         `[start, end)` and, like words, a probability.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
-        texts, is_single = _as_list(texts)
+        texts, chosen = _as_list(texts)
         split = list(map(split_words, texts))
         sentences = [Sentence([text[s:e] for s, e in words], [], None, 0) for text, words in split]
         limit = head["max_seq_length"]
         features, positions, _ = tagging_features(sentences, (), self.tokenizer, limit, False)
         tags = best_tags(self._head_outputs(features), positions, head["labels"])
-        tagged = [
+        return [
             tagged_text(text, words, itertools.islice(tags, len(words))) for text, words in split
-        ]
-        return tagged[0] if is_single else tagged
+        ][chosen]
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""
@@ -341,11 +335,11 @@ class PretrainedModel:
         return results
 
 
-def _as_list(inputs: object) -> tuple[list, bool]:
-    """Returns the inputs as a list, and whether there is only one (a string or a tuple)."""
+def _as_list(inputs: object) -> tuple[list, slice | int]:
+    """Returns the inputs as a list, and the index that selects all results or the only one."""
     if isinstance(inputs, Iterable) and not isinstance(inputs, str | tuple):
-        return list(inputs), False
-    return [inputs], True
+        return list(inputs), slice(None)
+    return [inputs], 0  # A string or a tuple.
 
 
 def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequence[str]]:

@@ -179,8 +179,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
     scores = evaluate(eval_step, state.params, phase, sharding, config, beat)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     writer.close()
-    counts = phase.heldout.count_tokens()
-    result = scores | metrics.unigram_baseline(counts, tuple(tokenizer.special_ids))
+    result = scores | metrics.unigram_baseline(phase.heldout.count_tokens(), tokenizer.special_ids)
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
     if is_first:
         write_json(result_path, result)

@@ -73,13 +73,9 @@ class Tokenizer:
             offsets = []
             limits = [*(begin for begin, _ in raw_offsets[1:]), len(text)]
             for (begin, end), limit in zip(raw_offsets, limits, strict=False):
-                while begin < end and text[begin].isspace():
-                    begin += 1
-                while end < limit and not text[end].isspace():
-                    end += 1
-                while begin < end and text[end - 1].isspace():
-                    end -= 1
-                offsets.append((begin, end))
+                end += len(re.match(r"\S*", text[end:limit])[0])
+                piece = text[begin:end].lstrip()
+                offsets.append((end - len(piece), end - len(piece) + len(piece.rstrip())))
             encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
         return encoded
 

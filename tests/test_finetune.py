@@ -12,7 +12,7 @@ import bert_jax
 from bert_jax import finetune
 from bert_jax.interop.read import read_model
 from bert_jax.runtime.command_line import NonFiniteLoss
-from bert_jax.tasks.trials import Trial, format_seeds, summarize_seeds
+from bert_jax.tasks.trials import Trial, summarize_seeds
 from bert_jax.training.checkpoint import (
     find_checkpoint,
     load_settings,
@@ -311,7 +311,6 @@ def test_collapsed_run_is_reported(given, tmp_path):
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["collapsed"]
-    assert "collapsed to one class" in format_seeds([result])
     assert summarize_seeds([result], result["metric"])["collapsed_seeds"] == [0]
 
 

@@ -1,297 +1,279 @@
-r"""Fine-tunes over a grid of hyperparameters: one run per point, with several seeds each.
+r"""Fine-tunes over a grid of hyperparameters, with trials of the same shapes as one program.
 
-python tools/sweep.py --runs=runs/sweep --grid=learning_rate=5e-5,3e-5,2e-5 \
-    --grid=batch_size=16,32 --seeds=3 -- --config=configs/finetune/text_classification.py \
-    --config.init_from=runs/base --config.data.train=train.csv --config.data.dev=dev.csv
+    python tools/sweep.py --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/sweep \
+        --config.base.init_from=runs/base --config.base.data.directory=glue_data
 
-Arguments after `--` are passed to every `python -m bert_jax.finetune`; `--paper` is the grid of
-Devlin et al. (2018), section 4.1 and appendix A.3. The same command resumes a sweep: it skips the
-finished points and retries the failed ones; a larger `--seeds` adds seeds. Points that differ only
-in learning_rate, weight_decay, warmup_fraction or num_epochs share their compiled programs. The
-table is sorted by the median of the metric that selects checkpoints, over the seeds that did not
-diverge; `sweep.json` holds the same.
+A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
+fields, of which all combinations are run; `trials`, further points as dicts; `num_seeds`; and
+`max_stacked_trials`. Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay,
+warm-up, epochs, dropout) train as one stacked program. Each has a workdir in DIR/trials, as a
+fine-tuning alone would; report.html, report.md and trials.csv compare them after each program. The
+same command resumes a stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds.
+`--dry_run` lists the trials and programs.
 """
 
-import concurrent.futures
-import ctypes
+import copy
+import difflib
 import itertools
 import json
-import multiprocessing
-import os
 import pathlib
-import shlex
-import signal
-import subprocess
-import sys
+import re
+import shutil
+from collections.abc import Sequence
 
 import jax
-from absl import app, flags
+from absl import flags, logging
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
-from bert_jax.finetune import read_weights
-from bert_jax.runtime.command_line import (
-    INTERRUPTED,
-    PREEMPTED,
-    CheckpointError,
-    define_config,
-    parse_flags,
+from bert_jax import finetune
+from bert_jax.runtime import distributed, main
+from bert_jax.runtime.command_line import NonFiniteLoss
+from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup, check_numbers
+from bert_jax.tasks.trials import Trial
+from bert_jax.tools import sweep_report
+from bert_jax.tools.sweep_report import Point, show
+from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, claim_workdir, write_json
+
+# Fields of a sweep that may differ when it is resumed.
+CHANGEABLE = (
+    *("num_seeds", "max_stacked_trials"),
+    *(f"base.{name}" for name in CHANGEABLE_ON_RESUME),
 )
-from bert_jax.tasks.setup import check_numbers, hash_contents, read_task
-from bert_jax.training.workdir import write_json
-
-PAPER = ("batch_size=16,32", "learning_rate=5e-5,4e-5,3e-5,2e-5", "num_epochs=2,3,4")
-
-RUNS = flags.DEFINE_string("runs", None, "Directory for all runs.", required=True)
-GRID = flags.DEFINE_multi_string("grid", [], "FIELD=VALUE,VALUE,... of the configuration.")
-IN_PAPER = flags.DEFINE_bool("paper", False, f"Adds --grid={' --grid='.join(PAPER)}")
-SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds per point.", lower_bound=1)
 
 
-def grid_points(grid: list[str]) -> list[dict[str, str]]:
-    """Returns every combination: "a=1,2" and "b=3" -> [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}].
+def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False) -> dict:
+    """Runs or resumes the sweep in `workdir`; returns its best point and the path of its report.
 
-    Raises ValueError for an invalid grid.
+    With `dry_run` it only reads weights and examples, and returns the number of trials and steps.
+    In a multi-process run every process must call it, after `distributed.initialize`.
     """
-    fields = {}
-    for text in grid:
-        name, equals, values = text.partition("=")
-        values = [value for value in values.split(",") if value]
-        if not (name and equals and values):
-            raise ValueError(f"--grid={text}: expected FIELD=VALUE,VALUE,...")
-        if name in fields or len(set(values)) < len(values):
-            raise ValueError(f"--grid={text}: a field or a value is given twice")
-        fields[name] = values
-    if not fields:
-        raise ValueError("the grid is empty: give --grid=FIELD=VALUE,VALUE,... or --paper")
-    return [
-        dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())
+    workdir = pathlib.Path(workdir)
+    with distributed.raise_on_all_processes():
+        check_sweep(config)
+        points = make_points(config, workdir / "trials")
+        check_directory(workdir, config)
+        groups = group_trials(points)
+        steps, metrics = {}, set()
+        for group in reversed(groups):  # The setup of the first group remains, for its run.
+            setup = prepare(group)
+            steps |= {trial.workdir.name: setup.num_steps(trial.config) for trial in group}
+            metrics.add(setup.task.metric)
+        if len(metrics) > 1:
+            names = ", ".join(sorted(metrics))
+            raise ValueError(f"the points have different metrics ({names}): sweep each separately")
+    stacks = [split(group, config.max_stacked_trials, n) for n, group in enumerate(groups, 1)]
+    programs = {name: stack for each in stacks for name, stack in each.items()}
+    if dry_run:
+        return show_plan(programs, steps)
+
+    main.enable_compilation_cache(workdir)
+    is_writer, metric = jax.process_index() == 0, setup.task.metric
+    names = {name: [each.workdir.name for each in stack] for name, stack in programs.items()}
+    with claim_workdir(workdir, config.to_dict()):
+        if is_writer:
+            write_json(workdir / "sweep.json", {"config": config.to_dict(), "programs": names})
+        for index, group in enumerate(groups):
+            if index:
+                setup = prepare(group)
+            for name, stack in stacks[index].items():
+                logging.info("Program %s of %s: %d trials", name, ", ".join(names), len(stack))
+                run_program(setup, stack, workdir / "programs" / name)
+                if is_writer:
+                    summary = sweep_report.write(workdir, config, points, metric)
+    return summary if is_writer else {}
+
+
+def check_sweep(config: ConfigDict) -> None:
+    """Validates the fields of a sweep. Raises ValueError."""
+    if config.base.num_seeds != 1:
+        given = config.base.num_seeds
+        raise ValueError(f"--config.base.num_seeds={given}: expected 1; set --config.num_seeds")
+    for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0)):
+        if config[name] < minimum:
+            raise ValueError(f"--config.{name}={config[name]}: expected at least {minimum}")
+    for name, values in flat(config.grid).items():
+        if not isinstance(values, tuple | list) or not values:
+            fix = "a field that does not vary is set in --config.base"
+            raise ValueError(f"--config.grid.{name}={values!r}: expected one or more values; {fix}")
+    for index, values in enumerate(config.trials):
+        if not isinstance(values, dict):
+            raise ValueError(f"trials[{index}]={values!r}: expected a dict of fields and values")
+
+
+def make_points(config: ConfigDict, directory: pathlib.Path) -> list[Point]:
+    """Returns the combinations of the grid, then the points of `config.trials`, with their trials.
+
+    The workdir of a trial is named after the values of the fields in which the points differ, and
+    its seed. Raises ValueError for invalid fields or values.
+    """
+    grid = flat(config.grid)
+    overrides = [
+        ("grid", dict(zip(grid, values, strict=True)))
+        for values in itertools.product(*grid.values())
+        if grid or not config.trials
     ]
+    overrides += [(f"trials[{index}]", each) for index, each in enumerate(config.trials)]
+    configs = [override(config.base, values, where) for where, values in overrides]
+    fields = dict.fromkeys(name for _, values in overrides for name in values)
+    resolved = [{name: flat(each)[name] for name in fields} for each in configs]
+    varying = [name for name in fields if len({repr(each[name]) for each in resolved}) > 1]
+    points, found = [], {}
+    for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
+        values = {name: values[name] for name in varying}
+        label = ",".join(f"{name}={show(value)}" for name, value in values.items())
+        label = re.sub(r"[^\w.,=+-]+", "_", label)  # As the name of a file.
+        if label in found or len(label) > 200:
+            problem = f"is also a point of {found[label]}" if label in found else "is too long"
+            advice = "give each point once, with short values that differ in letters or digits"
+            raise ValueError(f"{where}: {label or 'the point'} {problem}: {advice}")
+        found[label] = where
+        trials = []
+        for seed in range(base.seed, base.seed + config.num_seeds):
+            trial = base.copy_and_resolve_references()
+            trial.seed = seed
+            name = f"{label},seed={seed}".lstrip(",")
+            trials.append(Trial(trial, directory / name))
+        points.append(Point(values, trials))
+    return points
 
 
-def point_name(point: dict[str, str]) -> str:
-    return ",".join(f"{field}={value}" for field, value in point.items()).replace("/", "_")
+def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
+    """Returns a copy of `base` with other `values`, by dotted name. Raises ValueError."""
+    config, known = copy.deepcopy(base), flat(base)
+    for name, value in values.items():
+        place = f"{where}.{name}"
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, 1, cutoff=0)[0]
+            raise ValueError(f"{place}: there is no such field in `base`; did you mean {nearest}?")
+        if name in ("seed", "num_seeds"):
+            fix = "--config.base.seed sets the first seed, --config.num_seeds the number of seeds"
+            raise ValueError(f"{place}={value}: expected no seeds in a point; {fix}")
+        *parents, field = name.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        expected = node.get_type(field)
+        is_none = value is None and known[name] is not None
+        try:
+            if is_none or (isinstance(value, bool) and expected is not bool):
+                raise TypeError
+            node[field] = value
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{place}: {value!r} is of type {type(value).__name__}; expected "
+                f"{expected.__name__}, as in `base`, where it is {known[name]!r}"
+            ) from error
+    return config
 
 
-def point_flags(point: dict[str, str]) -> list[str]:
-    return [f"--config.{field}={value}" for field, value in point.items()]
+def flat(config: ConfigDict) -> dict[str, object]:
+    """Returns the values of all fields by dotted name."""
+    return flatten_dict(config.to_dict(), sep=".")
 
 
-def check_points(points: list[dict[str, str]], command: list[str]) -> dict[str, str]:
-    """Validates the fields of all points, and reads the weights and the examples of the first.
-
-    Returns hashes of their contents. Raises ValueError or OSError for invalid input, and if no
-    score would decide between the points.
-    """
-    jax.config.update("jax_platforms", "cpu")
-    for point in reversed(points):
-        arguments = [*command, *point_flags(point)]
-        values = flags.FlagValues()
-        define_config("", values, arguments)
-        parse_flags(["sweep", *arguments], values, known_only=True)
-        if values.config is None:
-            raise ValueError("no configuration: give the arguments of the runs, -- --config=FILE")
-        check_numbers(values.config)
-    weights = read_weights(values.config)
-    found = weights.settings["head"] if "head" in weights.params else None
-    task = read_task(values.config, found, weights.tokenizer)
-    if not task.selector:
-        split = task.metric.partition("/")[0]
-        raise ValueError(
-            f"no score would decide between the points: {task.metric} needs examples with labels "
-            f"for {split}, as in --config.data.{split}=FILE"
-        )
-    return hash_contents(values.config, task, weights.params, weights.tokenizer)
-
-
-def finished_seeds(workdir: pathlib.Path) -> int:
-    """Returns the number of seeds in `result.json`, diverged ones included; 0 without it."""
-    path = workdir / "result.json"
-    result = json.loads(path.read_text()) if path.exists() else {"seeds": []}
-    return len(result.get("seeds", [result])) + len(result.get("diverged_seeds", []))
-
-
-def move_single_seed(workdir: pathlib.Path) -> None:
-    """Moves the run of a single seed from `workdir` to `workdir/seed_N`, as for several seeds."""
-    if (config := workdir / "config.json").exists():
-        seed = json.loads(config.read_text())["seed"]
-        moved = workdir.rename(workdir.with_name(f"{workdir.name}.moved"))
-        workdir.mkdir()
-        moved.rename(workdir / f"seed_{seed}")
-
-
-def run_point(
-    directory: pathlib.Path, point: dict[str, str], command: list[str], num_seeds: int
-) -> dict:
-    """Runs a point unless it is finished, and returns its row of the table."""
-    workdir = directory / point_name(point)
-    log, error = (directory / f"{point_name(point)}.{kind}" for kind in ("log", "error"))
-    exit_code = 0
-    if finished_seeds(workdir) < num_seeds:
-        if num_seeds > 1:
-            move_single_seed(workdir)
-        fields = [*point_flags(point), f"--config.num_seeds={num_seeds}"]
-        files = {
-            "BERT_JAX_ERROR_FILE": error,
-            "JAX_COMPILATION_CACHE_DIR": directory / "compiled",
-        }
-        error.unlink(missing_ok=True)
-        exit_code = _run([*command, *fields, f"--workdir={workdir}"], log, files)
-    row = {"point": point, "workdir": str(workdir)}
-    if exit_code:
-        killed = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-        message = error.read_text() if error.exists() else f"ended by {killed}"
-        return row | {"error": message, "log": str(log)}
-    result = json.loads((workdir / "result.json").read_text())
-    return row | score_summary(result) | {"seconds": result["seconds"]}
-
-
-def _run(command: list[str], log: pathlib.Path, files: dict[str, pathlib.Path]) -> int:
-    """Returns the exit code of a fine-tuning. A signal stops the run first, then this program.
-
-    `files` become environment variables of the run. The run also stops if this program is killed.
-    """
-    libc, die_with_parent = ctypes.CDLL(None), 1  # PR_SET_PDEATHSIG of Linux's prctl.
-    received, started = [], []
-
-    def forward(number, frame):
-        received.append(number)
-        for process in started:
-            process.send_signal(number)
-
-    handlers = {
-        number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bert_jax.finetune", *command],
-            env=os.environ | {name: str(path) for name, path in files.items()},
-            stdout=stream,
-            stderr=stream,
-            preexec_fn=lambda: libc.prctl(die_with_parent, signal.SIGTERM),
-            start_new_session=True,  # So Ctrl-C reaches it only once, from `forward`.
-        )
-    started.append(process)
-    for number in received:  # A signal may arrive before `started` has the process.
-        process.send_signal(number)
-    exit_code = process.wait()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    if received or exit_code in (INTERRUPTED, PREEMPTED):
-        print("stopped. Run the same command to resume.")
-        if received:
-            exit_code = INTERRUPTED if signal.SIGINT in received else PREEMPTED
-        sys.exit(exit_code)
-    return exit_code
-
-
-def score_summary(result: dict) -> dict:
-    """Returns median, min and max of the deciding metric, from the `result.json` of any run."""
-    metric, statistics = result["metric"], ("median", "min", "max")
-    if "seeds" in result:
-        scores = result["scores"].get(metric, dict.fromkeys(statistics))
-        collapsed = result["collapsed_seeds"]
-    else:
-        split, _, name = metric.rpartition("/")
-        scores = dict.fromkeys(statistics, result.get(split, {}).get(name))
-        collapsed = [result["seed"]] if result.get("collapsed") else []
-    diverged = result.get("diverged_seeds", [])
-    return {"metric": metric, **scores, "collapsed_seeds": collapsed, "diverged_seeds": diverged}
-
-
-def format_table(rows: list[dict]) -> str:
-    """Formats the rows of the table as aligned text."""
-    fields = list(rows[0]["point"])
-    lines = [[*fields, "median", "min", "max", "collapsed seeds", "diverged seeds", "seconds"]]
-    for row in rows:
-        values = list(row["point"].values())
-        if "error" in row:
-            reason = row["error"].partition("\n")[0]
-            lines.append([*values, f"failed: {reason}"])
-            continue
-        scores = [row[name] for name in ("median", "min", "max")]
-        values += ["-" if score is None else f"{score:.4f}" for score in scores]
-        values.append(" ".join(map(str, row["collapsed_seeds"])))
-        values.append(
-            " ".join(f"{each['seed']} (step {each['step']})" for each in row["diverged_seeds"])
-        )
-        lines.append([*values, f"{row['seconds']:.0f}"])
-    widths = [
-        max(
-            len(line[column])
-            for line in lines
-            if column < len(fields) or len(line) == len(lines[0])  # Errors do not widen columns.
-        )
-        for column in range(len(lines[0]))
-    ]
-    return "\n".join(
-        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=False))
-        for line in lines
+def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
+    """Raises ValueError if `workdir` holds another sweep."""
+    path = workdir / "sweep.json"
+    if not path.exists():
+        return
+    given = flatten_dict(json.loads(json.dumps(config.to_dict())), sep=".")
+    saved = flatten_dict(json.loads(path.read_text())["config"], sep=".")
+    differences = "\n".join(
+        f"  {name}: {saved.get(name)!r} in {path}, {given.get(name)!r} now"
+        for name in sorted(given.keys() | saved.keys())
+        if given.get(name) != saved.get(name) and not name.startswith(CHANGEABLE)
     )
+    if differences:
+        raise ValueError(
+            f"{workdir} belongs to another sweep:\n{differences}\n"
+            "Use the same settings to resume it, or another --workdir to start a new sweep"
+        )
 
 
-def sweep(
-    directory: pathlib.Path,
-    grid: list[str],
-    command: list[str],
-    num_seeds: int = 1,
-    contents: dict[str, str] | None = None,
-) -> list[dict]:
-    """Runs all points; returns their rows, best first, then those without a score and failures.
+def group_trials(points: Sequence[Point]) -> list[list[Trial]]:
+    """Groups the trials whose fields outside PER_TRIAL are equal.
 
-    `contents` are the hashes of what the runs read. Raises ValueError if `directory` holds a sweep
-    with another command or other contents, whose results would not be comparable.
+    The first seed of all points comes first, so that more seeds do not change the first programs.
     """
-    points = grid_points(grid)
-    if len(set(map(point_name, points))) < len(points):
-        raise ValueError(
-            "two points of the grid have the same directory: change a value's spelling"
-        )
-    directory.mkdir(parents=True, exist_ok=True)
-    record = directory / "sweep.json"
-    before = json.loads(record.read_text()) if record.exists() else {"command": command}
-    if before["command"] != command:
-        raise ValueError(
-            f"{directory} holds a sweep with another command:\n  {shlex.join(before['command'])}\n"
-            f"instead of\n  {shlex.join(command)}\nGive another --runs, or remove it"
-        )
-    if before.get("contents", contents) != contents:
-        found = before["contents"].items() ^ contents.items()
-        names = ", ".join(sorted({name for name, _ in found}))
-        raise ValueError(
-            f"the contents of {names} have changed since the sweep in {directory} began: "
-            "give another --runs, or remove it"
-        )
-    write_json(record, {"command": command, "contents": contents, "points": []})
-    rows = []
-    for number, point in enumerate(points, 1):
-        print(f"{number}/{len(points)} {point_name(point)}: ", end="", flush=True)
-        rows.append(row := run_point(directory, point, command, num_seeds))
-        if "error" in row:
-            print(f"failed, see {row['log']}: {row['error']}", flush=True)
-        else:
-            score = "no score" if row["median"] is None else f"{row['median']:.4f}"
-            print(f"{row['metric']} {score}, {row['seconds']:.0f} s", flush=True)
-        rows.sort(key=lambda row: (row.get("median") is None, -(row.get("median") or 0)))
-        write_json(record, {"command": command, "contents": contents, "points": rows})
-    return rows
+    groups = {}
+    by_seed = zip(*(point.trials for point in points), strict=True)
+    for trial in itertools.chain.from_iterable(by_seed):
+        shared = {k: v for k, v in flat(trial.config).items() if k not in PER_TRIAL}
+        groups.setdefault(repr(shared), []).append(trial)
+    return list(groups.values())
 
 
-def main(argv: list[str]) -> None:
-    directory = pathlib.Path(RUNS.value).absolute()
-    grid = [*(PAPER if IN_PAPER.value else ()), *GRID.value]
+def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence[Trial]]:
+    """Returns the programs of group `number` by name: at most `size` trials each (0: all)."""
+    starts = range(0, len(trials), size or len(trials))
+    parts = [trials[start : start + starts.step] for start in starts]
+    return {f"{number}.{part}": stack for part, stack in enumerate(parts, 1)}
+
+
+def prepare(trials: Sequence[Trial]) -> FinetuneSetup:
+    """Builds the setup of trials that differ only in PER_TRIAL. Raises ValueError."""
+    trial = trials[0]
     try:
-        # In another process: this one must neither use an accelerator nor start threads.
-        spawn = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
-            contents = pool.submit(check_points, grid_points(grid), argv[1:]).result()
-        rows = sweep(directory, grid, argv[1:], SEEDS.value, contents)
-    except (CheckpointError, ImportError, OSError, ValueError) as error:
-        sys.exit(f"sweep: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    print(format_table(rows))
-    if any("error" in row for row in rows):
-        sys.exit(1)
+        for trial in trials:
+            check_numbers(trial.config)
+        setup = finetune.prepare(trials[0].config)
+    except (ValueError, OSError) as error:
+        message = str(error).replace("--config.", "--config.base.")
+        raise ValueError(f"{trial.workdir.name}: {message}") from error
+    if not setup.task.selector:
+        name = setup.task.metric.partition("/")[0]
+        raise ValueError(
+            f"no score would decide between the points: {setup.task.metric} needs examples with "
+            f"labels for {name}, as in --config.base.data.{name}=FILE"
+        )
+    return setup
+
+
+def show_plan(programs: dict[str, Sequence[Trial]], steps: dict[str, int]) -> dict:
+    """Prints the trials with their program and number of steps; returns the totals."""
+    names = {name: [trial.workdir.name for trial in stack] for name, stack in programs.items()}
+    width = max(map(len, steps))
+    if jax.process_index() == 0:
+        print(f"{'trial':{width}}  program   steps")
+        for program, trials in names.items():
+            print(*(f"{name:{width}}  {program:>7}  {steps[name]:6}" for name in trials), sep="\n")
+    return {
+        "trials": len(steps),
+        "steps_of_all_trials": sum(steps.values()),
+        "programs": {
+            program: {"trials": len(trials), "steps": max(steps[name] for name in trials)}
+            for program, trials in names.items()
+        },
+    }
+
+
+def run_program(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> None:
+    """Runs or resumes `trials` as one program, whose training state is in `directory`."""
+    names = {
+        finetune.trial_name(trial, directory) for trial in trials if not trial.result_path.exists()
+    }
+    if jax.process_index() == 0 and names.isdisjoint(finetune.saved_trials(directory)):
+        # Of finished trials, or those of other programs before max_stacked_trials was changed.
+        shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    try:
+        finetune.run_trials(setup, trials, directory)
+    except NonFiniteLoss as error:
+        logging.error("No trial of program %s has a finite loss: %s", directory.name, error)
+        result = {"metric": setup.task.metric, "diverged": error.step, "message": str(error)}
+        for trial in trials:  # A single trial leaves no result.
+            if jax.process_index() == 0 and not trial.result_path.exists():
+                write_json(trial.result_path, {"seed": trial.config.seed} | result)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        advice = f"set --config.max_stacked_trials to less than {len(trials)}, or a smaller"
+        raise ValueError(
+            f"out of memory in program {directory.name}, with {len(trials)} trials: {advice} "
+            "--config.base.per_device_batch_size"
+        ) from error
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only list the trials and programs.")
+    main.start(lambda config, workdir: sweep(config, workdir, DRY_RUN.value), "tools.sweep")

@@ -6,18 +6,21 @@ shard, whose parts workers then pair and pack in random groups. Randomness depen
 and the index of the batch or shard, not on the number of processes.
 """
 
+import array
 import bisect
 import collections
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
 import pathlib
 import pickle
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tqdm
@@ -26,12 +29,13 @@ from bert_jax.corpus import writing
 from bert_jax.corpus.packing import pack_pairs
 from bert_jax.corpus.pairs import NOT_NEXT, SPECIAL_TOKENS_PER_PAIR, make_pairs
 from bert_jax.corpus.parallel import ordered_map
-from bert_jax.corpus.parts import DocumentPart, cut_into_parts
 from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
 from bert_jax.corpus.sentences import MODES, UNREADABLE, cut_sentence, split_sentences
 from bert_jax.tokenization import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; a few batches per core are read ahead
+# About 32 KiB of text: even a few long documents give many parts, each with many pairs.
+MAX_PART_TOKENS = 1 << 13
 # Enough parts to draw random next sentences from; a worker holds a group as Python integers.
 GROUP_TOKENS = 1 << 18
 # A shard holds many parts and is shuffled in memory; a small input has shards for all cores.
@@ -57,14 +61,12 @@ class CorpusConfig:
     data_dir: str = ""  # directory of prepared TFDS data sets; "" means TFDS's default
 
     def __post_init__(self):
-        bounds = {
+        bounds = dict.fromkeys(("max_pairs_per_row", "dupe_factor", "block_rows"), (1, math.inf))
+        bounds |= {
             "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_VOCABULARY - 1),
-            "max_pairs_per_row": (1, math.inf),
             "short_seq_prob": (0, 1),
-            "dupe_factor": (1, math.inf),
             "heldout_fraction": (0, 0.5),
             "seed": (0, math.inf),
-            "block_rows": (1, math.inf),
             "num_shards": (0, 99_999),
         }
         for name, (low, high) in bounds.items():
@@ -102,6 +104,26 @@ def split_of(text: str, config: CorpusConfig) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
     is_heldout = int.from_bytes(digest) < config.heldout_fraction * 2**64
     return "heldout" if is_heldout else "train"
+
+
+class DocumentPart(NamedTuple):
+    """Consecutive sentences of one document; `source` is the document's number."""
+
+    source: int
+    sentences: list[bytes]  # uint16 token ids; Python integers take 20 times the memory
+
+    def ids(self) -> list[list[int]]:
+        """Returns the token ids of each sentence."""
+        return [memoryview(sentence).cast("H").tolist() for sentence in self.sentences]
+
+
+def cut_into_parts(source: int, sentences: list[list[int]]) -> Iterator[DocumentPart]:
+    """Yields parts with equal numbers of sentences, of at most about `MAX_PART_TOKENS` each."""
+    num_parts = min(math.ceil(sum(map(len, sentences)) / MAX_PART_TOKENS), len(sentences))
+    bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
+    encoded = [array.array("H", ids).tobytes() for ids in sentences]
+    for start, stop in itertools.pairwise(bounds):
+        yield DocumentPart(source, encoded[start:stop])
 
 
 def tokenize_batch(
@@ -296,11 +318,8 @@ def _describe_split(
     if not num_documents:
         raise ValueError("the input holds no document: it is blank, or a dump without articles")
     rows, pairs, tokens, not_next = (count[n] for n in ("rows", "pairs", "tokens", "not_next"))
-    dropped = {
-        name.removeprefix("dropped_"): count[name]
-        for name in sorted(count)
-        if name.startswith("dropped_")
-    }
+    names = sorted(name for name in count if name.startswith("dropped_"))
+    dropped = {name.removeprefix("dropped_"): count[name] for name in names}
     if not rows:
         reasons = f" (dropped: {dropped})" if any(dropped.values()) else ""
         raise ValueError(

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 _function: Callable  # set once when a worker process starts
 
@@ -47,9 +46,7 @@ def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> 
 
 def usable_cores() -> int:
     """Returns the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _start_worker(function: Callable) -> None:
@@ -58,5 +55,5 @@ def _start_worker(function: Callable) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Every core already has a process.
 
 
-def _apply(item: Any) -> Any:
+def _apply(item):
     return _function(item)

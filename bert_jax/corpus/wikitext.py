@@ -94,12 +94,10 @@ def _node_text(node: nodes.Node) -> str:
             return node.value
         case nodes.Wikilink() if MEDIA_OR_CATEGORY.match(str(node.title)):
             return ""
-        case nodes.Wikilink(text=Wikicode()):
-            return plain_text(node.text)
+        case nodes.Wikilink(text=Wikicode() as text) | nodes.ExternalLink(title=Wikicode() as text):
+            return plain_text(text)
         case nodes.Wikilink() if not OTHER_NAMESPACE.match(str(node.title)):
             return str(node.title).removeprefix(":")
-        case nodes.ExternalLink(title=Wikicode()):
-            return plain_text(node.title)
         case nodes.HTMLEntity():
             return node.normalize()
         case nodes.Template():
@@ -107,9 +105,14 @@ def _node_text(node: nodes.Node) -> str:
         case nodes.Heading():
             return "\n\n"
         case nodes.Tag():
-            return _tag_text(node)
-        case _:  # comments, template parameters, links to other namespaces
-            return ""
+            name = str(node.tag).strip().lower()
+            if name == "br":
+                return "\n\n"
+            if node.wiki_markup and name in ("li", "dd", "dt"):
+                return LIST_ITEM
+            if name in TEXT_TAGS and node.contents is not None:
+                return plain_text(node.contents)
+    return ""  # other tags, comments, template parameters, links to other namespaces
 
 
 def _template_text(template: nodes.Template) -> str:
@@ -122,12 +125,3 @@ def _template_text(template: nodes.Template) -> str:
         return " ".join(["As of", *arguments[:1]])
     position = 0 if name.startswith("lang-") else TEXT_TEMPLATES.get(name, len(arguments))
     return "".join(arguments[position:][:1])
-
-
-def _tag_text(tag: nodes.Tag) -> str:
-    name = str(tag.tag).strip().lower()
-    if name == "br":
-        return "\n\n"
-    if tag.wiki_markup and name in ("li", "dd", "dt"):
-        return LIST_ITEM
-    return plain_text(tag.contents) if name in TEXT_TAGS and tag.contents is not None else ""

@@ -5,7 +5,6 @@ inside each window of several blocks, by the seed and the epoch's number: rows [
 stream are a function of (seed, start, stop), for a run that resumes and for any number of hosts.
 """
 
-import bisect
 import functools
 import json
 import math
@@ -103,8 +102,7 @@ class Rows:
                 f"rows {start} to {stop} of {self.num_rows:,}; unshuffled, there is one epoch"
             )
         rows = np.empty(stop - start, self._dtype)
-        row_ids = np.empty(stop - start, np.uint32)
-        epochs = np.empty(stop - start, np.uint32)
+        row_ids, epochs = np.empty((2, stop - start), np.uint32)
         position = start
         while position < stop:
             epoch, offset = divmod(position, self.num_rows)
@@ -131,7 +129,7 @@ class Rows:
         return counts
 
     def _open_shards(self, shards: list[dict], block_rows: int) -> None:
-        self._shards, sizes = [], []
+        self._blocks, sizes = [], []  # The path, reader and number in the shard of each block.
         for entry in shards:
             path = self.directory / entry["file"]
             if not path.is_file():
@@ -146,7 +144,7 @@ class Rows:
                 raise CorpusError(
                     f"{path} has {reader.num_records()} blocks, expected {len(starts)}"
                 )
-            self._shards.append((len(sizes), path, reader))
+            self._blocks += [(path, reader, number) for number in range(len(starts))]
             sizes += [min(block_rows, entry["rows"] - start) for start in starts]
         if sum(sizes) != self.num_rows:
             raise CorpusError(
@@ -177,12 +175,10 @@ class Rows:
         return rows, row_ids, order
 
     def _read_block(self, block: int) -> np.ndarray:
-        # The last shard that starts here: the ones before it are empty.
-        shard = bisect.bisect_right(self._shards, block, key=lambda shard: shard[0]) - 1
-        first_block, path, reader = self._shards[shard]
-        location = f"{path}, block {block - first_block}"
+        path, reader, number = self._blocks[block]
+        location = f"{path}, block {number}"
         try:
-            (content,) = reader.read([block - first_block])
+            (content,) = reader.read([number])
         except (RuntimeError, ValueError, IndexError) as error:
             raise CorpusError(f"{location}: damaged ({error})") from error
         rows = np.frombuffer(content, self._dtype)

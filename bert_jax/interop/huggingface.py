@@ -12,13 +12,7 @@ import flax
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.interop.parameters import (
-    PADDED,
-    LoadedModel,
-    LoadReport,
-    build_loaded_model,
-    read_parameters,
-)
+from bert_jax.interop import parameters
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer, WordPieceTokenizer, load_tokenizer
 
@@ -104,9 +98,8 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     for name, expected in required.items():
         if values.get(name, expected) != expected:
             raise ValueError(f"config.json: {name} is {values[name]!r}, expected {expected!r}")
-    fields = {field: values[key] for field, key in _CONFIG_KEYS.items() if key in values}
     try:
-        return BertConfig(**fields)
+        return BertConfig(**{f: values[key] for f, key in _CONFIG_KEYS.items() if key in values})
     except TypeError as error:
         raise ValueError(f"config.json: a value has the wrong type: {error}") from error
 
@@ -160,7 +153,7 @@ def huggingface_name(path: str, head: Mapping | None = None) -> str:
 
 def params_from_huggingface(
     tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
-) -> tuple[dict, LoadReport]:
+) -> tuple[dict, parameters.LoadReport]:
     """Converts the state dict of any BERT model to a parameter tree, with a task's `head` if given.
 
     Returns and raises as `read_parameters`; also raises ValueError if the decoder is not tied.
@@ -179,7 +172,7 @@ def params_from_huggingface(
             tensors[stored], tensors[stored_names.setdefault(original, stored)]
         ):
             raise ValueError(f"tensor {copy}: expected a copy of {original}, values differ")
-    params, report = read_parameters(
+    params, report = parameters.read_parameters(
         config,
         head,
         stored_names,
@@ -202,7 +195,7 @@ def params_to_huggingface(
     tensors = {}
     for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
         name, value = huggingface_name(path, head), np.asarray(value, np.float32)
-        if path in PADDED:
+        if path in parameters.PADDED:
             value = value[: config.vocab_size]
         for layer, tensor in enumerate(value if "{layer}" in name else [value]):
             tensor = tensor.T if path.endswith("/kernel") else tensor
@@ -255,19 +248,25 @@ def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
 
 def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
     """Reads `vocab.txt`, or else `tokenizer.json`; warns about ignored text normalization."""
-    path = directory / "tokenizer.json"
-    if (directory / WORDPIECE_FILENAME).exists():
-        tokenizer = load_tokenizer(directory / WORDPIECE_FILENAME)
+    vocabulary, path = directory / WORDPIECE_FILENAME, directory / "tokenizer.json"
+    if vocabulary.exists():
+        tokenizer = load_tokenizer(vocabulary)
         path = directory / "tokenizer_config.json"
         options = read_json(path) if path.exists() else {}
     elif path.exists():
         values = read_json(path)
-        tokenizer = _wordpiece_from_json(path, values)
-        options = values.get("normalizer") or {}
+        model, options = values.get("model", {}), values.get("normalizer") or {}
+        if model.get("type") != "WordPiece":
+            raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected 'WordPiece'")
+        ids = model["vocab"] | {t["content"]: t["id"] for t in values.get("added_tokens", ())}
+        pieces = sorted(ids, key=ids.get)
+        if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+            raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} exactly once")
+        content = "".join(f"{piece}\n" for piece in pieces).encode()
+        tokenizer = WordPieceTokenizer(content, str(path))
     else:
-        raise FileNotFoundError(f"{directory} has neither {WORDPIECE_FILENAME} nor {path.name}")
-    names = ("do_lower_case", "lowercase", "strip_accents")
-    applied = dict.fromkeys(names, tokenizer.lower_case)
+        raise FileNotFoundError(f"{directory} has neither {vocabulary.name} nor {path.name}")
+    applied = dict.fromkeys(("do_lower_case", "lowercase", "strip_accents"), tokenizer.lower_case)
     applied |= dict.fromkeys(("tokenize_chinese_chars", "handle_chinese_chars"), True)
     for name, value in applied.items():
         if options.get(name) not in (None, value):
@@ -276,18 +275,7 @@ def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
     return tokenizer
 
 
-def _wordpiece_from_json(path: pathlib.Path, values: dict) -> Tokenizer:
-    model = values.get("model", {})
-    if model.get("type") != "WordPiece":
-        raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected 'WordPiece'")
-    ids = model["vocab"] | {t["content"]: t["id"] for t in values.get("added_tokens", ())}
-    pieces = sorted(ids, key=ids.get)
-    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
-        raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} exactly once")
-    return WordPieceTokenizer("".join(f"{piece}\n" for piece in pieces).encode(), str(path))
-
-
-def load_huggingface(directory: pathlib.Path) -> LoadedModel:
+def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     """Loads a directory that transformers' `save_pretrained` wrote.
 
     Raises FileNotFoundError if a file is missing, ImportError if torch is, and ValueError if a file
@@ -300,7 +288,8 @@ def load_huggingface(directory: pathlib.Path) -> LoadedModel:
         params, report = params_from_huggingface(read_tensors(directory), config, head)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
-    return build_loaded_model(directory, config, head, params, read_tokenizer(directory), report)
+    tokenizer = read_tokenizer(directory)
+    return parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
 
 
 def save_huggingface(
@@ -337,11 +326,10 @@ def save_huggingface(
             values["problem_type"] = problem_type
         if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
             values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    max_seq_length = head.get("max_seq_length", config.max_position_embeddings)
     tokenizer_config = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": tokenizer.lower_case,
-        "model_max_length": max_seq_length,
+        "model_max_length": head.get("max_seq_length", config.max_position_embeddings),
     }
     files = {"config.json": values, "tokenizer_config.json": tokenizer_config}
     if head.get("task") == "embedding":

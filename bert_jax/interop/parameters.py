@@ -101,33 +101,25 @@ def read_parameters(
       is_transposed: path of a parameter -> whether it is stored as `[outputs, inputs]`.
     """
     params, loaded, missing = {}, [], []
-
-    def read(path, name, shape):
-        expected = shape[::-1] if is_transposed(path) else shape
-        stored = stored_names.get(name)
-        tensor = np.asarray(read_tensor(stored)) if stored else None
-        if tensor is None or tensor.shape != expected:
-            stored_shape = "no such tensor" if tensor is None else tensor.shape
-            raise ValueError(f"tensor {name}: expected shape {expected}, found {stored_shape}")
-        loaded.append(stored)
-        return (tensor.T if is_transposed(path) else tensor).astype(np.float32)
-
     shapes = parameter_shapes(config, head)
     present = [path for path in shapes if name_of(path) in stored_names]
     parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
     for path, shape in shapes.items():
-        name = name_of(path)
         if path.startswith(absent):
-            missing.append(name)
-        elif "{layer}" in name:
-            names = [name.format(layer=layer) for layer in range(config.num_layers)]
-            params[path] = np.stack([read(path, layer_name, shape[1:]) for layer_name in names])
-        elif path in PADDED:
-            params[path] = np.zeros(shape, np.float32)
-            params[path][: config.vocab_size] = read(path, name, (config.vocab_size, *shape[1:]))
-        else:
-            params[path] = read(path, name, shape)
+            missing.append(name_of(path))
+            continue
+        params[path] = parameter = np.zeros(shape, np.float32)
+        values = parameter[: config.vocab_size] if path in PADDED else parameter
+        for layer, value in enumerate(values if "{layer}" in name_of(path) else [values]):
+            name = name_of(path).format(layer=layer)
+            value = value.T if is_transposed(path) else value
+            tensor = np.asarray(read_tensor(stored_names[name])) if name in stored_names else None
+            found = "no such tensor" if tensor is None else tensor.shape
+            if found != value.shape:
+                raise ValueError(f"tensor {name}: expected shape {value.shape}, found {found}")
+            value[...] = tensor
+            loaded.append(stored_names[name])
     unused = tuple(sorted({*stored_names.values()} - {*loaded}))
     tree = flax.traverse_util.unflatten_dict(params, sep="/")
     return tree, LoadReport(tuple(loaded), tuple(missing), unused)

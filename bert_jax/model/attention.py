@@ -11,13 +11,7 @@ from bert_jax.model.dropout import Dropout, dropout
 
 @jax.named_scope("attention")
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    sequence_ids: jax.Array,
-    *,
-    dropout_key: jax.Array | None = None,
-    dropout_settings: Dropout | None = None,
+    query, key, value, sequence_ids, *, dropout_key=None, dropout_settings: Dropout | None = None
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 

@@ -5,7 +5,6 @@ are stacked over layers (leading axis `num_layers`) whether the layers run as a 
 """
 
 import functools
-import math
 
 import flax.linen as nn
 import jax
@@ -135,12 +134,8 @@ class Encoder(nn.Module):
 class Bert(nn.Module):
     """Embeddings, encoder and pooler, shared by all tasks.
 
-    Arguments of the call, for B rows of length L with up to P sequences each:
-      tokens: int32 `[B, L]`.
-      segment_ids: int32 `[B, L]`, 0 for the first segment of a pair and 1 for the second.
-      position_ids: int32 `[B, L]`, restarting in each sequence.
-      sequence_ids: int32 `[B, L]`, 1, 2, ... for the sequences of a row, 0 for padding.
-      dropout: for dropout, together with the "dropout" rng; None disables it.
+    Takes int32 `[B, L]` arrays from `unpack_rows`, for B rows of length L with up to P sequences
+    each, and settings for dropout, which also needs the "dropout" rng; None disables it.
     """
 
     config: BertConfig
@@ -151,14 +146,7 @@ class Bert(nn.Module):
         self.pooler = Dense(self.config, self.config.hidden_size)
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        segment_ids: jax.Array,
-        position_ids: jax.Array,
-        sequence_ids: jax.Array,
-        *,
-        dropout: Dropout | None = None,
-        all_layers: bool = False,
+        self, tokens, segment_ids, position_ids, sequence_ids, *, dropout=None, all_layers=False
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
         x = self.embeddings(tokens, position_ids, segment_ids, dropout)
@@ -206,27 +194,47 @@ class BertForPreTraining(nn.Module):
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=initializer)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        segment_ids: jax.Array,
-        position_ids: jax.Array,
-        sequence_ids: jax.Array,
-        mlm_positions: jax.Array,
-        cls_positions: jax.Array,
-        *,
-        dropout: Dropout | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, *inputs: jax.Array, dropout=None) -> tuple[jax.Array, jax.Array]:
         """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]` (IsNext, NotNext).
 
-        They are for the masked `mlm_positions`, int32 `[B, K]`, and the `cls_positions` of the
-        sequences, int32 `[B, P]`. The other arguments are those of `Bert`.
+        The inputs are the four of `Bert`, then the masked `mlm_positions`, int32 `[B, K]`, and the
+        `cls_positions` of the sequences, int32 `[B, P]`.
         """
-        inputs = tokens, segment_ids, position_ids, sequence_ids
+        *inputs, mlm_positions, cls_positions = inputs
         hidden = self.bert(*inputs, dropout=dropout)
         masked = gather_positions(hidden, mlm_positions)
         mlm_logits = self.mlm(masked, self.bert.embeddings.gathered_token_embedding)
         return mlm_logits, self.nsp(self.bert.pool(hidden, cls_positions))
+
+
+def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Expands packed rows, as read from disk, into the arrays that the model takes. Runs on device.
+
+    Args:
+      rows: `tokens` `[batch, length]`, `pairs` `[batch, max_pairs, 3]` and in pre-training
+        `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
+
+    Returns:
+      int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
+      in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
+      padding; int32 `cls_positions` `[batch, max_pairs]`; and given `nsp_labels`, these as int32
+      and float32 `nsp_weights` `[batch, max_pairs]`, 1 for a pair and 0 for an unused slot.
+    """
+    tokens = rows["tokens"].astype(jnp.int32)
+    start, second, end = jnp.moveaxis(rows["pairs"].astype(jnp.int32), -1, 0)
+    position = jnp.arange(tokens.shape[1])[None, :, None]
+    inside = (position >= start[:, None]) & (position < end[:, None])  # [batch, length, max_pairs]
+    batch = {
+        "tokens": tokens,
+        "segment_ids": jnp.sum(inside & (position >= second[:, None]), axis=-1),
+        "position_ids": jnp.sum(inside * (position - start[:, None]), axis=-1),
+        "sequence_ids": jnp.sum(inside * jnp.arange(1, start.shape[1] + 1), axis=-1),
+        "cls_positions": start,
+    }
+    if "nsp_labels" in rows:
+        batch["nsp_labels"] = rows["nsp_labels"].astype(jnp.int32)
+        batch["nsp_weights"] = (end > 0).astype(jnp.float32)
+    return batch
 
 
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
@@ -252,6 +260,6 @@ def num_params(config: BertConfig) -> int:
     """Counts the parameters, including pooler and both heads, without vocabulary padding."""
     inputs = [jnp.zeros((1, 2), jnp.int32)] * 6
     shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), *inputs)
-    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["params"]))
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
     padding_rows = config.padded_vocab_size - config.vocab_size
     return total - padding_rows * (config.hidden_size + 1)

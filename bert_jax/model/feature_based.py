@@ -7,8 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, unpack_rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 
@@ -38,7 +37,7 @@ class FeatureBasedTagger(nn.Module):
 
     def setup(self):
         self.bert = Bert(self.config)
-        self.head = BiLstmHead(self.config, self.num_outputs, self.features, self.lstm_size)
+        self.head = BiLstmHead(self.num_outputs, self.features, self.lstm_size)
 
     def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
         """Returns float32 `[B, L, outputs]`; takes the arguments of `BertForTask`."""
@@ -51,7 +50,6 @@ class FeatureBasedTagger(nn.Module):
 class BiLstmHead(nn.Module):
     """Tags positions from the hidden states of all layers; see `FeatureBasedTagger`."""
 
-    config: BertConfig
     num_outputs: int
     features: str
     lstm_size: int

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape
-from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
+from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions, unpack_rows
 from bert_jax.model.config import BertConfig
 
 
@@ -39,10 +38,8 @@ def batch_by_length(
         indices = order[start : start + batch_size]
         length = padded_length(len(features[indices[0]]), max_length)
         shape = RowShape(length, 1, LabelLayout(), pad_id=0)
-        rows = shape.empty(num_rows)
-        for row, index in enumerate(indices):
-            shape.fill(rows, row, [features[index]])
-        yield indices, rows
+        row_features = {row: [features[index]] for row, index in enumerate(indices)}
+        yield indices, shape.build(row_features, num_rows)
 
 
 def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Array:

@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout
-from bert_jax.data.unpacking import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens, unpack_rows
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.feature_based import FeatureBasedTagger
-from bert_jax.model.losses import cross_entropy
+from bert_jax.model.layers import cross_entropy
 
 Outputs = Sequence[np.ndarray]
 """A head's float32 output for each feature: classification and multi-label `[classes]`, regression
@@ -28,6 +27,8 @@ Outputs = Sequence[np.ndarray]
 
 
 def _one_class(features, outputs):
+    if outputs[0].size == 1:  # A cross-encoder scores passages one by one.
+        return _equal_vectors(features, outputs)
     return len({int(scores.argmax()) for scores in outputs}) == 1
 
 
@@ -44,11 +45,6 @@ def _one_value(features, outputs):
 
 def _equal_vectors(features, outputs):
     return float(np.ptp(np.concatenate(outputs), axis=0).max()) < 1e-3
-
-
-def _one_choice(features, outputs):
-    # A cross-encoder scores passages one by one.
-    return (_equal_vectors if outputs[0].size == 1 else _one_class)(features, outputs)
 
 
 def _one_tag(features, outputs):
@@ -75,7 +71,6 @@ class Head:
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
       input: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
       labels: layout of the labels in rows.
-      output: outputs at the sequences or positions of one feature -> its entry in `Outputs`.
       collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       dropout: whether the input of the dense layer has dropout, as in the released code.
@@ -89,7 +84,6 @@ class Head:
     loss: Callable[[jax.Array, dict], jax.Array] | None
     input: str = "pooled"
     labels: LabelLayout = dataclasses.field(default=LabelLayout())
-    output: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs
     collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
     dropout: bool = True
@@ -97,6 +91,10 @@ class Head:
     module: type[nn.Module] | None = None
     options: tuple[str, ...] = ()
     class_weights: tuple[float, ...] = ()
+
+    def output(self, outputs: np.ndarray) -> np.ndarray:
+        """Maps the outputs at a feature's sequences or positions to its entry in `Outputs`."""
+        return outputs.ravel() if self.input == "pooled" else outputs
 
 
 class BertForTask(nn.Module):
@@ -208,24 +206,17 @@ def in_batch_loss(
     return jnp.sum(cross_entropy(scores, targets)[0] * weights)
 
 
-CLASSIFICATION = Head("classification", _classification_loss, output=lambda outputs: outputs[0])
+CLASSIFICATION = Head("classification", _classification_loss)
 MULTI_LABEL = Head(  # Any number of labels per text. Tasks set the shape of `labels`.
     "multi_label",
     _multi_label_loss,
     labels=LabelLayout(dtype=np.float32),
-    output=lambda outputs: outputs[0],
     collapsed=_one_label_set,
 )
 REGRESSION = Head(
-    "regression",
-    _regression_loss,
-    labels=LabelLayout(dtype=np.float32),
-    output=lambda outputs: outputs[0],
-    collapsed=_one_value,
+    "regression", _regression_loss, labels=LabelLayout(dtype=np.float32), collapsed=_one_value
 )
-MULTIPLE_CHOICE = Head(
-    "multiple_choice", _choice_loss, output=lambda outputs: outputs[:, 0], collapsed=_one_choice
-)
+MULTIPLE_CHOICE = Head("multiple_choice", _choice_loss)
 TAGGING = Head(
     "tagging",
     _classification_loss,

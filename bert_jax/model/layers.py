@@ -1,6 +1,6 @@
-"""Dense layers, GELU, and LayerNorm with a hand-written gradient, which needs less memory.
+"""Dense layers, GELU, LayerNorm, and the cross-entropy that all tasks share.
 
-`benchmarks/gradients.py` compares each hand-written gradient with JAX's own.
+LayerNorm has a hand-written gradient, which needs less memory; see `benchmarks/gradients.py`.
 """
 
 import functools
@@ -18,6 +18,21 @@ from bert_jax.partitioning import ROWS, gather, on_fsdp_shards
 def gelu(x: jax.Array) -> jax.Array:
     """Computes x * Phi(x) with the exact erf, as in the released code."""
     return x * (0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2))))
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Computes -log softmax(logits)[target] in nats, and whether the target has the maximum logit.
+
+    The target's logit is a masked sum, not a gather: its gradient then fuses with the softmax's
+    instead of scattering into an array as large as the logits. Comparing it with the maximum, which
+    the softmax needs anyway, saves the pass over the logits that an argmax takes. For float32
+    `[..., classes]` and int32 `[...]` returns float32 and bool `[...]`.
+    """
+    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
+    maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    log_sum = maximum + jnp.log(jnp.sum(jnp.exp(logits - maximum[..., None]), axis=-1))
+    return log_sum - target_logit, target_logit >= maximum
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

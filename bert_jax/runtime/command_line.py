@@ -68,18 +68,17 @@ class _ConfigParser(ConfigFileFlagParser):
         return super().parse(file + colon + argument)
 
 
-def define_config(help_text: str, values=None, argv: list[str] | None = None) -> flags.FlagHolder:
+def define_config(help_text: str, values=flags.FLAGS, argv=None) -> flags.FlagHolder:
     """Defines `--config`, whose fields are flags too; default: FLAGS, parsed from sys.argv."""
-    values = flags.FLAGS if values is None else values
     holder = config_flags.DEFINE_config_file("config", None, help_text, values, sys_argv=argv)
     values["config"].parser = _ConfigParser("config")
     return holder
 
 
-def parse_flags(argv: list[str], values=None, **options) -> list[str]:
+def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
     """Returns the positional arguments; exits with a one-line message for an invalid flag."""
     try:
-        return (flags.FLAGS if values is None else values)(argv, **options)
+        return values(argv, **options)
     except SystemExit:  # absl's exit code for --help is 1.
         sys.exit(0)
     except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError) as raised:
@@ -104,8 +103,6 @@ def exit_now(message: str, exit_code: int) -> NoReturn:
     """Prints `message` and exits without waiting for other processes or pending compilations."""
     with contextlib.suppress(OSError):  # The log may be on a full disk.
         print(f"\n{program_name()}: {message}", file=sys.stderr, flush=True)
-        if path := os.environ.get("BERT_JAX_ERROR_FILE"):  # Set by tools/sweep.py.
-            pathlib.Path(path).write_text(message)
     os._exit(exit_code)
 
 

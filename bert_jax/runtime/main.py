@@ -73,11 +73,13 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     if not is_distributed:  # Otherwise JAX handles SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))
     try:
-        expected = "finetune" if "task" in values.config else "pretrain"
+        programs = {"task": "finetune", "base": "tools.sweep"}
+        expected = next((programs[key] for key in programs if key in values.config), "pretrain")
         if program != expected:
+            directory = program.replace("tools.sweep", "sweeps")
             raise ValueError(
                 f"{values['config'].config_filename} is a configuration for bert_jax.{expected}: "
-                f"run python -m bert_jax.{expected} with it, or give one of configs/{program}/"
+                f"run python -m bert_jax.{expected} with it, or give one of configs/{directory}/"
             )
         if is_distributed:
             names = "coordinator num_processes process_id initialization_timeout heartbeat_timeout"
@@ -93,23 +95,19 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
         exit_now(str(error), 1)
     except Exception as error:
+        text, code = f"{error!r}\n{traceback.format_exc()}", 1
         if isinstance(error, (jax.errors.JaxRuntimeError, distributed.LostProcess)):
-            _exit_after_runtime_error(error, is_distributed)
-        # A normal exit of Python would wait minutes for the other processes.
-        exit_now(f"{error!r}\n{traceback.format_exc()}", 1)
+            reason = str(error).partition("\n")[0]
+            if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
+                fix = "Set a smaller --config.per_device_batch_size, or --config.model.remat=full"
+                text = f"out of memory ({reason}). {fix}; tools/tpu_report.py predicts what fits"
+            elif is_distributed and distributed.is_lost_process_error(error):
+                fix = "Run the same command on all hosts to resume from the last checkpoint"
+                text = f"lost another process, or it does not respond ({reason}). {fix}"
+                code = PREEMPTED
+        exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
-
-
-def _exit_after_runtime_error(error: Exception, is_distributed: bool) -> None:
-    """Exits if `error` is about memory or about other processes."""
-    reason = str(error).partition("\n")[0]
-    if "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error):
-        advice = "Set a smaller --config.per_device_batch_size, or --config.model.remat=full"
-        exit_now(f"out of memory ({reason}). {advice}; tools/tpu_report.py predicts what fits", 1)
-    if is_distributed and distributed.is_lost_process_error(error):
-        advice = "Run the same command on all hosts to resume from the last checkpoint"
-        exit_now(f"lost another process, or it does not respond ({reason}). {advice}", PREEMPTED)
 
 
 def limit_dispatch(step_metrics: list[dict]) -> None:

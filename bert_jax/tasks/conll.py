@@ -60,27 +60,27 @@ def read_sentences(
                 f"{path}, line {first + 1}: no column {column} (number of columns: {num_columns}): "
                 "set --config.data.word_column and tag_column, or fix the file"
             )
-    sentences, document, begins_sentence = [], 0, True
+    sentences, document, sentence = [], 0, None
     for number, (line, fields) in enumerate(zip(lines, rows, strict=True), start=1):
         if not fields:
             document += line.startswith(_DOCUMENT)
-            begins_sentence = True
+            sentence = None
             continue
         is_like_first = len(fields) == num_columns and ("\t" in line) == ("\t" in lines[first])
-        if begins_sentence and fields[0] == "#" and not is_like_first:
+        if not sentence and fields[0] == "#" and not is_like_first:
             continue
         if len(fields) != num_columns:
             counts = f"({len(fields)}) as in line {first + 1} ({num_columns})"
             raise ValueError(f"{path}, line {number}: not as many columns {counts}: fix the line")
         if num_columns == 10 and word_column == 1 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
             continue  # CoNLL-U: a contraction (1-2), whose words follow, or an empty node (1.1).
-        if begins_sentence:
-            sentences.append(Sentence([], [], [] if has_tags else None, document, num_columns))
-            begins_sentence = False
-        sentences[-1].words.append(fields[word_column])
-        sentences[-1].lines.append(number)
+        if not sentence:
+            sentence = Sentence([], [], [] if has_tags else None, document, num_columns)
+            sentences.append(sentence)
+        sentence.words.append(fields[word_column])
+        sentence.lines.append(number)
         if has_tags:
-            sentences[-1].tags.append(fields[tag_column])
+            sentence.tags.append(fields[tag_column])
     return sentences
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import itertools
+import operator
 import pathlib
 import re
 
@@ -17,31 +17,26 @@ from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tasks.text_classification import choose_metric, make_split, text_features
 from bert_jax.tokenization import Tokenizer
 
+_PAIR = ("sentence1", "sentence2")
+
 
 @dataclasses.dataclass(frozen=True)
 class GlueSet:
-    """One data set of the benchmark.
+    """One data set of the benchmark."""
 
-    Attributes:
-      folder: its directory in the download.
-      labels: the classes, in the order of their numbers in the files; () for regression.
-      texts: columns of the one or two texts; `tfds_texts` are their names in TFDS if different.
-      metrics: the official metrics; the first selects the checkpoint.
-      submits_label_names: whether classes are submitted by name, not by number.
-      submissions: test split -> suffix after `folder` in the name of its submission file.
-    """
-
-    folder: str
-    labels: tuple[str, ...]
-    texts: tuple[str, ...] = ("sentence1", "sentence2")
-    tfds_texts: tuple[str, ...] = ()
+    folder: str  # In the download.
+    labels: tuple[str, ...]  # In the order of their numbers in the files; () for regression.
+    texts: tuple[str, ...] = _PAIR  # Columns of the one or two texts.
     label: str = "label"
-    metrics: tuple[str, ...] = ("accuracy",)
-    submits_label_names: bool = False
+    metrics: tuple[str, ...] = ("accuracy",)  # The official ones; the first selects the checkpoint.
+    tfds_texts: tuple[str, ...] = ()  # Names of `texts` in TFDS, if different.
+    submits_label_names: bool = False  # Whether classes are submitted by name, not by number.
     dev: tuple[str, ...] = ("dev",)
+    # Test split -> suffix after `folder` in the name of its submission file.
     submissions: dict[str, str] = dataclasses.field(default_factory=lambda: {"test": ""})
 
 
+_F1 = ("f1", "accuracy")
 _ENTAILMENT = ("entailment", "not_entailment")
 _MNLI = GlueSet(
     "MNLI",
@@ -56,20 +51,11 @@ SETS = {
     "cola": GlueSet("CoLA", ("unacceptable", "acceptable"), ("sentence",), metrics=("matthews",)),
     "sst2": GlueSet("SST-2", ("negative", "positive"), ("sentence",)),
     "mrpc": GlueSet(
-        "MRPC",
-        ("not_equivalent", "equivalent"),
-        ("#1 String", "#2 String"),
-        tfds_texts=("sentence1", "sentence2"),
-        label="Quality",
-        metrics=("f1", "accuracy"),
+        "MRPC", ("not_equivalent", "equivalent"), ("#1 String", "#2 String"), "Quality", _F1, _PAIR
     ),
     "stsb": GlueSet("STS-B", (), label="score", metrics=("spearman", "pearson")),
     "qqp": GlueSet(
-        "QQP",
-        ("not_duplicate", "duplicate"),
-        ("question1", "question2"),
-        label="is_duplicate",
-        metrics=("f1", "accuracy"),
+        "QQP", ("not_duplicate", "duplicate"), ("question1", "question2"), "is_duplicate", _F1
     ),
     "mnli": _MNLI,
     "qnli": GlueSet("QNLI", _ENTAILMENT, ("question", "sentence"), submits_label_names=True),
@@ -78,7 +64,7 @@ SETS = {
     # No training set: predicted with an MNLI model.
     "ax": dataclasses.replace(_MNLI, folder="AX", dev=(), submissions={"test": ""}),
 }
-_UNLABELED = ("", "-1", "-1.0")  # TFDS has -1 in test sets.
+_UNLABELED = {"-1": "", "-1.0": ""}  # TFDS has -1 in test sets.
 _DEV_IDS = "*dev_ids.tsv"  # In the folder of MRPC's original release.
 _COLA_COLUMNS = ["source", "label", "mark", "sentence"]
 _DIAGNOSTIC = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "diagnostic.tsv", "AX.tsv")
@@ -107,12 +93,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     metrics = {name: getattr(scores, name) for name in glue_set.metrics}
     if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
         metrics["f1"] = functools.partial(scores.f1, positive=labels.index(glue_set.labels[1]))
-    notes: dict[str, int] = {}
-    files: dict[str, str] = {}
+    files, notes = {}, {}
 
     def read(name: str, split: str, submission: str = "") -> Split:
         """Reads a split, scored by the official metrics; it also writes any submission file."""
-        skipped = 0
         if is_tfds:
             files[split] = tables.with_split(data.directory, split)
             records = tables.read_table(files[split], columns, data_dir=data.data_dir)
@@ -120,7 +104,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             records.sort(key=lambda record: int(record.columns["idx"]))
         else:
             path = _path(data.directory, name, split)
-            records, skipped = _read_file(path, name, split)
+            records, notes[f"{split} lines malformed and skipped"] = _read_file(path, name, split)
             files.update((file.stem, str(file)) for file in (path, *path.parent.glob(_DEV_IDS)))
         records = limit_examples(records, config, split, notes)
         tables.check_columns(records, columns)
@@ -130,19 +114,17 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             "label" if is_tfds else glue_set.label,
             classes,
             required=split in ("train", *glue_set.dev),
-            unlabeled=_UNLABELED,
-            aliases={str(number): label for number, label in enumerate(glue_set.labels)},
+            aliases=_UNLABELED | {str(i): label for i, label in enumerate(glue_set.labels)},
         )
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
-        notes[f"{split} lines malformed and skipped"] = skipped
         notes[f"{split} examples truncated"] = truncated
         empty = [pair for pair in texts if not all(map(str.strip, pair))]
         notes[f"{split} examples with an empty text"] = len(empty)
         id_columns = () if split == "train" else ("index", "id", "idx")
         id_column = next((column for column in id_columns if column in records[0].columns), "")
-        ids = tables.example_ids(records, id_column)
+        records = tables.with_ids(records, id_column)
         split_name = split if name == data.name else name
-        scored = make_split(split_name, features, ids, records, classes, metrics)
+        scored = make_split(split_name, features, records, classes, metrics)
         if not submission:
             return scored
 
@@ -150,9 +132,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             scored.write(outputs, directory)
             with open(directory / f"{submission}.tsv", "w") as stream:
                 stream.write("index\tprediction\n")
-                for example, output in zip(ids, outputs, strict=True):
+                for record, output in zip(records, outputs, strict=True):
                     value = names[np.argmax(output)] if names else f"{np.clip(output[0], 0, 5):.3f}"
-                    stream.write(f"{example}\t{value}\n")
+                    stream.write(f"{record.id}\t{value}\n")
 
         return dataclasses.replace(scored, write=write)
 
@@ -221,9 +203,8 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
         file = next(path.parent.glob(_DEV_IDS), path.with_name("mrpc_dev_ids.tsv"))
         text = tables.read_text(file, "the benchmark's dev pairs of the release beside it")
         dev = {tuple(line.split("\t")) for line in text.splitlines()}
-        pairs = [(record.columns["#1 ID"], record.columns["#2 ID"]) for record in records]
-        is_member = [(pair in dev) == (split == "dev") for pair in pairs]
-        records = list(itertools.compress(records, is_member))
+        pair = operator.itemgetter("#1 ID", "#2 ID")
+        records = [each for each in records if (pair(each.columns) in dev) == (split == "dev")]
     if not records:
         raise ValueError(f"{path}: {split} of {name} holds no examples")
     return records, skipped

@@ -40,20 +40,27 @@ def read_labels(
     column: str,
     labels: Sequence[str],
     required: bool,
-    unlabeled: Sequence[str] = ("",),
     aliases: Mapping[str, str] | None = None,
     hint: str = "",
-) -> list[int | float | None]:
+    separator: str = "",
+) -> list[int | float | np.ndarray | None]:
     """Returns the index in `labels` of each record's label, or its value if `labels` is empty.
 
-    Returns None for a record without the column, or with one of the `unlabeled` texts in it.
-    `aliases` maps other texts to labels; `hint` ends the ValueError message for an unknown label.
+    Returns None for a record without the column or with "" in it. `aliases` maps other texts to
+    labels, or to ""; `hint` ends the ValueError message for an unknown label. With a `separator`,
+    a record may have several labels or none: if any has one, returns a multi-hot float32 `[labels]`
+    for each.
     """
+    split = split_labels(records, column, separator) if separator else []
+    if any(split):
+        options = required, aliases, hint
+        label_sets = [read_labels(copies, column, labels, *options) for copies in split]
+        return [np.isin(range(len(labels)), each).astype(np.float32) for each in label_sets]
     values = []
     for record in records:
         text = record.columns.get(column, "")
         name = (aliases or {}).get(text, text)
-        if text in unlabeled:
+        if not name:
             values.append(None)
         elif name in labels:
             values.append(labels.index(name))
@@ -79,22 +86,8 @@ def split_labels(records: Sequence[Record], column: str, separator: str) -> list
     for record in records:
         labels = map(str.strip, record.columns.get(column, "").split(separator))
         rows = [record.columns | {column: label} for label in labels if label]
-        copies.append([Record(row, record.location) for row in rows])
+        copies.append([record._replace(columns=row) for row in rows])
     return copies
-
-
-def read_label_sets(
-    records: Sequence[Record], column: str, labels: Sequence[str], separator: str, **options
-) -> list[np.ndarray | None]:
-    """Returns a multi-hot float32 `[labels]` for each record; a record may have no label.
-
-    Without a `separator`, or if no record has a label, behaves like `read_labels`.
-    """
-    split = split_labels(records, column, separator) if separator else []
-    if not any(split):
-        return read_labels(records, column, labels, **options)
-    label_sets = [read_labels(copies, column, labels, **options) for copies in split]
-    return [np.isin(np.arange(len(labels)), indices).astype(np.float32) for indices in label_sets]
 
 
 def check_labeled(examples: Sequence, labels: Sequence, column: str, required: bool) -> None:

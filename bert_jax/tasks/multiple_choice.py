@@ -2,18 +2,15 @@
 
 import pathlib
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.corpus.tfds import tfds_source
-from bert_jax.data.features import Feature
+from bert_jax.corpus.readers import tfds_source
 from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.labels import read_labels
-from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.tables import example_ids, read_table, with_split
+from bert_jax.tasks.tables import read_table, with_ids, with_split
 from bert_jax.tasks.task import Split, Task, limit_examples
-from bert_jax.tasks.text_classification import make_split
+from bert_jax.tasks.text_classification import make_split, text_features
 from bert_jax.tokenization import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
@@ -28,37 +25,30 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if not directory:
         files = "the directory of train.csv and val.csv, or a prepared TFDS set"
         raise ValueError(f"give --config.data.directory=DIR|tfds:NAME, {files}")
-    is_tfds = directory.startswith("tfds:")
-    files: dict[str, str] = {}
-    notes: dict[str, int] = {}
+    is_tfds, folder = directory.startswith("tfds:"), pathlib.Path(directory)
+    files, notes = {}, {}
 
     def read(split: str) -> Split:
         """Reads a split; a feature pairs sent1 with sent2 and each ending."""
-        path = str(pathlib.Path(directory) / FILES[split])
-        files[split] = with_split(directory, split) if is_tfds else path
+        files[split] = with_split(directory, split) if is_tfds else str(folder / FILES[split])
         records = read_table(files[split], COLUMNS, data_dir=config.data.data_dir)
-        records = limit_examples(records, config, split, notes)
-        labels = read_labels(records, "label", CHOICES, split != "test", unlabeled=("", "-1"))
+        records = with_ids(limit_examples(records, config, split, notes), "")
+        labels = read_labels(records, "label", CHOICES, split != "test", aliases={"-1": ""})
         rows = [record.columns for record in records]
         pairs = [(row["sent1"], f"{row['sent2']} {row[name]}") for row in rows for name in ENDINGS]
-        sequences, truncated = make_sequences(pairs, tokenizer, config.max_seq_length)
-        groups = zip(*[iter(sequences)] * len(ENDINGS), labels, strict=True)
-        features = [Feature(*zip(*choices, strict=True), label) for *choices, label in groups]
-        num_truncated = np.reshape(truncated, (-1, len(ENDINGS))).any(axis=1).sum()
-        notes[f"{split} examples truncated"] = int(num_truncated)
+        features, truncated = text_features(pairs, labels, tokenizer, config.max_seq_length)
+        notes[f"{split} examples truncated"] = truncated
         empty = [row for row in rows if not all(row[name].strip() for name in ("sent1", *ENDINGS))]
         notes[f"{split} examples with an empty text"] = len(empty)
-        ids = example_ids(records, "")
-        return make_split(split, features, ids, records, CHOICES, {"accuracy": scores.accuracy})
+        return make_split(split, features, records, CHOICES, {"accuracy": scores.accuracy})
 
-    def exists(split: str) -> bool:
-        if is_tfds:
-            info = tfds_source(directory, "all", config.data.data_dir).dataset_info
-            return split.replace("dev", "validation") in info.splits
-        return (pathlib.Path(directory) / FILES[split]).exists()
-
-    required = "dev" if config.num_epochs or not exists("test") else ""
-    splits = [read(name) for name in ("dev", "test") if name == required or exists(name)]
+    available = {split for split, file in FILES.items() if (folder / file).exists()}
+    if is_tfds:
+        info = tfds_source(directory, "all", config.data.data_dir).dataset_info
+        available = {split.replace("validation", "dev") for split in info.splits}
+    if config.num_epochs or "test" not in available:
+        available.add("dev")
+    splits = [read(split) for split in ("dev", "test") if split in available]
     return Task(
         head=heads.MULTIPLE_CHOICE,
         labels=("score",),

@@ -6,7 +6,7 @@ one `{"query": ..., "positive": ..., "negatives": [...]}` per line.
 
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,29 +73,44 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     collection = read_passages(data.passages) if data.passages else []
     # Predictions take as long as there are passages, so these are limited too.
     collection = limit_examples(collection, config, "collection", notes)
-    texts = TokenizedTexts(tokenizer, sum(queries.values(), train), collection, config)
-    if is_bi_encoder:
-        numbers = {text: number for number, text in enumerate(texts.passages)}
-        features = []
-        for query in train:
+    every = sum(queries.values(), train)
+    passages = [*collection, *(text for query in every for text in query.candidates())]
+
+    def encode(name: str, texts: Iterable[str], max_length: int) -> dict[str, list[int]]:
+        """Returns the first token ids of each text; counts the truncated texts in `notes`."""
+        ids_of = tokenize(tokenizer, texts)
+        notes[f"{name} truncated"] = sum(len(ids) > max_length - 2 for ids in ids_of.values())
+        return {text: ids[: max_length - 2] for text, ids in ids_of.items()}
+
+    query_ids = encode("queries", (query.text for query in every), data.max_query_length)
+    passage_ids = encode("passages", passages, config.max_seq_length)
+
+    def sequences(queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
+        """Returns those of queries and passages; for a cross-encoder, of one query with each."""
+        first = [query_ids[query.text] for query in queries]
+        second = [passage_ids[text] for text in passages]
+        if is_bi_encoder:
+            return [make_sequence(tokenizer, ids) for ids in first + second]
+        room = config.max_seq_length - 3 - len(*first)
+        return [make_sequence(tokenizer, *first, ids[:room]) for ids in second]
+
+    numbers = {text: number for number, text in enumerate(passage_ids)}
+    features = []
+    for query in train:
+        label = 0  # For the cross-encoder: the positive is first.
+        if is_bi_encoder:
             label = np.array([numbers[text] for text in query.candidates()], np.int32)
-            sequences = texts.separate([query], query.candidates())
-            features.append(Feature(*zip(*sequences, strict=True), label))
-    else:  # The positive is first.
-        features = [Feature(*zip(*texts.pairs(query), strict=True), 0) for query in train]
-    splits = [make_split(*pair, texts, collection, is_bi_encoder) for pair in queries.items()]
+        features.append(Feature(*zip(*sequences([query], query.candidates()), strict=True), label))
+    splits = [make_split(*pair, sequences, collection, is_bi_encoder) for pair in queries.items()]
+    settings = {"max_seq_length": config.max_seq_length, "max_query_length": data.max_query_length}
     return Task(
         head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
         labels=() if is_bi_encoder else ("score",),
         train=features,
         splits=tuple(splits),
         metric=f"dev/mrr_at_{TOP}",
-        notes=notes | texts.notes,
-        head_settings={
-            "max_seq_length": config.max_seq_length,
-            "max_query_length": data.max_query_length,
-            **(config.similarity.to_dict() if is_bi_encoder else {}),
-        },
+        notes=notes,
+        head_settings=settings | (config.similarity.to_dict() if is_bi_encoder else {}),
         files=files | ({"passages": data.passages} if data.passages else {}),
     )
 
@@ -113,9 +128,8 @@ def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Qu
             raise ValueError(f"{location}: the positive is one of the negatives too: {positive!r}")
         name = str(values.get("id", len(queries)))
         queries.append(Query(name, text, positive, tuple(negatives), location))
-    tables.check_unique(queries, [query.id for query in queries])
     check_labeled(queries, [query.positive for query in queries], "positive", is_training)
-    return queries
+    return tables.check_unique(queries)
 
 
 def read_passages(path: str | pathlib.Path) -> list[str]:
@@ -133,42 +147,10 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-class TokenizedTexts:
-    """All queries and passages of a task, tokenized and truncated; `notes` counts truncations."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, queries: list[Query], collection: list[str], config: ConfigDict
-    ):
-        self.tokenizer, self.max_seq_length = tokenizer, config.max_seq_length
-        self.notes: dict[str, int] = {}
-        texts = [query.text for query in queries]
-        passages = [*collection, *(text for query in queries for text in query.candidates())]
-        self.queries = self._truncated("queries", texts, config.data.max_query_length - 2)
-        self.passages = self._truncated("passages", passages, config.max_seq_length - 2)
-
-    def _truncated(self, name: str, texts: list[str], max_tokens: int) -> dict[str, list[int]]:
-        ids_of = tokenize(self.tokenizer, texts)
-        self.notes[f"{name} truncated"] = sum(len(ids) > max_tokens for ids in ids_of.values())
-        return {text: ids[:max_tokens] for text, ids in ids_of.items()}
-
-    def separate(self, queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
-        """Returns the sequences of queries and passages, each built by `make_sequence`."""
-        ids = [self.queries[query.text] for query in queries]
-        ids += [self.passages[passage] for passage in passages]
-        return [make_sequence(self.tokenizer, tokens) for tokens in ids]
-
-    def pairs(self, query: Query) -> list[tuple]:
-        """Returns the sequences of a query with each of its passages."""
-        first = self.queries[query.text]
-        room = self.max_seq_length - 3 - len(first)
-        ids = [self.passages[passage][:room] for passage in query.candidates()]
-        return [make_sequence(self.tokenizer, first, second) for second in ids]
-
-
 def make_split(
     name: str,
     queries: list[Query],
-    texts: TokenizedTexts,
+    sequences: Callable[[Iterable[Query], Iterable[str]], list[tuple]],
     collection: list[str],
     is_bi_encoder: bool,
 ) -> Split:
@@ -182,10 +164,10 @@ def make_split(
         passages = list(dict.fromkeys([*collection, *candidates]))
         index_of = {passage: index for index, passage in enumerate(passages)}
         ranked = [(query, passages, index_of.get(query.positive)) for query in queries]
-        sequences = texts.separate(queries, passages)
+        inputs = sequences(queries, passages)
     else:
         ranked = [(query, query.candidates(), 0 if query.positive else None) for query in queries]
-        sequences = [pair for query in queries for pair in texts.pairs(query)]
+        inputs = [pair for query, each, _ in ranked for pair in sequences([query], each)]
     for query, passages, _ in ranked:
         if not passages:
             fix = "'negatives', or for a bi_encoder --config.data.passages"
@@ -216,7 +198,7 @@ def make_split(
             lines.append(line | {"scores": scores[best].tolist()})
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
 
-    features = [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]
+    features = [Feature((tokens,), (second_start,)) for tokens, second_start in inputs]
     return Split(name, features, score if queries[0].positive else None, write)
 
 

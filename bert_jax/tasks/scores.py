@@ -49,28 +49,20 @@ def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns Matthews' correlation of two or more classes; 0 where it is undefined."""
     classes = np.union1d(predicted, expected)
     one_hot = (np.asarray(x)[:, None] == classes for x in (predicted, expected))
-    predicted, expected = (x.astype(np.float64) for x in one_hot)
-    predicted, expected = predicted - predicted.mean(0), expected - expected.mean(0)
-    variance = np.sum(predicted**2) * np.sum(expected**2)
-    return float(np.sum(predicted * expected) / np.sqrt(variance)) if variance else 0.0
+    return pearson(*((x - x.mean(axis=0)).ravel() for x in one_hot))
 
 
 def pearson(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns Pearson's correlation; 0 if one side is constant."""
-    return _correlation(scipy.stats.pearsonr, predicted, expected)
+    is_constant = np.ptp(predicted) == 0 or np.ptp(expected) == 0
+    return 0.0 if is_constant else float(scipy.stats.pearsonr(predicted, expected).statistic)
 
 
 def spearman(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns Spearman's rank correlation; 0 if one side is constant."""
-    return _correlation(scipy.stats.spearmanr, predicted, expected)
+    return pearson(scipy.stats.rankdata(predicted), scipy.stats.rankdata(expected))
 
 
 def mean_squared_error(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean of the squared differences; both `[examples]`."""
     return float(np.mean((predicted - expected) ** 2))
-
-
-def _correlation(function, predicted, expected) -> float:
-    if len(predicted) < 2 or np.ptp(predicted) == 0 or np.ptp(expected) == 0:
-        return 0.0
-    return float(function(predicted, expected).statistic)

@@ -30,7 +30,7 @@ from bert_jax.training.optimizer import (
     scale_layers,
 )
 from bert_jax.training.setup import check_bounds
-from bert_jax.training.state import TrainState, parameters_hash
+from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 
 # Fields in which the trials of a stack may differ: they change no shape of the program.
 PER_TRIAL = (
@@ -82,14 +82,11 @@ class FinetuneSetup:
     def settings(self, trial: ConfigDict) -> dict:
         """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
         bert = dataclasses.replace(self.model.config, dropout_rate=self.dropout_rate(trial))
+        without_pooler = self.task.head.input != "pooled"
         return trial.to_dict() | {
             "bert": dataclasses.asdict(bert),
             "head": self.head_settings,
-            "absent": [
-                "mlm",
-                "nsp",
-                *([] if self.task.head.input == "pooled" else ["bert/pooler"]),
-            ],
+            "absent": ["mlm", "nsp"] + ["bert/pooler"] * without_pooler,
             "num_steps": self.num_steps(trial),
             # Prevents resuming a run, or considering it finished, with other files or weights.
             "contents": self.contents,
@@ -125,15 +122,10 @@ class FinetuneSetup:
     def shardings(self) -> TrainState:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
-    def abstract_stack(self, num_trials: int) -> TrainState:
-        """The shapes, dtypes and shardings of the stacked state of several trials."""
-
-        def stack(leaf):
-            return leaf.update(shape=(num_trials, *leaf.shape))
-
-        shapes = self.abstract_state.map_trials(lambda tree: jax.tree.map(stack, tree))
-        shardings = self.shardings.map_trials(partitioning.stack_shardings)
-        return partitioning.with_shardings(shapes, shardings)
+    def init_stack(self, keys: jax.Array, pretrained: dict) -> TrainState:
+        """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""
+        init = jax.vmap(self.init, in_axes=(0, None), out_axes=TRIAL_AXES)
+        return init(keys, pretrained)
 
 
 def setup_finetuning(

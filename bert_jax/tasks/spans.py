@@ -45,8 +45,7 @@ def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
     """Returns the config stored with a trained head, with defaults that fit its positions."""
     length = min(SpanConfig.max_seq_length, max_position_embeddings)
     question = min(SpanConfig.max_query_length, length // 4)
-    fields = dataclasses.fields(SpanConfig)
-    saved = {field.name: head[field.name] for field in fields if field.name in head}
+    saved = {name: value for name, value in head.items() if hasattr(SpanConfig, name)}
     return SpanConfig(**{"max_seq_length": length, "max_query_length": question} | saved)
 
 
@@ -122,10 +121,9 @@ def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
     A token's context is the smaller of those to its left and right. Ties go to the longer
     window, then to the earlier one.
     """
-    limits = [(0, min(room, num_tokens))]
-    while limits[-1][1] < num_tokens:
-        begin = limits[-1][0] + min(stride, room)
-        limits.append((begin, min(begin + room, num_tokens)))
+    step = min(stride, room)
+    begins = range(0, max(num_tokens - room, 0) + step, step)
+    limits = [(begin, min(begin + room, num_tokens)) for begin in begins]
     largest, owner = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int32)
     for number, (begin, end) in enumerate(limits):
         left = np.arange(end - begin)

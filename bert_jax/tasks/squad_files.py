@@ -1,9 +1,9 @@
 """Reads questions about contexts: SQuAD's official JSON, your own JSONL, or TFDS."""
 
-import itertools
 import json
 import pathlib
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 from bert_jax.tasks.labels import check_labeled
@@ -26,16 +26,11 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
     Without `null_answers`, as in version 1.1, each question needs an answer. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
-    if source.startswith("tfds:") or source.endswith(".jsonl"):
-        questions = [
-            _question(values, str(values.get("id", number)), location)
-            for number, (values, location) in enumerate(read_objects(source, data_dir))
-        ]
-    else:
-        questions = list(_read_json(pathlib.Path(source)))
+    has_lines = source.startswith("tfds:") or source.endswith(".jsonl")
+    objects = read_objects(source, data_dir) if has_lines else _read_json(pathlib.Path(source))
+    questions = check_unique([_question(*each, number) for number, each in enumerate(objects)])
     if not questions:
         raise ValueError(f"{source} holds no questions")
-    check_unique(questions, [question.id for question in questions])
     check_labeled(questions, [question.answers for question in questions], "answers", False)
     for question in questions:
         if question.answers == () and not null_answers:
@@ -44,7 +39,7 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
     return questions
 
 
-def _read_json(path: pathlib.Path) -> Iterator[Question]:
+def _read_json(path: pathlib.Path) -> Iterator[tuple[dict, str]]:
     text = read_text(path, "SQuAD's JSON, a .jsonl file, or tfds:NAME")
     try:
         content = json.loads(text)
@@ -58,18 +53,17 @@ def _read_json(path: pathlib.Path) -> Iterator[Question]:
             for q, entry in enumerate(_get(paragraph, "qas", list, location), start=1):
                 location = f"{path}, article {a}, paragraph {p}, question {q}"
                 id_ = _get(entry, "id", str, location)
-                yield _question(entry | {"context": context}, id_, f"{location} (id {id_})")
+                yield entry | {"context": context}, f"{location} (id {id_})"
 
 
-def _question(values: dict, id_: str, location: str) -> Question:
+def _question(values: dict, location: str, number: int) -> Question:
     for name in ("question", "context"):
         if not _get(values, name, str, location).strip():
             raise ValueError(f"{location}: the {name} is empty")
     answers = values.get("answers")
     if isinstance(answers, dict):  # A dict of lists, as in TFDS and Hugging Face datasets.
         lists = [_get(answers, name, list, location) for name in ("text", "answer_start")]
-        pairs = itertools.zip_longest(*lists)
-        answers = [{"text": text, "answer_start": start} for text, start in pairs]
+        answers = [{"text": text, "answer_start": start} for text, start in zip_longest(*lists)]
     if answers is not None:
         answers = tuple(
             (_get(answer, "text", str, location), _get(answer, "answer_start", int, location))
@@ -79,6 +73,7 @@ def _question(values: dict, id_: str, location: str) -> Question:
         if answers:
             raise ValueError(f"{location}: is_impossible, but it has answers: remove one")
         answers = ()
+    id_ = str(values.get("id", number))
     return Question(id_, values["question"], values["context"], answers, location)
 
 

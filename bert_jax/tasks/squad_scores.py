@@ -7,12 +7,15 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Gold = Mapping[str, Sequence[str]]
 """Question id -> the texts of its answers; in 2.0 empty for a question without an answer."""
+Texts = Mapping[str, str]  # Question id -> the predicted text.
+Odds = Mapping[str, float]  # Question id -> the score of "no answer" minus that of this text.
 
 
 def normalize(text: str) -> str:
@@ -47,20 +50,16 @@ def _nonempty(answers: Sequence[str]) -> Sequence[str]:
     return [answer for answer in answers if normalize(answer)] or [""]
 
 
-def evaluate_v1(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
+def evaluate_v1(gold: Gold, predictions: Texts) -> dict[str, float]:
     """Computes the scores of evaluate-v1.1: the best over the answers, averaged over questions."""
-    result = {}
-    for name, score in (("exact", exact_match), ("f1", f1)):
-        best = [_best(score, predictions[id_], answers) for id_, answers in gold.items()]
-        result[name] = math.fsum(best) / len(best)
-    return result
+    return {
+        name: fmean(_best(score, predictions[id_], answers) for id_, answers in gold.items())
+        for name, score in (("exact", exact_match), ("f1", f1))
+    }
 
 
 def evaluate_v2(
-    gold: Gold,
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float],
-    threshold: float = math.inf,
+    gold: Gold, predictions: Texts, null_odds: Odds, threshold: float = math.inf
 ) -> dict[str, float]:
     """Computes the scores of evaluate-v2.0: overall, by type, and at the best thresholds.
 
@@ -69,41 +68,31 @@ def evaluate_v2(
     result, best = {}, {}
     for name, score in (("exact", exact_match), ("f1", f1_v2)):
         raw = {id_: _best(score, predictions[id_], _nonempty(gold[id_])) for id_ in gold}
-        scores = {
-            id_: float(not gold[id_]) if null_odds[id_] > threshold else raw[id_] for id_ in gold
-        }
+        scores = raw | {id_: float(not gold[id_]) for id_ in gold if null_odds[id_] > threshold}
         for prefix, has_answer in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-            values = [value for id_, value in scores.items() if bool(gold[id_]) in has_answer]
-            if values:
-                result[prefix + name] = math.fsum(values) / len(values)
+            if values := [value for id_, value in scores.items() if bool(gold[id_]) in has_answer]:
+                result[prefix + name] = fmean(values)
         best_values = best_threshold(gold, predictions, raw, null_odds)
         best[f"best_{name}"], best[f"best_{name}_thresh"] = best_values
     return result | best
 
 
 def best_threshold(
-    gold: Gold,
-    predictions: Mapping[str, str],
-    scores: Mapping[str, float],
-    null_odds: Mapping[str, float],
+    gold: Gold, predictions: Texts, scores: Mapping[str, float], null_odds: Odds
 ) -> tuple[float, float]:
     """Returns the best mean of `scores` over thresholds on `null_odds`, and that threshold.
 
     The official search starts with no question answered, at threshold 0, and then answers one more
     question at a time, in ascending order of the odds.
     """
-    total = best = sum(not answers for answers in gold.values())
-    threshold = 0.0
-    for id_ in sorted(null_odds, key=null_odds.__getitem__):
-        total += scores[id_] if gold[id_] else -bool(predictions[id_])
-        if total > best:
-            best, threshold = total, null_odds[id_]
-    return best / len(gold), threshold
+    ids = sorted(null_odds, key=null_odds.__getitem__)
+    gains = (scores[id_] if gold[id_] else -bool(predictions[id_]) for id_ in ids)
+    totals = list(itertools.accumulate(gains, initial=sum(not gold[id_] for id_ in gold)))
+    best = max(totals)
+    return best / len(gold), [0.0, *map(null_odds.get, ids)][totals.index(best)]
 
 
-def best_null_threshold(
-    gold: Gold, predictions: Mapping[str, str], null_odds: Mapping[str, float]
-) -> float:
+def best_null_threshold(gold: Gold, predictions: Texts, null_odds: Odds) -> float:
     """Returns the threshold on `null_odds` that gives the best F1 when applied to predictions.
 
     Differs from `best_threshold` where its result cannot be applied: that is 0 if no question is to
@@ -114,5 +103,5 @@ def best_null_threshold(
         answers = _nonempty(gold[id_])
         gains[odds] += _best(f1_v2, predictions[id_], answers) - _best(f1_v2, "", answers)
     thresholds = sorted(gains)
-    totals = [0.0, *itertools.accumulate(map(gains.__getitem__, thresholds))]
+    totals = list(itertools.accumulate(map(gains.get, thresholds), initial=0.0))
     return [thresholds[0] - 1, *thresholds][totals.index(max(totals))]

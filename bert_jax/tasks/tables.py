@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.corpus.tfds import tfds_source
+from bert_jax.corpus.readers import tfds_source
 
 csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
 _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.
@@ -25,6 +24,7 @@ class Record(NamedTuple):
 
     columns: dict[str, str]
     location: str
+    id: str = ""
 
 
 def files_from_config(data: ConfigDict) -> dict[str, str]:
@@ -210,7 +210,7 @@ def _read_tfds(source: str, data_dir: str) -> list[tuple[dict, str]]:
     return objects
 
 
-def _json_value(value: bytes | np.ndarray | np.generic) -> object:
+def _json_value(value: object) -> object:
     return value.decode() if isinstance(value, bytes) else value.tolist()
 
 
@@ -232,18 +232,16 @@ def content_hash(source: str, data_dir: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def example_ids(records: Sequence[Record], column: str) -> list[str]:
-    """Returns the ids in `column`, which must be unique; numbers from 0 if `column` is empty."""
-    if not column:
-        return [str(number) for number in range(len(records))]
-    ids = [record.columns[column] for record in records]
-    check_unique(records, ids)
-    return ids
+def with_ids(records: Sequence[Record], column: str) -> list[Record]:
+    """Returns the records with the ids in `column`, which must be unique; "": numbers from 0."""
+    ids = (record.columns[column] if column else str(i) for i, record in enumerate(records))
+    return check_unique([record._replace(id=id_) for record, id_ in zip(records, ids, strict=True)])
 
 
-def check_unique(examples: Iterable, ids: Iterable[str]) -> None:
-    """Raises ValueError, with the `location` of both examples, if two have the same id."""
+def check_unique(examples: list) -> list:
+    """Returns `examples`. Raises ValueError, with the `location` of both, if two have one `id`."""
     locations: dict[str, str] = {}
-    for example, name in zip(examples, ids, strict=True):
-        if (first := locations.setdefault(name, example.location)) != example.location:
-            raise ValueError(f"{example.location}: id {name!r} is already used in {first}")
+    for example in examples:
+        if (first := locations.setdefault(example.id, example.location)) != example.location:
+            raise ValueError(f"{example.location}: id {example.id!r} is already used in {first}")
+    return examples

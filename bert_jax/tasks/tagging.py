@@ -1,7 +1,9 @@
 """Word tagging, from CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
 import itertools
+import operator
 import pathlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -38,10 +40,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             original, scheme = sentences, data.scheme
             if scheme != "none":
                 notes[f"{name} sentences in {find_scheme(path, original).upper()}"] = len(original)
-                sentences = [
-                    sentence._replace(tags=convert_tags(sentence.tags, scheme))
-                    for sentence in original
-                ]
+                sentences = [old._replace(tags=convert_tags(old.tags, scheme)) for old in original]
             labels = labels or find_tag_set(sentences, data.scheme)
             check_tags(path, original, sentences, labels)
         elif name == "train":
@@ -58,6 +57,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             train, columns = features, sentences[0].columns
         else:
             splits.append(make_split(name, sentences, features, positions, labels, data.scheme))
+    options = {name: data[name] for name in ("scheme", "document_context")}
     return Task(
         head=heads.TAGGING,
         labels=labels,
@@ -65,11 +65,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits),
         metric="dev/accuracy" if data.scheme == "none" else "dev/f1",
         notes=notes,
-        head_settings={
-            "max_seq_length": config.max_seq_length,
-            "scheme": data.scheme,
-            "document_context": data.document_context,
-        },
+        head_settings={"max_seq_length": config.max_seq_length} | options,
         files=files,
     )
 
@@ -120,12 +116,10 @@ def tagging_features(
     words = [word for sentence in sentences for word in sentence.words]
     ids_of = tokenize(tokenizer, words)
     truncated = sum(len(ids_of[word]) > room for word in words)
-    texts = [[sentence] for sentence in sentences]
-    if document_context:
-        groups = itertools.groupby(sentences, lambda sentence: sentence.document)
-        texts = [list(group) for _, group in groups]
+    text_of = operator.attrgetter("document") if document_context else id
     features, positions = [], []
-    for text in texts:
+    for _, group in itertools.groupby(sentences, text_of):
+        text = list(group)
         # A word such as a control character may have no pieces.
         words = itertools.chain(*(sentence.words for sentence in text))
         pieces = [ids_of[word][:room] or [tokenizer.unk_id] for word in words]
@@ -133,8 +127,7 @@ def tagging_features(
         ids, offsets = list(itertools.chain(*pieces)), np.cumsum([0, *sizes])
         tags = [labels.index(tag) for sentence in text for tag in sentence.tags or ()]
         ends = np.cumsum([0, *(len(sentence.words) for sentence in text)]).tolist()
-        windows = split_into_windows(sizes, itertools.pairwise(ends), room)
-        for start, begin, end, stop in windows:
+        for start, begin, end, stop in split_into_windows(sizes, itertools.pairwise(ends), room):
             tokens, _ = make_sequence(tokenizer, ids[offsets[start] : offsets[stop]])
             first_pieces = 1 + offsets[begin:end] - offsets[start]
             label = None
@@ -156,20 +149,16 @@ def split_into_windows(
     any sentence, equally many pieces on both sides unless the text ends on one of them. `sizes` are
     the numbers of pieces of the words, 1 to `room`; `sentences` the ranges of their words.
     """
-    before = np.cumsum([0, *sizes])  # Pieces before each word.
-
-    def words_within(pieces: int) -> int:
-        return int(np.searchsorted(before, pieces, side="right")) - 1
-
+    before = [0, *itertools.accumulate(sizes)]  # Pieces before each word.
     windows = []
     for begin, last in sentences:
         max_pieces = room if before[last] - before[begin] <= room else room // 2
         while begin < last:
-            end = min(last, max(begin + 1, words_within(before[begin] + max_pieces)))
+            end = min(last, max(begin + 1, bisect_right(before, before[begin] + max_pieces) - 1))
             spare = room - (before[end] - before[begin])
             left = max(spare // 2, spare - (before[-1] - before[end]))
-            start = int(np.searchsorted(before, before[begin] - left))
-            windows.append((start, begin, end, words_within(before[start] + room)))
+            start = bisect_left(before, before[begin] - left)
+            windows.append((start, begin, end, bisect_right(before, before[start] + room) - 1))
             begin = end
     return windows
 
@@ -214,8 +203,7 @@ def make_split(
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
         # conlleval does not know BIOES, and would count -DOCSTART- lines as words.
-        columns = [expected] if is_labeled else []
-        columns.append(predicted_tags(outputs))
+        columns = [expected] * is_labeled + [predicted_tags(outputs)]
         with open(directory / f"{name}.txt", "w", encoding="utf-8") as stream:
             for sentence, *tags in zip(sentences, *columns, strict=True):
                 if scheme == "bioes":

@@ -2,7 +2,7 @@
 
 `find_entities` reads any sequence of B, I and O, legal or not, as conlleval (the script of the
 CoNLL shared tasks) does. It reads E and S as seqeval's default mode does, and BILOU's L and U like
-E and S. `find_strict_entities` reads only what a scheme allows (seqeval's mode "strict").
+E and S.
 """
 
 import re
@@ -71,19 +71,17 @@ def entity_scores(
     `find` finds the entities in the tags of a sentence. An entity is correct if its type and both
     ends are. 0 / 0 is 0, as in conlleval.
     """
-    counts = Counter(), Counter(), Counter()  # By type: predicted, expected, correct.
+    counts = Counter(), Counter(), Counter()  # By suffix: predicted, expected, correct.
     for predicted_tags, expected_tags in zip(predicted, expected, strict=True):
         if len(predicted_tags) != len(expected_tags):
             lengths = f"{len(expected_tags)} and {len(predicted_tags)}"
             raise ValueError(f"expected a tag for each word; their numbers are {lengths}")
         entities = set(find(predicted_tags)), set(find(expected_tags))
         for count, members in zip(counts, (*entities, set.intersection(*entities)), strict=True):
-            count.update(entity.type for entity in members)
+            count.update(suffix for entity in members for suffix in ("", f"/{entity.type}"))
     scores = {}
-    totals = {"": [count.total() for count in counts]}
-    types = sorted(counts[0] | counts[1])
-    totals |= {f"/{name}": [count[name] for count in counts] for name in types}
-    for suffix, (num_predicted, num_expected, num_correct) in totals.items():
+    for suffix in sorted({"", *counts[0], *counts[1]}):
+        num_predicted, num_expected, num_correct = (count[suffix] for count in counts)
         scores[f"precision{suffix}"] = num_correct / max(num_predicted, 1)
         scores[f"recall{suffix}"] = num_correct / max(num_expected, 1)
         scores[f"f1{suffix}"] = 2 * num_correct / max(num_predicted + num_expected, 1)

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -13,45 +12,35 @@ from bert_jax.model.heads import Head, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Examples to predict and, where their labels are known, to score.
+    """Examples to predict and, where their labels are known, to score."""
 
-    Attributes:
-      name: "dev", "test", ...
-      features: the features of all examples, in the order of the file.
-      score: (outputs for `features`) -> the official metrics by name; None without labels.
-      write: (outputs, existing directory) -> None; writes predictions with the examples' ids.
-    """
-
-    name: str
-    features: Sequence[Feature]
+    name: str  # "dev", "test", ...
+    features: Sequence[Feature]  # Of all examples, in the order of the file.
+    # Outputs for `features` -> the official metrics by name; None without labels.
     score: Callable[[Outputs], dict[str, float]] | None
+    # Writes predictions with the examples' ids into an existing directory.
     write: Callable[[Outputs, pathlib.Path], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task as read from its files.
-
-    Attributes:
-      labels: names of the head's outputs; none for "embedding".
-      splits: all of them are predicted at the end of a run.
-      metric: "split/name" of the metric that selects the best checkpoint, higher is better. Without
-        such a split, or labels in it, the last checkpoint is kept.
-      notes: counts from reading the files (truncated, skipped, ...), for the log.
-      head_settings: what inference needs besides the labels; stored in the checkpoint as JSON.
-      tuned: names of head settings that scoring the dev split changes; a run starts from those of
-        the head in its weights.
-      files: paths or "tfds:NAME" of what was read, by name. A run cannot be resumed with others.
-    """
+    """A task as read from its files."""
 
     head: Head
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # Names of the head's outputs; none for "embedding".
     train: Sequence[Feature]
-    splits: tuple[Split, ...]
+    splits: tuple[Split, ...]  # All of them are predicted at the end of a run.
+    # "split/name" of the metric that selects the best checkpoint, higher is better. Without such a
+    # split, or labels in it, the last checkpoint is kept.
     metric: str
+    # Counts from reading the files (truncated, skipped, ...), for the log.
     notes: dict[str, int] = dataclasses.field(default_factory=dict)
+    # What inference needs besides the labels; stored in the checkpoint as JSON.
     head_settings: dict = dataclasses.field(default_factory=dict)
+    # Names of head settings that scoring the dev split changes; a run starts from those of the head
+    # in its weights.
     tuned: tuple[str, ...] = ()
+    # Paths or "tfds:NAME" of what was read, by name. A run cannot be resumed with others.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -62,8 +51,8 @@ class Task:
 
 
 def limit_examples(
-    examples: Sequence[Any], config: ConfigDict, split: str, notes: dict[str, int]
-) -> Sequence[Any]:
+    examples: Sequence, config: ConfigDict, split: str, notes: dict[str, int]
+) -> Sequence:
     """Returns `max_train_examples` or `max_eval_examples` evenly spaced examples (0: all).
 
     Records in `notes` how many were dropped.

@@ -16,7 +16,7 @@ from scipy.special import expit, softmax
 from bert_jax.data.features import Feature
 from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
-from bert_jax.tasks.labels import find_labels, labels_from_config, read_label_sets, split_labels
+from bert_jax.tasks.labels import find_labels, labels_from_config, read_labels, split_labels
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
@@ -45,7 +45,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
     texts = tuple(filter(None, (data.text, data.text_pair)))
     notes: dict[str, int] = {}
-    records, features, splits = {}, {}, []
+    records, splits = {}, {}
     for name, source in files.items():
         # A test file may have no labels; in a dev file a missing column is probably a typo.
         label = data.label if name != "test" else ""
@@ -68,26 +68,24 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
     hint = "; fix it, or list all labels in --config.data.labels"
     for name, examples in records.items():
-        ids = limit_examples(tables.example_ids(examples, data.id), config, name, notes)
-        examples = limit_examples(examples, config, name, notes)
-        options = {"required": name == "train", "hint": hint}
-        values = read_label_sets(examples, data.label, labels, separator, **options)
+        examples = limit_examples(tables.with_ids(examples, data.id), config, name, notes)
+        options = {"required": name == "train", "hint": hint, "separator": separator}
+        values = read_labels(examples, data.label, labels, **options)
         if values[0] is None:
             notes[f"{name} examples without labels, so not scored"] = len(values)
         pairs = [[example.columns[column] for column in texts] for example in examples]
-        encoded = text_features(pairs, values, tokenizer, config.max_seq_length)
-        features[name], notes[f"{name} examples truncated"] = encoded
-        if name != "train":
-            split = name, features[name], ids, examples, labels, metrics, bool(separator)
-            splits.append(make_split(*split))
+        features, truncated = text_features(pairs, values, tokenizer, config.max_seq_length)
+        notes[f"{name} examples truncated"] = truncated
+        splits[name] = make_split(name, features, examples, labels, metrics, bool(separator))
+    training = splits.pop("train", None)
     if separator:
         layout = dataclasses.replace(head.labels, shape=(len(labels),))
         head = dataclasses.replace(head, labels=layout)
     return Task(
         head=head,
         labels=labels or ("value",),
-        train=features.get("train", []),  # If empty, only predicts.
-        splits=tuple(splits),
+        train=training.features if training else [],  # If empty, only predicts.
+        splits=tuple(splits.values()),
         metric=f"dev/{metric}",
         notes=notes,
         head_settings={"max_seq_length": config.max_seq_length},
@@ -96,24 +94,22 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def text_features(
-    texts: Sequence[Sequence[str]],
-    labels: Sequence[int | float | np.ndarray | None],
-    tokenizer: Tokenizer,
-    max_seq_length: int,
+    texts: Sequence[Sequence[str]], labels: Sequence, tokenizer: Tokenizer, max_seq_length: int
 ) -> tuple[list[Feature], int]:
-    """Returns a feature for each text or pair of texts, and how many were truncated."""
+    """Returns a feature for each text or pair of texts, and how many were truncated.
+
+    If there are several texts for each label, these become the sequences of one feature.
+    """
     sequences, truncated = make_sequences(texts, tokenizer, max_seq_length)
-    features = [
-        Feature((tokens,), (second_start,), label)
-        for (tokens, second_start), label in zip(sequences, labels, strict=True)
-    ]
-    return features, sum(truncated)
+    choices = len(texts) // len(labels)
+    groups = zip(*[iter(sequences)] * choices, labels, strict=True)
+    features = [Feature(*zip(*group, strict=True), label) for *group, label in groups]
+    return features, int(np.reshape(truncated, (-1, choices)).any(axis=1).sum())
 
 
 def make_split(
     name: str,
     features: list[Feature],
-    ids: Sequence[str],
     records: Sequence[tables.Record],
     labels: Sequence,
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
@@ -144,8 +140,8 @@ def make_split(
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
         lines, predicted = [], predict(outputs)
-        for index, (id_, record) in enumerate(zip(ids, records, strict=True)):
-            line = {"id": id_} | record.columns
+        for index, record in enumerate(records):
+            line = {"id": record.id} | record.columns
             if is_labeled:
                 line["label"] = describe(expected[index])
             line["prediction"] = describe(predicted[index])

@@ -187,20 +187,5 @@ def summarize_seeds(results: list[dict], metric: str) -> dict:
     }
 
 
-def format_seeds(results: list[dict]) -> str:
-    """Formats one line per seed, and one per metric with its median, minimum and maximum."""
-    lines = []
-    for result in results:
-        parts = [f"seed {result['seed']}, step {result['best_step']}"]
-        parts += [f"{k}: {format_scores(v)}" for k, v in result.items() if isinstance(v, dict)]
-        lines.append("; ".join(parts + ["collapsed to one class"] * result.get("collapsed", False)))
-    for name, value in summarize_seeds(results, "")["scores"].items():
-        lines.append(
-            f"median of {len(results)}: {name} {value['median']:.4f} "
-            f"({value['min']:.4f} to {value['max']:.4f})"
-        )
-    return "\n".join(lines)
-
-
 def format_scores(scores: dict[str, float]) -> str:
     return ", ".join(f"{name} {score:.4f}" for name, score in scores.items())

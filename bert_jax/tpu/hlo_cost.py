@@ -57,13 +57,14 @@ class Instruction(NamedTuple):
     operands: str
     attributes: str
 
-    def attribute(self, pattern: str) -> str | None:
+    def attribute(self, pattern: str) -> str:
+        """Returns the group of `pattern` in the attributes; "" without a match."""
         match = re.search(pattern, self.attributes)
-        return match[1] if match else None
+        return match[1] if match else ""
 
     @property
     def op_name(self) -> str:
-        return self.attribute(r'op_name="([^"]*)"') or ""
+        return self.attribute(r'op_name="([^"]*)"')
 
     @property
     def kind(self) -> str:
@@ -71,11 +72,6 @@ class Instruction(NamedTuple):
         if self.opcode == "fusion":
             return re.sub(r"[.\d]+$", "", self.name)
         return self.attribute(r'custom_call_target="([^"]*)"') or self.opcode
-
-    @property
-    def cycles(self) -> int | None:
-        estimate = self.attribute(r'"estimated_cycles":"?(\d+)')
-        return None if estimate is None else int(estimate)
 
     @property
     def called(self) -> list[str]:
@@ -92,17 +88,13 @@ Computations = dict[str, list[Instruction]]  # By name, each in the order of the
 class Cost(NamedTuple):
     """Cost of one step on one device."""
 
-    cycles: dict[tuple[str, str], int]  # By (part, "forward" | "backward" | "update").
+    cycles: collections.Counter  # By (part, "forward" | "backward" | "update").
     flops: float  # Of the matrix products, two per multiply-add.
     collectives: dict[str, dict[str, float]]  # {kind: {"count", "bytes", "link_bytes"}}.
     largest_collectives: dict[str, dict[str, float]]  # By kind and arrays, descending bytes.
     costliest: list[tuple[int, int, Instruction]]  # (Cycles of all runs, runs, ...), descending.
     without_estimate: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
     loops_counted_once: list[str]  # Those with an unknown trip count.
-
-    @property
-    def total_cycles(self) -> int:
-        return sum(self.cycles.values())
 
 
 def step_cost(text: str) -> Cost:
@@ -126,10 +118,12 @@ def step_cost(text: str) -> Cost:
             collectives[channel] = max(total, collectives.get(channel, total))
         if fusion:
             continue  # The estimate of the fusion includes its instructions.
-        if instruction.cycles is not None:
-            cycles[part_of(instruction.op_name)] += runs * instruction.cycles
-            costliest.append((runs * instruction.cycles, runs, instruction))
-        elif instruction not in communicating and _needs_estimate(instruction):
+        is_free = instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES)
+        is_free |= instruction in communicating
+        if estimate := instruction.attribute(r'"estimated_cycles":"?(\d+)'):
+            cycles[part_of(instruction.op_name)] += runs * int(estimate)
+            costliest.append((runs * int(estimate), runs, instruction))
+        elif not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape)):
             without_estimate[instruction.kind] += runs
     by_kind, by_arrays = (collections.defaultdict(collections.Counter) for _ in range(2))
     for num_bytes, link_bytes, runs, kind, arrays in collectives.values():
@@ -188,10 +182,8 @@ def trip_count(loop: Instruction, computations: Computations) -> int | None:
 
 def part_of(op_name: str) -> tuple[str, str]:
     """Returns (part of the model, "forward" | "backward" | "update") of an `op_name`."""
-    path = op_name.partition("/")[2]
-    part = next(
-        part for part, pattern in MODEL_PARTS if re.search(pattern, "/" + path if path else "")
-    )
+    path = "".join(op_name.partition("/")[1:])
+    part = next(part for part, pattern in MODEL_PARTS if re.search(pattern, path))
     if "transpose(" in path:
         return part, "backward"
     return part, "update" if part in ("optimizer", "other") else "forward"
@@ -210,12 +202,6 @@ def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
     ]
 
 
-def _needs_estimate(instruction: Instruction) -> bool:
-    """Returns whether an instruction without an estimate makes the total too low."""
-    is_free = instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES)
-    return not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape))
-
-
 def flops(instruction: Instruction) -> float:
     """Returns the FLOPs of a matrix product or convolution, 0 for any other instruction.
 
@@ -227,25 +213,21 @@ def flops(instruction: Instruction) -> float:
     arrays = _arrays(f"{instruction.shape} {instruction.operands}")
     result, left, right = (sizes for _, sizes in arrays)
     if instruction.opcode == "dot":
-        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
-        return 2.0 * math.prod(result + tuple(left[int(d)] for d in contracted.split(",") if d))
+        contracted = re.findall(r"\d+", instruction.attribute(r"lhs_contracting_dims=\{(.*?)\}"))
+        return 2.0 * math.prod([*result, *(left[int(axis)] for axis in contracted)])
     labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|$)")
     left, right, result = (
         dict(zip(names, sizes, strict=True))
         for names, sizes in zip(re.split(r"_|->", labels), (left, right, result), strict=True)
     )
-    window = instruction.attribute(r"window=\{([^}]*)\}") or ""
-    fields = {name: value.split("x") for name, value in re.findall(r"(\w+)=(\S+)", window)}
+    window = re.findall(r"(\w+)=(\S+)", instruction.attribute(r"window=\{([^}]*)\}"))
     total = 2.0 * result["b"] * result["f"] * right["i"]
     for axis in map(str, range(len(result) - 2)):
-        stride, pad, left_dilation, right_dilation = (
-            int(fields[name][int(axis)].split("_")[0]) if name in fields else default
-            for name, default in (("stride", 1), ("pad", 0), ("lhs_dilate", 1), ("rhs_dilate", 1))
-        )
-        window_position = np.arange(right[axis]) * right_dilation - pad
-        position = np.arange(result[axis])[:, None] * stride + window_position
-        inside = (position >= 0) & (position <= (left[axis] - 1) * left_dilation)
-        total *= int(np.sum(inside & (position % left_dilation == 0)))
+        field = {name: int(value.split("x")[int(axis)].split("_")[0]) for name, value in window}
+        window_position = np.arange(right[axis]) * field.get("rhs_dilate", 1) - field.get("pad", 0)
+        position = np.arange(result[axis])[:, None] * field.get("stride", 1) + window_position
+        index, between = np.divmod(position, field.get("lhs_dilate", 1))
+        total *= int(np.sum((between == 0) & (index >= 0) & (index < left[axis])))
     return total
 
 

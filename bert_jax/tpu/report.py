@@ -100,13 +100,14 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
     link_bytes = sum(totals["link_bytes"] for totals in collectives)
-    seconds = cost.total_cycles / chip.clock_hz
+    step_cycles = cost.cycles.total()
+    seconds = step_cycles / chip.clock_hz
     collective_seconds = link_bytes / chip.link_bytes_per_second
     rate = phase.batch_size / seconds / num_chips
     peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
     used = sum(hbm.values())
     cycles_by_part = {}
-    for (part, direction), cycles in sorted(cost.cycles.items(), key=lambda item: -item[1]):
+    for (part, direction), cycles in cost.cycles.most_common():
         cycles_by_part.setdefault(part, {})[direction] = cycles
     return figures | {
         "fits": used <= chip.usable_hbm_bytes,
@@ -114,8 +115,8 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "hbm_bytes_per_device": used,
         "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
         "compiled_flops_per_sequence": cost.flops * devices.size / phase.batch_size,
-        "cycles_per_step": cost.total_cycles,
-        "cycles_per_sequence": cost.total_cycles * num_chips / phase.batch_size,
+        "cycles_per_step": step_cycles,
+        "cycles_per_sequence": step_cycles * num_chips / phase.batch_size,
         "cycles_by_part": cycles_by_part,
         "collectives": cost.collectives,
         "largest_collectives": dict(
@@ -148,9 +149,24 @@ def with_changes(config: ConfigDict, changes: dict[str, int | str]) -> ConfigDic
 def find_fitting_changes(
     config: ConfigDict, topology: str, phases: list[Phase], tokenizer, failed: dict
 ) -> dict | None:
-    """Returns changes with which all steps of `config`, whose report is `failed`, fit, or None."""
+    """Returns changes with which all steps of `config`, whose report is `failed`, fit, or None.
+
+    Tries changes in order of cost; the last ones combine them all. Smaller microbatches and
+    rematerialization reduce activations. Sharding over `data` splits the optimizer state, over
+    `fsdp` also the parameters, and over `tensor` the activations of a row.
+    """
+    rows = max(phase["per_device_batch_size"] for phase in failed["phases"])
+    halves = [_set_rows_per_device(config, rows >> n) for n in range(1, rows.bit_length())]
+    remat = {"model.remat": "full"}
+    min_activations = (halves[-1] if halves else {}) | remat
+    sharded = min_activations | {"shard_weight_update": True}
+    savings = [*halves, remat, min_activations, sharded]
+    for fsdp, tensor in ((4, 1), (16, 1), (64, 1), (4, 2), (4, 4), (4, 8)):
+        tensor *= failed["mesh"]["tensor"]
+        if failed["num_devices"] % (fsdp * tensor) == 0:
+            savings.append({"mesh.fsdp": fsdp, "mesh.tensor": tensor, "mesh.data": -1} | sharded)
     tried = [config.to_dict()]
-    for changes in _memory_savings(config, failed):
+    for changes in savings:
         changed = with_changes(config, changes)
         if changed.to_dict() in tried:
             continue
@@ -167,31 +183,8 @@ def _set_rows_per_device(config: ConfigDict, rows: int) -> dict[str, int]:
     return {f"{prefix}per_device_batch_size": rows for prefix in prefixes}
 
 
-def _memory_savings(config: ConfigDict, failed: dict) -> Iterator[dict[str, int | str]]:
-    """Yields changes that save memory, in order of cost; the last ones combine them all.
-
-    Smaller microbatches and rematerialization reduce activations. Sharding over `data` splits the
-    optimizer state, over `fsdp` also the parameters, and over `tensor` the activations of a row.
-    """
-    rows = max(phase["per_device_batch_size"] for phase in failed["phases"])
-    halves = [_set_rows_per_device(config, rows >> n) for n in range(1, rows.bit_length())]
-    remat = {"model.remat": "full"}
-    min_activations = (halves[-1] if halves else {}) | remat
-    sharded = min_activations | {"shard_weight_update": True}
-    yield from (*halves, remat, min_activations, sharded)
-    for fsdp, tensor in ((4, 1), (16, 1), (64, 1), (4, 2), (4, 4), (4, 8)):
-        tensor *= failed["mesh"]["tensor"]
-        if failed["num_devices"] % (fsdp * tensor) == 0:
-            yield {"mesh.fsdp": fsdp, "mesh.tensor": tensor, "mesh.data": -1} | sharded
-
-
 def sweep(
-    config: ConfigDict,
-    topology: str,
-    phases: list[Phase],
-    tokenizer,
-    meshes: list[str],
-    remat: list[str],
+    config: ConfigDict, topology: str, phases: list[Phase], tokenizer, meshes: list, remat: list
 ) -> Iterator[dict]:
     """Yields the report of each mesh ("data x fsdp x tensor") and remat policy.
 

@@ -48,17 +48,13 @@ class Checkpointer:
         self.directory = workdir.absolute() / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
         self._tokenizer = tokenizer
-        self.set_settings(settings)
+        self.settings = settings  # Those that the next checkpoints store.
         # CheckpointManager would wait ten minutes for the other processes to report a failed write.
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
                 shutil.rmtree(unfinished)
-
-    def set_settings(self, settings: dict) -> None:
-        """Changes the settings that the next checkpoints store."""
-        self._metadata_items = _metadata_items(settings, self._tokenizer)
 
     def latest_step(self) -> int | None:
         """Returns the step of the latest complete checkpoint, or None."""
@@ -70,7 +66,7 @@ class Checkpointer:
         items = ocp.args.Composite(
             params=_save_in_chunks(state.params),
             training=_save_in_chunks({"step": state.step, "opt_state": state.opt_state}),
-            **self._metadata_items,
+            **_metadata_items(self.settings, self._tokenizer),
         )
         with self._writing():
             self._checkpointer.save(self.directory / str(int(state.step)), args=items)
@@ -165,10 +161,8 @@ def _metadata_items(settings: dict, tokenizer: Tokenizer) -> dict[str, ocp.args.
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the steps with a complete checkpoint in `directory`, in ascending order."""
-    if not directory.is_dir():
-        return []
     # Unfinished checkpoints have other names.
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdecimal())
+    return sorted(int(entry.name) for entry in directory.glob("*") if entry.name.isdecimal())
 
 
 def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
@@ -201,7 +195,7 @@ def load_checkpoint(
     directory = find_checkpoint(path)
     settings = load_settings(directory)
     with _reading(directory):
-        vocabulary = _read_json(directory / "vocabulary")
+        vocabulary = json.loads((directory / "vocabulary/metadata").read_text())
         content = base64.b64decode(vocabulary["base64"])
         tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
         params = _read_arrays(directory / "params", get_abstract_params(settings))
@@ -211,7 +205,7 @@ def load_checkpoint(
 def load_settings(directory: pathlib.Path) -> dict:
     """Returns the settings of the run that wrote a checkpoint; raises CheckpointError."""
     with _reading(directory):
-        return _read_json(directory / "config")
+        return json.loads((directory / "config/metadata").read_text())
 
 
 def training_state(directory: pathlib.Path) -> dict:
@@ -249,10 +243,6 @@ def verify_checkpoint(
     return sizes
 
 
-def _read_json(item: pathlib.Path) -> dict:
-    return json.loads((item / "metadata").read_text())
-
-
 def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     """Reads a tree of arrays onto the default device; ValueError unless it is as `expected`.
 
@@ -264,9 +254,10 @@ def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     stored = {leaf.name: leaf for leaf in leaves}
     expected = stored if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
     for name in sorted(stored.keys() | expected.keys()):
-        array, expected_array = _describe(stored.get(name)), _describe(expected.get(name))
-        if array != expected_array:
-            raise ValueError(f"{item.name} holds {name} of {array}, expected {expected_array}")
+        both = stored.get(name), expected.get(name)
+        array, other = (f"{np.dtype(x.dtype)} {list(x.shape)}" if x else "nothing" for x in both)
+        if array != other:
+            raise ValueError(f"{item.name} holds {name} of {array}, expected {other}")
     limits = {key: {"limit": 1} for key in ("file_io_concurrency", "data_copy_concurrency")}
     context = tensorstore.Context(limits)
     arrays = {}
@@ -275,22 +266,14 @@ def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
         kvstore = {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
         spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
         store = tensorstore.open(spec, context=context, open=True, read=True).result()
-        values = _aligned_empty(leaf.shape, store.dtype.numpy_dtype)
+        # Aligned to 64 bytes, so that JAX on a CPU uses the array without copying it.
+        size = math.prod(leaf.shape) * store.dtype.numpy_dtype.itemsize
+        memory = np.empty(size + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        values = memory[start : start + size].view(store.dtype.numpy_dtype).reshape(leaf.shape)
         tensorstore.array(values, copy=False).write(store).result()
         arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))
     return structure.unflatten([arrays[leaf.name] for leaf in leaves])
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array aligned to 64 bytes, which JAX on a CPU uses without copying it."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def _describe(leaf) -> str:
-    return f"{np.dtype(leaf.dtype)} {list(leaf.shape)}" if leaf else "nothing"
 
 
 def _reading(directory: pathlib.Path) -> contextlib.AbstractContextManager:

@@ -7,6 +7,7 @@
 All first clip gradients by their global norm; LayerNorm parameters and biases are not decayed.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -156,7 +157,4 @@ def _scale_by_layer_trust_ratio():
         defined = (param_norm > 0) & (update_norm > 0)
         return update * jnp.where(defined, param_norm / jnp.where(defined, update_norm, 1.0), 1.0)
 
-    def update(updates, state, params):
-        return jax.tree_util.tree_map_with_path(scale, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(functools.partial(jax.tree_util.tree_map_with_path, scale))

@@ -67,10 +67,7 @@ class PretrainSetup:
     optimizer: optax.GradientTransformation
     init: Callable[..., TrainState]
     abstract_state: TrainState
-
-    @property
-    def shardings(self) -> TrainState:
-        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+    shardings: TrainState
 
     def masking(self, phase: Phase) -> Masking:
         return Masking(
@@ -124,7 +121,8 @@ def setup_pretraining(
     if config.shard_weight_update:
         shardings = partitioning.shard_over_data(shardings, shapes)
     state = partitioning.with_shardings(shapes, shardings)
-    setup = PretrainSetup(config, tokenizer, model, mesh, schedule, optimizer, init, state)
+    parts = model, mesh, schedule, optimizer, init, state, shardings
+    setup = PretrainSetup(config, tokenizer, *parts)
     for phase in phases:  # Raise now, not hours later, after the previous phase.
         setup.masking(phase)
         setup.num_microbatches(phase)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
-from bert_jax.corpus import build, parts, readers, writing
+from bert_jax.corpus import build, readers, writing
 from bert_jax.corpus.build import CorpusConfig, build_corpus, make_batches, rows_of_group
 from bert_jax.corpus.parallel import ordered_map
 from bert_jax.corpus.readers import Document
@@ -54,7 +54,7 @@ def use_small_units(monkeypatch):
     """Makes everything that bounds memory about a thousand times smaller."""
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(build.make_batches, "__defaults__", (1500,))
-    monkeypatch.setattr(parts, "MAX_PART_TOKENS", 64)
+    monkeypatch.setattr(build, "MAX_PART_TOKENS", 64)
     monkeypatch.setattr(build, "GROUP_TOKENS", 1000)
 
 
@@ -246,7 +246,7 @@ def test_another_document_is_found_in_constant_time():
         return result
 
     documents = [[[5, 6, 7]] * 2 for _ in range(2000)]
-    group = [p for n, ids in enumerate(documents) for p in parts.cut_into_parts(Source(n), ids)]
+    group = [p for n, ids in enumerate(documents) for p in build.cut_into_parts(Source(n), ids)]
     rows, counts = rows_of_group(group, (0, 2, 3), corpus_config(), random.Random(0))
     assert counts["pairs"] >= 2000 and len(rows) == counts["rows"]
     assert operations < 40 * len(group)
@@ -457,11 +457,11 @@ def test_write_shard_keeps_every_row_in_blocks(tmp_path):
 
 
 def test_parts_hold_every_sentence_and_are_equally_long(monkeypatch):
-    monkeypatch.setattr(parts, "MAX_PART_TOKENS", 50)
+    monkeypatch.setattr(build, "MAX_PART_TOKENS", 50)
     sentences = [[number] * 10 for number in range(31)]
-    document_parts = list(parts.cut_into_parts(3, sentences))
+    document_parts = list(build.cut_into_parts(3, sentences))
     assert [ids for part in document_parts for ids in part.ids()] == sentences
     assert {len(part.sentences) for part in document_parts} == {4, 5}
     assert {part.source for part in document_parts} == {3}
     assert pickle.loads(pickle.dumps(document_parts)) == document_parts
-    assert len(list(parts.cut_into_parts(0, [[1] * 1000]))) == 1
+    assert len(list(build.cut_into_parts(0, [[1] * 1000]))) == 1

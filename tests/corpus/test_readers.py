@@ -8,7 +8,6 @@ from bert_jax.corpus import readers
 from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.corpus.readers import find_inputs, input_bytes, read_documents
 from bert_jax.corpus.sentences import split_sentences
-from bert_jax.corpus.tfds import tfds_source
 from bert_jax.tokenization import load_tokenizer
 from tests.helpers import random_text, write_tfds, write_vocabulary
 
@@ -210,7 +209,7 @@ def test_tfds_that_cannot_be_read_is_a_clear_error(tmp_path, name, field, prepar
 def test_unknown_tfds_split_is_a_clear_error(tmp_path):
     write_tfds(tmp_path, "news", {"train": [{"text": "a"}]}, {"text": TEXT})
     with pytest.raises(ValueError, match=r"tfds:news in .*: Unknown split 'dev'.* \['train'\]"):
-        tfds_source("news", "dev", str(tmp_path))
+        readers.tfds_source("news", "dev", str(tmp_path))
 
 
 def test_overlong_line_is_a_clear_error(tmp_path, monkeypatch):

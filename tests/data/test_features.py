@@ -87,20 +87,14 @@ def sharding():
     return batch_sharding(make_mesh())
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("head", HEAD_NAMES)
-def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, sharding):
-    features, shape = make_features(head, 40), make_shape(head)
-=======
 @pytest.fixture(scope="module")
 def trial_sharding(sharding):
     return NamedSharding(sharding.mesh, P("trial", *sharding.spec))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_batch_holds_its_features_whole_in_the_microbatches_in_use(kind, trial_sharding):
-    features, shape = make_features(kind, 40), make_shape(kind)
->>>>>>> 212cbc9 (Run trials of a fine-tuning as one stacked program)
+@pytest.mark.parametrize("head", HEAD_NAMES)
+def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, trial_sharding):
+    features, shape = make_features(head, 40), make_shape(head)
     batches = finetune_batches(
         features,
         shape,
@@ -138,17 +132,10 @@ def test_each_epoch_reshuffles_all_features_and_keeps_the_last_batch():
 def test_batches_of_a_trial_do_not_depend_on_the_first_step_and_other_trials(trial_sharding):
     features, shape = make_features("classification", 20), make_shape("classification")
 
-<<<<<<< HEAD
-    def batches(start):
-        arguments = {"batch_size": 8, "microbatch_rows": 8, "seed": 0, "start": start, "stop": 7}
-        device_batches = finetune_batches(features, shape, sharding, **arguments)
-        return [(jax.device_get(rows), used) for rows, used in device_batches]
-=======
     def batches(start, *seeds):
         numbers = {"batch_size": 8, "microbatch_rows": 8, "start": start, "stop": 7}
         batches = finetune_batches(features, shape, trial_sharding, seeds=seeds, **numbers)
         return [jax.device_get(rows) for rows, _ in batches]
->>>>>>> 212cbc9 (Run trials of a fine-tuning as one stacked program)
 
     np.testing.assert_equal(batches(4, 0), batches(0, 0)[4:])
     for both, first, second in zip(

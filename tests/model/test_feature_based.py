@@ -61,16 +61,15 @@ def test_each_choice_of_features_reads_its_layers():
 
 
 def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
-    config = BertConfig(vocab_size=50, **SMALL)
     states = np.random.default_rng(0).normal(size=(4, 1, 5, 16)).astype(np.float32)
     ids = jnp.ones((1, 5), jnp.int32)
-    head = BiLstmHead(config, 3, "weighted_sum", lstm_size=4)
+    head = BiLstmHead(3, "weighted_sum", lstm_size=4)
     params = head.init(jax.random.key(0), states, ids)["params"]
     params["scale"] = jnp.array([0.0, np.log(2), 0.0])
     logits = head.apply({"params": params}, states, ids)
     del params["scale"]
     expected = np.tensordot([0.25, 0.5, 0.25], states[1:], axes=1)[None].astype(np.float32)
-    last = BiLstmHead(config, 3, "last", lstm_size=4)
+    last = BiLstmHead(3, "last", lstm_size=4)
     np.testing.assert_allclose(last.apply({"params": params}, expected, ids), logits, atol=1e-6)
 
 

@@ -49,6 +49,7 @@ def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
     [
         ("pretrain", "configs/finetune/squad.py", "finetune"),
         ("finetune", "configs/pretrain/bert_tiny.py", "pretrain"),
+        ("finetune", "configs/sweeps/paper.py", "tools.sweep"),
     ],
 )
 def test_configuration_of_the_other_program_is_an_error(program, config, other, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.tasks.trials import format_seeds, seed_directories, summarize_seeds
+from bert_jax.tasks.trials import seed_directories, summarize_seeds
 
 
 def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
@@ -32,4 +32,3 @@ def test_entity_type_that_only_some_seeds_predict_counts_as_0_in_the_others():
         scores = summarize_seeds(results, "dev/f1")["scores"]
         assert scores["dev/f1/EVENT"] == {"median": 0.0, "min": 0.0, "max": 0.0}
         assert scores["dev/f1/PER"] == pytest.approx({"median": 0.6, "min": 0.5, "max": 0.7})
-        assert "dev/f1/EVENT 0.0000 (0.0000 to 0.0000)" in format_seeds(results)

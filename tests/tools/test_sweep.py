@@ -1,230 +1,370 @@
-"""The sweep, with a stub of bert_jax.finetune that is imported from the current directory."""
+"""A sweep runs every point once, as few programs, resumes, and reports what it found."""
 
+import csv
 import json
-import pathlib
+import random
+import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
+import bert_jax
+from bert_jax import finetune
+from bert_jax.runtime.command_line import PREEMPTED
+from bert_jax.tasks.setup import PER_TRIAL
+from bert_jax.training.checkpoint import saved_steps
+from configs.sweeps import paper
 from tests import helpers
-from tools import sweep
+from tools import sweep, sweep_report
 
-STUB = """
-import json, os, pathlib, signal, sys
-given = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:])
-workdir = pathlib.Path(given["workdir"])
-rate = float(given["config.learning_rate"])
-workdir.mkdir(parents=True, exist_ok=True)
-runs = workdir / "runs"
-runs.write_text((runs.read_text() if runs.exists() else "") + "x")
-if rate == 0 and not pathlib.Path("fixed").exists():
-    pathlib.Path(os.environ["BERT_JAX_ERROR_FILE"]).write_text("rate is 0: expected more")
-    print("the last line of the log")
-    sys.exit(1)
-if rate == 7 and len(runs.read_text()) == 1:
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-    signal.signal(signal.SIGTERM, lambda *_: (workdir / "stopped").write_text("stopped"))
-    (workdir / "waits").write_text("waits")
-    signal.pause()
-if rate == 9:
-    os.kill(os.getpid(), signal.SIGKILL)
-result = {"metric": "dev/accuracy", "seed": 0, "dev": {"accuracy": rate / 10}, "seconds": 1.0,
-          "collapsed": rate == 1}
-(workdir / "result.json").write_text(json.dumps(result))
-"""
+REPORT = ("report.html", "report.md", "trials.csv")
+FIELDS = {"max_seq_length": 16, "batch_size": 16, "num_epochs": 1.0, "eval_every": 2}
 
 
-# A sweep in a process of its own, without the checks before the first run. Its `bert_jax` is the
-# real one: the current directory is not on its path.
-SWEEP = f"""
-import pathlib, sys
-sys.path.append({str(helpers.ROOT)!r})
-from tools import sweep
-rows = sweep.sweep(pathlib.Path("out").absolute(), sys.argv[1:], ["--config=x"])
-print(sweep.format_table(rows))
-"""
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A directory with weights/, train.csv, dev.csv and test.csv."""
+    directory = tmp_path_factory.mktemp("given")
+    vocabulary = helpers.write_vocabulary(directory / "vocab.txt")
+    helpers.write_weights(directory / "weights", vocabulary)
+    for seed, (name, count) in enumerate({"train": 61, "dev": 30, "test": 20}.items()):
+        rng, lines = random.Random(seed), ["text,label"]
+        for _ in range(count):
+            label = rng.randrange(2)
+            words = rng.choices(helpers.WORDS[label::2], k=rng.randint(2, 9))
+            lines.append(f"{' '.join(words)},{('north', 'south')[label]}")
+        (directory / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return directory
 
 
-@pytest.fixture
-def stub(tmp_path, monkeypatch):
-    package = tmp_path / "bert_jax"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "finetune.py").write_text(STUB)
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/sweep.py").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def small_sweep(given, grid: dict, trials: tuple = (), seeds: int = 1, **base):
+    config = paper.get_config("text_classification").unlock()
+    config.base.init_from = str(given / "weights")
+    files = {f"data.{name}": str(given / f"{name}.csv") for name in ("train", "dev", "test")}
+    fields = {name.replace("__", "."): value for name, value in base.items()}
+    config.base.update_from_flattened_dict(FIELDS | files | fields)
+    del config.grid
+    config.grid = {}
+    for name, values in grid.items():
+        *parents, field = name.split(".")
+        node = config.grid
+        for parent in parents:
+            node[parent] = {}
+            node = node[parent]
+        node[field] = values
+    config.trials, config.num_seeds = trials, seeds
+    return config.lock()
 
 
-def num_runs(directory: pathlib.Path) -> dict[str, int]:
-    """Returns how often each point was run."""
-    return {path.parent.name: len(path.read_text()) for path in directory.glob("*/runs")}
+def names_of(points) -> list[list[str]]:
+    return [[trial.workdir.name for trial in point.trials] for point in points]
 
 
-def test_grid_contains_every_combination():
-    assert sweep.grid_points(["a=1,2", "b=x"]) == [{"a": "1", "b": "x"}, {"a": "2", "b": "x"}]
-    assert len(sweep.grid_points(list(sweep.PAPER))) == 24
+def report_of(workdir) -> dict[str, str]:
+    return {name: (workdir / name).read_text() for name in REPORT}
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ([], "the grid is empty"),
-        (["rate"], "--grid=rate: expected FIELD=VALUE"),
-        (["rate="], "expected FIELD=VALUE"),
-        (["a=1", "a=2"], "given twice"),
-        (["a=1,1"], "given twice"),
-    ],
-)
-def test_invalid_grid_is_an_error(grid, message):
+@pytest.fixture(scope="module")
+def finished(given, tmp_path_factory):
+    """A sweep of two programs, one of which has a point that diverges."""
+    workdir = tmp_path_factory.mktemp("finished")
+    grid = {"batch_size": (8, 16), "learning_rate": (3e-3, 1e-3)}
+    trials = ({"learning_rate": 1e30},)
+    config = small_sweep(given, grid, trials, seeds=2)
+    return workdir, config, sweep.sweep(config, workdir)
+
+
+def test_every_point_of_grid_and_trials_is_a_trial_for_each_seed(given, tmp_path):
+    grid = {"learning_rate": (1e-3, 2e-3), "model.dropout_rate": (0.1,), "num_epochs": (2, 3.0)}
+    trials = ({"learning_rate": 1e-3, "model.dropout_rate": 0.0, "data.text": "a/b c"},)
+    config = small_sweep(given, grid, trials, seeds=2, seed=7)
+    points = sweep.make_points(config, tmp_path)
+    assert len(points) == 5 and {len(point.trials) for point in points} == {2}
+    assert points[0].values == {
+        "learning_rate": 1e-3,
+        "model.dropout_rate": 0.1,
+        "num_epochs": 2.0,
+        "data.text": "text",
+    }
+    names = names_of(points)
+    assert names[0][0] == (
+        "learning_rate=0.001,model.dropout_rate=0.1,num_epochs=2,data.text=text,seed=7"
+    )
+    assert names[4][1].endswith("num_epochs=1,data.text=a_b_c,seed=8")
+    last = points[-1].trials[1].config
+    assert last.seed == 8 and last.data.text == "a/b c" and last.batch_size == 16
+    # Only what varies is in a name.
+    points = sweep.make_points(small_sweep(given, {"batch_size": (8,)}), tmp_path)
+    assert names_of(points) == [["seed=0"]] and points[0].trials[0].config.batch_size == 8
+
+
+def test_trials_that_differ_in_per_trial_fields_only_are_one_program(given, tmp_path):
+    values = {"learning_rate": 1.0, "weight_decay": 0.5, "warmup_fraction": 0.5, "num_epochs": 9.0}
+    values["model.dropout_rate"] = 0.5
+    assert {"seed", *values} == set(PER_TRIAL)
+    trials = tuple({name: value} for name, value in values.items())
+    config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=2)
+    points = sweep.make_points(config, tmp_path)
+    groups = sweep.group_trials(points)
+    assert [len(group) for group in groups] == [12, 2]
+    first, *rest = sweep.split(groups[0], 5, 3).items()
+    assert first == ("3.1", groups[0][:5]) and [len(part) for _, part in rest] == [5, 2]
+    assert list(sweep.split(groups[0], 0, 1)) == ["1.1"]
+    # More seeds are added at the end.
+    config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=3)
+    more = sweep.group_trials(sweep.make_points(config, tmp_path))[0]
+    assert [t.workdir.name for t in more[:12]] == [t.workdir.name for t in groups[0]]
+
+
+def test_paper_grid_over_any_finetuning_configuration(tmp_path):
+    config = paper.get_config("glue:mrpc,runlocal")
+    assert config.base.data.name == "mrpc" and config.is_locked
+    points = sweep.make_points(config, tmp_path)
+    assert len(points) == 18 and [len(g) for g in sweep.group_trials(points)] == [9, 9]
+    assert paper.get_config("squad:v2").base.data.null_answers
+    assert paper.get_config("squad").base.task == "squad"
+    with pytest.raises(ValueError, match=r"unknown argument 'gleu:mrpc' after the colon: expected"):
+        paper.get_config("gleu:mrpc")
+
+
+def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, capsys):
+    grid = {"batch_size": (8, 16), "num_epochs": (1.0, 2.0)}
+    config = small_sweep(given, grid, seeds=2)
+    with config.unlocked():
+        config.max_stacked_trials = 3
+    result = sweep.sweep(config, tmp_path / "run", dry_run=True)
+    assert result == {
+        "trials": 8,
+        "steps_of_all_trials": 2 * (8 + 16 + 4 + 8),
+        "programs": {
+            "1.1": {"trials": 3, "steps": 16},
+            "1.2": {"trials": 1, "steps": 16},
+            "2.1": {"trials": 3, "steps": 8},
+            "2.2": {"trials": 1, "steps": 8},
+        },
+    }
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["trial", "program", "steps"] and len(lines) == 9
+    assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8"] in lines
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_trial_has_the_workdir_of_a_finetuning(finished):
+    workdir, config, _ = finished
+    for trials in (point.trials for point in sweep.make_points(config, workdir / "trials")):
+        for trial in trials:
+            settings = json.loads((trial.workdir / "config.json").read_text())
+            for name in ("seed", "batch_size", "learning_rate"):
+                assert settings[name] == trial.config[name]
+            result = json.loads(trial.result_path.read_text())
+            assert result["seed"] == trial.config.seed
+            if "diverged" not in result:
+                assert bert_jax.load(trial.workdir).head["labels"] == ["north", "south"]
+                assert (trial.workdir / "predictions/test.jsonl").exists()
+
+
+def test_report_ranks_the_points_and_names_what_diverged(finished):
+    workdir, _, result = finished
+    with (workdir / "trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    assert len(trials) == 10 and result["trials"].pop("diverged") == 2
+    assert sum(result["trials"].values()) == 8
+    scores = {}
+    for trial in trials:
+        if trial["status"].startswith("diverged"):
+            assert trial["learning_rate"] == "1e+30" and not trial["dev/accuracy"]
+        else:
+            point = trial["batch_size"], trial["learning_rate"]
+            scores.setdefault(point, []).append(float(trial["dev/accuracy"]))
+    medians = {point: sum(values) / 2 for point, values in scores.items()}
+    best = max(medians, key=medians.get)
+    assert tuple(map(sweep_report.show, result["best_point"].values())) == best
+    assert result["medians_of_best_point"]["dev/accuracy"] == pytest.approx(medians[best])
+    assert "test/accuracy" in result["medians_of_best_point"]
+
+    text = (workdir / "report.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    start = [row[0] for row in rows].index("batch_size")
+    assert rows[start][2:] == ["median", "std", "min", "max", "seeds with a score", "notes"]
+    points = rows[start + 2 :]
+    assert [float(row[2]) for row in points[:4]] == pytest.approx(
+        sorted(medians.values(), reverse=True), abs=1e-4
+    )
+    assert points[4][1] == "1e+30" and re.search(r"diverged at step \d: seed 0", points[4][-1])
+
+
+def test_page_needs_no_other_file(finished):
+    page = (finished[0] / "report.html").read_text()
+    assert not re.search(r"(src|href)=(?!.data:)|url\(|@import|<script|http", page)
+    assert page.count("<img ") == 1 + 2  # The curves, and a panel for each field.
+    for name in ("learning_rate", "batch_size", "during training"):
+        assert re.search(f'<img alt="Score (by )?{name}" src="data:image/svg', page)
+
+
+def test_same_command_runs_nothing_again_and_writes_the_same_report(finished, monkeypatch):
+    workdir, config, result = finished
+    report = report_of(workdir)
+    monkeypatch.setattr(finetune, "finetune_batches", None)
+    assert sweep.sweep(config, workdir) == result
+    assert report_of(workdir) == report
+
+
+def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path):
+    grid = {"learning_rate": (3e-3, 1e-3)}
+    sweep.sweep(small_sweep(given, grid), tmp_path)
+    before = {path: path.read_text() for path in tmp_path.glob("trials/*/result.json")}
+    result = sweep.sweep(small_sweep(given, grid, seeds=2), tmp_path)
+    assert sum(result["trials"].values()) == 4
+    assert len(before) == 2 and before == {path: path.read_text() for path in before}
+    with pytest.raises(ValueError, match=r"another sweep:\n  base\.weight_decay: 0\.01 in .* now"):
+        sweep.sweep(small_sweep(given, grid, weight_decay=0.0), tmp_path)
+    with pytest.raises(ValueError, match=r"another sweep:\n  grid\.learning_rate: \[0\.003, 0\.00"):
+        sweep.sweep(small_sweep(given, {"learning_rate": (1e-3, 3e-3)}), tmp_path)
+
+
+def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path):
+    """Program 1.1 is a single trial, 2.1 one of two trials that both diverge."""
+    diverging = {"learning_rate": 1e30, "num_epochs": 0.5}
+    trials = (
+        diverging,
+        diverging | {"batch_size": 8},
+        diverging | {"batch_size": 8, "weight_decay": 0.1},
+        {"batch_size": 8, "max_seq_length": 8, "learning_rate": 1e-3, "num_epochs": 0.5},
+    )
+    config = small_sweep(given, {}, trials)
+    for _ in range(2):
+        result = sweep.sweep(config, tmp_path)
+        assert result["trials"].pop("diverged") == 3 and sum(result["trials"].values()) == 1
+        assert result["best_point"]["max_seq_length"] == 8
+        assert not list(tmp_path.glob("programs/*/checkpoints"))
+    config = small_sweep(given, {}, (diverging,))
+    result = sweep.sweep(config, tmp_path / "none")
+    assert result["trials"] == {"diverged": 1} and result["best_point"] is None
+    assert "No trial has a score." in (tmp_path / "none/report.md").read_text()
+
+
+def test_out_of_memory_names_the_field_that_needs_less(given, tmp_path, monkeypatch):
+    def fail(*_):
+        raise sweep.jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(finetune, "run_trials", fail)
+    config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
+    with pytest.raises(ValueError, match=r"program 1\.1, with 2 trials: set --config\.max_stacked"):
+        sweep.sweep(config, tmp_path)
+
+
+WRONG = {
+    "empty values": (
+        {"grid": {"learning_rate": ()}},
+        r"--config\.grid\.learning_rate=\(\): expected one or more values",
+    ),
+    "one value": (
+        {"grid": {"data.train": "a.csv"}},
+        r"--config\.grid\.data\.train='a\.csv': expected one or more values",
+    ),
+    "unknown field": (
+        {"grid": {"learning_rat": (1e-3,)}},
+        r"grid\.learning_rat: there is no such field in `base`; did you mean learning_rate\?",
+    ),
+    "unknown field of a trial": (
+        {"trials": ({"learning_rate": 1e-3}, {"dropout_rate": 0.1})},
+        r"trials\[1\]\.dropout_rate: there is no such .* did you mean model\.dropout_rate\?",
+    ),
+    "trial is no dict": ({"trials": (0.1,)}, r"trials\[0\]=0\.1: expected a dict of fields"),
+    "wrong type": (
+        {"grid": {"learning_rate": (1e-3, "fast")}},
+        r"grid\.learning_rate: 'fast' is of type str; expected float, as in `base`, where it is",
+    ),
+    "fraction": ({"grid": {"batch_size": (8.5,)}}, r"batch_size: 8\.5 is .* float; expected int"),
+    "bool": ({"grid": {"batch_size": (True,)}}, r"batch_size: True is .* bool; expected int"),
+    "none": ({"grid": {"batch_size": (None,)}}, r"batch_size: None is .* NoneType; expected int"),
+    "placeholder": (
+        {"grid": {"model.dropout_rate": ("a",)}},
+        r"model\.dropout_rate: 'a' is of type str; expected float, as in `base`, where it is None",
+    ),
+    "twice in the grid": (
+        {"grid": {"learning_rate": (1e-3, 2e-3, 0.001)}},
+        r"grid: learning_rate=0\.001 is also a point of grid: give each point once",
+    ),
+    "twice": (
+        {"grid": {"learning_rate": (1e-3, 2e-3)}, "trials": ({"learning_rate": 2e-3},)},
+        r"trials\[0\]: learning_rate=0\.002 is also a point of grid: give each point once",
+    ),
+    "same name": (
+        {"grid": {"data.text": ("a b", "a/b")}},
+        r"grid: data\.text=a_b is also a point of grid: .* differ in letters or digits",
+    ),
+    "seeds in the grid": (
+        {"grid": {"seed": (0, 1)}},
+        r"grid\.seed=0: .* --config\.base\.seed sets the first seed, --config\.num_seeds the",
+    ),
+    "seeds in base": (
+        {"base": {"num_seeds": 3}},
+        r"--config\.base\.num_seeds=3: expected 1; set --config\.num_seeds",
+    ),
+    "no seeds": ({"seeds": 0}, r"--config\.num_seeds=0: expected at least 1"),
+    "value out of bounds": (
+        {"grid": {"learning_rate": (1e-3, -1.0)}},
+        r"^learning_rate=-1,seed=0: --config\.base\.learning_rate=-1\.0: expected at least",
+    ),
+    "value that does not fit the weights": (
+        {"grid": {"max_seq_length": (16, 4096)}},
+        r"^max_seq_length=4096,seed=0: --config\.base\.max_seq_length=4096: .* at most 32",
+    ),
+    "no weights": (
+        {"base": {"init_from": ""}},
+        r"^seed=0: give the weights to start from: --config\.base\.init_from=DIR",
+    ),
+    "two metrics": (
+        {"grid": {"data.metric": ("accuracy", "macro_f1"), "batch_size": (16,)}},
+        r"the points have different metrics \(dev/accuracy, dev/macro_f1\): sweep each",
+    ),
+    "no dev split": (
+        {"base": {"data__dev": ""}},
+        r"no score would decide between the points: .* as in --config\.base\.data\.dev=FILE",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, tmp_path):
+    fields, message = WRONG[case]
+    fields = {"grid": {}} | fields
+    base = fields.pop("base", {})
+    config = small_sweep(given, **fields, **base)
     with pytest.raises(ValueError, match=message):
-        sweep.grid_points(grid)
+        sweep.sweep(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
-def test_best_median_comes_first_and_failures_last(stub, capsys):
-    rows = sweep.sweep(stub / "out", ["learning_rate=1,0,3"], ["--config=x"])
-    assert [row["point"]["learning_rate"] for row in rows] == ["3", "1", "0"]
-    assert rows[0]["median"] == 0.3 and rows[1]["collapsed_seeds"] == [0]
-    assert rows[2]["error"] == "rate is 0: expected more"
-    table = sweep.format_table(rows).splitlines()
-    columns = "learning_rate median min max collapsed seeds diverged seeds seconds"
-    assert table[0].split() == columns.split()
-    assert table[1].split() == ["3", "0.3000", "0.3000", "0.3000", "1"]
-    assert "failed: rate is 0" in table[3]
-    assert json.loads((stub / "out" / "sweep.json").read_text())["points"] == rows
-
-
-def test_same_command_skips_finished_points_and_retries_failed_ones(stub):
-    grid = ["learning_rate=2,0"]
-    sweep.sweep(stub / "out", grid, ["--config=x"])
-    (stub / "fixed").touch()
-    rows = sweep.sweep(stub / "out", ["learning_rate=2,0,4"], ["--config=x"])
-    assert num_runs(stub / "out") == {
-        "learning_rate=2": 1,
-        "learning_rate=0": 2,
-        "learning_rate=4": 1,
-    }
-    assert not any("error" in row for row in rows)
-
-
-def test_directory_of_another_command_is_an_error(stub):
-    sweep.sweep(stub / "out", ["learning_rate=2"], ["--config=x"])
-    with pytest.raises(ValueError, match="holds a sweep with another command"):
-        sweep.sweep(stub / "out", ["learning_rate=2"], ["--config=y"])
-
-
-def test_changed_contents_of_a_finished_sweep_are_an_error(stub):
-    arguments = stub / "out", ["learning_rate=2"], ["--config=x"]
-    sweep.sweep(*arguments, contents={"train": "a", "init_from": "b"})
-    sweep.sweep(*arguments, contents={"train": "a", "init_from": "b"})
-    with pytest.raises(ValueError, match="the contents of train have changed since the sweep in"):
-        sweep.sweep(*arguments, contents={"train": "c", "init_from": "b"})
-
-
-def test_ctrl_c_stops_the_run_and_the_same_command_resumes(stub):
-    command = [sys.executable, "scripts/sweep.py", "learning_rate=3,7,4"]
-    with helpers.ended([subprocess.Popen(command, cwd=stub)]) as started:
-        helpers.wait_for(stub / "out/learning_rate=7/waits", "waits", started)
-        started[0].send_signal(signal.SIGINT)
-        assert helpers.finish(started) == [130]
-    assert "learning_rate=4" not in num_runs(stub / "out")
-    resumed = subprocess.run(command, cwd=stub, capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
-    assert num_runs(stub / "out") == {
-        "learning_rate=3": 1,
-        "learning_rate=7": 2,
-        "learning_rate=4": 1,
-    }
-    assert resumed.stdout.splitlines()[-3].split()[0] == "7"
-
-
-def test_run_of_a_killed_sweep_stops_with_it(stub):
-    command = [sys.executable, "scripts/sweep.py", "learning_rate=7"]
-    with helpers.ended([subprocess.Popen(command, cwd=stub)]) as started:
-        helpers.wait_for(stub / "out/learning_rate=7/waits", "waits", started)
-        started[0].kill()
-    helpers.wait_for(stub / "out/learning_rate=7/stopped", "stopped", [])
-
-
-def test_run_that_was_killed_says_so(stub):
-    (row,) = sweep.sweep(stub / "out", ["learning_rate=9"], ["--config=x"])
-    assert row["error"] == "ended by SIGKILL"
-
-
-def test_scores_of_several_seeds_come_from_their_summary():
-    scores = {"median": 0.5, "min": 0.4, "max": 0.6}
-    result = {
-        "metric": "dev/f1",
-        "scores": {"dev/f1": scores},
-        "collapsed_seeds": [2],
-        "diverged_seeds": [{"seed": 1, "step": 7}],
-        "seeds": [],
-    }
-    failed = {"collapsed_seeds": [2], "diverged_seeds": [{"seed": 1, "step": 7}]}
-    expected = {"metric": "dev/f1", **scores, **failed}
-    assert sweep.score_summary(result) == expected
-    assert sweep.score_summary({"metric": "dev/f1", "seed": 0})["median"] is None
-
-
-def test_diverged_seeds_are_named_with_their_step():
-    scores = {"median": 0.5, "min": 0.5, "max": 0.5, "collapsed_seeds": [], "seconds": 2.0}
-    row = {"point": {"seed": "0"}, **scores, "diverged_seeds": [{"seed": 1, "step": 7}]}
-    assert sweep.format_table([row]).splitlines()[1].split() == (
-        ["0", "0.5000", "0.5000", "0.5000", "1", "(step", "7)", "2"]
-    )
-
-
-def test_more_seeds_are_added_to_the_finished_ones(tmp_path, monkeypatch):
-    """From one, whose run is in the workdir itself, to two, to three with one that diverges."""
-    started = []
-
-    def finetune(command, log, files):
-        given = dict(argument.removeprefix("--config.").split("=", 1) for argument in command[1:])
-        workdir, count = pathlib.Path(given["--workdir"]), int(given["num_seeds"])
-        found = sorted(path.name for path in workdir.glob("seed_*"))
-        started.append((count, found))
-        for seed in range(count):
-            own = workdir / f"seed_{seed}" if count > 1 else workdir
-            own.mkdir(parents=True, exist_ok=True)
-            (own / "config.json").write_text(json.dumps({"seed": seed}))
-        result = {"metric": "dev/accuracy", "seconds": 1.0, "seed": 0}
-        if count > 1:
-            result |= {"collapsed_seeds": [], "scores": {}, "seeds": [{}] * 2}
-            result |= {"diverged_seeds": [{}] * (count - 2)}
-        (workdir / "result.json").write_text(json.dumps(result))
-        return 0
-
-    monkeypatch.setattr(sweep, "_run", finetune)
-    for num_seeds in (1, 2, 2, 3, 3, 2):
-        sweep.sweep(tmp_path, ["learning_rate=1"], ["--config=x"], num_seeds)
-    assert started == [(1, []), (2, ["seed_0"]), (3, ["seed_0", "seed_1"])]
-
-
-@pytest.fixture
-def arguments(tmp_path) -> list[str]:
-    """The arguments of runs with two training examples."""
-    weights = helpers.write_weights(
-        tmp_path / "weights", helpers.write_vocabulary(tmp_path / "vocab.txt")
-    )
-    (tmp_path / "data.csv").write_text("text,label\nking,a\nwar,b\n")
-    return [
-        "--config=configs/finetune/text_classification.py:runlocal",
-        f"--config.init_from={weights}",
-        f"--config.data.train={tmp_path / 'data.csv'}",
+def test_killed_sweep_resumes_and_ends_with_the_report_of_an_uninterrupted_one(given, tmp_path):
+    """A preemption and a kill, each after a checkpoint of the first of two programs."""
+    command = [
+        "bert_jax.tools.sweep",
+        "--config=configs/sweeps/paper.py:text_classification",
+        f"--config.base.init_from={given / 'weights'}",
+        *(f"--config.base.data.{name}={given / name}.csv" for name in ("train", "dev", "test")),
+        *("--config.base.max_seq_length=16", "--config.base.eval_every=20"),
+        *("--config.grid.learning_rate=1e-3,3e-3", "--config.grid.batch_size=8,32"),
+        *("--config.grid.num_epochs=(20.0,)", "--config.num_seeds=2"),
     ]
 
+    def latest(workdir) -> int:
+        return max(saved_steps(workdir / "programs/1.1/checkpoints"), default=0)
 
-def test_points_are_checked_before_the_first_run(arguments, tmp_path):
-    points = sweep.grid_points(["learning_rate=1e-3,1e-4"])
-    sweep.check_points(points, [*arguments, f"--config.data.dev={tmp_path / 'data.csv'}"])
-    with pytest.raises(ValueError, match=r"dev/accuracy needs examples .* --config.data.dev=FILE"):
-        sweep.check_points(points, arguments)
-    with pytest.raises(ValueError, match=r"no configuration: give .* -- --config=FILE"):
-        sweep.check_points(points, [])
-    with pytest.raises(ValueError, match=r"--config.learning_rate=-1.0: expected at least"):
-        sweep.check_points(sweep.grid_points(["learning_rate=1e-3,-1.0"]), arguments)
-    with pytest.raises(SystemExit, match=r"learning_rat'.* Did you mean \"learning_rate\""):
-        sweep.check_points(sweep.grid_points(["learning_rat=1e-3"]), arguments)
+    with helpers.ended(helpers.launch(command, tmp_path / "whole")) as whole:
+        for number, code in ((signal.SIGTERM, PREEMPTED), (signal.SIGKILL, -signal.SIGKILL)):
+            before = latest(tmp_path / "stopped")
+            with helpers.ended(helpers.launch(command, tmp_path / "stopped")) as started:
+                wanted = tmp_path / f"stopped/programs/1.1/checkpoints/{before // 20 * 20 + 40}"
+                helpers.wait_for(wanted / "config/metadata", "stacked_trials", started)
+                started[0].send_signal(number)
+                assert helpers.finish(started) == [code]
+            assert latest(tmp_path / "stopped") > before
+        assert not (tmp_path / "stopped/report.md").exists()
+        with helpers.ended(helpers.launch(command, tmp_path / "stopped")) as started:
+            assert helpers.finish(started) == [0], helpers.log_of(tmp_path / "stopped").read_text()
+        assert "Resuming from step" in helpers.log_of(tmp_path / "stopped").read_text()
+        assert helpers.finish(whole) == [0]
+    assert report_of(tmp_path / "stopped") == report_of(tmp_path / "whole")
+    assert len(list((tmp_path / "stopped/trials").iterdir())) == 8

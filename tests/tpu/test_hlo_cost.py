@@ -63,7 +63,7 @@ def cost_of(replicas: str = "{{0,1,2,3},{4,5,6,7}}", **changes: str) -> hlo_cost
 def test_loop_body_counts_once_per_trip():
     cost = cost_of()
     assert cost.cycles == {("attention", "forward"): 300, ("optimizer", "update"): 7}
-    assert cost.total_cycles == 307
+    assert cost.cycles.total() == 307
     assert cost.flops == 3 * 2 * 8 * 16 * 32
     assert [(cycles, runs) for cycles, runs, _ in cost.costliest] == [(300, 3), (7, 1)]
     assert cost.loops_counted_once == []
@@ -76,7 +76,7 @@ def test_noted_trip_count_has_precedence_over_the_loop_condition():
 
 def test_loop_with_unknown_trip_count_is_reported_and_counted_once():
     cost = cost_of(**{"constant(3)": "parameter(1)"})
-    assert cost.loops_counted_once == ["loop"] and cost.total_cycles == 107
+    assert cost.loops_counted_once == ["loop"] and cost.cycles.total() == 107
 
 
 def test_instruction_without_estimate_is_reported():
