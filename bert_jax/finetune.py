@@ -26,7 +26,7 @@ from bert_jax.data.features import finetune_batches
 from bert_jax.interop.parameters import LoadedModel, log_report
 from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
-from bert_jax.runtime.command_line import NonFiniteLoss, Preempted
+from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.tasks.trials import (
@@ -80,7 +80,7 @@ def prepare(config: ConfigDict) -> FinetuneSetup:
 def read_weights(config: ConfigDict) -> LoadedModel:
     """Reads the weights to start from, and logs which tensors were found."""
     if not config.init_from:
-        sources = "a workdir, a checkpoint, or a directory of transformers or of Google's release"
+        sources = "a workdir, a checkpoint, or a transformers or Google BERT directory"
         raise ValueError(f"give the weights to start from: --config.init_from=DIR, {sources}")
     source = read_model(config.init_from)
     log_report(config.init_from, source.report)
@@ -178,7 +178,7 @@ def run_stack(
     )
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
-    selector, metric = task.selector, task.metric.rpartition("/")[-1]
+    selector, metric = task.selection_split, task.metric.rpartition("/")[-1]
 
     def predict(split, params):
         """Returns the outputs and the loss of each trial for a split."""
@@ -250,7 +250,7 @@ def run_stack(
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()
-                raise Preempted(step, preemption.interrupted)
+                raise RunStopped(step, preemption.interrupted)
 
         # The best checkpoint (without a dev split or training, the last one) predicts every split.
         ended = [run for run in runs if run.num_steps == stop and not run.error]

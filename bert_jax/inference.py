@@ -192,7 +192,7 @@ class PretrainedModel:
             "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
             normalized if it was trained that way.
           batch_size: maximum number of texts per forward pass.
-          max_length: maximum in tokens. None: the size of the position table; for a bi-encoder
+          max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
             `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
         """
         texts, chosen = _as_list(texts)

@@ -19,11 +19,11 @@ from jax.sharding import PartitionSpec as P
 
 AXES = ("trial", "data", "fsdp", "tensor")
 
-TOKEN_EMBEDDING = P(("tensor", "fsdp"))
+EMBEDDING_SPEC = P(("tensor", "fsdp"))
 # The first match wins. Axis 0 of everything under `layers` is the stacked layer. The path of an
 # optimizer moment ends with that of its parameter, so the same rules apply.
 RULES = (
-    (r"token_embedding$", TOKEN_EMBEDDING),
+    (r"token_embedding$", EMBEDDING_SPEC),
     (r"(position|segment)_embedding$", P()),
     (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
     (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
@@ -38,15 +38,15 @@ TASK_RULES = (
     (r"(kernel|bias|scale|step|count)$", P()),
 )
 
-BATCH = P(("data", "fsdp"))  # Arrays with a leading axis of rows.
-ROWS = P("fsdp")  # The same inside `sum_over_data`.
+# PartitionSpecs of arrays with a leading axis of rows: anywhere, and inside `sum_over_data`.
+BATCH, ROWS = P(("data", "fsdp")), P("fsdp")
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, devices=None) -> Mesh:
     """Builds a mesh over `devices` (None: all); one size may be -1, to use the remaining devices.
 
-    TPU slices are ordered along `data`: the network between them is slow, and only gradients cross
-    it. Raises ValueError for sizes that do not fit the devices or their interconnect.
+    TPU slices are ordered along `data`: the network between them is slow; gradients cross it, with
+    `shard_weight_update` parameters do. Raises ValueError for sizes that do not fit the devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [trial, data, fsdp, tensor]
@@ -98,22 +98,22 @@ def on_fsdp_shards(
     )(*arrays)
 
 
-def gather(shard: jax.Array, dtype, axis: int) -> jax.Array:
-    """Gathers a parameter over `fsdp` in `dtype`, and sums its gradient over `fsdp` in float32."""
-    return shard if fsdp_size() == 1 else _gather(shard, dtype, axis)
+def all_gather(shard: jax.Array, dtype, axis: int) -> jax.Array:
+    """Gathers a parameter over `fsdp` in `dtype`, and reduce-scatters its gradient in float32."""
+    return shard if fsdp_size() == 1 else _all_gather(shard, dtype, axis)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(shard, dtype, axis):
+def _all_gather(shard, dtype, axis):
     whole = jax.lax.all_gather(shard.astype(dtype), "fsdp", axis=axis, tiled=True)
     return whole.astype(shard.dtype)
 
 
-def _gather_backward(dtype, axis, _, dy):
+def _all_gather_backward(dtype, axis, _, dy):
     return (_reduce_scatter(dy.astype(jnp.float32), "fsdp", axis).astype(dy.dtype),)
 
 
-_gather.defvjp(lambda *args: (_gather(*args), None), _gather_backward)
+_all_gather.defvjp(lambda *args: (_all_gather(*args), None), _all_gather_backward)
 
 
 def _reduce_scatter(x, name, axis):

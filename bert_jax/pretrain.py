@@ -23,17 +23,17 @@ from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_ba
 from bert_jax.interop.parameters import LoadedModel, log_report
 from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
-from bert_jax.runtime.command_line import Preempted
+from bert_jax.runtime.command_line import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
-from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, means
+from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
 from bert_jax.training.setup import check_numbers, open_phases, setup_pretraining
 from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
-PROGRESS = ("train/loss", "train/mlm_accuracy", "sequences_per_second", "mfu")
+PROGRESS = ("train/loss", "train/mlm_accuracy", "rows_per_second", "mfu")
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
@@ -47,7 +47,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
 
 def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack) -> dict:
     started = time.monotonic()
-    is_first = jax.process_index() == 0  # Only this process writes shared files.
+    is_main = jax.process_index() == 0  # Only this process writes shared files.
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
@@ -59,14 +59,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
         tokenizer = phases[0].rows.load_tokenizer()
         source = read_source(config, tokenizer)
         bert = source and source.settings["bert"]
-        setup = setup_pretraining(config, phases, tokenizer, weights=bert)
+        setup = setup_pretraining(config, phases, tokenizer, source_bert=bert)
         sharding = partitioning.batch_sharding(setup.mesh)
         local_row_ranges(sharding, config.eval_batch_size)  # Raise now, not in an evaluation.
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
     settings = config.to_dict() | {"bert": dataclasses.asdict(setup.model.config)}
-    settings["rows"] = [
+    settings["corpora"] = [
         {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
     settings["contents"] = {"init_from": parameters_hash(source.params)} if source else {}
@@ -95,9 +95,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
             state = state.replace(opt_state=(*saved.opt_state[:-1], state.opt_state[-1]))
     del source
 
-    writer = metrics.MetricsWriter(workdir, first_step, writes=is_first)
+    writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
     progress = tqdm.tqdm(
-        total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_first
+        total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_main
     )
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = started - writer.seconds  # As if the run had never been interrupted.
@@ -146,7 +146,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
             if should_report or should_save:  # Never save a state with a non-finite loss.
                 values = main.check_finite(jax.device_get(unreported), step)
             if should_report:
-                values |= means(values.pop("sums"))
+                values |= mean_metrics(values.pop("sums"))
                 values["loss"] = values["mlm_loss"] + values["nsp_loss"]
                 values = {f"train/{name}": value for name, value in values.items()}
                 values["learning_rate"] = float(setup.schedule(step - 1))
@@ -167,7 +167,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()
-                raise Preempted(step, preemption.interrupted)
+                raise RunStopped(step, preemption.interrupted)
             if should_report or should_evaluate:
                 timed_step, timed_at = step, time.monotonic()  # Excludes the evaluation.
 
@@ -181,7 +181,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
     writer.close()
     result = scores | metrics.unigram_baseline(phase.heldout.count_tokens(), tokenizer.special_ids)
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
-    if is_first:
+    if is_main:
         write_json(result_path, result)
     return result
 
@@ -205,7 +205,8 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
             f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256})"
         )
     fresh = [*source.settings.get("absent", ()), *["optimizer"] * (not config.init_optimizer)]
-    logging.info("Starting from %s; fresh: %s", config.init_from, ", ".join(fresh) or "nothing")
+    names = ", ".join(fresh) or "nothing"
+    logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
     source.params.pop("head", None)
     return source
 
@@ -222,7 +223,7 @@ def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, floa
         # Waits for the batch. Evaluations do not depend on each other, so devices may run several
         # at once in different orders, and their collectives then wait for each other forever.
         totals.update(jax.tree.map(float, eval_step(params, rows)))
-    scores = means(totals)
+    scores = mean_metrics(totals)
     return scores | {"perplexity": metrics.perplexity(scores["mlm_loss"])}
 
 

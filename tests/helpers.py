@@ -92,7 +92,7 @@ def build_small_corpus(
 
 
 def write_tfds(directory, name: str, splits: dict[str, list[dict]], features: dict, prepared=True):
-    """Prepares the TFDS data set `name`, such as "glue/mrpc", in `directory`, as ArrayRecord.
+    """Prepares the TFDS dataset `name`, such as "glue/mrpc", in `directory`, as ArrayRecord.
 
     `features` are types of TFDS. Without `prepared` it looks as if prepared as TFRecord, which only
     TensorFlow can do. Returns `directory`.

@@ -424,7 +424,7 @@ BAD_INPUT = {
     vocabulary_without_mask: (ValueError, r"vocab\.txt lacks \[MASK\]"),
     tfds_that_is_not_prepared: (
         FileNotFoundError,
-        "no prepared data set tfds:news in /.*/input; prepare it .*`tfds build news .*data_dir",
+        "no prepared dataset tfds:news in /.*/input; prepare it .*`tfds build news .*data_dir",
     ),
     tfds_prepared_as_tfrecord: (
         ValueError,
@@ -432,7 +432,7 @@ BAD_INPUT = {
     ),
     tfds_without_text: (ValueError, "tfds:news has the fields body; expected 'text'"),
     tfds_without_a_train_split: (ValueError, r"tfds:news in .*split 'train'.* one of \['test'\]"),
-    disk_full_while_building: (OSError, r"cannot write .*new/\.spill/.*; free the disk"),
+    disk_full_while_building: (OSError, r"cannot write .*new/\.spill/.*; free disk space"),
     missing_corpus: (FileNotFoundError, r"nowhere.*prepare_corpus"),
     no_corpus: (ValueError, r"--config\.corpus=DIR"),
     unfinished_corpus: (
@@ -766,7 +766,7 @@ def test_full_disk_in_a_save_keeps_the_last_checkpoint_and_the_run_can_be_resume
                 super().save(state)
 
         patched.setattr(pretrain, "Checkpointer", FillingCheckpointer)
-        with pytest.raises(CheckpointError, match=r"failed: .* is step 2; free the disk"):
+        with pytest.raises(CheckpointError, match=r"failed: .* is step 2; free disk space"):
             given.train()
     workdir = given.path("workdir")
     assert find_checkpoint(workdir).name == "2"

@@ -27,11 +27,11 @@ from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import (
     find_checkpoint,
+    load_training_state,
     saved_steps,
-    training_state,
     write_checkpoint,
 )
-from bert_jax.training.pretrain_step import init_state, loss_sums, means, unpack_and_mask
+from bert_jax.training.pretrain_step import init_state, mean_metrics, metric_sums, unpack_and_mask
 from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
@@ -157,7 +157,7 @@ def test_long_phase_alone_continues_a_finished_run(
     assert_equal_trees(state.params, saved_params(workdir))
     assert state.step == 0 and state.opt_state[-1].count == 0  # The schedule begins anew.
     adam = next(state_part for state_part in state.opt_state if hasattr(state_part, "nu"))
-    saved = jax.tree.leaves(training_state(find_checkpoint(workdir))["opt_state"])
+    saved = jax.tree.leaves(load_training_state(find_checkpoint(workdir))["opt_state"])
     moments, expected = (
         sorted(float(np.sum(np.abs(leaf))) for leaf in leaves if leaf.ndim)
         for leaves in (jax.tree.leaves(adam), saved)
@@ -189,7 +189,7 @@ def test_run_starts_from_given_weights_and_says_what_is_fresh(
     config, params, settings = continued
     caplog.set_level("INFO", "absl")
     state = initial_state(config, tmp_path / "run", monkeypatch)
-    assert "weights; fresh: bert/pooler, nsp, optimizer" in caplog.text
+    assert "weights; newly initialized: bert/pooler, nsp, optimizer" in caplog.text
     fresh = state.params["nsp"], state.params["bert"].pop("pooler")
     assert all(np.any(head["kernel"]) for head in fresh)
     assert_equal_trees(state.params, params | {"nsp": state.params["nsp"]})
@@ -209,7 +209,7 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
     batch = unpack_and_mask(rows, key, setup.masking(phase))
     fresh = setup.init(jax.random.key(config.seed)).params
     expected, of_fresh = (
-        float(means(loss_sums(setup.model, params_at_start, batch))["mlm_loss"])
+        float(mean_metrics(metric_sums(setup.model, params_at_start, batch))["mlm_loss"])
         for params_at_start in (fresh | params | {"bert": fresh["bert"] | params["bert"]}, fresh)
     )
     first = records(tmp_path / "run")[0]["train/mlm_loss"]

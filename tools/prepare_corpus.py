@@ -23,7 +23,7 @@ INPUT = flags.DEFINE_list(
     "input",
     None,
     "Globs of UTF-8 text files with blank lines between documents, a Wikipedia dump (.xml or "
-    ".xml.bz2), or tfds:NAME, a TFDS data set that was prepared with file_format=array_record.",
+    ".xml.bz2), or tfds:NAME, a TFDS dataset that was prepared with file_format=array_record.",
     required=True,
 )
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
@@ -35,7 +35,9 @@ PROCESSES = flags.DEFINE_integer(
 # The fields of CorpusConfig.
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
-flags.DEFINE_float("short_seq_prob", DEFAULT.short_seq_prob, "Fraction cut into shorter pairs.")
+flags.DEFINE_float(
+    "short_seq_prob", DEFAULT.short_seq_prob, "Fraction of documents cut into shorter pairs."
+)
 flags.DEFINE_integer(
     "dupe_factor",
     DEFAULT.dupe_factor,
@@ -60,7 +62,7 @@ flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a sha
 flags.DEFINE_string(
     "data_dir",
     DEFAULT.data_dir,
-    "Where prepared TFDS data sets are; by default as for TFDS itself.",
+    "Where prepared TFDS datasets are; by default as for TFDS itself.",
 )
 flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0 chooses by the size of the input.")
 

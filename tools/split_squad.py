@@ -1,7 +1,7 @@
 """Splits a SQuAD file by article: `python tools/split_squad.py FILE.json DIR`.
 
 Writes DIR/train.json and DIR/dev.json. The articles for dev are drawn with `--seed`; no context or
-topic is in both files. Meant for small data sets without a split, such as XQuAD.
+topic is in both files. Meant for small datasets without a split, such as XQuAD.
 """
 
 import json

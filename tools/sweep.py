@@ -221,7 +221,7 @@ def prepare(trials: Sequence[Trial]) -> FinetuneSetup:
     except (ValueError, OSError) as error:
         message = str(error).replace("--config.", "--config.base.")
         raise ValueError(f"{trial.workdir.name}: {message}") from error
-    if not setup.task.selector:
+    if not setup.task.selection_split:
         name = setup.task.metric.partition("/")[0]
         raise ValueError(
             f"no score would decide between the points: {setup.task.metric} needs examples with "

@@ -45,10 +45,10 @@ LONG_LENGTH = flags.DEFINE_integer(
 PRICE = flags.DEFINE_float(
     "price_per_chip_hour", None, "Price of one chip for an hour, in any currency.", 0
 )
-JSON = flags.DEFINE_string("json", None, "File for all figures.")
+JSON = flags.DEFINE_string("json", None, "JSON file for the full report.")
 DUMP_HLO = flags.DEFINE_string("dump_hlo", None, "File for the scheduled HLO of the first phase.")
 COSTLIEST = flags.DEFINE_integer(
-    "costliest", 0, "Number of costliest instructions and largest collectives.", 0
+    "costliest", 0, "Number of costliest instructions and largest collectives to list.", 0
 )
 ADVISE = flags.DEFINE_bool("advise", True, "If a step does not fit, find a variant that does.")
 SWEEP = flags.DEFINE_bool(
@@ -65,7 +65,7 @@ PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in tpu.CH
 PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
 COLUMNS = (
     *("configuration", "topology", "length", "batch", "rows per device", "mesh", "remat"),
-    *("HBM, GiB", "compiled FLOPs", "cycles per sequence", "sequences per second per chip"),
+    *("HBM, GiB", "compiled FLOPs", "cycles per row", "rows per second per chip"),
     *("MFU", "exposed collectives", "hours", "compile time"),
 )
 BEFORE, AFTER = "<!-- made by tools/tpu_report.py --all -->\n", "<!-- end of the table -->\n"
@@ -183,8 +183,8 @@ def format_step(phase: dict) -> list[str]:
         " by use": ", ".join(
             f"{name} {size / tpu.GIB:.3f}" for name, size in phase["hbm_parts"].items()
         ),
-        "FLOPs per sequence": f"{phase['model_flops_per_sequence'] / 1e9:.2f} G analytic, "
-        f"{phase['compiled_flops_per_sequence'] / 1e9:.2f} G compiled",
+        "FLOPs per sequence": f"{phase['model_flops_per_row'] / 1e9:.2f} G analytic, "
+        f"{phase['compiled_flops_per_row'] / 1e9:.2f} G compiled",
         "cycles per step": f"{phase['cycles_per_step']:,}",
     }
     for part, directions in phase["cycles_by_part"].items():
@@ -192,14 +192,14 @@ def format_step(phase: dict) -> list[str]:
         split = ", ".join(f"{name} {cycles:,}" for name, cycles in directions.items())
         figures[f" {part}"] = f"{share:.1%} ({split})"
     figures |= {
-        "cycles per sequence": f"{phase['cycles_per_sequence']:,.0f} of one chip",
+        "cycles per row": f"{phase['cycles_per_row']:,.0f} of one chip",
         "collectives": "; ".join(
             f"{kind} x{totals['count']:,}, {totals['bytes'] / 2**20:,.1f} MiB"
             for kind, totals in phase["collectives"].items()
         ),
         "time per step": f"{1e3 * phase['step_seconds']:.2f} ms, collectives at least "
         f"{1e3 * phase['collective_seconds']:.2f} ms",
-        "per chip": f"{phase['sequences_per_second_per_chip']:,.1f} sequences per second, "
+        "per chip": f"{phase['rows_per_second_per_chip']:,.1f} rows per second, "
         f"MFU {phase['mfu']:.1%}",
         f"{phase['num_steps']:,} steps": format_hours(phase),
         "compile time": f"{phase['compile_seconds']:.0f} s",
@@ -236,8 +236,8 @@ def format_table_row(name: str, report: dict, phase: dict) -> str:
             f"{phase['hbm_bytes_per_device'] / tpu.GIB:.1f} of {capacity:.0f}",
             # With remat, layers are computed twice.
             f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
-            f"{phase['cycles_per_sequence']:,.0f}{' *' * has_missing_cycles(phase)}",
-            f"{phase['sequences_per_second_per_chip']:,.0f}",
+            f"{phase['cycles_per_row']:,.0f}{' *' * has_missing_cycles(phase)}",
+            f"{phase['rows_per_second_per_chip']:,.0f}",
             f"{phase['mfu']:.0%}",
             f"+{phase['collective_seconds'] / phase['step_seconds']:.0%}",
             f"{phase['hours']:.1f}",
@@ -249,7 +249,7 @@ def format_table_row(name: str, report: dict, phase: dict) -> str:
 
 
 def flops_ratio(phase: dict) -> float:
-    return phase["compiled_flops_per_sequence"] / phase["model_flops_per_sequence"]
+    return phase["compiled_flops_per_row"] / phase["model_flops_per_row"]
 
 
 def has_missing_cycles(phase: dict) -> bool:

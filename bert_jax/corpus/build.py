@@ -58,7 +58,7 @@ class CorpusConfig:
     language: str = "en"  # for the sentence splitter, ISO 639-1; unknown ones are split as English
     block_rows: int = 256  # rows per record
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
-    data_dir: str = ""  # directory of prepared TFDS data sets; "" means TFDS's default
+    data_dir: str = ""  # directory of prepared TFDS datasets; "" means TFDS's default
 
     def __post_init__(self):
         bounds = dict.fromkeys(("max_pairs_per_row", "dupe_factor", "block_rows"), (1, math.inf))
@@ -257,8 +257,8 @@ def build_corpus(
         ]
         counts = _spill_parts(batches, [path for _, _, path in jobs], sum(sizes))
         # Starting processes takes as long as building a few shards.
-        is_long = len(jobs) * config.dupe_factor > 8
-        built = ordered_map(build, jobs, num_processes if is_long else 1)
+        use_processes = len(jobs) * config.dupe_factor > 8
+        built = ordered_map(build, jobs, num_processes if use_processes else 1)
         entries = collections.defaultdict(list)
         for split, entry, shard_counts in tqdm.tqdm(built, "rows", len(jobs), unit=" shards"):
             entries[split].append(entry)
@@ -301,7 +301,7 @@ def _spill_parts(
                     np.frombuffer(content, np.uint8).tofile(file)
                 except OSError as error:
                     raise OSError(
-                        f"cannot write {file.name}: {error}; free the disk and run again"
+                        f"cannot write {file.name}: {error}; free disk space and run again"
                     ) from error
             for split, count in batch_counts.items():
                 counts[split].update(count)

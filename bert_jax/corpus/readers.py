@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 1 << 26
 TEXT_NAME = re.compile(r"[^.]+|.*\.(txt|text)", re.IGNORECASE)
 # Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
 DUMP_NAME = re.compile(r".+\.xml(-p\d+p\d+[\w-]*)?(\.bz2)?", re.IGNORECASE)
-ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS data sets of Wikipedia articles without markup
+ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS datasets of Wikipedia articles without markup
 
 
 class Document(NamedTuple):
@@ -133,11 +133,11 @@ def read_wikipedia_dump(path: str) -> Iterator[Document]:
 
 
 def tfds_source(name: str, split: str, data_dir: str = "") -> Sequence[dict]:
-    """Opens a split of a data set that was prepared as ArrayRecord; never downloads anything.
+    """Opens a split of a dataset that was prepared as ArrayRecord; never downloads anything.
 
     `name` is the TFDS name, such as "wiki40b/en", with or without the prefix "tfds:"; `data_dir` ""
     means TFDS's default. Examples hold numpy values, and bytes for text. Raises FileNotFoundError
-    for a missing data set, and ValueError for an unknown split or another file format.
+    for a missing dataset, and ValueError for an unknown split or another file format.
     """
     # Imported here because the import takes half a second.
     from tensorflow_datasets.core import read_only_builder, registered
@@ -150,7 +150,7 @@ def tfds_source(name: str, split: str, data_dir: str = "") -> Sequence[dict]:
         )
     except registered.DatasetNotFoundError:
         raise FileNotFoundError(
-            f"no prepared data set tfds:{name} in {data_dir or 'the default data_dir of TFDS'}; "
+            f"no prepared dataset tfds:{name} in {data_dir or 'the default data_dir of TFDS'}; "
             f"prepare it where TensorFlow is installed with {prepare}, or give another data_dir"
         ) from None
     try:

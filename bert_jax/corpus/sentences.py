@@ -32,7 +32,7 @@ def split_sentences(document: Document, mode: str = "split", language: str = "en
 
 
 def cut_sentence(ids: list[int], max_seq_length: int) -> list[list[int]]:
-    """Cuts a sentence that is longer than a pair into pieces; two fill a pair, and lose one token.
+    """Cuts a sentence that is longer than a pair into pieces; two fill a pair.
 
     The splitter returns pages as one sentence if their quotes or brackets are unbalanced, or there
     is no punctuation. Prose (`MAX_SENTENCE_TOKENS`) stays whole, to be truncated as released.

@@ -49,7 +49,7 @@ def write_shard(path: pathlib.Path, rows: np.ndarray, block_rows: int) -> dict[s
             writer.write(rows[start : start + block_rows].tobytes())
         writer.close()
     except RuntimeError as error:  # raised by the writer when the disk is full
-        raise OSError(f"cannot write {path}: {error}; free the disk and run again") from error
+        raise OSError(f"cannot write {path}: {error}; free disk space and run again") from error
     return {"file": path.name, "rows": len(rows), "bytes": path.stat().st_size}
 
 

@@ -32,7 +32,7 @@ def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[t
     num_shards = sharding.num_devices // sharding.shard_shape((sharding.num_devices,))[0]
     if batch_size % num_shards:
         raise ValueError(
-            f"batch_size {batch_size} is not divisible by the {num_shards} devices that share a "
+            f"batch_size {batch_size} is not divisible by the {num_shards} shards of a "
             f"batch (mesh axes data x fsdp): choose a multiple of {num_shards}"
         )
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()

@@ -110,22 +110,22 @@ def _choose_words(key, maskable, word, budget):
     """Selects words in random order while they fit the budget, as released: bool `[length]`."""
     length = maskable.shape[0]
     words = jnp.arange(length)
-    pieces = jnp.sum((word[None, :] == words[:, None]) & maskable, axis=1)
+    word_sizes = jnp.sum((word[None, :] == words[:, None]) & maskable, axis=1)
     order = jax.random.permutation(key, length)
 
-    def select(left, size):
-        fits = (size > 0) & (size <= left)
-        return left - size * fits, fits
+    def select(remaining, size):
+        fits = (size > 0) & (size <= remaining)
+        return remaining - size * fits, fits
 
-    _, taken = jax.lax.scan(select, budget, pieces[order], unroll=8)
+    _, taken = jax.lax.scan(select, budget, word_sizes[order], unroll=8)
     taken = jnp.zeros(length, bool).at[order].set(taken)
     return maskable & taken[word]
 
 
 def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
-    """Selects spans of whole words within a sequence until the budget is spent.
+    """Selects spans of words within a sequence until the budget is spent, which may cut the last.
 
-    Anchors are uniform over free positions, so every draw selects at least one. Returns bool
+    Anchors are uniform over free positions: until then each draw selects at least one. Returns bool
     `[length]`, and int32 `[length]`, the span index of each selected position.
     """
     length = maskable.shape[0]
@@ -135,14 +135,14 @@ def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
     scores = jax.random.uniform(anchor_key, (max_spans, length))
 
     def add_span(carry, draw):
-        group, left = carry
+        group, remaining = carry
         number, words, scores = draw
         free = maskable & (group < 0)
         anchor = jnp.argmax(jnp.where(free, scores, -1.0))
         inside = (word >= word[anchor]) & (word < word[anchor] + words)
         new = free & inside & (sequence_ids == sequence_ids[anchor])
-        new &= jnp.cumsum(new) <= left
-        return (jnp.where(new, number, group), left - jnp.sum(new)), None
+        new &= jnp.cumsum(new) <= remaining
+        return (jnp.where(new, number, group), remaining - jnp.sum(new)), None
 
     draws = (jnp.arange(max_spans), num_words, scores)
     (group, _), _ = jax.lax.scan(add_span, (jnp.full(length, -1), budget), draws)

@@ -138,7 +138,7 @@ def build_loaded_model(
         sizes = f"{tokenizer.vocab_size:,} pieces, expected {config.vocab_size:,} (vocab_size)"
         fix = "use the model's own, or add lines [unusedN]"
         raise ValueError(f"{directory}: the vocabulary has {sizes}: {fix}")
-    needs_pooler = "head" in params and HEADS[head["task"]].input == "pooled"
+    needs_pooler = "head" in params and HEADS[head["task"]].input_kind == "pooled"
     if needs_pooler and "pooler" not in params["bert"]:
         fix = "remove `architectures` from config.json to read the encoder alone"
         raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")

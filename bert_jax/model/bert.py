@@ -15,7 +15,7 @@ from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, dropout
 from bert_jax.model.layers import Dense, LayerNorm, gelu
-from bert_jax.partitioning import ROWS, TOKEN_EMBEDDING, gather, on_fsdp_shards
+from bert_jax.partitioning import EMBEDDING_SPEC, ROWS, all_gather, on_fsdp_shards
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
@@ -47,8 +47,8 @@ class Embeddings(nn.Module):
         # One copy per shard of the rows, `[fsdp, vocab, hidden]`: gathered once for both the lookup
         # and the MLM head, whose gradients are added first and then summed over `fsdp` once.
         self.gathered_token_embedding = on_fsdp_shards(
-            lambda shard: gather(shard, config.dtype, 0)[None],
-            (TOKEN_EMBEDDING,),
+            lambda shard: all_gather(shard, config.dtype, 0)[None],
+            (EMBEDDING_SPEC,),
             table("token_embedding", config.padded_vocab_size),
             out_specs=P("fsdp", "tensor"),
             axes=("fsdp", "tensor"),
@@ -111,16 +111,16 @@ class Encoder(nn.Module):
         """Returns `[B, L, H]`; with `all_layers`, `x` and all outputs: `[1 + layers, B, L, H]`."""
         config = self.config
 
-        def step(layer, carry, *inputs):
+        def apply_layer(layer, carry, *inputs):
             carry = layer(carry, *inputs)
             return carry, carry if all_layers else None
 
         if config.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if config.remat == "dots" else None
             # Inside the loop the compiler cannot merge the recomputation with the original.
-            step = nn.remat(step, policy=policy, prevent_cse=not config.scan_layers)
+            apply_layer = nn.remat(apply_layer, policy=policy, prevent_cse=not config.scan_layers)
         layers = nn.scan(
-            step,
+            apply_layer,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=nn.broadcast,

@@ -17,8 +17,8 @@ def hashed_bits(words: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> ja
 
     Two xorshift-multiply rounds over the index in the row, with the constants of Wellons' hash
     search ("lowbias32"). Each of `rows` (int32 [shape[0]]), hashed with the first word, sets the
-    start index and, with the second, enters between the rounds: no two keys or rows share a
-    sequence, even shifted. Compare the values with a threshold instead of masking bits: the high
+    start index and, with the second, enters between the rounds: under one key, no two rows get the
+    same bits, even shifted. Compare the values with a threshold instead of masking bits: the high
     bits are the most random. The values repeat in rows of more than 2^32 elements.
     """
     index = jnp.zeros(shape, jnp.uint32)
@@ -51,17 +51,17 @@ class Dropout(NamedTuple):
 def dropout(key: jax.Array, x: jax.Array, settings: Dropout) -> jax.Array:
     """Zeroes elements of `x`, `[batch, ...]`, at the rate of `settings`, and scales the others."""
     words = jax.random.bits(key, (2,), jnp.uint32)
-    return _masked(words, settings.rows, jnp.asarray(settings.rate, jnp.float32), x)
+    return _dropout(words, settings.rows, jnp.asarray(settings.rate, jnp.float32), x)
 
 
 @jax.custom_vjp
-def _masked(words, rows, rate, x):
+def _dropout(words, rows, rate, x):
     keep = hashed_bits(words, rows, x.shape) >= jnp.round(rate * 2.0**32).astype(jnp.uint32)
     return jnp.where(keep, x * (1.0 / (1.0 - rate)).astype(x.dtype), 0)
 
 
-def _masked_backward(residuals, dy):
-    return None, None, None, _masked(*residuals, dy)
+def _dropout_backward(residuals, dy):
+    return None, None, None, _dropout(*residuals, dy)
 
 
-_masked.defvjp(lambda *args: (_masked(*args), args[:3]), _masked_backward)
+_dropout.defvjp(lambda *args: (_dropout(*args), args[:3]), _dropout_backward)

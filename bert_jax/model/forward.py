@@ -16,7 +16,7 @@ from bert_jax.model.config import BertConfig
 def padded_length(length: int, max_length: int) -> int:
     """Returns `length` rounded up to one of 8 lengths to 512, and at most `max_length`.
 
-    They are powers of two from 16, and above 128 also one and a half of these.
+    They are 16, 32, 64, 128, 192, 256, 384, 512, ...
     """
     power = max(16, 1 << (length - 1).bit_length())
     step = power // 4 if power > 128 else power

@@ -69,11 +69,11 @@ class Head:
       name: the name under which checkpoints store it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
-      input: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
+      input_kind: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
       labels: layout of the labels in rows.
-      collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
+      is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
-      dropout: whether the input of the dense layer has dropout, as in the released code.
+      has_dropout: whether the input of the dense layer has dropout, as in the released code.
       trains_encoder: False if the encoder is frozen.
       module: its Flax module; None for `BertForTask`.
       options: names of the module's fields that are stored in the settings.
@@ -82,11 +82,11 @@ class Head:
 
     name: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
-    input: str = "pooled"
+    input_kind: str = "pooled"
     labels: LabelLayout = dataclasses.field(default=LabelLayout())
-    collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
+    is_collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
-    dropout: bool = True
+    has_dropout: bool = True
     trains_encoder: bool = True
     module: type[nn.Module] | None = None
     options: tuple[str, ...] = ()
@@ -127,13 +127,13 @@ class BertForTask(nn.Module):
         """
         batch = unpack_rows(rows)
         x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout=dropout)
-        if self.task_head.input == "pooled" or self.pooling == "pooler":
+        if self.task_head.input_kind == "pooled" or self.pooling == "pooler":
             x = self.bert.pool(x, batch["cls_positions"])
-        if self.task_head.input == "sequences":
+        if self.task_head.input_kind == "sequences":
             vectors = x if self.pooling == "pooler" else pool_tokens(x, rows["pairs"], self.pooling)
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
-        if self.task_head.dropout:
+        if self.task_head.has_dropout:
             x = apply_dropout(self, x, dropout)
         return self.head(x)
 
@@ -211,18 +211,18 @@ MULTI_LABEL = Head(  # Any number of labels per text. Tasks set the shape of `la
     "multi_label",
     _multi_label_loss,
     labels=LabelLayout(dtype=np.float32),
-    collapsed=_one_label_set,
+    is_collapsed=_one_label_set,
 )
 REGRESSION = Head(
-    "regression", _regression_loss, labels=LabelLayout(dtype=np.float32), collapsed=_one_value
+    "regression", _regression_loss, labels=LabelLayout(dtype=np.float32), is_collapsed=_one_value
 )
 MULTIPLE_CHOICE = Head("multiple_choice", _choice_loss)
 TAGGING = Head(
     "tagging",
     _classification_loss,
-    input="positions",
+    input_kind="positions",
     labels=LabelLayout(per_position=True),
-    collapsed=_one_tag,
+    is_collapsed=_one_tag,
 )
 FEATURE_BASED = dataclasses.replace(
     TAGGING,
@@ -234,18 +234,18 @@ FEATURE_BASED = dataclasses.replace(
 SPAN = Head(
     "span",
     _span_loss,
-    input="positions",
+    input_kind="positions",
     labels=LabelLayout(shape=(2,), holds_positions=True),
-    collapsed=_no_spans,
-    dropout=False,
+    is_collapsed=_no_spans,
+    has_dropout=False,
 )
 EMBEDDING = Head(
     "embedding",
     loss=None,
     batch_loss=in_batch_loss,
-    input="sequences",
+    input_kind="sequences",
     labels=LabelLayout(per_passage=True),
-    collapsed=_equal_vectors,
+    is_collapsed=_equal_vectors,
     options=("pooling", "normalize", "temperature"),
 )
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
-from bert_jax.partitioning import ROWS, gather, on_fsdp_shards
+from bert_jax.partitioning import ROWS, all_gather, on_fsdp_shards
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
-    """Normalizes the last axis in float32; saves `x` and two numbers per row for the gradient."""
+    """Normalizes the last axis in float32; saves `x`, mean and 1 / std for the gradient."""
     return _layer_norm_forward(x, scale, bias, epsilon, dtype)[0]
 
 
@@ -45,20 +45,20 @@ def _layer_norm_forward(x, scale, bias, epsilon, dtype):
     centered = x.astype(jnp.float32)
     mean = jnp.mean(centered, axis=-1, keepdims=True)
     centered -= mean  # E[x^2] - E[x]^2 would lose precision where the mean is large.
-    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
-    return (centered * (inverse * scale) + bias).astype(dtype), (x, scale, mean, inverse)
+    inverse_std = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
+    return (centered * (inverse_std * scale) + bias).astype(dtype), (x, scale, mean, inverse_std)
 
 
 def _layer_norm_backward(epsilon, dtype, residuals, dy):
-    x, scale, mean, inverse = residuals
-    normalized = (x.astype(jnp.float32) - mean) * inverse
+    x, scale, mean, inverse_std = residuals
+    normalized = (x.astype(jnp.float32) - mean) * inverse_std
     dy = dy.astype(jnp.float32)
     dnormalized = dy * scale
     dx = dnormalized - jnp.mean(dnormalized, axis=-1, keepdims=True)
     dx -= normalized * jnp.mean(dnormalized * normalized, axis=-1, keepdims=True)
-    rows = tuple(range(x.ndim - 1))
-    dscale, dbias = jnp.sum(dy * normalized, rows), jnp.sum(dy, rows)
-    return (dx * inverse).astype(x.dtype), dscale, dbias
+    batch_axes = tuple(range(x.ndim - 1))
+    dscale, dbias = jnp.sum(dy * normalized, batch_axes), jnp.sum(dy, batch_axes)
+    return (dx * inverse_std).astype(x.dtype), dscale, dbias
 
 
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
@@ -78,7 +78,7 @@ class Dense(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
 
         def dense(x, kernel, bias):
-            kernel = gather(kernel, x.dtype, self.fsdp_axis)
+            kernel = all_gather(kernel, x.dtype, self.fsdp_axis)
             return x @ kernel.astype(x.dtype) + bias.astype(x.dtype)
 
         specs = ROWS, P(*[None] * self.fsdp_axis, "fsdp"), P()

@@ -35,7 +35,7 @@ class NonFiniteLoss(RuntimeError):
         super().__init__(message)
 
 
-class Preempted(Exception):
+class RunStopped(Exception):
     """The run saved `step` and stopped, on SIGTERM or because of Ctrl-C (`interrupted`)."""
 
     def __init__(self, step: int, interrupted: bool):

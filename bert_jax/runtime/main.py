@@ -37,13 +37,13 @@ def define_flags() -> None:
     """Defines the flags of a run."""
     command_line.define_config("Config file, such as configs/pretrain/bert_tiny.py:runlocal.")
     flags.DEFINE_string("workdir", None, "Directory of the run; created if it does not exist.")
-    flags.DEFINE_bool("multihost", False, "Run one process per host of a cluster or TPU pod.")
+    flags.DEFINE_bool("multihost", False, "Join a run that this command starts on every host.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if no cluster provides it.")
     flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("initialization_timeout", 300, "Seconds to wait for other processes.")
-    flags.DEFINE_integer("heartbeat_timeout", 100, "Seconds until a silent process counts as dead.")
-    flags.DEFINE_integer("stop_timeout", 60, "Seconds without progress after SIGTERM or Ctrl-C.")
+    flags.DEFINE_integer("heartbeat_timeout", 100, "Seconds of silence before a process is dead.")
+    flags.DEFINE_integer("stop_timeout", 60, "Maximum seconds without progress after SIGTERM.")
     flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -86,9 +86,9 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
             distributed.initialize(**{name: values[name].value for name in names.split()})
         elif (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
-        watchdog.exit_if_stuck(values.stop_timeout, is_distributed)
+        watchdog.start_stop_timeout(values.stop_timeout, is_distributed)
         result = train_and_evaluate(values.config, values.workdir)
-    except command_line.Preempted as error:
+    except command_line.RunStopped as error:
         print(f"\n{command_line.program_name()}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (ImportError, ValueError, OSError, command_line.CheckpointError, NonFiniteLoss) as error:

@@ -15,7 +15,7 @@ from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, exit_now
 class Watchdog:
     """A thread that reports whenever `beat` has not been called for `limit_seconds`.
 
-    It never ends the run: an apparent stall may be a long compilation. `exit_if_stuck` does.
+    It never ends the run: an apparent stall may be a long compilation. `start_stop_timeout` does.
     """
 
     # Per process, which has one run at a time. `slowest` is the longest limited activity so far.
@@ -51,13 +51,13 @@ class Watchdog:
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 
-def exit_if_stuck(timeout: float, is_distributed: bool) -> None:
+def start_stop_timeout(timeout: float, is_distributed: bool) -> None:
     """Ends this process, once asked to stop, after `timeout` seconds without progress.
 
     An activity may also take up to three times as long as the slowest one so far, and any time if
     it is not limited, as compiling and saving are not.
     Must be called in the main thread once the signal handlers are installed. Those run only
-    between two steps of Python's interpreter: never while it waits for a collective that hangs.
+    between bytecode instructions: never while it waits for a collective that hangs.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)

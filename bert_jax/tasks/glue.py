@@ -21,8 +21,8 @@ _PAIR = ("sentence1", "sentence2")
 
 
 @dataclasses.dataclass(frozen=True)
-class GlueSet:
-    """One data set of the benchmark."""
+class GlueDataset:
+    """One dataset of the benchmark."""
 
     folder: str  # In the download.
     labels: tuple[str, ...]  # In the order of their numbers in the files; () for regression.
@@ -38,7 +38,7 @@ class GlueSet:
 
 _F1 = ("f1", "accuracy")
 _ENTAILMENT = ("entailment", "not_entailment")
-_MNLI = GlueSet(
+_MNLI = GlueDataset(
     "MNLI",
     ("entailment", "neutral", "contradiction"),
     tfds_texts=("premise", "hypothesis"),
@@ -47,20 +47,22 @@ _MNLI = GlueSet(
     dev=("dev_matched", "dev_mismatched"),
     submissions={"test_matched": "-m", "test_mismatched": "-mm"},
 )
-SETS = {
-    "cola": GlueSet("CoLA", ("unacceptable", "acceptable"), ("sentence",), metrics=("matthews",)),
-    "sst2": GlueSet("SST-2", ("negative", "positive"), ("sentence",)),
-    "mrpc": GlueSet(
+DATASETS = {
+    "cola": GlueDataset(
+        "CoLA", ("unacceptable", "acceptable"), ("sentence",), metrics=("matthews",)
+    ),
+    "sst2": GlueDataset("SST-2", ("negative", "positive"), ("sentence",)),
+    "mrpc": GlueDataset(
         "MRPC", ("not_equivalent", "equivalent"), ("#1 String", "#2 String"), "Quality", _F1, _PAIR
     ),
-    "stsb": GlueSet("STS-B", (), label="score", metrics=("spearman", "pearson")),
-    "qqp": GlueSet(
+    "stsb": GlueDataset("STS-B", (), label="score", metrics=("spearman", "pearson")),
+    "qqp": GlueDataset(
         "QQP", ("not_duplicate", "duplicate"), ("question1", "question2"), "is_duplicate", _F1
     ),
     "mnli": _MNLI,
-    "qnli": GlueSet("QNLI", _ENTAILMENT, ("question", "sentence"), submits_label_names=True),
-    "rte": GlueSet("RTE", _ENTAILMENT, submits_label_names=True),
-    "wnli": GlueSet("WNLI", ("not_entailment", "entailment")),
+    "qnli": GlueDataset("QNLI", _ENTAILMENT, ("question", "sentence"), submits_label_names=True),
+    "rte": GlueDataset("RTE", _ENTAILMENT, submits_label_names=True),
+    "wnli": GlueDataset("WNLI", ("not_entailment", "entailment")),
     # No training set: predicted with an MNLI model.
     "ax": dataclasses.replace(_MNLI, folder="AX", dev=(), submissions={"test": ""}),
 }
@@ -73,26 +75,26 @@ _DIAGNOSTIC = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "diagnos
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the set `config.data.name`; see configs/finetune/glue.py."""
     data = config.data
-    if data.name not in SETS:
-        raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(SETS)}")
+    if data.name not in DATASETS:
+        raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(DATASETS)}")
     # The namespace and the version are optional.
     is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
     if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
         expected = f"tfds:glue/{data.name}, or the directory of the GLUE download"
         raise ValueError(f"--config.data.directory={data.directory}: expected {expected}")
-    glue_set = SETS[data.name]
-    metric = choose_metric(glue_set.metrics, data.metric)
-    expected = glue_set.labels or ("value",)
+    dataset = DATASETS[data.name]
+    metric = choose_metric(dataset.metrics, data.metric)
+    expected = dataset.labels or ("value",)
     labels = labels_from_config(config) or expected
     if set(labels) != set(expected):
         order = f"expected {', '.join(expected)}, in any order"
         raise ValueError(f"--config.data.labels={','.join(labels)}: {order}")
-    columns = (is_tfds and glue_set.tfds_texts) or glue_set.texts
-    classes = labels if glue_set.labels else ()
-    names = classes if glue_set.submits_label_names else list(map(glue_set.labels.index, classes))
-    metrics = {name: getattr(scores, name) for name in glue_set.metrics}
+    columns = (is_tfds and dataset.tfds_texts) or dataset.texts
+    classes = labels if dataset.labels else ()
+    names = classes if dataset.submits_label_names else list(map(dataset.labels.index, classes))
+    metrics = {name: getattr(scores, name) for name in dataset.metrics}
     if "f1" in metrics:  # For class 1 in the files, whatever the order of `labels`.
-        metrics["f1"] = functools.partial(scores.f1, positive=labels.index(glue_set.labels[1]))
+        metrics["f1"] = functools.partial(scores.f1, positive=labels.index(dataset.labels[1]))
     files, notes = {}, {}
 
     def read(name: str, split: str, submission: str = "") -> Split:
@@ -100,7 +102,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         if is_tfds:
             files[split] = tables.with_split(data.directory, split)
             records = tables.read_table(files[split], columns, data_dir=data.data_dir)
-            # TFDS shuffles the examples when it prepares a data set.
+            # TFDS shuffles the examples when it prepares a dataset.
             records.sort(key=lambda record: int(record.columns["idx"]))
         else:
             path = _path(data.directory, name, split)
@@ -111,10 +113,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         texts = [[record.columns[column] for column in columns] for record in records]
         values = read_labels(
             records,
-            "label" if is_tfds else glue_set.label,
+            "label" if is_tfds else dataset.label,
             classes,
-            required=split in ("train", *glue_set.dev),
-            aliases=_UNLABELED | {str(i): label for i, label in enumerate(glue_set.labels)},
+            required=split in ("train", *dataset.dev),
+            aliases=_UNLABELED | {str(i): label for i, label in enumerate(dataset.labels)},
         )
         features, truncated = text_features(texts, values, tokenizer, config.max_seq_length)
         notes[f"{split} examples truncated"] = truncated
@@ -141,10 +143,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     def exists(name: str, split: str) -> bool:  # TFDS has all splits of a set.
         return name == data.name if is_tfds else _path(data.directory, name, split).exists()
 
-    train = read(data.name, "train").features if glue_set.dev and config.num_epochs else []
+    train = read(data.name, "train").features if dataset.dev and config.num_epochs else []
     splits = []
-    for split in (*glue_set.dev, *glue_set.submissions):
-        file = glue_set.folder + glue_set.submissions[split] if split not in glue_set.dev else ""
+    for split in (*dataset.dev, *dataset.submissions):
+        file = dataset.folder + dataset.submissions[split] if split not in dataset.dev else ""
         if exists(data.name, split) or (train and not file):
             splits.append(read(data.name, split, file))
         elif file:
@@ -152,13 +154,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if data.name == "mnli" and exists("ax", "test"):
         splits.append(read("ax", "test", "AX"))
     if not splits:
-        read(data.name, (*glue_set.dev, *glue_set.submissions)[0])  # Raises for the missing file.
+        read(data.name, (*dataset.dev, *dataset.submissions)[0])  # Raises for the missing file.
     return Task(
-        head=heads.CLASSIFICATION if glue_set.labels else heads.REGRESSION,
+        head=heads.CLASSIFICATION if dataset.labels else heads.REGRESSION,
         labels=labels,
         train=train,
         splits=tuple(splits),
-        metric=f"{glue_set.dev[0] if glue_set.dev else 'dev'}/{metric}",
+        metric=f"{dataset.dev[0] if dataset.dev else 'dev'}/{metric}",
         notes=notes,
         head_settings={"max_seq_length": config.max_seq_length},
         files=files,
@@ -171,7 +173,7 @@ def _path(directory: str, name: str, split: str) -> pathlib.Path:
     if name == "ax":
         paths = [root / path for path in _DIAGNOSTIC]
         return next(filter(pathlib.Path.exists, paths), paths[0])
-    folder = root / SETS[name].folder
+    folder = root / DATASETS[name].folder
     path = (folder if folder.is_dir() else root) / f"{split}.tsv"
     original = path.with_name(f"msr_paraphrase_{'test' if split == 'test' else 'train'}.txt")
     return original if name == "mrpc" and not path.exists() and original.exists() else path

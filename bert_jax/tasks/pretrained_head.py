@@ -49,7 +49,7 @@ def initial_params(
     task's. Raises ValueError if `check_same_head` does, unless `new_head`.
     """
     bert = dict(params["bert"])
-    if HEADS[task_head["task"]].input != "pooled":
+    if HEADS[task_head["task"]].input_kind != "pooled":
         bert.pop("pooler", None)
     elif "pooler" not in bert:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")

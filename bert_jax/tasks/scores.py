@@ -25,7 +25,7 @@ def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean([f1(predicted, expected, positive) for positive in classes]))
 
 
-def macro_f1_of_sets(predicted: np.ndarray, expected: np.ndarray) -> float:
+def multi_label_f1(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns the mean of the `f1` of each label; both 0 or 1 `[examples, labels]`."""
     return float(np.mean(list(map(f1, predicted.T, expected.T))))
 

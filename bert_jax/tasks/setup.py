@@ -82,7 +82,7 @@ class FinetuneSetup:
     def settings(self, trial: ConfigDict) -> dict:
         """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
         bert = dataclasses.replace(self.model.config, dropout_rate=self.dropout_rate(trial))
-        without_pooler = self.task.head.input != "pooled"
+        without_pooler = self.task.head.input_kind != "pooled"
         return trial.to_dict() | {
             "bert": dataclasses.asdict(bert),
             "head": self.head_settings,
@@ -143,12 +143,14 @@ def setup_finetuning(
         ("freeze_layers", 0, bert.num_layers),
         ("max_seq_length", 8, bert.max_position_embeddings),
     )
-    found = settings["head"] if "head" in params else None
-    task = read_task(config, found, tokenizer)
+    saved_head = settings["head"] if "head" in params else None
+    task = read_task(config, saved_head, tokenizer)
     head_settings = {"task": task.head.name, "labels": list(task.labels), **task.head_settings}
-    pretrained = initial_params(params, found, head_settings, config.new_head)
+    pretrained = initial_params(params, saved_head, head_settings, config.new_head)
     if "head" in pretrained:
-        task.head_settings.update({name: found[name] for name in task.tuned if name in found})
+        task.head_settings.update(
+            {name: saved_head[name] for name in task.tuned if name in saved_head}
+        )
         head_settings |= task.head_settings
     num_batches = steps_per_epoch(len(task.train), config.batch_size)
     num_steps = round(config.num_epochs * num_batches)
@@ -207,8 +209,8 @@ def hash_contents(config: ConfigDict, task: Task, params: dict, tokenizer: Token
     return hashes | {"init_from": parameters_hash(params), "vocabulary": tokenizer.sha256[:16]}
 
 
-def read_task(config: ConfigDict, found: dict | None, tokenizer: Tokenizer) -> Task:
-    """Reads the examples of `config`; `found` describes the head in the weights, if there is one.
+def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer) -> Task:
+    """Reads the examples of `config`; `saved_head` describes the head in the weights.
 
     Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
@@ -216,7 +218,7 @@ def read_task(config: ConfigDict, found: dict | None, tokenizer: Tokenizer) -> T
     if importlib.util.find_spec(name) is None:
         raise ValueError(f"--config.task={config.task}: expected a file name in bert_jax/tasks")
     module = importlib.import_module(name)
-    task = module.get_task(with_labels_of_head(config, module, found), tokenizer)
+    task = module.get_task(with_labels_of_head(config, module, saved_head), tokenizer)
     head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
     return dataclasses.replace(task, head=head)
 

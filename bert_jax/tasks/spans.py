@@ -50,11 +50,11 @@ def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
 
 
 class ContextWindow(NamedTuple):
-    """Tokens `[begin, end)` of a context; `owned` marks those whose context is largest in it."""
+    """Tokens `[begin, end)` of a context; `is_max_context` is that of the released code."""
 
     begin: int
     end: int
-    owned: np.ndarray  # bool `[end - begin]`
+    is_max_context: np.ndarray  # bool `[end - begin]`
 
 
 class Span(NamedTuple):
@@ -175,7 +175,7 @@ def best_spans(
         start, end = output[feature.second_starts[0] :][: window.end - window.begin].T
         ends = np.lib.stride_tricks.sliding_window_view(np.append(end, beyond), max_answer_length)
         scores = start[:, None] + ends[: len(end)]
-        scores[~window.owned] = -np.inf
+        scores[~window.is_max_context] = -np.inf
         values = scores.ravel()
         chosen = np.flatnonzero(np.isfinite(values))
         count = 4 * n_best  # More than n_best, since some texts occur several times.

@@ -54,7 +54,7 @@ def read_table(
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, that has all of `columns`.
 
     The first of `header_lines` names the columns; the others are skipped. Fields may be quoted, in
-    a TSV as `_line_of_literal_mark` says. JSON and TFDS values become text (equal numbers the same
+    a TSV as `_find_literal_quote` says. JSON and TFDS values become text (equal numbers the same
     text); a list in the column `label` is joined by `label_separator`, if any. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
@@ -142,7 +142,7 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     text = read_text(path, "a .csv, .tsv or .jsonl file")
     delimiter = "," if path.suffix == ".csv" else "\t"
     quoting, hint = csv.QUOTE_MINIMAL, ""
-    if delimiter == "\t" and (line := _line_of_literal_mark(path, text, header_lines)):
+    if delimiter == "\t" and (line := _find_literal_quote(path, text, header_lines)):
         quoting = csv.QUOTE_NONE
         hint = f": line {line} has a quotation mark in its text, so no field is read as quoted"
         logging.info("%s%s", path, hint)
@@ -171,7 +171,7 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     return records
 
 
-def _line_of_literal_mark(path: pathlib.Path, text: str, header_lines: int) -> int:
+def _find_literal_quote(path: pathlib.Path, text: str, header_lines: int) -> int:
     """Returns the line of a quotation mark that is part of a TSV's text; 0 if all quote fields.
 
     None quotes a field if `csv.writer` would have quoted a field with one, or if the lines have as

@@ -44,7 +44,7 @@ class Task:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def selector(self) -> Split | None:
+    def selection_split(self) -> Split | None:
         """The split whose score selects the best checkpoint, if its labels are known."""
         name = self.metric.rpartition("/")[0]
         return next((split for split in self.splits if split.name == name and split.score), None)

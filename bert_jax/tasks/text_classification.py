@@ -23,7 +23,7 @@ from bert_jax.tokenization import Tokenizer
 
 METRICS = {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1}
 CORRELATIONS = {"pearson": scores.pearson, "spearman": scores.spearman}
-SET_METRICS = {"micro_f1": scores.f1, "macro_f1": scores.macro_f1_of_sets}
+MULTI_LABEL_METRICS = {"micro_f1": scores.f1, "macro_f1": scores.multi_label_f1}
 
 
 def get_head(config: ConfigDict) -> Head:
@@ -39,7 +39,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data = config.data
     files = tables.files_from_config(data)
     head, separator = get_head(config), data.label_separator
-    metrics = {REGRESSION: CORRELATIONS, MULTI_LABEL: SET_METRICS}.get(head, METRICS)
+    metrics = {REGRESSION: CORRELATIONS, MULTI_LABEL: MULTI_LABEL_METRICS}.get(head, METRICS)
     metric = choose_metric(metrics, data.metric)
     if data.regression:
         metrics = metrics | {"mean_squared_error": scores.mean_squared_error}

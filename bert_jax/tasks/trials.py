@@ -107,16 +107,17 @@ class TrialRun:
         result = {"seed": self.seed, "metric": task.metric, "steps": self.num_steps}
         result["best_step"] = self.best_step
         # Without a selector, collapse is judged on the first split with labels, or on the first.
-        judged = task.selector or min(task.splits, key=lambda split: not split.score, default=None)
+        splits = sorted(task.splits, key=lambda split: not split.score)
+        collapse_split = task.selection_split or next(iter(splits), None)
         for split in task.splits:
             scores = score_split(split, *predictions[split.name])
             if scores:
                 result[split.name] = scores
                 values = {f"final/{split.name}/{name}": score for name, score in scores.items()}
                 self.writer.write(self.num_steps, values)
-            if split is judged:
+            if split is collapse_split:
                 outputs = predictions[split.name][0]
-                result["collapsed"] = task.head.collapsed(split.features, outputs)
+                result["collapsed"] = task.head.is_collapsed(split.features, outputs)
             if self.writes:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name][0], directory)

@@ -59,7 +59,7 @@ CHIPS = {
 
 @dataclasses.dataclass
 class DoesNotFit(Exception):
-    """The compiler ran out of device memory."""
+    """The program needs more memory than the device has."""
 
     num_bytes: int | None  # Needed; None if the compiler does not report it.
     limit: int | None

@@ -99,15 +99,15 @@ class Cost(NamedTuple):
 
 def step_cost(text: str) -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError otherwise."""
-    computations, entry = parse(text)
+    computations, entry = parse_hlo(text)
     cycles, without_estimate = collections.Counter(), collections.Counter()
     collectives, costliest, unknown_loops, total_flops = {}, [], [], 0.0
     communicating = set()  # Fusions with collectives.
-    for runs, instruction, fusion in executed(computations, entry):
+    for runs, instruction, fusion in executed_instructions(computations, entry):
         total_flops += runs * flops(instruction)
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             unknown_loops.append(instruction.name)
-        if figures := collective(instruction, fusion):
+        if figures := collective_traffic(instruction, fusion):
             kind, arrays, num_bytes, link_bytes = figures
             communicating.add(fusion)
             # An overlapped collective is split into steps that share a channel: count one step.
@@ -134,7 +134,7 @@ def step_cost(text: str) -> Cost:
     return Cost(cycles, total_flops, by_kind, largest, costliest, without_estimate, unknown_loops)
 
 
-def parse(text: str) -> tuple[Computations, str]:
+def parse_hlo(text: str) -> tuple[Computations, str]:
     """Parses HLO text into its computations and the name of the entry. Raises ValueError."""
     computations, entry = {}, None
     for match in COMPUTATION_OR_INSTRUCTION.finditer(text):
@@ -152,7 +152,7 @@ def parse(text: str) -> tuple[Computations, str]:
     return computations, entry
 
 
-def executed(
+def executed_instructions(
     computations: Computations, name: str, runs: int = 1, fusion: Instruction | None = None
 ) -> Iterator[tuple[int, Instruction, Instruction | None]]:
     """Yields (runs per step, instruction, its fusion or None) of a computation and those it calls.
@@ -164,7 +164,7 @@ def executed(
         trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
         inside = fusion or (instruction if instruction.opcode in FUSIONS else None)
         for called in instruction.called:
-            yield from executed(computations, called, runs * (trips or 1), inside)
+            yield from executed_instructions(computations, called, runs * (trips or 1), inside)
         yield runs, instruction, fusion
 
 
@@ -231,7 +231,7 @@ def flops(instruction: Instruction) -> float:
     return total
 
 
-def collective(instruction: Instruction, fusion: Instruction | None) -> tuple | None:
+def collective_traffic(instruction: Instruction, fusion: Instruction | None) -> tuple | None:
     """Returns (kind, arrays, payload in bytes, bytes over links) of a collective, else None.
 
     The payload is the arrays that are reduced, or the gathered ones. Over its links, a device sends

@@ -82,7 +82,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "hbm_capacity_bytes": chip.hbm_bytes,
         "mesh": mesh,
         "per_device_batch_size": rows_per_device // setup.num_microbatches(phase),
-        "model_flops_per_sequence": row_flops,
+        "model_flops_per_row": row_flops,
     }
     try:
         hbm, hlo = tpu.compile_step(setup, phase)
@@ -114,9 +114,9 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "hbm_parts": hbm,
         "hbm_bytes_per_device": used,
         "hbm_bytes_over": max(used - round(chip.usable_hbm_bytes), 0),
-        "compiled_flops_per_sequence": cost.flops * devices.size / phase.batch_size,
+        "compiled_flops_per_row": cost.flops * devices.size / phase.batch_size,
         "cycles_per_step": step_cycles,
-        "cycles_per_sequence": step_cycles * num_chips / phase.batch_size,
+        "cycles_per_row": step_cycles * num_chips / phase.batch_size,
         "cycles_by_part": cycles_by_part,
         "collectives": cost.collectives,
         "largest_collectives": dict(
@@ -125,7 +125,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
-        "sequences_per_second_per_chip": rate,
+        "rows_per_second_per_chip": rate,
         "mfu": row_flops * rate / peak,
         "hours": phase.num_steps * seconds / 3600,
         "hours_with_exposed_collectives": phase.num_steps * (seconds + collective_seconds) / 3600,

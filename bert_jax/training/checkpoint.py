@@ -64,8 +64,8 @@ class Checkpointer:
         """Starts writing `state` after the previous write has finished."""
         self.wait()
         items = ocp.args.Composite(
-            params=_save_in_chunks(state.params),
-            training=_save_in_chunks({"step": state.step, "opt_state": state.opt_state}),
+            params=_chunked_save_args(state.params),
+            training=_chunked_save_args({"step": state.step, "opt_state": state.opt_state}),
             **_metadata_items(self.settings, self._tokenizer),
         )
         with self._writing():
@@ -110,7 +110,7 @@ class Checkpointer:
         def advice():
             step = self.latest_step()
             last = "none" if step is None else f"step {step}"
-            fix = "free the disk or fix the cause, then run the same command to resume"
+            fix = "free disk space or fix the cause, then run the same command to resume"
             return f". The last complete one is {last}; {fix}"
 
         return _checkpoint_errors(f"writing a checkpoint to {self.directory} failed", advice)
@@ -137,7 +137,7 @@ def write_checkpoint(
     Raises CheckpointError, also if `directory` exists.
     """
     metadata = _metadata_items(settings | {"has_training_state": False}, tokenizer)
-    items = ocp.args.Composite(params=_save_in_chunks(params), **metadata)
+    items = ocp.args.Composite(params=_chunked_save_args(params), **metadata)
     with (
         _checkpoint_errors(f"writing a checkpoint to {directory} failed"),
         ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
@@ -145,7 +145,7 @@ def write_checkpoint(
         checkpointer.save(directory.absolute(), args=items)
 
 
-def _save_in_chunks(tree: dict) -> ocp.args.StandardSave:
+def _chunked_save_args(tree: dict) -> ocp.args.StandardSave:
     options = ocp.SaveArgs(chunk_byte_size=4 * 2**20)  # Reading small chunks takes little memory.
     return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: options, tree))
 
@@ -208,7 +208,7 @@ def load_settings(directory: pathlib.Path) -> dict:
         return json.loads((directory / "config/metadata").read_text())
 
 
-def training_state(directory: pathlib.Path) -> dict:
+def load_training_state(directory: pathlib.Path) -> dict:
     """Returns `step` and `opt_state` on the default device; raises CheckpointError."""
     with _reading(directory):
         training = _read_arrays(directory / "training")
@@ -226,7 +226,7 @@ def verify_checkpoint(
     """
     params, settings, _ = load_checkpoint(directory, get_abstract_params)
     has_state = settings.get("has_training_state", True)
-    training = training_state(directory) if has_state else {"step": np.int32(0)}
+    training = load_training_state(directory) if has_state else {"step": np.int32(0)}
     with _reading(directory):  # Orbax reads these only when resuming.
         for path in directory.glob("*/array_metadatas/*"):
             json.loads(path.read_text())

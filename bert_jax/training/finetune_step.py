@@ -50,38 +50,39 @@ def make_finetune_step(
         settings = Dropout(rows["dropout_rows"], rate)
         return model.apply({"params": params}, rows, dropout=settings, rngs={"dropout": key})
 
-    def loss_fn(params, rows, count, dropout):
+    def loss_fn(params, rows, weight_sum, dropout):
         outputs = apply(params, rows, dropout)
-        return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / count
+        return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / weight_sum
 
     def split_microbatches(rows):
         return jax.tree.map(
             lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
         )
 
-    def at(microbatches, index):
+    def take(microbatches, index):
         return jax.tree.map(
             lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), microbatches
         )
 
-    def accumulate_gradients(params, rows, num_microbatches, count, dropout):
+    def accumulate_gradients(params, rows, num_microbatches, weight_sum, dropout):
         """Returns the contribution of one data-parallel shard to the loss and its gradients."""
         microbatches = split_microbatches(rows)
 
         def add(index, total):
-            values = jax.value_and_grad(loss_fn)(params, at(microbatches, index), count, dropout)
+            rows = take(microbatches, index)
+            values = jax.value_and_grad(loss_fn)(params, rows, weight_sum, dropout)
             return jax.tree.map(jnp.add, total, values)
 
         zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
         return jax.lax.fori_loop(0, num_microbatches, add, zeros)
 
-    def accumulate_batch_gradients(params, rows, num_microbatches, count, dropout):
+    def accumulate_batch_gradients(params, rows, num_microbatches, weight_sum, dropout):
         """Does the same as `accumulate_gradients`, for a `batch_loss`."""
         microbatches = split_microbatches(rows)
-        shape = jax.eval_shape(apply, params, at(microbatches, 0), dropout).shape
+        shape = jax.eval_shape(apply, params, take(microbatches, 0), dropout).shape
 
         def embed(index, vectors):
-            return vectors.at[index].set(apply(params, at(microbatches, index), dropout))
+            return vectors.at[index].set(apply(params, take(microbatches, index), dropout))
 
         vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
         vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
@@ -94,20 +95,20 @@ def make_finetune_step(
                 jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
                 for x in (examples, labels, weights)
             )
-            # Rows have many more slots than the batch has examples: at most one per row.
+            # A batch has at most as many examples as rows, far fewer than slots.
             max_examples = rows["tokens"].shape[0] * mesh.shape["data"]
             (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
             examples, labels, weights = (
                 x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
             )
             loss = head.batch_loss(examples, labels, weights, model.temperature)
-            return loss / (count * mesh.shape["data"])
+            return loss / (weight_sum * mesh.shape["data"])
 
         loss, dvectors = jax.value_and_grad(batch_loss)(vectors)
 
         def add(index, total):
-            _, pull_back = jax.vjp(lambda p: apply(p, at(microbatches, index), dropout), params)
-            return jax.tree.map(jnp.add, total, *pull_back(at(dvectors, index)))
+            _, vjp_fn = jax.vjp(lambda p: apply(p, take(microbatches, index), dropout), params)
+            return jax.tree.map(jnp.add, total, *vjp_fn(take(dvectors, index)))
 
         zeros = jax.tree.map(jnp.zeros_like, params)
         return loss, jax.lax.fori_loop(0, num_microbatches, add, zeros)
@@ -120,10 +121,11 @@ def make_finetune_step(
         return sums if mesh.shape["data"] == 1 else jax.lax.psum(sums, "data")
 
     def prepare(rows):
-        count = jnp.sum(label_weights(head, rows))
+        weight_sum = jnp.sum(label_weights(head, rows))
+        weight_sum = jnp.where(weight_sum > 0, weight_sum, 1)
         # Undoes the layout of `finetune_batches`: the index of each row in the batch.
         row_indices = jnp.arange(rows["tokens"].shape[0]).reshape(-1, microbatch_rows)
-        return rows | {"dropout_rows": row_indices.T.reshape(-1)}, jnp.where(count > 0, count, 1)
+        return rows | {"dropout_rows": row_indices.T.reshape(-1)}, weight_sum
 
     def apply_trial(state, gradients, hyperparameters):
         return apply_gradients(state, gradients, optimizer(hyperparameters))
@@ -132,7 +134,7 @@ def make_finetune_step(
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
     def update_step(state, rows, num_microbatches, keys, hyperparameters):
-        rows, counts = jax.vmap(prepare)(rows)
+        rows, weight_sums = jax.vmap(prepare)(rows)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
         losses, gradients = jax.shard_map(
             shard_gradients,
@@ -141,7 +143,7 @@ def make_finetune_step(
             out_specs=P("trial"),
             axis_names={"trial", "data"},
             check_vma=False,
-        )(state.params, rows, num_microbatches, counts, (keys, hyperparameters.dropout_rate))
+        )(state.params, rows, num_microbatches, weight_sums, (keys, hyperparameters.dropout_rate))
         update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
         state, norms = update(state, gradients, hyperparameters)
         return state, {"loss": losses} | norms
@@ -201,7 +203,7 @@ def predict(
             start = 0
             for index in indices:
                 feature = features[index]
-                size = len(feature) if head.input == "positions" else len(feature.sequences)
+                size = len(feature) if head.input_kind == "positions" else len(feature.sequences)
                 for trial, trial_outputs in zip(predictions, outputs, strict=True):
                     trial[index] = head.output(trial_outputs[row, start : start + size])
                 start += size

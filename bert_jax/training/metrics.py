@@ -100,7 +100,7 @@ def perplexity(loss: float) -> float:
 def throughput(num_rows: int, seconds: float, row_flops: float) -> dict[str, float]:
     """Returns rows per second and, where the peak is known, the MFU (PaLM, appendix B)."""
     rate = num_rows / seconds
-    values = {"sequences_per_second": rate}
+    values = {"rows_per_second": rate}
     if peak := PEAK_FLOPS.get(jax.devices()[0].device_kind):
         values["mfu"] = rate * row_flops / (peak * jax.device_count())
     return values

@@ -67,15 +67,15 @@ def make_optimizer(
     """Builds the optimizer `name`, one of `OPTIMIZERS`; raises ValueError for another name."""
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}: expected one of {', '.join(OPTIMIZERS)}")
-    steps = [
+    transforms = [
         optax.clip_by_global_norm(clip_norm),
         _scale_by_adam(beta1, beta2, epsilon, bias_correction=name != "bert_adam"),
         optax.add_decayed_weights(weight_decay, mask=is_decayed),
     ]
     if name == "lamb":
-        steps.append(_scale_by_layer_trust_ratio())
-    steps.append(optax.scale_by_learning_rate(learning_rate))
-    return optax.chain(*steps)
+        transforms.append(_scale_by_layer_trust_ratio())
+    transforms.append(optax.scale_by_learning_rate(learning_rate))
+    return optax.chain(*transforms)
 
 
 def scale_layers(

@@ -31,7 +31,7 @@ def make_pretrain_step(
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
-    The metrics are `loss`, `gradient_norm`, `parameter_norm` and `sums`, from `loss_sums`. The
+    The metrics are `loss`, `gradient_norm`, `parameter_norm` and `sums`, from `metric_sums`. The
     loss is the mean over all masked positions of the global batch plus the mean NSP loss, whatever
     the number of devices and microbatches, whose gradients are accumulated. Masks are a function of
     (seed, row, epoch), dropout of (seed, step, index of the row in the batch): a resumed run draws
@@ -42,7 +42,7 @@ def make_pretrain_step(
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
 
     def loss_fn(params, batch, counts, key):
-        sums = loss_sums(model, params, batch, key)
+        sums = metric_sums(model, params, batch, key)
         return sum(sums[f"{task}_loss"] / counts[task] for task in ("mlm", "nsp")), sums
 
     def grad_fn(*args):
@@ -90,10 +90,10 @@ def make_pretrain_step(
 def make_eval_step(
     model: BertForPreTraining, mesh: Mesh, masking: Masking, *, seed: int
 ) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
-    """Builds the jitted (params, rows) -> `loss_sums`; masks are a function of (seed, row)."""
+    """Builds the jitted (params, rows) -> `metric_sums`; masks are a function of (seed, row)."""
     mask_key = jax.random.key(seed)
     replicated = NamedSharding(mesh, P())
-    shard_sums = partitioning.sum_over_data(functools.partial(loss_sums, model), mesh, replicated)
+    shard_sums = partitioning.sum_over_data(functools.partial(metric_sums, model), mesh, replicated)
 
     def eval_step(params, rows):
         return shard_sums(params, mask_batch(mesh, rows, mask_key, masking))
@@ -117,7 +117,7 @@ def init_state(
 def unpack_and_mask(
     rows: dict[str, jax.Array], key: jax.Array, masking: Masking
 ) -> dict[str, jax.Array]:
-    """Returns the batch that `loss_sums` takes, from packed rows as read from disk."""
+    """Returns the batch that `metric_sums` takes, from packed rows as read from disk."""
     batch = unpack_rows(rows)
     keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
     batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)
@@ -138,7 +138,7 @@ def mask_batch(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: 
     )(rows, key)
 
 
-def loss_sums(
+def metric_sums(
     model: BertForPreTraining,
     params: dict,
     batch: dict[str, jax.Array],
@@ -166,8 +166,8 @@ def loss_sums(
     return sums
 
 
-def means(sums: dict) -> dict[str, float]:
-    """Returns mean losses (nats) and accuracies from `loss_sums`; 0, not NaN, without targets."""
+def mean_metrics(sums: dict) -> dict[str, float]:
+    """Returns mean losses (nats) and accuracies from `metric_sums`; 0, not NaN, without targets."""
     result = {}
     for task in ("mlm", "nsp"):
         count = float(sums[f"{task}_count"]) or 1.0

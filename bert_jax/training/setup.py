@@ -87,31 +87,31 @@ class PretrainSetup:
         microbatch_size = max(rows_per_device, 1) * num_shards
         if phase.batch_size % microbatch_size:
             raise ValueError(
-                f"batch_size {phase.batch_size} is not divisible by {num_shards} devices x "
+                f"batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
                 f"per_device_batch_size {rows_per_device or 1}: use a multiple of {microbatch_size}"
             )
         return phase.batch_size // microbatch_size if rows_per_device else 1
 
 
 def setup_pretraining(
-    config: ConfigDict, phases: list[Phase], tokenizer: Tokenizer, devices=None, weights=None
+    config: ConfigDict, phases: list[Phase], tokenizer: Tokenizer, devices=None, source_bert=None
 ) -> PretrainSetup:
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    `weights` and its errors are as for `model_config`. Also raises ValueError if the mesh does not
-    fit the devices, a batch does not fit the mesh, or rows are longer than the position table.
+    `source_bert` and its errors are as for `model_config`. Also raises ValueError if the mesh does
+    not fit the devices, or a batch or the rows do not fit the mesh or the model.
     """
-    bert = model_config(config, tokenizer.vocab_size, weights)
+    bert = model_config(config, tokenizer.vocab_size, source_bert)
     max_length = max(phase.rows.max_seq_length for phase in phases)
     if max_length > bert.max_position_embeddings:
         raise ValueError(
-            f"the corpus has rows of {max_length} tokens, but the position table ends at "
+            f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
             f"{bert.max_position_embeddings}: build the corpus with a smaller --max_seq_length, or "
             f"set --config.model.max_position_embeddings={max_length}"
         )
     model = BertForPreTraining(bert)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
-    schedule = run_schedule(config)
+    schedule = rate_schedule(config)
     names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
     options = {name: config[name] for name in names}
     optimizer = make_optimizer(config.optimizer, schedule, **options)
@@ -129,7 +129,7 @@ def setup_pretraining(
     return setup
 
 
-def run_schedule(config: ConfigDict) -> optax.Schedule:
+def rate_schedule(config: ConfigDict) -> optax.Schedule:
     """Returns the learning rate of each step: one ramp and decay over both phases, or two.
 
     Each phase has its own if `long_phase` has a learning rate or a warm-up (LAMB's re-warm-up).
@@ -144,26 +144,28 @@ def run_schedule(config: ConfigDict) -> optax.Schedule:
     return optax.join_schedules([first, second], [num_steps])
 
 
-def model_config(config: ConfigDict, vocab_size: int, weights: Mapping | None = None) -> BertConfig:
+def model_config(
+    config: ConfigDict, vocab_size: int, source_bert: Mapping | None = None
+) -> BertConfig:
     """Returns the architecture of `config.model`; fields of None follow the size or the weights.
 
-    `weights` has the fields of the `BertConfig` of the parameters to start from. Raises ValueError
-    for an invalid field, or one that contradicts the weights.
+    `source_bert` has the fields of the `BertConfig` of the weights to start from. Raises ValueError
+    for an invalid field, or one that contradicts them.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     if "size" in fields:
         named = BertConfig.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in ARCHITECTURE[:4]}
-    elif weights is None:
+    elif source_bert is None:
         fix = "give the weights to start from, --config.init_from=DIR, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
         raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
-    for name in ARCHITECTURE if weights else ():
-        if (value := fields.get(name, weights[name])) != weights[name]:
-            message = f"model.{name} is {value}, but {weights[name]} in {config.init_from}"
-            fix = f"set --config.model.{name}={weights[name]}"
+    for name in ARCHITECTURE if source_bert else ():
+        if (value := fields.get(name, source_bert[name])) != source_bert[name]:
+            message = f"model.{name} is {value}, but {source_bert[name]} in {config.init_from}"
+            fix = f"set --config.model.{name}={source_bert[name]}"
             raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py without it")
-    return BertConfig(**(weights or {}) | fields | {"vocab_size": vocab_size})
+    return BertConfig(**(source_bert or {}) | fields | {"vocab_size": vocab_size})
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:

@@ -142,5 +142,5 @@ def add_path_to_errors(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{path} could not be written: {error}. Free the disk, and run the same command again"
+            f"{path} could not be written: {error}. Free disk space, and run the same command again"
         ) from error

@@ -1,6 +1,6 @@
 """Reuters-21578 R8: news items on eight topics; 5,485 for training, 2,189 for testing.
 
-Source: not from the BERT paper; a data set of the text classification literature (Cardoso-Cachopo,
+Source: not from the BERT paper; a dataset of the text classification literature (Cardoso-Cachopo,
 2007), with the 6-layer MiniLM weights.
 
 Expected time: 22 min on two cores shared with other programs (2026-11-21).

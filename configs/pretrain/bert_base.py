@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.init_from = ""
     config.init_optimizer = False  # Also start from Adam's moments in `init_from`, a workdir.
 
-    config.model = ConfigDict()  # Any field of bert_jax.BertConfig except vocab_size.
+    config.model = ConfigDict()  # Fields of bert_jax.BertConfig; vocab_size is the corpus's.
     config.model.size = "base"  # None: the size of `init_from`.
     # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):

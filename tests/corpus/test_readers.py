@@ -196,8 +196,8 @@ def test_articles_of_tfds_lose_their_headings_and_marks(tmp_path, name, text, ex
             "tfds:news is prepared as tfrecord in .*/news/1.0.0; expected array_record: prepare it "
             "again with `tfds build news --file_format=array_record --overwrite`",
         ),
-        ("olds", "text", True, FileNotFoundError, "no prepared data set tfds:olds in .*; prepare"),
-        ("news:2.0.0", "text", True, FileNotFoundError, "no prepared data set tfds:news:2.0.0 in"),
+        ("olds", "text", True, FileNotFoundError, "no prepared dataset tfds:olds in .*; prepare"),
+        ("news:2.0.0", "text", True, FileNotFoundError, "no prepared dataset tfds:news:2.0.0 in"),
     ],
 )
 def test_tfds_that_cannot_be_read_is_a_clear_error(tmp_path, name, field, prepared, error, message):

@@ -19,7 +19,7 @@ from bert_jax.interop.huggingface import huggingface_name, params_from_huggingfa
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.training.pretrain_step import MODEL_INPUTS, loss_sums
+from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
 
 PATH = pathlib.Path(__file__).with_name("model.npz")
 CONFIG = BertConfig(
@@ -59,7 +59,7 @@ def random_tensors(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
 
 
 def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_slots: int) -> dict:
-    """A batch as `loss_sums` takes it: one pair a row, of the given lengths, then padding.
+    """A batch as `metric_sums` takes it: one pair a row, of the given lengths, then padding.
 
     Rows differ in how many of their `num_slots` slots hold a prediction.
     """
@@ -155,7 +155,7 @@ def _outputs(config, params, batch):
         return hidden, model.bert.pool(hidden[-1], batch["cls_positions"])[:, 0]
 
     def loss_fn(params):
-        sums = loss_sums(model, params, batch)
+        sums = metric_sums(model, params, batch)
         return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
 
     hidden, pooled = model.apply(variables, *inputs, method=hidden_and_pooled)

@@ -13,7 +13,7 @@ from bert_jax.model import attention, bert, layers
 from bert_jax.model.bert import Bert, BertForPreTraining, num_params
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, dropout
-from bert_jax.training.pretrain_step import MODEL_INPUTS, loss_sums
+from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
 from tests.golden import make_model as golden
 
 
@@ -33,7 +33,7 @@ def numbered(batch):
 @functools.partial(jax.jit, static_argnums=0)
 def loss_and_gradients(config, params, batch, dropout_key):
     def loss_fn(params):
-        sums = loss_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
+        sums = metric_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
         return sums["mlm_loss"] + sums["nsp_loss"]
 
     return jax.value_and_grad(loss_fn)(params)
@@ -224,11 +224,11 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
 
     monkeypatch.setattr(bert, "dropout", recorded)
     monkeypatch.setattr(attention, "dropout", recorded)
-    loss_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
+    metric_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.
     assert len(used) == len(set(used)) == 1 + 3 * config.num_layers
     used.clear()
-    loss_sums(BertForPreTraining(config), params, batch)
+    metric_sums(BertForPreTraining(config), params, batch)
     jax.effects_barrier()
     assert not used

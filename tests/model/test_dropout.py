@@ -89,10 +89,10 @@ def test_every_bit_is_set_half_of_the_time():
 def test_the_gradient_is_dropped_where_the_value_was(dtype):
     key = jax.random.key(5)
     x = jax.random.normal(jax.random.key(6), (64, 48)).astype(dtype)
-    value, pull_back = jax.vjp(lambda x: dropout(key, x, Dropout(jnp.arange(64), 0.3)), x)
+    value, vjp_fn = jax.vjp(lambda x: dropout(key, x, Dropout(jnp.arange(64), 0.3)), x)
     assert value.dtype == dtype
     # The function is linear, with a diagonal matrix: its gradient is itself.
-    np.testing.assert_array_equal(pull_back(x)[0], value)
+    np.testing.assert_array_equal(vjp_fn(x)[0], value)
 
 
 def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():

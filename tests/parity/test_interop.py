@@ -102,7 +102,7 @@ def test_logits_of_heads_equal_transformers_with_segments_and_padding(architectu
     pairs = np.stack([np.zeros(6, int), starts, lengths], axis=-1)[:, None].astype(np.int32)
     model = make_model(BertConfig(**ours.settings["bert"]), head)
     found = model.apply({"params": ours.params}, {"tokens": tokens, "pairs": pairs})
-    if HEADS[head["task"]].input == "pooled":
+    if HEADS[head["task"]].input_kind == "pooled":
         found, expected = found[:, 0], expected.reshape(6, -1)
     else:
         found, expected = found[real], expected[real]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.command_line import PREEMPTED
-from bert_jax.training.checkpoint import find_checkpoint, saved_steps, training_state
+from bert_jax.training.checkpoint import find_checkpoint, load_training_state, saved_steps
 from tests import helpers
 from tests.helpers import saved_params
 
@@ -59,7 +59,7 @@ def kill_at_random(rng: random.Random, started, workdir, first: int) -> tuple[st
 
 def assert_same_bits(*workdirs) -> None:
     jax.tree.map(np.testing.assert_array_equal, *map(saved_params, workdirs))
-    states = [training_state(find_checkpoint(workdir)) for workdir in workdirs]
+    states = [load_training_state(find_checkpoint(workdir)) for workdir in workdirs]
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 

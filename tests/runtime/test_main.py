@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.runtime import main
 from bert_jax.runtime.command_line import NonFiniteLoss
-from bert_jax.training.pretrain_step import means
+from bert_jax.training.pretrain_step import mean_metrics
 from tests import helpers
 
 
@@ -23,7 +23,7 @@ def test_report_is_the_mean_over_all_predictions_of_the_steps():
         [step_metrics(4.0, mlm_count=30), step_metrics(2.0, mlm_count=10)], 2
     )
     assert values["loss"] == 3.5 and values["gradient_norm"] == 1.0
-    scores = means(values["sums"])
+    scores = mean_metrics(values["sums"])
     assert scores["mlm_loss"] == (4.0 * 30 + 2.0 * 10) / 40  # Not a mean of means.
     assert scores["mlm_accuracy"] == 2 / 40
     assert scores["nsp_loss"] == scores["nsp_accuracy"] == 0.5

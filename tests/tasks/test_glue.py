@@ -62,16 +62,16 @@ LAYOUT["wnli"] = LAYOUT["rte"]
 
 def label_text(name: str, number: int) -> str:
     """Returns the label of the example `number` as the download writes it."""
-    labels = glue.SETS[name].labels
+    labels = glue.DATASETS[name].labels
     if not labels:
         return f"{number + 0.5}"
     index = number % len(labels)
-    return labels[index] if glue.SETS[name].submits_label_names else str(index)
+    return labels[index] if glue.DATASETS[name].submits_label_names else str(index)
 
 
 def write_download(root: pathlib.Path, name: str) -> None:
     header, test_header, line, test_line = LAYOUT[name]
-    chosen = glue.SETS[name]
+    chosen = glue.DATASETS[name]
     folder = root / ("diagnostic" if name == "ax" else chosen.folder)
     folder.mkdir(parents=True)
     for split in (*(("train", *chosen.dev) if chosen.dev else ()), *chosen.submissions):
@@ -86,7 +86,7 @@ def write_download(root: pathlib.Path, name: str) -> None:
 
 def write_tfds_set(directory: pathlib.Path, name: str) -> None:
     """Prepares a set with the features that TFDS has; test labels are -1, and hidden."""
-    chosen = glue.SETS[name]
+    chosen = glue.DATASETS[name]
     columns = chosen.tfds_texts or chosen.texts
     label = tfds.features.ClassLabel(names=chosen.labels) if chosen.labels else np.float32
     features = dict.fromkeys(columns, tfds.features.Text()) | {"idx": np.int32, "label": label}
@@ -112,10 +112,10 @@ def read(tokenizer, name: str, directory, **data):
     return glue.get_task(config, tokenizer)
 
 
-@pytest.mark.parametrize("name", glue.SETS)
+@pytest.mark.parametrize("name", glue.DATASETS)
 def test_every_set_is_read_from_the_download(name, tokenizer, tmp_path):
     write_download(tmp_path, name)
-    task, chosen = read(tokenizer, name, tmp_path), glue.SETS[name]
+    task, chosen = read(tokenizer, name, tmp_path), glue.DATASETS[name]
     expected = [float(label_text(name, i)) if name == "stsb" else i for i in range(4)]
     if chosen.labels:
         expected = [index % len(chosen.labels) for index in expected]
@@ -135,7 +135,7 @@ def test_every_set_is_read_from_the_download(name, tokenizer, tmp_path):
     assert empty == (len(chosen.texts) == 2)
 
 
-@pytest.mark.parametrize("name", glue.SETS)
+@pytest.mark.parametrize("name", glue.DATASETS)
 def test_tfds_gives_the_same_features_as_the_download(name, tokenizer, tmp_path):
     write_download(tmp_path, name)
     write_tfds_set(tmp_path / "tfds", name)
@@ -164,7 +164,7 @@ def test_metrics_are_the_official_ones(name, metrics, tokenizer, tmp_path):
         2: np.eye(2)[[0, 1, 0, 0]],
         3: np.eye(3)[[0, 1, 0, 1]],
         0: np.array([[1.0], [2.0], [4.0], [3.0]]),
-    }[len(glue.SETS[name].labels)]
+    }[len(glue.DATASETS[name].labels)]
     assert dev.score(list(outputs)) == pytest.approx(metrics)
 
 
@@ -183,7 +183,7 @@ def test_metrics_are_the_official_ones(name, metrics, tokenizer, tmp_path):
 )
 def test_submissions_are_in_the_benchmarks_format(name, files, tokenizer, tmp_path):
     write_download(tmp_path, name)
-    count = len(glue.SETS[name].labels)
+    count = len(glue.DATASETS[name].labels)
     outputs = list(np.eye(count)[[1, 0, 1, 0]]) if count else np.array([[-1], [9], [3.1416], [0.5]])
     for split in read(tokenizer, name, tmp_path).splits:
         split.write(outputs, tmp_path)
@@ -270,10 +270,10 @@ def replace(old: str, new: str):
     ],
 )
 def test_bad_input_raises_a_clear_error(name, data, spoil, message, tokenizer, tmp_path):
-    if name in glue.SETS:
+    if name in glue.DATASETS:
         write_download(tmp_path, name)
     if spoil:
-        spoil(tmp_path / glue.SETS[name].folder / "train.tsv")
+        spoil(tmp_path / glue.DATASETS[name].folder / "train.tsv")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read(tokenizer, name, data.pop("directory", tmp_path), **data)
 

@@ -110,8 +110,8 @@ def test_windows_cover_all_tokens_and_own_those_with_their_largest_context(seed)
         assert max(context) >= 0
         owners = [
             number
-            for number, (begin, end, owned) in enumerate(windows)
-            if begin <= token < end and owned[token - begin]
+            for number, (begin, end, is_max_context) in enumerate(windows)
+            if begin <= token < end and is_max_context[token - begin]
         ]
         assert owners == [context.index(max(context))]
 
@@ -123,7 +123,7 @@ def test_each_token_of_a_passage_is_owned_by_one_window(tokenizers):
         (passage,) = spans.make_passages([("x" * 50, context)], tokenizers["cased"], config)
     times = np.zeros(len(passage.offsets), int)
     for window, feature in zip(passage.windows, passage.features, strict=True):
-        times[window.begin : window.end] += window.owned
+        times[window.begin : window.end] += window.is_max_context
         tokens = feature.sequences[0]
         assert len(tokens) == len(feature) <= 32
         assert feature.second_starts == (10,)  # [CLS], 8 of 50, [SEP].
@@ -149,7 +149,7 @@ def test_best_spans_equal_those_of_an_exhaustive_search(seed):
     for window, output in zip(passage.windows, outputs, strict=True):
         for first in range(window.begin, window.end):
             for last in range(first, min(first + 4, window.end)):
-                if window.owned[first - window.begin]:
+                if window.is_max_context[first - window.begin]:
                     start = output[first - window.begin + 3, 0]
                     end = output[last - window.begin + 3, 1]
                     text = passage.context[first : last + 1]

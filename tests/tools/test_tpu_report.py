@@ -57,9 +57,9 @@ def test_report_has_every_documented_figure(tiny):
     assert report["hbm_capacity_bytes"] == 32 * 2**30
     assert report["hbm_bytes_per_device"] == sum(report["hbm_parts"].values())
     assert report["clock_hz"] == 1050e6
-    rate = report["clock_hz"] / report["cycles_per_sequence"]
-    assert report["sequences_per_second_per_chip"] == pytest.approx(rate)
-    assert report["mfu"] == pytest.approx(rate * report["model_flops_per_sequence"] / 275e12)
+    rate = report["clock_hz"] / report["cycles_per_row"]
+    assert report["rows_per_second_per_chip"] == pytest.approx(rate)
+    assert report["mfu"] == pytest.approx(rate * report["model_flops_per_row"] / 275e12)
     hours = report["total_hours_with_exposed_collectives"]
     assert report["price"] == pytest.approx(2 * 4 * hours)
     # Gradients, in float32 or bfloat16, exchanged once, and a few scalars.
@@ -84,22 +84,25 @@ def test_cycles_by_part_add_up_to_those_of_the_dumped_hlo(tiny):
 @needs_compiler
 def test_compiled_flops_agree_with_the_analytic_count(tiny):
     _, report, _ = tiny
-    analytic = report["model_flops_per_sequence"]
-    assert report["compiled_flops_per_sequence"] == pytest.approx(analytic, rel=0.03)
+    analytic = report["model_flops_per_row"]
+    assert report["compiled_flops_per_row"] == pytest.approx(analytic, rel=0.03)
 
 
 @needs_compiler
 def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
     _, _, text = tiny
-    computations, entry = hlo_cost.parse(text)
+    computations, entry = hlo_cost.parse_hlo(text)
 
     def payloads(start):
-        found = (hlo_cost.collective(*each) for _, *each in hlo_cost.executed(computations, start))
+        found = (
+            hlo_cost.collective_traffic(*each)
+            for _, *each in hlo_cost.executed_instructions(computations, start)
+        )
         return [payload for _, _, payload, _ in filter(None, found)]
 
     bodies = [
         body
-        for _, each, _ in hlo_cost.executed(computations, entry)
+        for _, each, _ in hlo_cost.executed_instructions(computations, entry)
         if each.opcode == "while"
         for body in each.called
     ]
@@ -126,7 +129,7 @@ def test_printed_report_says_that_cycles_are_an_estimate(tiny):
     printed, _, _ = tiny
     assert "the compiler's own estimate, not a measurement" in printed
     assert "4 chips, 4 devices of kind 'TPU v4', 1050 MHz" in printed
-    for line in ("HBM per device", "FLOPs per sequence", "cycles per sequence", "MFU", "price"):
+    for line in ("HBM per device", "FLOPs per sequence", "cycles per row", "MFU", "price"):
         assert line in printed
 
 
@@ -220,7 +223,7 @@ def test_invalid_topologies_and_meshes_end_in_one_line_not_a_traceback():
             "--topology=v4:3x3x3": "the compiler rejects topology 'v4:3x3x3'",
             "--topology=v4:2x2x1 --config.mesh.fsdp=3": "does not divide the 4 devices",
             "--topology=v4:2x2x1 --config.batch_size=6": "batch_size 6 is not divisible by 4",
-            "--topology=v4:2x2x1 --max_seq_length=1024": "position table ends at 512",
+            "--topology=v4:2x2x1 --max_seq_length=1024": "max_position_embeddings is 512",
             "--topology=v4:2x2x1 --sweep --sweep_meshes=2x2": "expected data x fsdp x tensor",
             "--topology=v4:2x2x1:2 --config.mesh.fsdp=8": "data=1 must be a multiple of the 2 slic",
         }
@@ -242,8 +245,8 @@ from tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)
 phase |= dict(per_device_batch_size=8, mesh={"data": 32}, hbm_bytes_per_device=2**30)
-phase |= dict(cycles_per_sequence=5, sequences_per_second_per_chip=1, mfu=1, collective_seconds=0)
-phase |= dict(step_seconds=1, hours=1, compile_seconds=1, model_flops_per_sequence=100)
+phase |= dict(cycles_per_row=5, rows_per_second_per_chip=1, mfu=1, collective_seconds=0)
+phase |= dict(step_seconds=1, hours=1, compile_seconds=1, model_flops_per_row=100)
 reports = {
     "v3": ("none", 97.4, {"sort": 3}, []),
     "v4": ("full", 133, {"tpu_custom_call": 1}, []),
@@ -252,7 +255,7 @@ reports = {
 
 def fake(config, topology, *_):
     remat, flops, estimates, loops = reports[topology.partition(":")[0]]
-    found = dict(compiled_flops_per_sequence=flops, without_estimate=estimates)
+    found = dict(compiled_flops_per_row=flops, without_estimate=estimates)
     phases = [phase | found | dict(loops_counted_once=loops)]
     return dict(topology=topology, remat=remat, fits=True, phases=phases)
 

@@ -90,7 +90,7 @@ def one_pair_per_row(batch: dict, rows: dict) -> dict:
 
 
 def mean_loss(model, params, batch):
-    sums = pretrain_step.loss_sums(model, params, batch)
+    sums = pretrain_step.metric_sums(model, params, batch)
     return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
 
 
@@ -154,7 +154,7 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
     for _ in range(num_steps):
         state, metrics = update(state, rows)
-    metrics |= pretrain_step.means(metrics.pop("sums"))
+    metrics |= pretrain_step.mean_metrics(metrics.pop("sums"))
     return jax.device_get((state.params, metrics))
 
 
@@ -247,7 +247,7 @@ def test_sharded_weight_update_equals_the_replicated_one(name, mesh, num_microba
     rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
     for _ in range(3):
         state, metrics = update(state, rows)
-    metrics |= pretrain_step.means(metrics.pop("sums"))
+    metrics |= pretrain_step.mean_metrics(metrics.pop("sums"))
     trained_sharded = jax.device_get((state.params, metrics))
     assert largest_difference(trained_on_one_device(name), trained_sharded) < 1e-5
 
@@ -318,7 +318,7 @@ def test_overfits_64_rows_to_95_percent_masked_accuracy():
     rows = random_rows(64)
     for _ in range(300):
         state, step_metrics = update(state, rows)
-    scores = pretrain_step.means(step_metrics["sums"])
+    scores = pretrain_step.mean_metrics(step_metrics["sums"])
     assert scores["mlm_accuracy"] > 0.95 and scores["nsp_accuracy"] > 0.95
 
 
