@@ -7,7 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, unpack_rows
+from bert_jax.data.features import unpack_rows
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 

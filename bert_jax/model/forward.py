@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data.features import Feature, LabelLayout, RowShape
-from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions, unpack_rows
+from bert_jax.data.features import Feature, LabelLayout, RowShape, unpack_rows
+from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
 from bert_jax.model.config import BertConfig
 
 

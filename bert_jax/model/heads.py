@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data.features import NO_LABEL, Feature, LabelLayout
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens, unpack_rows
+from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, unpack_rows
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.feature_based import FeatureBasedTagger

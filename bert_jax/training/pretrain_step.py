@@ -11,8 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
+from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking, mask_tokens, row_keys
-from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining, unpack_rows
+from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.state import TrainState, apply_gradients
