@@ -36,7 +36,7 @@ def use_automatic_gradient(variant: str) -> None:
     elif variant == "softmax":
         attention._softmax = attention._softmax.fun
     elif variant == "dropout":
-        dropout._masked = dropout._masked.fun
+        dropout._dropout = dropout._dropout.fun
 
 
 def measure(variant: str) -> tuple[float, float]:

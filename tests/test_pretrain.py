@@ -203,7 +203,7 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
     (phase,) = open_phases(config)
     tokenizer = phase.rows.load_tokenizer()
-    setup = setup_pretraining(config, [phase], tokenizer, weights=settings["bert"])
+    setup = setup_pretraining(config, [phase], tokenizer, source_bert=settings["bert"])
     (rows,) = pretrain_batches(phase.rows, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
     key, _ = jax.random.split(jax.random.key(config.seed))  # The step's own.
     batch = unpack_and_mask(rows, key, setup.masking(phase))
@@ -458,7 +458,7 @@ def test_every_config_resolves_and_its_docstring_is_complete(path, argument):
     module = importlib.import_module(f"configs.pretrain.{path.stem}")
     config = module.get_config(argument)
     weights = None if config.model.size else dataclasses.asdict(BertConfig())
-    model_config(config, vocab_size=30522, weights=weights)
+    model_config(config, vocab_size=30522, source_bert=weights)
     check_numbers(config)
     assert not argument or config.log_every == 1  # Ten steps give a curve, not two points.
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):

@@ -261,9 +261,9 @@ def run_program(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathli
     except NonFiniteLoss as error:
         logging.error("No trial of program %s has a finite loss: %s", directory.name, error)
         result = {"metric": setup.task.metric, "diverged": error.step, "message": str(error)}
-        for trial in trials:  # A single trial leaves no result.
-            if jax.process_index() == 0 and not trial.result_path.exists():
-                write_json(trial.result_path, {"seed": trial.config.seed} | result)
+        if jax.process_index() == 0 and len(trials) == 1:  # It leaves its state, and no result.
+            write_json(trials[0].result_path, {"seed": trials[0].config.seed} | result)
+            shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise

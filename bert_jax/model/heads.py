@@ -94,7 +94,7 @@ class Head:
 
     def output(self, outputs: np.ndarray) -> np.ndarray:
         """Maps the outputs at a feature's sequences or positions to its entry in `Outputs`."""
-        return outputs.ravel() if self.input == "pooled" else outputs
+        return outputs.ravel() if self.input_kind == "pooled" else outputs
 
 
 class BertForTask(nn.Module):

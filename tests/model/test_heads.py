@@ -26,7 +26,7 @@ def test_collapse_is_detected_for_each_head(kind, collapsed, different):
     for outputs, expected in ((collapsed, True), (different, False)):
         outputs = [np.array(output, float) for output in outputs]
         features = [Feature((), ())] * len(outputs)
-        assert HEADS[kind].collapsed(features, outputs) == expected
+        assert HEADS[kind].is_collapsed(features, outputs) == expected
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -34,15 +34,15 @@ def test_collapse_of_values_is_relative_to_the_scale_of_the_labels(scale):
     labels = np.array([1990.0, 1991.0, 1993.0]) * scale
     features = [Feature((), (), label) for label in labels]
     constant = labels.mean() + np.array([[0], [2e-3], [1e-3]]) * scale
-    assert REGRESSION.collapsed(features, list(constant))
-    assert not REGRESSION.collapsed(features, list(labels[:, None]))
+    assert REGRESSION.is_collapsed(features, list(constant))
+    assert not REGRESSION.is_collapsed(features, list(labels[:, None]))
 
 
 def test_collapse_of_tags_considers_labeled_positions_only():
     """[CLS], a word, an inner piece, another word, [SEP]."""
     tags = [np.eye(3)[numbers] for numbers in ([1, 0, 2, 0, 1], [1, 0, 2, 1, 1])]
     label = np.array([-1, 0, -1, 0, -1])
-    assert [TAGGING.collapsed([Feature((), (), label)], [output]) for output in tags] == [
+    assert [TAGGING.is_collapsed([Feature((), (), label)], [output]) for output in tags] == [
         True,
         False,
     ]

@@ -37,7 +37,8 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     # The encoder of the weights under the run's own fresh heads, and the run's first batch.
     source, (phase,) = read_model(directory), open_phases(config)
     assert set(source.params) == {"bert"}
-    setup = setup_pretraining(config, [phase], source.tokenizer, weights=source.settings["bert"])
+    bert = source.settings["bert"]
+    setup = setup_pretraining(config, [phase], source.tokenizer, source_bert=bert)
     key = jax.random.key(config.seed)
     params = jax.device_get(setup.init(key, pretrained=source.params).params)
     settings = {"bert": dataclasses.asdict(setup.model.config)}

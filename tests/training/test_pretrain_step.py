@@ -16,7 +16,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse
+from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 
@@ -272,7 +272,7 @@ def collectives(
         num_microbatches=num_microbatches,
     )
     rows = jax.device_put(random_rows(16), partitioning.batch_sharding(shardings.step.mesh))
-    computations, entry = parse(update.lower(state, rows).compile().as_text())
+    computations, entry = parse_hlo(update.lower(state, rows).compile().as_text())
     exchanged = [
         ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
         for name, body in computations.items()
