@@ -105,6 +105,9 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
         for group in (begun, trials):
             if remaining := [trial for trial in group if not trial.result_path.exists()]:
                 run_stack(setup, remaining, directory, len(trials) == 1, stack)
+            with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
+                if jax.process_index() == 0:
+                    shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     results = [json.loads(trial.result_path.read_text()) for trial in trials]
     if all("diverged" in result for result in results):
         raise NonFiniteLoss(f"all trials diverged: {results[0]['message']}", results[0]["diverged"])
@@ -118,9 +121,9 @@ def trial_name(trial: Trial, directory: pathlib.Path) -> str:
 
 def saved_trials(directory: pathlib.Path) -> list[str]:
     """Returns the names of the trials in the last checkpoint of `directory`."""
-    checkpoints = directory / "checkpoints"
-    steps = saved_steps(checkpoints)
-    return load_settings(checkpoints / str(steps[-1]))["stacked_trials"] if steps else []
+    steps = saved_steps(directory / "checkpoints")
+    settings = load_settings(directory / f"checkpoints/{steps[-1]}") if steps else {}
+    return settings.get("stacked_trials", [])
 
 
 def run_stack(
@@ -270,8 +273,6 @@ def run_stack(
         runs = [runs[index] for index in positions]
     progress.close()
     checkpointer.close()
-    if jax.process_index() == 0:
-        shutil.rmtree(directory / "checkpoints", ignore_errors=True)  # Nothing resumes from there.
 
 
 def _take(tree, index):

@@ -497,7 +497,7 @@ BAD_INPUT = {
     disk_full_at_the_tensorboard_files: (OSError, r"/tensorboard could not be written"),
     rows_longer_than_the_position_table: (
         ValueError,
-        "rows of 64 tokens.*table ends at 32.*max_position",
+        "rows of 64 tokens.*max_position_embeddings is 32",
     ),
 }
 # Single fields and their errors.
@@ -528,11 +528,11 @@ BAD_FIELDS = [
     ({"learning_rate": -1.0}, r"--config\.learning_rate=-1\.0: expected at least"),
     ({"clip_norm": 0.0}, r"--config\.clip_norm=0\.0: expected at least"),
     ({"warmup_steps": 1000}, r"--config\.warmup_steps=1000: expected .* at most 6"),
-    ({"batch_size": 12}, "batch_size 12 is not divisible by 8 devices"),
-    ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
+    ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
+    ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 shards"),
     (
         {"batch_size": 16, "per_device_batch_size": 3},
-        "16 is not divisible by 8 devices x per_device_batch_size 3",
+        "16 is not divisible by 8 data shards x per_device_batch_size 3",
     ),
     ({"model__size": "huge"}, "unknown model size 'huge': expected one of tiny"),
     ({"optimizer": "adam"}, "unknown optimizer 'adam': expected one of bert_adam"),

@@ -272,6 +272,16 @@ def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
     assert not (tmp_path / "single/trial_0/result.json").exists()
 
 
+def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_path, monkeypatch):
+    first, second = {"num_epochs": 1.0}, {"num_epochs": 1.0, "seed": 1}
+    with monkeypatch.context() as patched:
+        patched.setattr(finetune.shutil, "rmtree", lambda *args, **options: None)
+        (result,) = run_trials(given, tmp_path, first)
+    assert saved_steps(tmp_path / "checkpoints")
+    assert [run["seed"] for run in run_trials(given, tmp_path, first, second)] == [0, 1]
+    assert json.loads((tmp_path / "trial_0/result.json").read_text()) == result
+
+
 @pytest.mark.slow
 def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     lines = [json.loads(line) for line in write_label_sets(tmp_path / "train.jsonl")]

@@ -42,7 +42,8 @@ def test_parameter_without_a_rule_is_an_error():
 
 
 def test_size_minus_one_uses_the_remaining_devices():
-    assert dict(partitioning.make_mesh(tensor=2).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    sizes = {"trial": 1, "data": 4, "fsdp": 1, "tensor": 2}
+    assert dict(partitioning.make_mesh(tensor=2).shape) == sizes
 
 
 def test_rule_that_matches_no_parameter_is_an_error():
@@ -91,7 +92,7 @@ def test_slices_are_ordered_along_data():
     # The runtime may list them in any order.
     devices = [SliceDevice(id=index, slice_index=index % 2) for index in range(8)]
     mesh = partitioning.make_mesh(data=4, fsdp=2, devices=devices)
-    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    (slices,) = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert slices.shape == (4, 2, 1)
     assert np.all(slices[:2] == slices[0, 0, 0])
     assert np.all(slices[2:] == slices[2, 0, 0]) and slices[0, 0, 0] != slices[2, 0, 0]
@@ -132,7 +133,7 @@ def test_pod_mesh_has_each_device_once_and_its_hosts_read_each_row(topology, mon
     hosts = {device.process_index for device in devices}
     for fsdp, tensor in ((1, 1), (4, 1), (8, 1), (1, 2), (4, 2)):
         mesh = partitioning.make_mesh(fsdp=fsdp, tensor=tensor, devices=devices)
-        assert mesh.devices.shape == (len(devices) // fsdp // tensor, fsdp, tensor)
+        assert mesh.devices.shape == (1, len(devices) // fsdp // tensor, fsdp, tensor)
         assert set(mesh.devices.flat) == set(devices)
         sharding, num_hosts = partitioning.batch_sharding(mesh), np.zeros(2 * len(devices), int)
         for host in hosts:

@@ -141,5 +141,5 @@ def test_evaluation_rows_of_all_hosts_are_every_row_once(
 
 
 def test_indivisible_batch_size_is_an_error():
-    with pytest.raises(ValueError, match="batch_size 12 is not divisible by the 8 devices"):
+    with pytest.raises(ValueError, match="batch_size 12 is not divisible by the 8 shards"):
         local_row_ranges(sharding_over(8), 12)

@@ -29,8 +29,8 @@ def test_job_that_suits_its_slice_is_accepted():
         ({"topology": "v5e:2x4"}, "for v5e:2x4, but --accelerator_type has 8 chips of v6e"),
         ({"topology": "v6e:2x2"}, "for v6e:2x2, but --accelerator_type has 8 chips of v6e"),
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
-        ({"batch_size": 12}, "batch_size 12 is not divisible by 8 devices"),
-        ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
+        ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
+        ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 shards"),
         ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected at least"),
     ],
 )
