@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.batch_size = 64
 
     config.long_phase.corpus = "runs/demo-data/corpus-64"
-    config.long_phase.num_steps = 2500
+    config.long_phase.num_steps = 2300
     config.long_phase.batch_size = 32
 
     config.model.size = "tiny"
