@@ -145,11 +145,13 @@ def test_the_same_batches_lead_to_the_same_parameters(
     found = load_file(tmp_path / "ours" / "model.safetensors")
     expected = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     assert found.keys() == before.keys()
-    worst = max(float(np.abs(found[name] - expected[name]).max()) for name in found)
+    # The bias of a span's head changes no softmax: its gradient is rounding, which Adam magnifies;
+    # in the layers below, what shifts all logits does the same, less.
+    compared = found.keys() - {"qa_outputs.bias"}
+    worst = max(float(np.abs(found[name] - expected[name]).max()) for name in compared)
     moved = max(float(np.abs(found[name] - before[name]).max()) for name in found)
     print(f"{kind}: parameters moved by up to {moved:.3f}, and end at most {worst:.1e} apart")
-    # The bias of a span's head changes no softmax: its gradient is rounding, which Adam magnifies.
-    assert moved > 0.005 and worst < (1e-4 if kind == "span" else 1e-6)
+    assert moved > 0.005 and worst < (2e-5 if kind == "span" else 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging", "multi_label"])
