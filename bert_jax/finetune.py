@@ -198,7 +198,9 @@ def run_stack(
     while runs:  # Until the next trials end.
         start, stop = step, min(run.num_steps for run in runs)
         members = fill_up(runs, mesh)
-        state = select(state, np.array(fill_up(positions, mesh)))
+        indices = fill_up(positions, mesh)
+        if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
+            state = select(state, np.array(indices))
         keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
         hyperparameters = stack_trees([run.hyperparameters for run in members])
         names = [trial_name(run.trial, directory) for run in members]
@@ -257,11 +259,11 @@ def run_stack(
 
         # The best checkpoint (without a dev split or training, the last one) predicts every split.
         ended = [run for run in runs if run.num_steps == stop and not run.error]
-        for index, run in enumerate(runs):
-            if run in ended and run.best_step is None:
-                params = pick(state.params, index)
-                scores = selector and score_split(selector, *predict(selector, state.params)[index])
-                run.keep(stop, params, scores or {})
+        unsaved = [i for i, run in enumerate(runs) if run in ended and run.best_step is None]
+        outputs = predict(selector, state.params) if unsaved and selector else None
+        for index in unsaved:
+            scores = score_split(selector, *outputs[index]) if outputs else {}
+            runs[index].keep(stop, pick(state.params, index), scores)
         if ended:
             watchdog.beat("predicting with the best checkpoints")
             best = [read_model(run.best).params for run in fill_up(ended, mesh)]

@@ -45,8 +45,8 @@ BATCH, ROWS = P(("data", "fsdp")), P("fsdp")
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, devices=None) -> Mesh:
     """Builds a mesh over `devices` (None: all); one size may be -1, to use the remaining devices.
 
-    TPU slices are ordered along `data`: the network between them is slow; gradients cross it, with
-    `shard_weight_update` parameters do. Raises ValueError for sizes that do not fit the devices.
+    TPU slices are ordered along `data`: only gradients and, with `shard_weight_update`, parameters
+    cross the slow network between them. Raises ValueError for sizes that do not fit the devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [trial, data, fsdp, tensor]

@@ -44,8 +44,8 @@ def main():
         num_processes=args.num_processes,
         process_id=args.process_id,
     )
-    devices = np.array(jax.devices())[[0, 2, 1, 3]].reshape(4, 1, 1)
-    sharding = partitioning.batch_sharding(jax.sharding.Mesh(devices, partitioning.AXES))
+    mesh = partitioning.make_mesh(devices=[jax.devices()[index] for index in (0, 2, 1, 3)])
+    sharding = partitioning.batch_sharding(mesh)
     train, heldout = Rows(args.corpus, "train", shuffle_seed=0), Rows(args.corpus, "heldout")
     compared = 0
     for step, batch in enumerate(pretrain_batches(train, sharding, BATCH, 0, 2)):

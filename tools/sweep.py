@@ -33,7 +33,12 @@ from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup, check_numbers
 from bert_jax.tasks.trials import Trial
 from bert_jax.tools import sweep_report
 from bert_jax.tools.sweep_report import Point, show
-from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, claim_workdir, write_json
+from bert_jax.training.workdir import (
+    CHANGEABLE_ON_RESUME,
+    check_equal_settings,
+    claim_workdir,
+    write_json,
+)
 
 # Fields of a sweep that may differ when it is resumed.
 CHANGEABLE = (
@@ -118,16 +123,16 @@ def make_points(config: ConfigDict, directory: pathlib.Path) -> list[Point]:
     fields = dict.fromkeys(name for _, values in overrides for name in values)
     resolved = [{name: flat(each)[name] for name in fields} for each in configs]
     varying = [name for name in fields if len({repr(each[name]) for each in resolved}) > 1]
-    points, found = [], {}
+    points, sources = [], {}
     for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
         values = {name: values[name] for name in varying}
         label = ",".join(f"{name}={show(value)}" for name, value in values.items())
         label = re.sub(r"[^\w.,=+-]+", "_", label)  # As the name of a file.
-        if label in found or len(label) > 200:
-            problem = f"is also a point of {found[label]}" if label in found else "is too long"
+        if label in sources or len(label) > 200:
+            problem = f"is also a point of {sources[label]}" if label in sources else "is too long"
             advice = "give each point once, with short values that differ in letters or digits"
             raise ValueError(f"{where}: {label or 'the point'} {problem}: {advice}")
-        found[label] = where
+        sources[label] = where
         trials = []
         for seed in range(base.seed, base.seed + config.num_seeds):
             trial = base.copy_and_resolve_references()
@@ -142,13 +147,15 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
     """Returns a copy of `base` with other `values`, by dotted name. Raises ValueError."""
     config, known = copy.deepcopy(base), flat(base)
     for name, value in values.items():
-        place = f"{where}.{name}"
+        location = f"{where}.{name}"
         if name not in known:
             nearest = difflib.get_close_matches(name, known, 1, cutoff=0)[0]
-            raise ValueError(f"{place}: there is no such field in `base`; did you mean {nearest}?")
+            raise ValueError(
+                f"{location}: there is no such field in `base`; did you mean {nearest}?"
+            )
         if name in ("seed", "num_seeds"):
             fix = "--config.base.seed sets the first seed, --config.num_seeds the number of seeds"
-            raise ValueError(f"{place}={value}: expected no seeds in a point; {fix}")
+            raise ValueError(f"{location}={value}: expected no seeds in a point; {fix}")
         *parents, field = name.split(".")
         node = config
         for parent in parents:
@@ -161,7 +168,7 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
             node[field] = value
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"{place}: {value!r} is of type {type(value).__name__}; expected "
+                f"{location}: {value!r} is of type {type(value).__name__}; expected "
                 f"{expected.__name__}, as in `base`, where it is {known[name]!r}"
             ) from error
     return config
@@ -177,18 +184,9 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
     path = workdir / "sweep.json"
     if not path.exists():
         return
-    given = flatten_dict(json.loads(json.dumps(config.to_dict())), sep=".")
+    settings = flatten_dict(json.loads(json.dumps(config.to_dict())), sep=".")
     saved = flatten_dict(json.loads(path.read_text())["config"], sep=".")
-    differences = "\n".join(
-        f"  {name}: {saved.get(name)!r} in {path}, {given.get(name)!r} now"
-        for name in sorted(given.keys() | saved.keys())
-        if given.get(name) != saved.get(name) and not name.startswith(CHANGEABLE)
-    )
-    if differences:
-        raise ValueError(
-            f"{workdir} belongs to another sweep:\n{differences}\n"
-            "Use the same settings to resume it, or another --workdir to start a new sweep"
-        )
+    check_equal_settings(saved, settings, path, CHANGEABLE)
 
 
 def group_trials(points: Sequence[Point]) -> list[list[Trial]]:

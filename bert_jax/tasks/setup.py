@@ -112,15 +112,10 @@ class FinetuneSetup:
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
 
     @functools.cached_property
-    def abstract_state(self) -> TrainState:
-        """The shapes, dtypes and shardings of the state."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0), self.pretrained)
-        shardings = partitioning.infer_shardings(shapes, self.mesh, partitioning.TASK_RULES)
-        return partitioning.with_shardings(shapes, shardings)
-
-    @property
     def shardings(self) -> TrainState:
-        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+        """The shardings of the state of one trial."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0), self.pretrained)
+        return partitioning.infer_shardings(shapes, self.mesh, partitioning.TASK_RULES)
 
     def init_stack(self, keys: jax.Array, pretrained: dict) -> TrainState:
         """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""

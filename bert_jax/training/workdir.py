@@ -110,14 +110,21 @@ def _check_settings(workdir: pathlib.Path, settings: dict) -> None:
         saved = flatten_dict(load_settings(checkpoints[0]), sep=".")
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before") from error
+    check_equal_settings(saved, settings, checkpoints[0], CHANGEABLE_ON_RESUME)
+
+
+def check_equal_settings(
+    saved: dict, settings: dict, path: pathlib.Path, changeable: tuple[str, ...]
+) -> None:
+    """Raises ValueError if flat settings differ from those in `path`, except `changeable` ones."""
     differences = "\n".join(
-        f"  {name}: {saved.get(name)!r} in {checkpoints[0]}, {settings.get(name)!r} now"
+        f"  {name}: {saved.get(name)!r} in {path}, {settings.get(name)!r} now"
         for name in sorted(saved.keys() | settings.keys())
-        if saved.get(name) != settings.get(name) and not name.startswith(CHANGEABLE_ON_RESUME)
+        if saved.get(name) != settings.get(name) and not name.startswith(changeable)
     )
     if differences:
         raise ValueError(
-            f"{workdir} belongs to a run with other settings:\n{differences}\n"
+            f"the workdir belongs to a run with other settings:\n{differences}\n"
             "Use the same settings to resume it, or another --workdir to start a new run"
         )
 
