@@ -35,7 +35,7 @@ def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
     rows = np.zeros(num_rows, row_dtype(128, 8))
     zipf = np.random.default_rng(0).zipf(1.3, (num_rows, 128))
     rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
-    rows["pairs"][:, 0] = (0, 64, 128)
+    rows["sequence_bounds"][:, 0] = (0, 64, 128)
     with writing.scratch_directory(directory, overwrite=False) as scratch:
         path = scratch / "train-00000-of-00001.array_record"
         shard = writing.write_shard(path, rows, 256)
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
         rows = Rows(CORPUS.value or scratch, "train", shuffle_seed=0)
         started = time.perf_counter()
         for start in range(0, NUM_ROWS.value, BATCH_SIZE.value):
-            rows.stream(start, start + BATCH_SIZE.value)
+            rows.read(start, start + BATCH_SIZE.value)
         rows_read = NUM_ROWS.value / (time.perf_counter() - started)
 
         mesh = partitioning.make_mesh(devices=jax.devices("cpu")[:1])

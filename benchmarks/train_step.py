@@ -67,7 +67,7 @@ def bert_jax_step(config: BertConfig):
     rows = jax.device_put(
         {
             "tokens": random_tokens().astype(np.uint16),
-            "pairs": pairs,
+            "sequence_bounds": pairs,
             "nsp_labels": np.zeros((BATCH, 8), np.uint8),
             "row_ids": np.arange(BATCH, dtype=np.uint32),
             "epochs": np.zeros(BATCH, np.uint32),

@@ -147,7 +147,7 @@ def run_stack(
     )
     pick = jax.jit(_take, out_shardings=setup.shardings.params)
     update_step = finetune_step.make_finetune_step(
-        setup.model, task.head, setup.optimizer, setup.shardings, setup.microbatch_rows
+        setup.model, task.head, setup.optimizer, setup.shardings, setup.rows_per_microbatch
     )
     predict_step = finetune_step.make_predict_step(setup.model, mesh, task.head)
 
@@ -190,7 +190,7 @@ def run_stack(
             watchdog.beat(f"predicting {split.name}")
             return predict_step(params, rows)
 
-        inputs = task.head, split.features, setup.shape, setup.predict_rows, sharding
+        inputs = task.head, split.features, setup.shape, setup.rows_per_prediction, sharding
         predictions = finetune_step.predict(predict_batch, params, *inputs)
         watchdog.beat(f"scoring {split.name}", limited=False)
         return predictions
@@ -210,7 +210,7 @@ def run_stack(
             setup.shape,
             NamedSharding(mesh, P("trial", *sharding.spec)),
             batch_size=config.batch_size,
-            microbatch_rows=setup.microbatch_rows,
+            rows_per_microbatch=setup.rows_per_microbatch,
             seeds=[run.seed for run in members],
             start=start,
             stop=stop,

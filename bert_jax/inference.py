@@ -314,7 +314,7 @@ class PretrainedModel:
         """Returns the head's output for each feature, as described in `heads.Outputs`."""
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)
-        return [head.output(output) for output in self._apply(function, features)]
+        return [head.feature_output(output) for output in self._apply(function, features)]
 
     def _apply(
         self,

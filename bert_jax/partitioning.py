@@ -38,8 +38,8 @@ TASK_RULES = (
     (r"(kernel|bias|scale|step|count)$", P()),
 )
 
-# PartitionSpecs of arrays with a leading axis of rows: anywhere, and inside `sum_over_data`.
-BATCH, ROWS = P(("data", "fsdp")), P("fsdp")
+# A batch of rows is sharded over both axes; inside `sum_over_data`, only over `fsdp`.
+BATCH_SPEC, FSDP_BATCH_SPEC = P(("data", "fsdp")), P("fsdp")
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, devices=None) -> Mesh:
@@ -83,7 +83,11 @@ def fsdp_size() -> int:
 
 
 def on_fsdp_shards(
-    function: Callable, in_specs: tuple, *arrays, out_specs: P = ROWS, axes: tuple = ("fsdp",)
+    function: Callable,
+    in_specs: tuple,
+    *arrays,
+    out_specs: P = FSDP_BATCH_SPEC,
+    axes: tuple = ("fsdp",),
 ) -> jax.Array:
     """Runs `function` on the shards of `arrays` over `axes`; if `fsdp` is 1, on whole arrays.
 
@@ -127,7 +131,7 @@ def _reduce_scatter(x, name, axis):
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of rows over all devices that hold different data."""
-    return NamedSharding(mesh, BATCH)
+    return NamedSharding(mesh, BATCH_SPEC)
 
 
 def sum_over_data(function: Callable, mesh: Mesh, shardings) -> Callable:

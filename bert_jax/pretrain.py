@@ -56,10 +56,10 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
         watchdog.beat("opening the corpus on all processes")
         phases = open_phases(config)
         num_steps = phases[-1].stop
-        tokenizer = phases[0].rows.load_tokenizer()
+        tokenizer = phases[0].train.load_tokenizer()
         source = read_source(config, tokenizer)
-        bert = source and source.settings["bert"]
-        setup = setup_pretraining(config, phases, tokenizer, source_bert=bert)
+        source_bert = source and source.settings["bert"]
+        setup = setup_pretraining(config, phases, tokenizer, source_bert=source_bert)
         sharding = partitioning.batch_sharding(setup.mesh)
         local_row_ranges(sharding, config.eval_batch_size)  # Raise now, not in an evaluation.
 
@@ -67,7 +67,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
     watchdog.beat("claiming the workdir with all processes")
     settings = config.to_dict() | {"bert": dataclasses.asdict(setup.model.config)}
     settings["corpora"] = [
-        {name: phase.rows.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
+        {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
     settings["contents"] = {"init_from": parameters_hash(source.params)} if source else {}
     stack.enter_context(claim_workdir(workdir, settings))
@@ -117,7 +117,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
         eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
         if limit := config.max_eval_batches * config.eval_batch_size:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
-        rows = phase.rows
+        rows = phase.train
         row_flops = metrics.flops_per_row(
             setup.model.config, rows.max_seq_length, phase.max_predictions, rows.max_pairs
         )

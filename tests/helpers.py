@@ -156,7 +156,7 @@ def write_weights(directory, vocabulary, head=None, bias=0.0, labels=("north", "
         max_position_embeddings=32,
         initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.
     )
-    row = {"tokens": np.zeros((1, 4), np.int32), "pairs": np.zeros((1, 1, 3), np.int32)}
+    row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
     model = BertForTask(config, CLASSIFICATION, len(head or labels))
     params = jax.jit(model.init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}

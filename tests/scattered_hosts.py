@@ -49,11 +49,11 @@ def main():
     train, heldout = Rows(args.corpus, "train", shuffle_seed=0), Rows(args.corpus, "heldout")
     compared = 0
     for step, batch in enumerate(pretrain_batches(train, sharding, BATCH, 0, 2)):
-        compared += check(batch, train.stream(step * BATCH, (step + 1) * BATCH))
+        compared += check(batch, train.read(step * BATCH, (step + 1) * BATCH))
     seen = 0.0
     for number, batch in enumerate(heldout_batches(heldout, sharding, BATCH)):
         start, stop = number * BATCH, min((number + 1) * BATCH, heldout.num_rows)
-        expected = heldout.stream(start, stop) | {"row_weights": np.ones(stop - start, np.float32)}
+        expected = heldout.read(start, stop) | {"row_weights": np.ones(stop - start, np.float32)}
         padding = BATCH - (stop - start)
         compared += check(
             batch,

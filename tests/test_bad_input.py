@@ -97,302 +97,302 @@ def full_disk(size: int = 1 << 16):
 
 
 # Text and vocabulary.
-def missing_input(given):
-    given.path("text.txt").unlink()
-    given.build()
+def missing_input(inputs):
+    inputs.path("text.txt").unlink()
+    inputs.build()
 
 
-def empty_input(given):
-    given.build("")
+def empty_input(inputs):
+    inputs.build("")
 
 
-def blank_input(given):
-    given.build("\n \n")
+def blank_input(inputs):
+    inputs.build("\n \n")
 
 
-def byte_that_is_not_utf8(given):
-    given.build(b"good\nb\xffd\n")
+def byte_that_is_not_utf8(inputs):
+    inputs.build(b"good\nb\xffd\n")
 
 
-def document_of_one_sentence(given):
-    given.build("the river\n", heldout_fraction=0)
+def document_of_one_sentence(inputs):
+    inputs.build("the river\n", heldout_fraction=0)
 
 
-def too_few_documents_to_hold_out(given):
-    given.build(random_text(3), heldout_fraction=0.001)
+def too_few_documents_to_hold_out(inputs):
+    inputs.build(random_text(3), heldout_fraction=0.001)
 
 
-def vocabulary_without_mask(given):
-    given.edit("vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
-    given.build()
+def vocabulary_without_mask(inputs):
+    inputs.edit("vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
+    inputs.build()
 
 
-def tfds_that_is_not_prepared(given):
-    config = CorpusConfig(data_dir=str(given.directory))
-    build_corpus("tfds:news", load_tokenizer(given.path("vocab.txt")), given.path("new"), config)
+def tfds_that_is_not_prepared(inputs):
+    config = CorpusConfig(data_dir=str(inputs.directory))
+    build_corpus("tfds:news", load_tokenizer(inputs.path("vocab.txt")), inputs.path("new"), config)
 
 
-def tfds_prepared_as_tfrecord(given):
+def tfds_prepared_as_tfrecord(inputs):
     text = tfds.features.Text()
-    write_tfds(given.directory, "news", {"train": [{"text": "a"}]}, {"text": text}, prepared=False)
-    tfds_that_is_not_prepared(given)
+    write_tfds(inputs.directory, "news", {"train": [{"text": "a"}]}, {"text": text}, prepared=False)
+    tfds_that_is_not_prepared(inputs)
 
 
-def tfds_without_text(given):
+def tfds_without_text(inputs):
     text = tfds.features.Text()
-    write_tfds(given.directory, "news", {"train": [{"body": "a"}]}, {"body": text})
-    tfds_that_is_not_prepared(given)
+    write_tfds(inputs.directory, "news", {"train": [{"body": "a"}]}, {"body": text})
+    tfds_that_is_not_prepared(inputs)
 
 
-def tfds_without_a_train_split(given):
+def tfds_without_a_train_split(inputs):
     text = tfds.features.Text()
-    write_tfds(given.directory, "news", {"test": [{"text": "a"}]}, {"text": text})
-    tfds_that_is_not_prepared(given)
+    write_tfds(inputs.directory, "news", {"test": [{"text": "a"}]}, {"text": text})
+    tfds_that_is_not_prepared(inputs)
 
 
-def disk_full_while_building(given):
-    given.path("text.txt").write_text(random_text(2000))
+def disk_full_while_building(inputs):
+    inputs.path("text.txt").write_text(random_text(2000))
     with full_disk():
-        given.build()
+        inputs.build()
 
 
 # Corpus.
-def missing_corpus(given):
-    given.train(corpus=str(given.path("nowhere")))
+def missing_corpus(inputs):
+    inputs.train(corpus=str(inputs.path("nowhere")))
 
 
-def no_corpus(given):
-    given.train(corpus="")
+def no_corpus(inputs):
+    inputs.train(corpus="")
 
 
-def unfinished_corpus(given):
-    given.path("corpus/manifest.json").unlink()
-    given.train()
+def unfinished_corpus(inputs):
+    inputs.path("corpus/manifest.json").unlink()
+    inputs.train()
 
 
-def missing_shard(given):
-    given.path("corpus/train-00000-of-00001.array_record").unlink()
-    given.train()
+def missing_shard(inputs):
+    inputs.path("corpus/train-00000-of-00001.array_record").unlink()
+    inputs.train()
 
 
-def truncated_shard(given):
-    given.edit("corpus/train-*", lambda content: content[:-100])
-    given.train()
+def truncated_shard(inputs):
+    inputs.edit("corpus/train-*", lambda content: content[:-100])
+    inputs.train()
 
 
-def damaged_shard(given):
+def damaged_shard(inputs):
     # The same size with other bytes in the blocks.
-    given.edit("corpus/train-*", lambda content: content[:200] + bytes(len(content) - 200))
-    given.train()
+    inputs.edit("corpus/train-*", lambda content: content[:200] + bytes(len(content) - 200))
+    inputs.train()
 
 
-def vocabulary_of_another_corpus(given):
-    write_vocabulary(given.path("corpus/vocab.txt"), WORDS[::-1])
-    given.train()
+def vocabulary_of_another_corpus(inputs):
+    write_vocabulary(inputs.path("corpus/vocab.txt"), WORDS[::-1])
+    inputs.train()
 
 
-def corpus_vocabulary_without_mask(given):
-    given.edit("corpus/vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
-    given.train()
+def corpus_vocabulary_without_mask(inputs):
+    inputs.edit("corpus/vocab.txt", lambda content: content.replace(b"[MASK]", b"mask"))
+    inputs.train()
 
 
-def train_in_two_phases(given, **settings):
+def train_in_two_phases(inputs, **settings):
     """Trains on the corpus, then on another one that is built with other settings."""
-    given.build(output="other", **settings)
-    given.train(long_phase__num_steps=2, long_phase__corpus=str(given.path("other")))
+    inputs.build(output="other", **settings)
+    inputs.train(long_phase__num_steps=2, long_phase__corpus=str(inputs.path("other")))
 
 
-def two_vocabularies(given):
-    write_vocabulary(given.path("vocab.txt"), [*WORDS, "zebra"])
-    train_in_two_phases(given)
+def two_vocabularies(inputs):
+    write_vocabulary(inputs.path("vocab.txt"), [*WORDS, "zebra"])
+    train_in_two_phases(inputs)
 
 
-def phases_with_different_seeds(given):
-    train_in_two_phases(given, seed=1)
+def phases_with_different_seeds(inputs):
+    train_in_two_phases(inputs, seed=1)
 
 
-def phases_with_different_heldout_fractions(given):
-    train_in_two_phases(given, heldout_fraction=0.1)
+def phases_with_different_heldout_fractions(inputs):
+    train_in_two_phases(inputs, heldout_fraction=0.1)
 
 
-def token_id_outside_the_vocabulary(given):
+def token_id_outside_the_vocabulary(inputs):
     # A vocabulary without its last piece, and a manifest changed to match.
-    given.edit("corpus/vocab.txt", lambda content: content.rstrip().rsplit(b"\n", 1)[0] + b"\n")
-    manifest = json.loads(given.path("corpus/manifest.json").read_text())
+    inputs.edit("corpus/vocab.txt", lambda content: content.rstrip().rsplit(b"\n", 1)[0] + b"\n")
+    manifest = json.loads(inputs.path("corpus/manifest.json").read_text())
     manifest["vocabulary"]["size"] -= 1
-    content = given.path("corpus/vocab.txt").read_bytes()
+    content = inputs.path("corpus/vocab.txt").read_bytes()
     manifest["vocabulary"]["sha256"] = hashlib.sha256(content).hexdigest()
-    given.path("corpus/manifest.json").write_text(json.dumps(manifest))
-    given.train()
+    inputs.path("corpus/manifest.json").write_text(json.dumps(manifest))
+    inputs.train()
 
 
 # Weights to start from.
-def missing_weights(given):
-    given.train(init_from=str(given.path("nowhere")))
+def missing_weights(inputs):
+    inputs.train(init_from=str(inputs.path("nowhere")))
 
 
-def weights_of_another_vocabulary(given):
-    write_vocabulary(given.path("vocab.txt"), [*WORDS, "zebra"])
-    write_weights(given.path("weights"), given.path("vocab.txt"))
-    given.train(init_from=str(given.path("weights")))
+def weights_of_another_vocabulary(inputs):
+    write_vocabulary(inputs.path("vocab.txt"), [*WORDS, "zebra"])
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"))
+    inputs.train(init_from=str(inputs.path("weights")))
 
 
-def weights_of_another_architecture(given):
-    write_weights(given.path("weights"), given.path("vocab.txt"))
-    given.train(init_from=str(given.path("weights")))
+def weights_of_another_architecture(inputs):
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"))
+    inputs.train(init_from=str(inputs.path("weights")))
 
 
-def weights_without_optimizer_state(given):
-    write_weights(given.path("weights"), given.path("vocab.txt"))
-    given.train(init_from=str(given.path("weights")), init_optimizer=True)
+def weights_without_optimizer_state(inputs):
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"))
+    inputs.train(init_from=str(inputs.path("weights")), init_optimizer=True)
 
 
-def optimizer_state_of_a_fine_tuning_run(given):
-    write_weights(given.path("weights"), given.path("vocab.txt"), head=("north", "south"))
-    model = read_model(given.path("weights"))
+def optimizer_state_of_a_fine_tuning_run(inputs):
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"), head=("north", "south"))
+    model = read_model(inputs.path("weights"))
     settings = model.settings | {"optimizer": "bert_adam", "has_training_state": True}
-    checkpointer = Checkpointer(given.path("tuned"), settings, model.tokenizer, keep_last=1)
+    checkpointer = Checkpointer(inputs.path("tuned"), settings, model.tokenizer, keep_last=1)
     moments = {"mu": model.params, "nu": model.params}
     checkpointer.save(TrainState(np.int32(2), model.params, moments))
     checkpointer.close()
-    given.train(init_from=str(given.path("tuned")), init_optimizer=True)
+    inputs.train(init_from=str(inputs.path("tuned")), init_optimizer=True)
 
 
 # Configuration.
-def too_few_predictions_on_long_rows(given):
-    corpus = str(given.path("corpus"))
+def too_few_predictions_on_long_rows(inputs):
+    corpus = str(inputs.path("corpus"))
     fields = {"num_steps": 2, "corpus": corpus, "max_predictions": 1}
-    given.train(**{f"long_phase__{name}": value for name, value in fields.items()})
+    inputs.train(**{f"long_phase__{name}": value for name, value in fields.items()})
 
 
-def unknown_config_field(given):
-    config = small_config(given.path("corpus"))
+def unknown_config_field(inputs):
+    config = small_config(inputs.path("corpus"))
     config.learning_rat = 1
 
 
-def workdir_of_another_configuration(given):
-    given.train(num_steps=2)
-    given.train(num_steps=2, learning_rate=0.5)
+def workdir_of_another_configuration(inputs):
+    inputs.train(num_steps=2)
+    inputs.train(num_steps=2, learning_rate=0.5)
 
 
-def workdir_of_another_configuration_without_its_config(given):
-    given.train(num_steps=2)
-    given.path("workdir/config.json").unlink()
-    given.train(num_steps=2, learning_rate=0.5)
+def workdir_of_another_configuration_without_its_config(inputs):
+    inputs.train(num_steps=2)
+    inputs.path("workdir/config.json").unlink()
+    inputs.train(num_steps=2, learning_rate=0.5)
 
 
-def checkpoint_without_its_config(given):
-    given.train(num_steps=2)
-    given.path("workdir/checkpoints/2/config/metadata").write_text("{")
-    given.train(num_steps=2)
+def checkpoint_without_its_config(inputs):
+    inputs.train(num_steps=2)
+    inputs.path("workdir/checkpoints/2/config/metadata").write_text("{")
+    inputs.train(num_steps=2)
 
 
-def checkpoint_without_its_last_file(given):
-    given.train(num_steps=2)
-    files = given.path("workdir/checkpoints/2/training").rglob("d/*")
+def checkpoint_without_its_last_file(inputs):
+    inputs.train(num_steps=2)
+    files = inputs.path("workdir/checkpoints/2/training").rglob("d/*")
     max(files, key=lambda path: path.stat().st_size).unlink()
-    given.path("workdir/result.json").unlink()
-    given.train(num_steps=2)
+    inputs.path("workdir/result.json").unlink()
+    inputs.train(num_steps=2)
 
 
-def workdir_that_is_a_file(given):
-    given.path("workdir").write_text("")
-    given.train()
+def workdir_that_is_a_file(inputs):
+    inputs.path("workdir").write_text("")
+    inputs.train()
 
 
-def workdir_in_use_by_another_run(given):
-    with claim_workdir(given.path("workdir"), {}):
-        given.train()
+def workdir_in_use_by_another_run(inputs):
+    with claim_workdir(inputs.path("workdir"), {}):
+        inputs.train()
 
 
-def disk_full_at_the_config(given):
+def disk_full_at_the_config(inputs):
     with full_disk(2):
-        claim_workdir(given.path("workdir"), {})
+        claim_workdir(inputs.path("workdir"), {})
 
 
-def disk_full_at_the_token(given):
+def disk_full_at_the_token(inputs):
     with full_disk(10):
-        claim_workdir(given.path("workdir"), {})
+        claim_workdir(inputs.path("workdir"), {})
 
 
-def disk_full_at_the_metrics(given):
-    writer = MetricsWriter(given.directory)
+def disk_full_at_the_metrics(inputs):
+    writer = MetricsWriter(inputs.directory)
     with full_disk(10):
         writer.write(1, {"loss": 1.0})
 
 
-def disk_full_at_the_tensorboard_files(given):
-    writer = MetricsWriter(given.directory)
+def disk_full_at_the_tensorboard_files(inputs):
+    writer = MetricsWriter(inputs.directory)
     with full_disk(30):
         writer.write(1, {"loss": 1.0})
 
 
-def rows_longer_than_the_position_table(given):
-    given.train(model__max_position_embeddings=32)
+def rows_longer_than_the_position_table(inputs):
+    inputs.train(model__max_position_embeddings=32)
 
 
 # Trained models.
-def name_of_a_model_on_a_hub(given):
+def name_of_a_model_on_a_hub(inputs):
     bert_jax.load("bert-base-uncased")
 
 
-def mistyped_path_of_a_model(given):
-    bert_jax.load(given.path("corpsu"))
+def mistyped_path_of_a_model(inputs):
+    bert_jax.load(inputs.path("corpsu"))
 
 
-def number_in_place_of_a_path(given):
+def number_in_place_of_a_path(inputs):
     bert_jax.load(3)
 
 
-def nothing_in_place_of_a_path(given):
+def nothing_in_place_of_a_path(inputs):
     bert_jax.load(None)
 
 
-def number_in_place_of_a_text(given):
-    loaded(given, "embedding", []).encode(5)
+def number_in_place_of_a_text(inputs):
+    loaded(inputs, "embedding", []).encode(5)
 
 
-def number_in_place_of_words(given):
-    loaded(given, "tagging", ["O", "B"]).tag(5)
+def number_in_place_of_words(inputs):
+    loaded(inputs, "tagging", ["O", "B"]).tag(5)
 
 
-def unknown_pooling(given):
-    loaded(given, "embedding", []).encode("the river", pooling="max")
+def unknown_pooling(inputs):
+    loaded(inputs, "embedding", []).encode("the river", pooling="max")
 
 
-def layer_that_does_not_exist(given):
-    loaded(given, "embedding", []).features("the river", layers=3)
+def layer_that_does_not_exist(inputs):
+    loaded(inputs, "embedding", []).features("the river", layers=3)
 
 
-def regression_of_several_values(given):
+def regression_of_several_values(inputs):
     architecture = ["BertForSequenceClassification"]
     head_from_huggingface(
         {"architectures": architecture, "num_labels": 3, "problem_type": "regression"}
     )
 
 
-def loaded(given, task, labels):
+def loaded(inputs, task, labels):
     """Returns a model that has only the settings of a head, which are checked first."""
     config = BertConfig.named("tiny")
     settings = {"head": {"task": task, "labels": labels}}
-    tokenizer = load_tokenizer(given.path("vocab.txt"))
+    tokenizer = load_tokenizer(inputs.path("vocab.txt"))
     return PretrainedModel(config, tokenizer, {"bert": {}}, settings)
 
 
-def more_labels_than_a_classifier_has(given):
-    loaded(given, "classification", ["no", "yes"]).classify("the river", top_k=3)
+def more_labels_than_a_classifier_has(inputs):
+    loaded(inputs, "classification", ["no", "yes"]).classify("the river", top_k=3)
 
 
-def several_labels_of_a_number(given):
-    loaded(given, "regression", ["value"]).classify("the river", top_k=2)
+def several_labels_of_a_number(inputs):
+    loaded(inputs, "regression", ["value"]).classify("the river", top_k=2)
 
 
-def fewer_contexts_than_questions(given):
-    loaded(given, "span", ["start", "end"]).answer(["what", "who", "where"], ["a", "b"])
+def fewer_contexts_than_questions(inputs):
+    loaded(inputs, "span", ["start", "end"]).answer(["what", "who", "where"], ["a", "b"])
 
 
-def words_in_place_of_a_context(given):
-    loaded(given, "span", ["start", "end"]).answer("what", [["the", "river"]])
+def words_in_place_of_a_context(inputs):
+    loaded(inputs, "span", ["start", "end"]).answer("what", [["the", "river"]])
 
 
 BAD_INPUT = {
@@ -676,33 +676,33 @@ BAD_EXAMPLES = [
 
 
 @pytest.fixture
-def given(corpus, tmp_path):
+def inputs(corpus, tmp_path):
     shutil.copytree(corpus.parent, tmp_path / "input")
     return Given(tmp_path / "input")
 
 
 @pytest.mark.parametrize("case", BAD_INPUT, ids=lambda case: case.__name__)
-def test_bad_input_is_a_clear_error(case, given):
+def test_bad_input_is_a_clear_error(case, inputs):
     error, message = BAD_INPUT[case]
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
-        case(given)
+        case(inputs)
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-def test_bad_field_is_a_clear_error(fields, message, given):
+def test_bad_field_is_a_clear_error(fields, message, inputs):
     with pytest.raises(ValueError, match=message):
-        given.train(**fields)
-    assert not given.path("workdir").exists()
+        inputs.train(**fields)
+    assert not inputs.path("workdir").exists()
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD_FINETUNING, ids=lambda value: str(value)[:40])
-def test_bad_field_of_fine_tuning_is_a_clear_error(fields, message, given):
+def test_bad_field_of_fine_tuning_is_a_clear_error(fields, message, inputs):
     is_number = fields.get("data__regression")
     text = "text,label\nking,1\nwar,2\n" if is_number else "text,label\nking,king\nwar,war\n"
-    given.path("data.csv").write_text(text)
+    inputs.path("data.csv").write_text(text)
     config = text_classification.get_config()
-    config.init_from = str(write_weights(given.path("weights"), given.path("vocab.txt")))
-    config.max_seq_length, config.data.train = 16, str(given.path("data.csv"))
+    config.init_from = str(write_weights(inputs.path("weights"), inputs.path("vocab.txt")))
+    config.max_seq_length, config.data.train = 16, str(inputs.path("data.csv"))
     for name, value in fields.items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
     with pytest.raises(ValueError, match=message):
@@ -710,51 +710,51 @@ def test_bad_field_of_fine_tuning_is_a_clear_error(fields, message, given):
 
 
 @pytest.mark.parametrize(("name", "file", "content", "message"), BAD_EXAMPLES)
-def test_bad_examples_are_a_clear_error(name, file, content, message, given):
+def test_bad_examples_are_a_clear_error(name, file, content, message, inputs):
     config = importlib.import_module(f"configs.finetune.{name}").get_config()
-    config.data.train = str(given.path(file))
-    given.path(file).write_text(content)
+    config.data.train = str(inputs.path(file))
+    inputs.path(file).write_text(content)
     task = importlib.import_module(f"bert_jax.tasks.{config.task}")
     with pytest.raises(ValueError, match=message):
-        task.get_task(config, load_tokenizer(given.path("vocab.txt")))
+        task.get_task(config, load_tokenizer(inputs.path("vocab.txt")))
 
 
-def test_tfds_set_prepared_as_tfrecord_says_how_to_prepare_it_again(given):
+def test_tfds_set_prepared_as_tfrecord_says_how_to_prepare_it_again(inputs):
     features = {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=2)}
-    write_tfds(given.directory, "mine", {"train": [{"text": "a", "label": 1}]}, features, False)
+    write_tfds(inputs.directory, "mine", {"train": [{"text": "a", "label": 1}]}, features, False)
     config = text_classification.get_config()
-    config.data.train, config.data.data_dir = "tfds:mine", str(given.directory)
+    config.data.train, config.data.data_dir = "tfds:mine", str(inputs.directory)
     message = r"tfds:mine .*expected array_record: .* `tfds build mine --file_format=array_record"
     with pytest.raises(ValueError, match=message):
-        get_task(config, load_tokenizer(given.path("vocab.txt")))
+        get_task(config, load_tokenizer(inputs.path("vocab.txt")))
 
 
-def test_document_of_one_sentence_among_others_is_counted(given):
-    given.build("the river .\n\n" + random_text(20))
-    manifest = json.loads(given.path("new/manifest.json").read_text())
+def test_document_of_one_sentence_among_others_is_counted(inputs):
+    inputs.build("the river .\n\n" + random_text(20))
+    manifest = json.loads(inputs.path("new/manifest.json").read_text())
     splits = manifest["splits"].values()
     assert sum(split["documents"] for split in splits) == 21
     assert sum(split["dropped"].get("parts_without_pairs", 0) for split in splits) <= 1
 
 
-def test_corpus_can_be_built_after_the_disk_was_full(given):
+def test_corpus_can_be_built_after_the_disk_was_full(inputs):
     with pytest.raises(OSError):
-        disk_full_while_building(given)
-    assert not given.path("new/manifest.json").exists()
-    given.build()
+        disk_full_while_building(inputs)
+    assert not inputs.path("new/manifest.json").exists()
+    inputs.build()
 
 
-def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(given):
+def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(inputs):
     with pytest.raises(NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
-        given.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
+        inputs.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)
     squares = [
-        np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(given.path("workdir")))
+        np.sum(np.square(leaf)) for leaf in jax.tree.leaves(saved_params(inputs.path("workdir")))
     ]
     assert np.isfinite(squares).all()
 
 
 def test_full_disk_in_a_save_keeps_the_last_checkpoint_and_the_run_can_be_resumed(
-    given, monkeypatch
+    inputs, monkeypatch
 ):
     with contextlib.ExitStack() as disk, monkeypatch.context() as patched:
 
@@ -767,8 +767,8 @@ def test_full_disk_in_a_save_keeps_the_last_checkpoint_and_the_run_can_be_resume
 
         patched.setattr(pretrain, "Checkpointer", FillingCheckpointer)
         with pytest.raises(CheckpointError, match=r"failed: .* is step 2; free disk space"):
-            given.train()
-    workdir = given.path("workdir")
+            inputs.train()
+    workdir = inputs.path("workdir")
     assert find_checkpoint(workdir).name == "2"
-    given.train()
+    inputs.train()
     assert json.loads((workdir / "result.json").read_text())["steps"] == 6

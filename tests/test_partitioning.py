@@ -184,7 +184,7 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     masking = Masking((0, 1, 2, 3, 4), 4, vocab, (True,) * vocab, max_predictions=5)
     step = pretrain_step.make_pretrain_step(model, optimizer, shardings, masking, seed=0)
     phase = types.SimpleNamespace(
-        rows=types.SimpleNamespace(max_seq_length=length, max_pairs=2), batch_size=rows
+        train=types.SimpleNamespace(max_seq_length=length, max_pairs=2), batch_size=rows
     )
     batch = tpu.abstract_batch(phase, partitioning.batch_sharding(shardings.step.mesh))
     lowered = step.lower(partitioning.with_shardings(shapes, shardings), batch)

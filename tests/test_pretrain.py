@@ -202,9 +202,9 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
     config, params, settings = continued
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
     (phase,) = open_phases(config)
-    tokenizer = phase.rows.load_tokenizer()
+    tokenizer = phase.train.load_tokenizer()
     setup = setup_pretraining(config, [phase], tokenizer, source_bert=settings["bert"])
-    (rows,) = pretrain_batches(phase.rows, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
+    (rows,) = pretrain_batches(phase.train, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
     key, _ = jax.random.split(jax.random.key(config.seed))  # The step's own.
     batch = unpack_and_mask(rows, key, setup.masking(phase))
     fresh = setup.init(jax.random.key(config.seed)).params

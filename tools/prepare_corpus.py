@@ -30,7 +30,10 @@ VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabular
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a complete corpus in --output.")
 PROCESSES = flags.DEFINE_integer(
-    "processes", 0, "0 means one per core. The output is the same for any number.", lower_bound=0
+    "processes",
+    0,
+    "Number of worker processes; 0 means one per core. The corpus does not depend on it.",
+    lower_bound=0,
 )
 # The fields of CorpusConfig.
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
@@ -41,7 +44,8 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "dupe_factor",
     DEFAULT.dupe_factor,
-    "Times each training document is made into different sentence pairs; 10 in the released data. "
+    "Number of passes over the training documents, each making different sentence pairs; 10 in the "
+    "released data. "
     "Every epoch has the same pairs and labels, only with new masks: with 1, a run of many epochs "
     "repeats them. N makes the corpus, and so an epoch, N times as long.",
 )
@@ -64,7 +68,11 @@ flags.DEFINE_string(
     DEFAULT.data_dir,
     "Where prepared TFDS datasets are; by default as for TFDS itself.",
 )
-flags.DEFINE_integer("num_shards", DEFAULT.num_shards, "0 chooses by the size of the input.")
+flags.DEFINE_integer(
+    "num_shards",
+    DEFAULT.num_shards,
+    "Number of shards per split; 0 chooses it by the size of the input.",
+)
 
 
 def main(argv: list[str]) -> None:

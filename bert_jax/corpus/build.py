@@ -80,16 +80,16 @@ class CorpusConfig:
 def make_batches(
     documents: Iterable[Document], config: CorpusConfig, batch_characters: int = BATCH_CHARACTERS
 ) -> Iterator[list[tuple[Document, str, int]]]:
-    """Yields batches of at least `batch_characters`: (document, split, number of the document).
+    """Yields batches of at least `batch_characters`: (document, split, document index).
 
-    All parts of a document share split and number, so no pair joins train and held-out documents.
+    All parts of a document share split and index, so no pair joins train and held-out documents.
     """
-    batch, characters, source = [], 0, -1
+    batch, characters, document_index = [], 0, -1
     for document in documents:
         if not document.continues:
             split = split_of(document.text, config)
-            source += 1
-        batch.append((document, split, source))
+            document_index += 1
+        batch.append((document, split, document_index))
         characters += len(document.text)
         if characters >= batch_characters:
             yield batch
@@ -107,9 +107,9 @@ def split_of(text: str, config: CorpusConfig) -> str:
 
 
 class DocumentPart(NamedTuple):
-    """Consecutive sentences of one document; `source` is the document's number."""
+    """Consecutive sentences of one document."""
 
-    source: int
+    document_index: int
     sentences: list[bytes]  # uint16 token ids; Python integers take 20 times the memory
 
     def ids(self) -> list[list[int]]:
@@ -117,13 +117,13 @@ class DocumentPart(NamedTuple):
         return [memoryview(sentence).cast("H").tolist() for sentence in self.sentences]
 
 
-def cut_into_parts(source: int, sentences: list[list[int]]) -> Iterator[DocumentPart]:
+def cut_into_parts(document_index: int, sentences: list[list[int]]) -> Iterator[DocumentPart]:
     """Yields parts with equal numbers of sentences, of at most about `MAX_PART_TOKENS` each."""
     num_parts = min(math.ceil(sum(map(len, sentences)) / MAX_PART_TOKENS), len(sentences))
     bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
     encoded = [array.array("H", ids).tobytes() for ids in sentences]
     for start, stop in itertools.pairwise(bounds):
-        yield DocumentPart(source, encoded[start:stop])
+        yield DocumentPart(document_index, encoded[start:stop])
 
 
 def tokenize_batch(
@@ -134,14 +134,14 @@ def tokenize_batch(
 ) -> tuple[list[bytearray], dict[str, collections.Counter], int]:
     """Splits and tokenizes documents, cuts them into parts, and assigns each to a random shard.
 
-    `batch` is (index, documents); `shards` holds the shard numbers of each split. Returns the bytes
+    `batch` is (index, documents); `shards` holds the shard indices of each split. Returns the bytes
     of the parts in each shard, counts of each split for the manifest, and the number of bytes read.
     """
     index, documents = batch
     shard_bytes = [bytearray() for _ in range(sum(map(len, shards.values())))]
     counts = {split: collections.Counter() for split in shards}
     rng = random.Random(f"{config.seed}/{index}")
-    for document, split, source in documents:
+    for document, split, document_index in documents:
         count = counts[split]
         count["documents"] += not document.continues
         try:
@@ -156,7 +156,7 @@ def tokenize_batch(
             count["dropped_empty_documents"] += 1
             continue
         pieces = [piece for ids in sentences for piece in cut_sentence(ids, config.max_seq_length)]
-        for part in cut_into_parts(source, pieces):
+        for part in cut_into_parts(document_index, pieces):
             shard_bytes[rng.choice(shards[split])] += pickle.dumps(part)
     return shard_bytes, counts, sum(document.bytes_read for document, _, _ in documents)
 
@@ -168,13 +168,13 @@ def rows_of_group(
     rng: random.Random,
 ) -> tuple[np.ndarray, collections.Counter]:
     """Pairs and packs parts; returns rows, `row_dtype` [num_rows], and counts for the manifest."""
-    parts = sorted(parts, key=lambda part: part.source)
-    sources = [part.source for part in parts]
+    parts = sorted(parts, key=lambda part: part.document_index)
+    owners = [part.document_index for part in parts]  # Ascending.
     documents = [part.ids() for part in parts]
     length = config.max_seq_length
     pairs, counts = [], collections.Counter()
-    for index, source in enumerate(sources):
-        bounds = bisect.bisect_left(sources, source), bisect.bisect_right(sources, source)
+    for index, owner in enumerate(owners):
+        bounds = bisect.bisect_left(owners, owner), bisect.bisect_right(owners, owner)
         new_pairs = make_pairs(documents, index, length, config.short_seq_prob, rng, range(*bounds))
         counts["dropped_parts_without_pairs"] += not new_pairs
         pairs += new_pairs
@@ -183,7 +183,7 @@ def rows_of_group(
     counts["pairs"] = len(pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     counts["rows"] = len(rows)
-    counts["tokens"] = int(rows["pairs"][:, :, 2].max(axis=1, initial=0).sum())
+    counts["tokens"] = int(rows["sequence_bounds"][:, :, 2].max(axis=1, initial=0).sum())
     return rows, counts
 
 
@@ -192,16 +192,16 @@ def build_shard(
 ) -> tuple[str, dict, collections.Counter]:
     """Reads the parts of a shard from its file, and replaces the file with their rows, shuffled.
 
-    `job` is (split, number, path). Returns the split, the entry for the manifest, and counts.
+    `job` is (split, index, path). Returns the split, the entry for the manifest, and counts.
     """
-    split, number, path = job
+    split, index, path = job
     parts = []
     with open(path, "rb") as stream:
         while stream.peek(1):
             parts.append(pickle.load(stream))
     num_tokens = sum(len(ids) // 2 for part in parts for ids in part.sentences)
     num_groups = max(1, num_tokens // GROUP_TOKENS)
-    rng = random.Random(f"{config.seed}/{split}/{number}")
+    rng = random.Random(f"{config.seed}/{split}/{index}")
     rows, counts = [], collections.Counter()
     # Held-out documents are never duplicated.
     for _ in range(config.dupe_factor if split == "train" else 1):
@@ -251,9 +251,9 @@ def build_corpus(
     build = functools.partial(build_shard, special_ids=special_ids, config=config)
     with writing.scratch_directory(output, overwrite) as scratch:
         jobs = [
-            (split, number, scratch / f"{split}-{index:05d}-of-{len(numbers):05d}.array_record")
-            for split, numbers in shards.items()
-            for index, number in enumerate(numbers)
+            (split, shard, scratch / f"{split}-{index:05d}-of-{len(indices):05d}.array_record")
+            for split, indices in shards.items()
+            for index, shard in enumerate(indices)
         ]
         counts = _spill_parts(batches, [path for _, _, path in jobs], sum(sizes))
         # Starting processes takes as long as building a few shards.
@@ -324,7 +324,7 @@ def _describe_split(
         reasons = f" (dropped: {dropped})" if any(dropped.values()) else ""
         raise ValueError(
             f"{count['documents']} of {num_documents} documents are in the {split} split, which "
-            f"has no sentence pair{reasons}; pretraining needs both splits. Cut long documents by "
+            f"has no sentence pair{reasons}; pre-training needs both splits. Cut long documents by "
             f"blank lines, give more text, or change --heldout_fraction={config.heldout_fraction} "
             "(0.3 suits a few documents) or --seed"
         )

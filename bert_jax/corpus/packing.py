@@ -18,7 +18,7 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
     """
     fields = [
         ("tokens", "<u2", (max_seq_length,)),
-        ("pairs", "<u2", (max_pairs, 3)),
+        ("sequence_bounds", "<u2", (max_pairs, 3)),
         ("nsp_labels", "u1", (max_pairs,)),
     ]
     return np.dtype(fields)
@@ -74,7 +74,7 @@ def pack_pairs(
             first, second, nsp_label, _ = pairs[member]
             start = len(tokens)
             tokens += [cls_id, *first, sep_id, *second, sep_id]
-            row["pairs"][slot] = (start, start + len(first) + 2, len(tokens))
+            row["sequence_bounds"][slot] = (start, start + len(first) + 2, len(tokens))
             row["nsp_labels"][slot] = nsp_label
         row["tokens"][: len(tokens)] = tokens
     return rows

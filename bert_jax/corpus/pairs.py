@@ -49,18 +49,20 @@ def make_pairs(
         return []
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     # Drawn once per document, as in the released code.
-    target = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
+    target_length = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
     pairs, sentences = [], []
     num_tokens = position = 0
     while position < len(document):
         sentences.append(document[position])
         num_tokens += len(document[position])
         position += 1
-        if position < len(document) and (num_tokens < target or len(sentences) == 1):
+        if position < len(document) and (num_tokens < target_length or len(sentences) == 1):
             continue
         is_next = not num_others or (len(document) > 1 and rng.random() < 0.5)
         if is_next and len(sentences) == 1:
-            while len(sentences) == 1 or (num_tokens < target and len(sentences) < len(document)):
+            while len(sentences) == 1 or (
+                num_tokens < target_length and len(sentences) < len(document)
+            ):
                 sentences.insert(0, document[-len(sentences) - 1])
                 num_tokens += len(sentences[0])
         split = rng.randint(1, len(sentences) - 1) if len(sentences) > 1 else 1
@@ -74,7 +76,7 @@ def make_pairs(
             random_document, second = documents[random_index], []
             for sentence in random_document[rng.randrange(len(random_document)) :]:
                 second += sentence
-                if len(first) + len(second) >= target:
+                if len(first) + len(second) >= target_length:
                     break
             # The next pair uses the sentences that the random span replaced.
             position -= len(sentences) - split

@@ -25,7 +25,8 @@ def make_global_batch(
 def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[tuple[int, int]]:
     """Returns the rows of a global batch on this process's devices, as ascending [start, stop).
 
-    There are several if neighbors in the mesh, which follows a pod's links, are on different hosts.
+    There are several if this host's devices are not neighbors in the mesh, which follows the links
+    of a pod.
     Raises ValueError if `batch_size` is not divisible by the number of data-parallel devices.
     """
     # Sharding one row per device shows how many devices hold the same row.
@@ -47,7 +48,7 @@ def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[t
 def _read(rows: Rows, first: int, ranges: list[tuple[int, int]]) -> dict[str, np.ndarray]:
     """Reads `ranges` of the batch that starts at row `first`; an unshuffled split may end in it."""
     end = math.inf if rows.shuffle_seed is not None else rows.num_rows
-    parts = [rows.stream(*(min(first + bound, end) for bound in bounds)) for bounds in ranges]
+    parts = [rows.read(*(min(first + bound, end) for bound in bounds)) for bounds in ranges]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -67,7 +67,7 @@ class RowShape:
 
     length: int
     num_sequences: int
-    labels: LabelLayout
+    label_layout: LabelLayout
     pad_id: int
     sequences_per_feature: int = 1
 
@@ -82,13 +82,13 @@ class RowShape:
     def empty(self, num_rows: int) -> dict[str, np.ndarray]:
         """Returns `num_rows` rows of padding, for `fill`."""
         weights = (num_rows, self.num_sequences // self.sequences_per_feature)
-        passages = (self.sequences_per_feature - 1,) if self.labels.per_passage else ()
-        labels = np.zeros((*weights, *self.labels.shape, *passages), self.labels.dtype)
-        if self.labels.per_position:
-            labels = np.full((num_rows, self.length), NO_LABEL, self.labels.dtype)
+        passages = (self.sequences_per_feature - 1,) if self.label_layout.per_passage else ()
+        labels = np.zeros((*weights, *self.label_layout.shape, *passages), self.label_layout.dtype)
+        if self.label_layout.per_position:
+            labels = np.full((num_rows, self.length), NO_LABEL, self.label_layout.dtype)
         return {
             "tokens": np.full((num_rows, self.length), self.pad_id, np.int32),
-            "pairs": np.zeros((num_rows, self.num_sequences, 3), np.int32),
+            "sequence_bounds": np.zeros((num_rows, self.num_sequences, 3), np.int32),
             "weights": np.zeros(weights, np.float32),
             "labels": labels,
         }
@@ -97,16 +97,16 @@ class RowShape:
         """Writes `features` into one row, in order."""
         end = slot = 0
         for index, feature in enumerate(features):
-            start = end
+            feature_start = end
             for tokens, second in zip(feature.sequences, feature.second_starts, strict=True):
-                begin, end = end, end + len(tokens)
-                rows["tokens"][row, begin:end] = tokens
-                rows["pairs"][row, slot] = begin, begin + second, end
+                start, end = end, end + len(tokens)
+                rows["tokens"][row, start:end] = tokens
+                rows["sequence_bounds"][row, slot] = start, start + second, end
                 slot += 1
             if feature.label is not None:
                 rows["weights"][row, index] = 1
-                slots = slice(start, end) if self.labels.per_position else index
-                shift = start if self.labels.holds_positions else 0
+                slots = slice(feature_start, end) if self.label_layout.per_position else index
+                shift = feature_start if self.label_layout.holds_positions else 0
                 rows["labels"][row, slots] = np.add(feature.label, shift)
 
     def build(
@@ -131,8 +131,8 @@ def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Expands packed rows, as read from disk, into the arrays that the model takes. Runs on device.
 
     Args:
-      rows: `tokens` `[batch, length]`, `pairs` `[batch, max_pairs, 3]` and in pre-training
-        `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
+      rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_pairs, 3]` and in
+        pre-training `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
 
     Returns:
       int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
@@ -141,7 +141,7 @@ def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
       and float32 `nsp_weights` `[batch, max_pairs]`, 1 for a pair and 0 for an unused slot.
     """
     tokens = rows["tokens"].astype(jnp.int32)
-    start, second, end = jnp.moveaxis(rows["pairs"].astype(jnp.int32), -1, 0)
+    start, second, end = jnp.moveaxis(rows["sequence_bounds"].astype(jnp.int32), -1, 0)
     position = jnp.arange(tokens.shape[1])[None, :, None]
     inside = (position >= start[:, None]) & (position < end[:, None])  # [batch, length, max_pairs]
     batch = {
@@ -175,7 +175,7 @@ def finetune_batches(
     sharding: Sharding,
     *,
     batch_size: int,
-    microbatch_rows: int,
+    rows_per_microbatch: int,
     seeds: Sequence[int],
     start: int,
     stop: int,
@@ -186,16 +186,16 @@ def finetune_batches(
     m is at index `r * max_microbatches + m`, so that every device holds a shard of every
     microbatch.
     """
-    max_microbatches = -(-batch_size // microbatch_rows)
+    max_microbatches = -(-batch_size // rows_per_microbatch)
 
     def build(indices):
         chosen = [features[index] for index in indices]
         packed, row_features = shape.pack(chosen), {}
         for number, members in enumerate(packed):
-            microbatch, row = divmod(number, microbatch_rows)
+            microbatch, row = divmod(number, rows_per_microbatch)
             row_features[row * max_microbatches + microbatch] = [chosen[m] for m in members]
-        rows = shape.build(row_features, microbatch_rows * max_microbatches)
-        return rows, -(-len(packed) // microbatch_rows)
+        rows = shape.build(row_features, rows_per_microbatch * max_microbatches)
+        return rows, -(-len(packed) // rows_per_microbatch)
 
     for step in range(start, stop):
         orders = [batch_indices(len(features), batch_size, seed, step) for seed in seeds]

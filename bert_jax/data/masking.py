@@ -22,10 +22,10 @@ class Masking:
     Attributes:
       special_ids: never masked, [UNK] included, which the released code does predict.
       mask_id: id of [MASK].
-      vocab_size: random replacements are uniform over the vocabulary, as released.
+      vocab_size: random replacements are uniform over the vocabulary, as in the released code.
       word_start: bool `[vocab_size]`, True for pieces that begin a word; unused for "token".
       max_predictions: maximum number of masked positions per row, K below.
-      rate: share of a row's tokens to predict.
+      rate: fraction of a row's tokens to predict.
       unit: "token"; "whole_word" (all pieces of a word or none, as in the released whole-word
         models); "span" (SpanBERT, Joshi et al., 2020, section 3.1: runs of words of geometric
         length, corrupted together).
@@ -107,7 +107,10 @@ def row_keys(
 
 
 def _choose_words(key, maskable, word, budget):
-    """Selects words in random order while they fit the budget, as released: bool `[length]`."""
+    """Selects words in random order, skipping those larger than the rest of the budget.
+
+    Returns bool `[length]`.
+    """
     length = maskable.shape[0]
     words = jnp.arange(length)
     word_sizes = jnp.sum((word[None, :] == words[:, None]) & maskable, axis=1)

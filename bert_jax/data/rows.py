@@ -90,7 +90,7 @@ class Rows:
             )
         return tokenizer
 
-    def stream(self, start: int, stop: int) -> dict[str, np.ndarray]:
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Returns the rows at positions [start, stop) of the stream: the fields of `row_dtype`, and
         uint32 [num_rows] `row_ids`, the index in the split on disk, and `epochs`.
 

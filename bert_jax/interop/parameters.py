@@ -74,7 +74,7 @@ def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict[st
     key, ids = jax.random.key(0), np.zeros((1, 2), np.int32)
     params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]
     if head and head["labels"]:  # An embedding head has no parameters.
-        rows = {"tokens": ids, "pairs": np.zeros((1, 1, 3), np.int32)}
+        rows = {"tokens": ids, "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
         params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
     paths = flax.traverse_util.flatten_dict(params, sep="/")
     return {path: leaf.shape for path, leaf in paths.items()}

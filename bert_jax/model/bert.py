@@ -15,7 +15,7 @@ from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, dropout
 from bert_jax.model.layers import Dense, LayerNorm, gelu
-from bert_jax.partitioning import EMBEDDING_SPEC, ROWS, all_gather, on_fsdp_shards
+from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, on_fsdp_shards
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
@@ -64,7 +64,13 @@ class Embeddings(nn.Module):
             return jnp.take(copies[0], tokens, axis=0) + jnp.take(positions, position_ids, axis=0)
 
         tables = self.gathered_token_embedding, self.position_embedding
-        x = on_fsdp_shards(lookup, (ROWS, P(), ROWS, ROWS), *tables, tokens, position_ids)
+        x = on_fsdp_shards(
+            lookup,
+            (FSDP_BATCH_SPEC, P(), FSDP_BATCH_SPEC, FSDP_BATCH_SPEC),
+            *tables,
+            tokens,
+            position_ids,
+        )
         # With two segments, a one-hot product has a far cheaper gradient than a gather.
         segments = jax.nn.one_hot(segment_ids, self.config.type_vocab_size, dtype=x.dtype)
         x += segments @ self.segment_embedding
@@ -178,7 +184,9 @@ class MlmHead(nn.Module):
             table, axes = copies[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
             return jax.lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
 
-        logits = on_fsdp_shards(product, (ROWS, ROWS), gathered_token_embedding, x)
+        logits = on_fsdp_shards(
+            product, (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC), gathered_token_embedding, x
+        )
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
         return jnp.where(real, logits + bias, jnp.finfo(jnp.float32).min)
 

@@ -70,7 +70,7 @@ class Head:
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
       input_kind: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
-      labels: layout of the labels in rows.
+      label_layout: layout of the labels in rows.
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       has_dropout: whether the input of the dense layer has dropout, as in the released code.
@@ -83,7 +83,7 @@ class Head:
     name: str
     loss: Callable[[jax.Array, dict], jax.Array] | None
     input_kind: str = "pooled"
-    labels: LabelLayout = dataclasses.field(default=LabelLayout())
+    label_layout: LabelLayout = dataclasses.field(default=LabelLayout())
     is_collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
     has_dropout: bool = True
@@ -92,7 +92,7 @@ class Head:
     options: tuple[str, ...] = ()
     class_weights: tuple[float, ...] = ()
 
-    def output(self, outputs: np.ndarray) -> np.ndarray:
+    def feature_output(self, outputs: np.ndarray) -> np.ndarray:
         """Maps the outputs at a feature's sequences or positions to its entry in `Outputs`."""
         return outputs.ravel() if self.input_kind == "pooled" else outputs
 
@@ -130,7 +130,11 @@ class BertForTask(nn.Module):
         if self.task_head.input_kind == "pooled" or self.pooling == "pooler":
             x = self.bert.pool(x, batch["cls_positions"])
         if self.task_head.input_kind == "sequences":
-            vectors = x if self.pooling == "pooler" else pool_tokens(x, rows["pairs"], self.pooling)
+            vectors = (
+                x
+                if self.pooling == "pooler"
+                else pool_tokens(x, rows["sequence_bounds"], self.pooling)
+            )
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.task_head.has_dropout:
@@ -151,7 +155,7 @@ def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:
     The loss of a batch is the mean with these weights: over examples, or for tagging over words.
     """
     weights = rows["weights"]
-    if head.labels.per_position:
+    if head.label_layout.per_position:
         weights = (rows["labels"] != NO_LABEL).astype(jnp.float32)
     if head.class_weights:
         weights *= jnp.asarray(head.class_weights)[jnp.maximum(rows["labels"], 0)]
@@ -179,7 +183,7 @@ def _choice_loss(outputs, rows):
 def _span_loss(outputs, rows):
     """Averages two losses over the sequence's own positions: of the span's first and last token."""
     position = jnp.arange(outputs.shape[1])[None, None]
-    start, _, end = jnp.moveaxis(rows["pairs"], -1, 0)
+    start, _, end = jnp.moveaxis(rows["sequence_bounds"], -1, 0)
     inside = (position >= start[..., None]) & (position < end[..., None])  # [B, P, L]
     outputs = jnp.swapaxes(outputs, 1, 2)[:, None]
     logits = jnp.where(inside[:, :, None], outputs, jnp.finfo(jnp.float32).min)  # [B, P, 2, L]
@@ -210,18 +214,21 @@ CLASSIFICATION = Head("classification", _classification_loss)
 MULTI_LABEL = Head(  # Any number of labels per text. Tasks set the shape of `labels`.
     "multi_label",
     _multi_label_loss,
-    labels=LabelLayout(dtype=np.float32),
+    label_layout=LabelLayout(dtype=np.float32),
     is_collapsed=_one_label_set,
 )
 REGRESSION = Head(
-    "regression", _regression_loss, labels=LabelLayout(dtype=np.float32), is_collapsed=_one_value
+    "regression",
+    _regression_loss,
+    label_layout=LabelLayout(dtype=np.float32),
+    is_collapsed=_one_value,
 )
 MULTIPLE_CHOICE = Head("multiple_choice", _choice_loss)
 TAGGING = Head(
     "tagging",
     _classification_loss,
     input_kind="positions",
-    labels=LabelLayout(per_position=True),
+    label_layout=LabelLayout(per_position=True),
     is_collapsed=_one_tag,
 )
 FEATURE_BASED = dataclasses.replace(
@@ -235,7 +242,7 @@ SPAN = Head(
     "span",
     _span_loss,
     input_kind="positions",
-    labels=LabelLayout(shape=(2,), holds_positions=True),
+    label_layout=LabelLayout(shape=(2,), holds_positions=True),
     is_collapsed=_no_spans,
     has_dropout=False,
 )
@@ -244,7 +251,7 @@ EMBEDDING = Head(
     loss=None,
     batch_loss=in_batch_loss,
     input_kind="sequences",
-    labels=LabelLayout(per_passage=True),
+    label_layout=LabelLayout(per_passage=True),
     is_collapsed=_equal_vectors,
     options=("pooling", "normalize", "temperature"),
 )

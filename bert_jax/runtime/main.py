@@ -135,11 +135,11 @@ def enable_compilation_cache(workdir: pathlib.Path) -> None:
     jax.config.update("jax_compilation_cache_dir", directory)
 
 
-def log_first_step(rows: str = "") -> None:
+def log_first_step(suffix: str = "") -> None:
     """Logs when the first step (" on rows of ...") ended, and how long all compilations took."""
     seconds = time.time() - psutil.Process().create_time()
     hits = _events["/jax/compilation_cache/cache_hits"]
     compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - hits
     compiling = sum(_events[event] for event in _events if event.startswith("/jax/core/compile/"))
     text = "First step%s %.1f s after the process began, %.1f s of it compiling %d programs"
-    logging.info(text + "; %d found in the cache", rows, seconds, compiling, compiled, hits)
+    logging.info(text + "; %d found in the cache", suffix, seconds, compiling, compiled, hits)

@@ -183,7 +183,7 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
     """Reads tab-separated lines without quoting; returns the examples and the number skipped.
 
     A line with too few fields is an error, except in QQP's train and dev files: some lines there
-    are damaged and, as usual, skipped. Fields after the last column are ignored, as released.
+    are damaged and, as in the released code, skipped, and fields after the last column are ignored.
     """
     lines = tables.read_text(path, "the GLUE download, or the folder of this set").split("\n")
     has_header = name != "cola" or split == "test"

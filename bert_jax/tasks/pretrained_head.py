@@ -48,23 +48,23 @@ def initial_params(
     `saved_head` has the settings of the head in `params`, if there is one; `task_head` those of the
     task's. Raises ValueError if `check_same_head` does, unless `new_head`.
     """
-    bert = dict(params["bert"])
+    encoder = dict(params["bert"])
     if HEADS[task_head["task"]].input_kind != "pooled":
-        bert.pop("pooler", None)
-    elif "pooler" not in bert:
+        encoder.pop("pooler", None)
+    elif "pooler" not in encoder:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
     if "head" not in params:
-        return {"bert": bert}
+        return {"bert": encoder}
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
-        return {"bert": bert}
+        return {"bert": encoder}
     check_same_head(saved_head, task_head)
     if "scheme" in task_head and "scheme" not in saved_head:
         scheme = task_head["scheme"]
         logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
-    return {"bert": bert, "head": params["head"]}
+    return {"bert": encoder, "head": params["head"]}
 
 
 def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:

@@ -7,7 +7,7 @@ import scipy.stats
 
 
 def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the share of equal entries; both `[examples]`."""
+    """Returns the fraction of equal entries; both `[examples]`."""
     return float(np.mean(np.asarray(predicted) == np.asarray(expected)))
 
 

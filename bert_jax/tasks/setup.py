@@ -22,12 +22,12 @@ from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.finetune_step import default_microbatch_rows, fit_microbatch_rows
+from bert_jax.training.finetune_step import default_rows_per_microbatch, fit_rows_per_microbatch
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,
     make_schedule,
-    scale_layers,
+    scale_updates_by_layer,
 )
 from bert_jax.training.setup import check_bounds
 from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
@@ -44,8 +44,8 @@ class FinetuneSetup:
     """The task, model and optimizer that all trials of a stack share.
 
     Their configurations differ from `config` at most in `PER_TRIAL`. `head_settings` and `contents`
-    are stored in checkpoints; `predict_rows` is the number of rows per forward pass in prediction;
-    the hyperparameters given to `schedule` and `optimizer` may be traced.
+    are stored in checkpoints; `rows_per_prediction` is the number of rows per forward pass in
+    prediction; the hyperparameters given to `schedule` and `optimizer` may be traced.
     """
 
     config: ConfigDict
@@ -57,8 +57,8 @@ class FinetuneSetup:
     model: nn.Module
     mesh: Mesh
     shape: RowShape
-    microbatch_rows: int
-    predict_rows: int
+    rows_per_microbatch: int
+    rows_per_prediction: int
     steps_per_epoch: int
 
     def num_steps(self, trial: ConfigDict) -> int:
@@ -81,10 +81,10 @@ class FinetuneSetup:
 
     def settings(self, trial: ConfigDict) -> dict:
         """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
-        bert = dataclasses.replace(self.model.config, dropout_rate=self.dropout_rate(trial))
+        bert_config = dataclasses.replace(self.model.config, dropout_rate=self.dropout_rate(trial))
         without_pooler = self.task.head.input_kind != "pooled"
         return trial.to_dict() | {
-            "bert": dataclasses.asdict(bert),
+            "bert": dataclasses.asdict(bert_config),
             "head": self.head_settings,
             "absent": ["mlm", "nsp"] + ["bert/pooler"] * without_pooler,
             "num_steps": self.num_steps(trial),
@@ -101,7 +101,7 @@ class FinetuneSetup:
         fixed = {"weight_decay": values.weight_decay, "clip_norm": config.clip_norm}
         optimizer = make_optimizer(config.optimizer, self.schedule(values), **fixed)
         num_frozen = config.freeze_layers if self.task.head.trains_encoder else num_layers
-        return scale_layers(optimizer, num_layers, config.layer_decay, num_frozen)
+        return scale_updates_by_layer(optimizer, num_layers, config.layer_decay, num_frozen)
 
     def init(self, key: jax.Array, pretrained: dict) -> TrainState:
         """Returns the initial state: `pretrained` parameters, the others randomly initialized."""
@@ -132,11 +132,11 @@ def setup_finetuning(
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     fields.pop("dropout_rate", None)  # May differ between trials.
-    bert = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
+    bert_config = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
     check_bounds(
         config,
-        ("freeze_layers", 0, bert.num_layers),
-        ("max_seq_length", 8, bert.max_position_embeddings),
+        ("freeze_layers", 0, bert_config.num_layers),
+        ("max_seq_length", 8, bert_config.max_position_embeddings),
     )
     saved_head = settings["head"] if "head" in params else None
     task = read_task(config, saved_head, tokenizer)
@@ -159,19 +159,21 @@ def setup_finetuning(
     shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * num_sequences,
         num_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
-        labels=task.head.labels,
+        label_layout=task.head.label_layout,
         pad_id=tokenizer.pad_id,
         sequences_per_feature=num_sequences,
     )
-    predict_rows = default_microbatch_rows(shape.length, config.per_device_batch_size, mesh)
-    microbatch_rows = predict_rows
+    rows_per_prediction = default_rows_per_microbatch(
+        shape.length, config.per_device_batch_size, mesh
+    )
+    rows_per_microbatch = rows_per_prediction
     if task.train and not config.per_device_batch_size:
         sizes = []  # Rows in each of the first batches, as a sample of all batches.
         for step in range(min(50, num_batches)):
             indices = batch_indices(len(task.train), config.batch_size, 0, step)
             sizes.append(len(shape.pack([task.train[index] for index in indices])))
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
-        microbatch_rows = fit_microbatch_rows(predict_rows, sizes, num_shards)
+        rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
 
     contents = hash_contents(config, task, pretrained, tokenizer)
     num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
@@ -184,11 +186,11 @@ def setup_finetuning(
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )
-    model = make_model(bert, head_settings)
+    model = make_model(bert_config, head_settings)
     setup = FinetuneSetup(
         *(config, task, tokenizer, head_settings, contents, pretrained, model, mesh, shape),
-        microbatch_rows=microbatch_rows,
-        predict_rows=predict_rows,
+        rows_per_microbatch=rows_per_microbatch,
+        rows_per_prediction=rows_per_prediction,
         steps_per_epoch=num_batches,
     )
     # Raise early if their settings are invalid.

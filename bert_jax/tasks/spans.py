@@ -50,17 +50,17 @@ def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
 
 
 class ContextWindow(NamedTuple):
-    """Tokens `[begin, end)` of a context; `is_max_context` is that of the released code."""
+    """Tokens `[start, end)` of a context; `is_max_context` as in the released code."""
 
-    begin: int
+    start: int
     end: int
-    is_max_context: np.ndarray  # bool `[end - begin]`
+    is_max_context: np.ndarray  # bool `[end - start]`
 
 
 class Span(NamedTuple):
-    """Characters `[begin, end)` of a context, proposed as the answer."""
+    """Characters `[start, end)` of a context, proposed as the answer."""
 
-    begin: int
+    start: int
     end: int
     start_logit: float
     end_logit: float
@@ -71,11 +71,11 @@ class Span(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, its probability, and its characters `[begin, end)`; "" means no answer."""
+    """An answer, its probability, and its characters `[start, end)`; "" means no answer."""
 
     text: str
     probability: float
-    begin: int
+    start: int
     end: int
 
 
@@ -88,7 +88,7 @@ class Passage(NamedTuple):
     features: Sequence[Feature]  # Input of the model for each window, unlabeled.
 
     def text(self, span: Span) -> str:
-        return self.context[span.begin : span.end]
+        return self.context[span.start : span.end]
 
 
 def make_passages(
@@ -109,7 +109,7 @@ def make_passages(
         windows = cut_windows(len(ids), room, config.doc_stride)
         features = []
         for window in windows:
-            tokens, start = make_sequence(tokenizer, question, ids[window.begin : window.end])
+            tokens, start = make_sequence(tokenizer, question, ids[window.start : window.end])
             features.append(Feature((tokens,), (start,)))
         passages.append(Passage(context, offsets, windows, features))
     return passages
@@ -122,29 +122,29 @@ def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
     window, then to the earlier one.
     """
     step = min(stride, room)
-    begins = range(0, max(num_tokens - room, 0) + step, step)
-    limits = [(begin, min(begin + room, num_tokens)) for begin in begins]
+    starts = range(0, max(num_tokens - room, 0) + step, step)
+    limits = [(start, min(start + room, num_tokens)) for start in starts]
     largest, owner = np.full(num_tokens, -np.inf), np.zeros(num_tokens, np.int32)
-    for number, (begin, end) in enumerate(limits):
-        left = np.arange(end - begin)
-        context = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
-        larger = context > largest[begin:end]
-        largest[begin:end][larger] = context[larger]
-        owner[begin:end][larger] = number
+    for number, (start, end) in enumerate(limits):
+        left = np.arange(end - start)
+        context = np.minimum(left, left[::-1]) + 0.01 * (end - start)
+        larger = context > largest[start:end]
+        largest[start:end][larger] = context[larger]
+        owner[start:end][larger] = number
     return [
-        ContextWindow(begin, end, owner[begin:end] == number)
-        for number, (begin, end) in enumerate(limits)
+        ContextWindow(start, end, owner[start:end] == number)
+        for number, (start, end) in enumerate(limits)
     ]
 
 
 def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
     """Returns the first and last token of an answer; None if it is not at its answer_start."""
-    text, begin = answer
-    if not text.strip() or begin < 0 or not passage.context.startswith(text, begin):
+    text, start = answer
+    if not text.strip() or start < 0 or not passage.context.startswith(text, start):
         return None
     starts, ends = passage.offsets.T
-    first = int(np.searchsorted(ends, begin, side="right"))
-    last = int(np.searchsorted(starts, begin + len(text), side="left")) - 1
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(starts, start + len(text), side="left")) - 1
     return (first, last) if first <= last else None
 
 
@@ -153,8 +153,8 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feat
     features = []
     for window, feature in zip(passage.windows, passage.features, strict=True):
         label = NO_ANSWER
-        if tokens and window.begin <= tokens[0] and tokens[1] < window.end:
-            shift = feature.second_starts[0] - window.begin
+        if tokens and window.start <= tokens[0] and tokens[1] < window.end:
+            shift = feature.second_starts[0] - window.start
             label = tokens[0] + shift, tokens[1] + shift
         features.append(dataclasses.replace(feature, label=label))
     return features
@@ -172,7 +172,7 @@ def best_spans(
     """
     spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
-        start, end = output[feature.second_starts[0] :][: window.end - window.begin].T
+        start, end = output[feature.second_starts[0] :][: window.end - window.start].T
         ends = np.lib.stride_tricks.sliding_window_view(np.append(end, beyond), max_answer_length)
         scores = start[:, None] + ends[: len(end)]
         scores[~window.is_max_context] = -np.inf
@@ -183,7 +183,7 @@ def best_spans(
             chosen = chosen[np.argpartition(-values[chosen], count)[:count]]
         for first, more in np.stack(np.divmod(chosen, max_answer_length), axis=1).tolist():
             last = first + more
-            characters = passage.offsets[[window.begin + first, window.begin + last], [0, 1]]
+            characters = passage.offsets[[window.start + first, window.start + last], [0, 1]]
             spans.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
     different = {}
     for span in sorted(spans, key=lambda span: -span.score):
@@ -210,4 +210,4 @@ def best_answers(
         rank = sum(null.score - span.score <= config.null_threshold for span in ranked)
         ranked.insert(rank, null)
     pairs = zip(ranked, softmax([span.score for span in ranked]).tolist(), strict=True)
-    return [Answer(passage.text(span), p, span.begin, span.end) for span, p in pairs]
+    return [Answer(passage.text(span), p, span.start, span.end) for span, p in pairs]

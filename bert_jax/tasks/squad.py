@@ -92,9 +92,9 @@ def make_split(
         """Returns the best answer, the null odds and the ranked spans of each question, by id."""
         texts, odds, nbest, end = {}, {}, {}, 0
         for question, passage in examples:
-            begin, end = end, end + len(passage.windows)
-            ranked = spans.best_spans(passage, outputs[begin:end], max_length, n_best)
-            null = spans.null_span(outputs[begin:end])
+            start, end = end, end + len(passage.windows)
+            ranked = spans.best_spans(passage, outputs[start:end], max_length, n_best)
+            null = spans.null_span(outputs[start:end])
             texts[question.id] = passage.text(ranked[0])
             odds[question.id] = null.score - ranked[0].score
             if null_answers:

@@ -53,10 +53,10 @@ def read_table(
 ) -> list[Record]:
     """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, that has all of `columns`.
 
-    The first of `header_lines` names the columns; the others are skipped. Fields may be quoted, in
-    a TSV as `_find_literal_quote` says. JSON and TFDS values become text (equal numbers the same
-    text); a list in the column `label` is joined by `label_separator`, if any. Raises
-    FileNotFoundError if the file is missing, and ValueError if it is malformed.
+    The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
+    JSON and TFDS values become text (equal numbers the same text); a list in the column `label` is
+    joined by `label_separator`, if any. Raises FileNotFoundError if the file is missing, and
+    ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
     """
     suffix = pathlib.Path(source).suffix
     hint = ": give the correct name in --config.data.text, text_pair, label or id" if label else ""

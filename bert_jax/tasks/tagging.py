@@ -5,6 +5,7 @@ import operator
 import pathlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -127,39 +128,50 @@ def tagging_features(
         ids, offsets = list(itertools.chain(*pieces)), np.cumsum([0, *sizes])
         tags = [labels.index(tag) for sentence in text for tag in sentence.tags or ()]
         ends = np.cumsum([0, *(len(sentence.words) for sentence in text)]).tolist()
-        for start, begin, end, stop in split_into_windows(sizes, itertools.pairwise(ends), room):
-            tokens, _ = make_sequence(tokenizer, ids[offsets[start] : offsets[stop]])
-            first_pieces = 1 + offsets[begin:end] - offsets[start]
+        for window in split_into_windows(sizes, itertools.pairwise(ends), room):
+            tokens, _ = make_sequence(tokenizer, ids[offsets[window.start] : offsets[window.stop]])
+            predicted = slice(window.first_predicted, window.end_predicted)
+            first_pieces = 1 + offsets[predicted] - offsets[window.start]
             label = None
             if tags:
                 label = np.full(len(tokens), NO_LABEL, np.int32)
-                label[first_pieces] = tags[begin:end]
+                label[first_pieces] = tags[predicted]
             features.append(Feature((tokens,), (len(tokens),), label))
             positions.append(first_pieces)
     return features, positions, {"windows": len(features), "words truncated": truncated}
 
 
+class WordWindow(NamedTuple):
+    """Words `[start, stop)` of a text, of which `[first_predicted, end_predicted)` get a tag."""
+
+    start: int
+    first_predicted: int
+    end_predicted: int
+    stop: int
+
+
 def split_into_windows(
     sizes: Sequence[int], sentences: Iterable[tuple[int, int]], room: int
-) -> list[tuple[int, int, int, int]]:
+) -> list[WordWindow]:
     """Splits a text, such as a document, into windows of at most `room` pieces.
 
-    A window (start, begin, end, stop) shows words `start` to `stop` and predicts `begin` to `end`:
-    one sentence, or up to `room // 2` pieces of a longer one. The rest are the surrounding words of
-    any sentence, equally many pieces on both sides unless the text ends on one of them. `sizes` are
-    the numbers of pieces of the words, 1 to `room`; `sentences` the ranges of their words.
+    A window predicts one sentence, or up to `room // 2` pieces of a longer one. The rest are the
+    surrounding words of any sentence, equally many pieces on both sides unless the text ends on one
+    of them. `sizes` are the numbers of pieces of the words, 1 to `room`; `sentences` the ranges of
+    their words.
     """
     before = [0, *itertools.accumulate(sizes)]  # Pieces before each word.
     windows = []
-    for begin, last in sentences:
-        max_pieces = room if before[last] - before[begin] <= room else room // 2
-        while begin < last:
-            end = min(last, max(begin + 1, bisect_right(before, before[begin] + max_pieces) - 1))
-            spare = room - (before[end] - before[begin])
+    for first, last in sentences:
+        max_pieces = room if before[last] - before[first] <= room else room // 2
+        while first < last:
+            end = min(last, max(first + 1, bisect_right(before, before[first] + max_pieces) - 1))
+            spare = room - (before[end] - before[first])
             left = max(spare // 2, spare - (before[-1] - before[end]))
-            start = bisect_left(before, before[begin] - left)
-            windows.append((start, begin, end, bisect_right(before, before[start] + room) - 1))
-            begin = end
+            start = bisect_left(before, before[first] - left)
+            stop = bisect_right(before, before[start] + room) - 1
+            windows.append(WordWindow(start, first, end, stop))
+            first = end
     return windows
 
 

@@ -79,8 +79,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits[name] = make_split(name, features, examples, labels, metrics, bool(separator))
     training = splits.pop("train", None)
     if separator:
-        layout = dataclasses.replace(head.labels, shape=(len(labels),))
-        head = dataclasses.replace(head, labels=layout)
+        layout = dataclasses.replace(head.label_layout, shape=(len(labels),))
+        head = dataclasses.replace(head, label_layout=layout)
     return Task(
         head=head,
         labels=labels or ("value",),

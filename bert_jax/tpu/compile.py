@@ -142,7 +142,7 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
 
 def abstract_batch(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, dtypes and shardings of a global batch from `data.batches`."""
-    row = row_dtype(phase.rows.max_seq_length, phase.rows.max_pairs)
+    row = row_dtype(phase.train.max_seq_length, phase.train.max_pairs)
     fields = {name: row[name] for name in row.names}
     fields |= dict.fromkeys(("row_ids", "epochs"), np.dtype(np.uint32))
     return {

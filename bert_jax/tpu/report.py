@@ -70,10 +70,10 @@ def report(
 
 
 def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_path) -> dict:
-    mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.rows.max_seq_length
+    mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
     row_flops = metrics.flops_per_row(
-        setup.model.config, length, phase.max_predictions, phase.rows.max_pairs
+        setup.model.config, length, phase.max_predictions, phase.train.max_pairs
     )
     figures = {
         "max_seq_length": length,

@@ -27,7 +27,7 @@ def make_finetune_step(
     head: Head,
     optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     shardings: TrainState,
-    microbatch_rows: int,
+    rows_per_microbatch: int,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted (state, rows, num_microbatches, keys, hyperparameters) -> (state, metrics).
 
@@ -39,11 +39,11 @@ def make_finetune_step(
 
     A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
     through the model twice: for the vectors, then, once their loss is known, for the gradients
-    (Gao et al., 2021, "Scaling deep contrastive learning batch size").
+    (GradCache: Gao et al., 2021, "Scaling deep contrastive learning batch size").
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
-    rows_per_shard = microbatch_rows // mesh.shape["data"]
+    rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
     def apply(params, rows, dropout):
         key, rate = dropout
@@ -59,7 +59,7 @@ def make_finetune_step(
             lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
         )
 
-    def take(microbatches, index):
+    def microbatch_at(microbatches, index):
         return jax.tree.map(
             lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), microbatches
         )
@@ -69,7 +69,7 @@ def make_finetune_step(
         microbatches = split_microbatches(rows)
 
         def add(index, total):
-            rows = take(microbatches, index)
+            rows = microbatch_at(microbatches, index)
             values = jax.value_and_grad(loss_fn)(params, rows, weight_sum, dropout)
             return jax.tree.map(jnp.add, total, values)
 
@@ -77,18 +77,18 @@ def make_finetune_step(
         return jax.lax.fori_loop(0, num_microbatches, add, zeros)
 
     def accumulate_batch_gradients(params, rows, num_microbatches, weight_sum, dropout):
-        """Does the same as `accumulate_gradients`, for a `batch_loss`."""
+        """Is `accumulate_gradients` for a `batch_loss`, by GradCache (Gao et al., 2021)."""
         microbatches = split_microbatches(rows)
-        shape = jax.eval_shape(apply, params, take(microbatches, 0), dropout).shape
+        shape = jax.eval_shape(apply, params, microbatch_at(microbatches, 0), dropout).shape
 
         def embed(index, vectors):
-            return vectors.at[index].set(apply(params, take(microbatches, index), dropout))
+            return vectors.at[index].set(apply(params, microbatch_at(microbatches, index), dropout))
 
         vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
         vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
 
         def batch_loss(vectors):
-            """Computes the whole batch's loss on each shard; returns the shard's share of it."""
+            """Computes the whole batch's loss on each shard; returns one shard's part."""
             labels, weights = microbatches["labels"], microbatches["weights"]
             examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
             examples, labels, weights = (
@@ -107,8 +107,10 @@ def make_finetune_step(
         loss, dvectors = jax.value_and_grad(batch_loss)(vectors)
 
         def add(index, total):
-            _, vjp_fn = jax.vjp(lambda p: apply(p, take(microbatches, index), dropout), params)
-            return jax.tree.map(jnp.add, total, *vjp_fn(take(dvectors, index)))
+            _, vjp_fn = jax.vjp(
+                lambda p: apply(p, microbatch_at(microbatches, index), dropout), params
+            )
+            return jax.tree.map(jnp.add, total, *vjp_fn(microbatch_at(dvectors, index)))
 
         zeros = jax.tree.map(jnp.zeros_like, params)
         return loss, jax.lax.fori_loop(0, num_microbatches, add, zeros)
@@ -124,7 +126,7 @@ def make_finetune_step(
         weight_sum = jnp.sum(label_weights(head, rows))
         weight_sum = jnp.where(weight_sum > 0, weight_sum, 1)
         # Undoes the layout of `finetune_batches`: the index of each row in the batch.
-        row_indices = jnp.arange(rows["tokens"].shape[0]).reshape(-1, microbatch_rows)
+        row_indices = jnp.arange(rows["tokens"].shape[0]).reshape(-1, rows_per_microbatch)
         return rows | {"dropout_rows": row_indices.T.reshape(-1)}, weight_sum
 
     def apply_trial(state, gradients, hyperparameters):
@@ -205,20 +207,20 @@ def predict(
                 feature = features[index]
                 size = len(feature) if head.input_kind == "positions" else len(feature.sequences)
                 for trial, trial_outputs in zip(predictions, outputs, strict=True):
-                    trial[index] = head.output(trial_outputs[row, start : start + size])
+                    trial[index] = head.feature_output(trial_outputs[row, start : start + size])
                 start += size
     losses = [float(loss / weight) if weight else None for loss, weight in total]
     return list(zip(predictions, losses, strict=True))
 
 
-def default_microbatch_rows(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
+def default_rows_per_microbatch(length: int, per_device_batch_size: int, mesh: Mesh) -> int:
     """Returns the rows per microbatch over all devices; 0 per device means a device's default."""
     tokens = TOKENS_PER_DEVICE.get(mesh.devices.flat[0].platform, 8192)
     rows_per_device = per_device_batch_size or max(1, tokens // length)
     return rows_per_device * mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def fit_microbatch_rows(maximum: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
+def fit_rows_per_microbatch(maximum: int, rows_of_batches: Sequence[int], num_shards: int) -> int:
     """Returns the cheapest number of rows per microbatch for batches of the given sizes.
 
     The cost of a microbatch is its rows, padding included, plus about `maximum` / 8 rows for adding

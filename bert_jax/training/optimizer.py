@@ -34,8 +34,8 @@ def make_schedule(
 ) -> optax.Schedule:
     """Returns the schedule: step, counted from 0 -> learning rate, a float32 scalar.
 
-    After a linear ramp from 0 over `warmup_steps`, the rate is `peak` times the share of the steps
-    that remain, to the given `power`: 1 is linear, 0 constant. The share is counted from step 0
+    After a linear ramp from 0 over `warmup_steps`, the rate is `peak` times the fraction of steps
+    that remain, to the given `power`: 1 is linear, 0 constant. The fraction is counted from step 0
     ("step_0"), as in the released code, whose rate never quite reaches its peak, or from the end of
     the warm-up ("warmup_end"), as in transformers. Raises ValueError for another `decay_from`.
     """
@@ -78,7 +78,7 @@ def make_optimizer(
     return optax.chain(*transforms)
 
 
-def scale_layers(
+def scale_updates_by_layer(
     optimizer: optax.GradientTransformation, num_layers: int, decay: float, num_frozen: int
 ) -> optax.GradientTransformation:
     """Multiplies the updates of layer i, from 0, by `decay ** (num_layers - i)`.

@@ -133,8 +133,8 @@ def mask_batch(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: 
     return jax.shard_map(
         functools.partial(unpack_and_mask, masking=masking),
         mesh=mesh,
-        in_specs=(partitioning.BATCH, P()),
-        out_specs=partitioning.BATCH,
+        in_specs=(partitioning.BATCH_SPEC, P()),
+        out_specs=partitioning.BATCH_SPEC,
         check_vma=False,
     )(rows, key)
 

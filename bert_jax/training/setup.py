@@ -35,10 +35,10 @@ ARCHITECTURE = (
 class Phase:
     """The steps [start, stop), on rows of one length; `is_long` for those of `config.long_phase`.
 
-    To compile a step, `rows` needs only its sizes, and `heldout` may be None.
+    To compile a step, `train` needs only its sizes, and `heldout` may be None.
     """
 
-    rows: Rows
+    train: Rows
     heldout: Rows | None
     start: int
     stop: int
@@ -101,17 +101,17 @@ def setup_pretraining(
     `source_bert` and its errors are as for `model_config`. Also raises ValueError if the mesh does
     not fit the devices, or a batch or the rows do not fit the mesh or the model.
     """
-    bert = model_config(config, tokenizer.vocab_size, source_bert)
-    max_length = max(phase.rows.max_seq_length for phase in phases)
-    if max_length > bert.max_position_embeddings:
+    bert_config = model_config(config, tokenizer.vocab_size, source_bert)
+    max_length = max(phase.train.max_seq_length for phase in phases)
+    if max_length > bert_config.max_position_embeddings:
         raise ValueError(
             f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
-            f"{bert.max_position_embeddings}: build the corpus with a smaller --max_seq_length, or "
-            f"set --config.model.max_position_embeddings={max_length}"
+            f"{bert_config.max_position_embeddings}: build the corpus with a smaller "
+            f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
         )
-    model = BertForPreTraining(bert)
+    model = BertForPreTraining(bert_config)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
-    schedule = rate_schedule(config)
+    schedule = schedule_of_run(config)
     names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
     options = {name: config[name] for name in names}
     optimizer = make_optimizer(config.optimizer, schedule, **options)
@@ -129,7 +129,7 @@ def setup_pretraining(
     return setup
 
 
-def rate_schedule(config: ConfigDict) -> optax.Schedule:
+def schedule_of_run(config: ConfigDict) -> optax.Schedule:
     """Returns the learning rate of each step: one ramp and decay over both phases, or two.
 
     Each phase has its own if `long_phase` has a learning rate or a warm-up (LAMB's re-warm-up).
@@ -186,7 +186,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             )
         phases.append(phase)
         start = phase.stop
-    first, last = (phase.rows.manifest for phase in (phases[0], phases[-1]))
+    first, last = (phase.train.manifest for phase in (phases[0], phases[-1]))
     for part, key, flag in (
         ("vocabulary", "sha256", "vocab"),
         ("config", "seed", "seed"),

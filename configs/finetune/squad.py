@@ -1,7 +1,7 @@
 """SQuAD 1.1, or with `:v2` SQuAD 2.0, in which questions may have no answer.
 
 Source: Devlin et al. (2018), sections 4.2 and 4.3: 3 epochs of batch 32 for 1.1, 2 epochs of batch
-48 for 2.0, learning rate 5e-5; windows of 384 tokens with a stride of 128, as released.
+48 for 2.0, learning rate 5e-5; windows of 384 tokens with a stride of 128, as in the released code.
 
 Expected time: not measured.
 Expected result: exact match and F1 on dev in tables 2 and 3: 80.8 and 88.5 (1.1, BERT_BASE), 84.1

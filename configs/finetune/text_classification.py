@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.scan_layers = placeholder(bool)
     config.model.remat = placeholder(str)
 
-    config.optimizer = "adamw"  # Or "bert_adam", as released, or "lamb".
+    config.optimizer = "adamw"  # Or "bert_adam", the released one, or "lamb".
     config.learning_rate = 3e-5
     config.warmup_fraction = 0.1
     config.decay_from = "step_0"  # As released; or "warmup_end", as in transformers.

@@ -87,8 +87,8 @@ def test_manifest_matches_the_rows(tmp_path, text):
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 120 * 12
     for split, entry in manifest["splits"].items():
         rows = Rows(tmp_path / "out", split)
-        batch = rows.stream(0, rows.num_rows)
-        used = batch["pairs"][:, :, 2] > 0
+        batch = rows.read(0, rows.num_rows)
+        used = batch["sequence_bounds"][:, :, 2] > 0
         assert entry["rows"] == rows.num_rows == sum(shard["rows"] for shard in entry["shards"])
         assert entry["pairs"] == used.sum()
         assert entry["tokens"] == (batch["tokens"] != TOKENIZER.pad_id).sum()
@@ -100,7 +100,9 @@ def test_manifest_matches_the_rows(tmp_path, text):
 def documents_of(batch):
     """Returns for each pair the set of documents that its words come from."""
     sources = []
-    for tokens, pairs in zip(batch["tokens"].tolist(), batch["pairs"].tolist(), strict=True):
+    for tokens, pairs in zip(
+        batch["tokens"].tolist(), batch["sequence_bounds"].tolist(), strict=True
+    ):
         for start, _, end in pairs:
             if end:
                 sources.append({(token - 5) // 2 for token in tokens[start:end] if token >= 5})
@@ -110,7 +112,7 @@ def documents_of(batch):
 def test_no_pair_mixes_splits(tmp_path, text):
     build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     train, heldout = (
-        documents_of((rows := Rows(tmp_path / "out", split)).stream(0, rows.num_rows))
+        documents_of((rows := Rows(tmp_path / "out", split)).read(0, rows.num_rows))
         for split in ("train", "heldout")
     )
     assert not set.union(*train) & set.union(*heldout)
@@ -120,8 +122,8 @@ def test_no_pair_mixes_splits(tmp_path, text):
 def test_labels_are_correct_and_half_are_not_next(tmp_path, text):
     build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(dupe_factor=3), num_processes=1)
     rows = Rows(tmp_path / "out", "train")
-    batch = rows.stream(0, rows.num_rows)
-    labels = batch["nsp_labels"][batch["pairs"][:, :, 2] > 0]
+    batch = rows.read(0, rows.num_rows)
+    labels = batch["nsp_labels"][batch["sequence_bounds"][:, :, 2] > 0]
     sources = documents_of(batch)
     # A random next sentence comes from another document, a true one from the same.
     assert [len(source) > 1 for source in sources] == labels.astype(bool).tolist()
@@ -147,7 +149,7 @@ def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
     use_small_units(monkeypatch)
     build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(num_shards=2), num_processes=1)
     rows = Rows(tmp_path / "out", "train")
-    first = [min(source) for source in documents_of(rows.stream(0, rows.num_rows // 4))]
+    first = [min(source) for source in documents_of(rows.read(0, rows.num_rows // 4))]
     assert min(first) < 20 and max(first) > 90
 
 
@@ -183,8 +185,8 @@ def test_half_of_the_pairs_of_three_books_are_not_next(tmp_path, monkeypatch):
     labels = split["nsp_labels"]
     assert abs(labels["not_next"] / split["pairs"] - 0.5) < 1.5 / split["pairs"] ** 0.5  # 3 sigma
     rows = Rows(tmp_path / "out", "train")
-    batch = rows.stream(0, rows.num_rows)
-    labels = batch["nsp_labels"][batch["pairs"][:, :, 2] > 0]
+    batch = rows.read(0, rows.num_rows)
+    labels = batch["nsp_labels"][batch["sequence_bounds"][:, :, 2] > 0]
     assert [len(source) > 1 for source in documents_of(batch)] == labels.astype(bool).tolist()
 
 
@@ -219,7 +221,7 @@ def test_random_next_comes_from_all_over_the_input(tmp_path, monkeypatch):
     rows = Rows(tmp_path / "out", "train")
     distances = [
         max(sources) - min(sources)
-        for sources in documents_of(rows.stream(0, rows.num_rows))
+        for sources in documents_of(rows.read(0, rows.num_rows))
         if len(sources) > 1
     ]
     # The mean distance of two of 200 documents is 200 / 3, with a standard deviation of 47.
@@ -311,7 +313,7 @@ def test_corpus_with_more_shards_than_rows_can_be_read(tmp_path):
     config = corpus_config(heldout_fraction=0, num_shards=5)
     build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config, num_processes=1)
     rows = Rows(tmp_path / "out", "train", shuffle_seed=0)
-    assert rows.stream(0, 3)["epochs"].tolist() == [0, 1, 2]
+    assert rows.read(0, 3)["epochs"].tolist() == [0, 1, 2]
 
 
 def test_input_given_twice_is_read_twice(tmp_path, text):
@@ -462,6 +464,6 @@ def test_parts_hold_every_sentence_and_are_equally_long(monkeypatch):
     document_parts = list(build.cut_into_parts(3, sentences))
     assert [ids for part in document_parts for ids in part.ids()] == sentences
     assert {len(part.sentences) for part in document_parts} == {4, 5}
-    assert {part.source for part in document_parts} == {3}
+    assert {part.document_index for part in document_parts} == {3}
     assert pickle.loads(pickle.dumps(document_parts)) == document_parts
     assert len(list(build.cut_into_parts(0, [[1] * 1000]))) == 1

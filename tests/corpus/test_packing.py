@@ -20,9 +20,11 @@ def random_pairs(count, longest=60, seed=0):
 
 def test_row_dtype_has_the_documented_layout():
     dtype = row_dtype(128, 8)
-    assert dtype.names == ("tokens", "pairs", "nsp_labels")
+    assert dtype.names == ("tokens", "sequence_bounds", "nsp_labels")
     assert dtype["tokens"].shape == (128,) and dtype["tokens"].base == np.dtype("<u2")
-    assert dtype["pairs"].shape == (8, 3) and dtype["pairs"].base == np.dtype("<u2")
+    assert dtype["sequence_bounds"].shape == (8, 3) and dtype["sequence_bounds"].base == np.dtype(
+        "<u2"
+    )
     assert dtype["nsp_labels"].shape == (8,) and dtype["nsp_labels"].base == np.uint8
     assert dtype.itemsize == 128 * 2 + 8 * 3 * 2 + 8
 
@@ -35,7 +37,7 @@ def test_rows_hold_every_pair_once_and_unchanged():
     for row in rows:
         previous_end = 0
         for (start, second_start, end), label in zip(
-            row["pairs"].tolist(), row["nsp_labels"].tolist(), strict=True
+            row["sequence_bounds"].tolist(), row["nsp_labels"].tolist(), strict=True
         ):
             if end == 0:
                 assert (start, second_start, label) == (0, 0, 0)

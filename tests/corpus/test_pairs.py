@@ -92,12 +92,12 @@ def test_pairs_fit_and_no_span_is_empty():
 def test_one_document_in_ten_is_cut_into_shorter_pairs():
     documents = numbered_documents(2000, 40, 1)
     rng = random.Random(0)
-    begin = [pairs_of_document(documents, index, 23, 0.1, rng)[0] for index in range(2000)]
+    first_pairs = [pairs_of_document(documents, index, 23, 0.1, rng)[0] for index in range(2000)]
     # A random span may be short at its document's end; a true continuation here cannot be.
-    begin = [pair for pair in begin if pair.nsp_label == IS_NEXT]
-    short = sum(len(pair.first) + len(pair.second) < 20 for pair in begin)
+    first_pairs = [pair for pair in first_pairs if pair.nsp_label == IS_NEXT]
+    short = sum(len(pair.first) + len(pair.second) < 20 for pair in first_pairs)
     # 0.1 * 18/19, as the short length is drawn from 2 to the full length.
-    assert abs(short / len(begin) - 0.095) < 3 * (0.1 * 0.9 / len(begin)) ** 0.5
+    assert abs(short / len(first_pairs) - 0.095) < 3 * (0.1 * 0.9 / len(first_pairs)) ** 0.5
 
 
 def test_single_document_gives_only_is_next():

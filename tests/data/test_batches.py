@@ -60,7 +60,7 @@ def test_rows_of_all_hosts_are_the_batch_of_one_host(
         parts.append(list(pretrain_batches(host_rows, sharding, BATCH, 0, 41)))
     assert sorted(positions) == list(range(BATCH))
     for step in (0, 3, 40):  # 40 is epochs later.
-        whole = rows.stream(step * BATCH, (step + 1) * BATCH)
+        whole = rows.read(step * BATCH, (step + 1) * BATCH)
         for name, values in whole.items():
             joined = np.concatenate([part[step][name] for part in parts])
             np.testing.assert_array_equal(values[positions], joined)
@@ -73,7 +73,7 @@ def test_batches_are_the_same_on_any_mesh(corpus, axes):
     batches = list(pretrain_batches(rows, sharding, BATCH, 0, 3))
     assert len(batches) == 3
     for step, batch in enumerate(batches):
-        expected = rows.stream(step * BATCH, (step + 1) * BATCH)
+        expected = rows.read(step * BATCH, (step + 1) * BATCH)
         for name in expected:
             np.testing.assert_array_equal(np.asarray(batch[name]), expected[name])
 

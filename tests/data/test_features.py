@@ -44,21 +44,23 @@ def make_features(head: str, count: int, seed: int = 0, longest: int = 20) -> li
 
 
 def make_shape(head: str, length: int = 64, slots: int = 9) -> RowShape:
-    return RowShape(length, slots, HEADS[head].labels, 0, 3 if head == "multiple_choice" else 1)
+    return RowShape(
+        length, slots, HEADS[head].label_layout, 0, 3 if head == "multiple_choice" else 1
+    )
 
 
 def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
     """Recovers the labeled features of `rows` from their pairs."""
     features = []
     for row in range(len(rows["tokens"])):
-        pairs = rows["pairs"][row]
+        pairs = rows["sequence_bounds"][row]
         for slot in np.flatnonzero(rows["weights"][row]):
             bounds = pairs[slot * shape.sequences_per_feature :][: shape.sequences_per_feature]
             sequences = tuple(rows["tokens"][row, start:end] for start, _, end in bounds)
             label = rows["labels"][row]
-            if shape.labels.per_position:
+            if shape.label_layout.per_position:
                 label = label[bounds[0, 0] : bounds[0, 2]]
-            elif shape.labels.holds_positions:
+            elif shape.label_layout.holds_positions:
                 label = tuple(label[slot] - bounds[0, 0])
             else:
                 label = label[slot]
@@ -69,7 +71,7 @@ def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
             assert not covered[start:end].any()
             covered[start:end] = True
         assert not rows["tokens"][row, ~covered].any()
-        if shape.labels.per_position:
+        if shape.label_layout.per_position:
             assert (rows["labels"][row, ~covered] == NO_LABEL).all()
     return features
 
@@ -100,7 +102,7 @@ def test_batch_holds_its_features_whole_in_the_microbatches_in_use(head, trial_s
         shape,
         trial_sharding,
         batch_size=16,
-        microbatch_rows=8,
+        rows_per_microbatch=8,
         seeds=[3],
         start=0,
         stop=3,
@@ -133,7 +135,7 @@ def test_batches_of_a_trial_do_not_depend_on_the_first_step_and_other_trials(tri
     features, shape = make_features("classification", 20), make_shape("classification")
 
     def batches(start, *seeds):
-        numbers = {"batch_size": 8, "microbatch_rows": 8, "start": start, "stop": 7}
+        numbers = {"batch_size": 8, "rows_per_microbatch": 8, "start": start, "stop": 7}
         batches = finetune_batches(features, shape, trial_sharding, seeds=seeds, **numbers)
         return [jax.device_get(rows) for rows, _ in batches]
 

@@ -47,10 +47,10 @@ def assert_same(first, second):
 
 
 def test_arrays_have_the_documented_shapes_and_dtypes(corpus):
-    batch = Rows(corpus, "train", shuffle_seed=0).stream(3, 10)
+    batch = Rows(corpus, "train", shuffle_seed=0).read(3, 10)
     assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
         "tokens": ((7, 24), "uint16"),
-        "pairs": ((7, 2, 3), "uint16"),
+        "sequence_bounds": ((7, 2, 3), "uint16"),
         "nsp_labels": ((7, 2), "uint8"),
         "row_ids": ((7,), "uint32"),
         "epochs": ((7,), "uint32"),
@@ -60,41 +60,41 @@ def test_arrays_have_the_documented_shapes_and_dtypes(corpus):
 def test_every_epoch_has_every_row_once_in_a_different_order(corpus):
     rows = Rows(corpus, "train", shuffle_seed=0)
     size = rows.num_rows
-    batch = rows.stream(0, 3 * size)
+    batch = rows.read(0, 3 * size)
     orders = batch["row_ids"].reshape(3, size)
     assert batch["epochs"].tolist() == [0] * size + [1] * size + [2] * size
     for order in orders:
         assert sorted(order) == list(range(size))
     assert len({order.tobytes() for order in orders}) == 3
-    other_seed = Rows(corpus, "train", shuffle_seed=1).stream(0, size)["row_ids"]
+    other_seed = Rows(corpus, "train", shuffle_seed=1).read(0, size)["row_ids"]
     assert other_seed.tolist() != orders[0].tolist()
 
 
 def test_row_ids_follow_the_order_on_disk(corpus):
-    in_order = Rows(corpus, "train").stream(0, Rows(corpus).num_rows)
+    in_order = Rows(corpus, "train").read(0, Rows(corpus).num_rows)
     assert in_order["row_ids"].tolist() == list(range(len(in_order["row_ids"])))
-    shuffled = Rows(corpus, "train", shuffle_seed=5).stream(0, 2 * len(in_order["row_ids"]))
-    for name in ("tokens", "pairs", "nsp_labels"):
+    shuffled = Rows(corpus, "train", shuffle_seed=5).read(0, 2 * len(in_order["row_ids"]))
+    for name in ("tokens", "sequence_bounds", "nsp_labels"):
         np.testing.assert_array_equal(shuffled[name], in_order[name][shuffled["row_ids"]])
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 8, 64])
 def test_stream_does_not_depend_on_the_batch_size(corpus, batch_size):
-    whole = Rows(corpus, "train", shuffle_seed=3).stream(0, 320)
+    whole = Rows(corpus, "train", shuffle_seed=3).read(0, 320)
     rows = Rows(corpus, "train", shuffle_seed=3)
     # Backwards, so that nothing depends on what was read before.
     for start in reversed(range(0, 320, batch_size)):
         stop = min(start + batch_size, 320)
         expected = {name: value[start:stop] for name, value in whole.items()}
-        assert_same(rows.stream(start, stop), expected)
+        assert_same(rows.read(start, stop), expected)
 
 
 def test_stream_does_not_depend_on_threads_or_cache_size(corpus, monkeypatch):
-    expected = Rows(corpus, "train", shuffle_seed=3).stream(0, 640)
+    expected = Rows(corpus, "train", shuffle_seed=3).read(0, 640)
     monkeypatch.setattr(rows_module, "CACHED_WINDOWS", 2)
     rows = Rows(corpus, "train", shuffle_seed=3)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(lambda start: rows.stream(start, start + 10), range(0, 640, 10)))
+        parts = list(pool.map(lambda start: rows.read(start, start + 10), range(0, 640, 10)))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in expected}
     assert_same(joined, expected)
 
@@ -123,7 +123,7 @@ def write_numbered_rows(directory, num_rows, block_rows):
 def test_rows_that_share_a_batch_rarely_share_one_in_the_next_epoch(tmp_path, batch_size):
     num_rows, epochs = 124 * 256, 2
     write_numbered_rows(tmp_path / "corpus", num_rows, block_rows=256)
-    row_ids = Rows(tmp_path / "corpus", shuffle_seed=0).stream(0, epochs * num_rows)["row_ids"]
+    row_ids = Rows(tmp_path / "corpus", shuffle_seed=0).read(0, epochs * num_rows)["row_ids"]
     batches = np.argsort(row_ids.reshape(epochs, num_rows), axis=1) // batch_size
     together = 0
     for members in np.argsort(batches[0]).reshape(-1, batch_size):
@@ -134,15 +134,15 @@ def test_rows_that_share_a_batch_rarely_share_one_in_the_next_epoch(tmp_path, ba
 
 def test_rows_can_be_pickled(corpus):
     rows = Rows(corpus, "heldout", shuffle_seed=2)
-    assert_same(pickle.loads(pickle.dumps(rows)).stream(0, 9), rows.stream(0, 9))
+    assert_same(pickle.loads(pickle.dumps(rows)).read(0, 9), rows.read(0, 9))
 
 
 def test_out_of_range_positions_raise(corpus):
     rows = Rows(corpus, "heldout")
-    assert rows.stream(4, 4)["tokens"].shape == (0, 24)
+    assert rows.read(4, 4)["tokens"].shape == (0, 24)
     for start, stop in ((-1, 2), (3, 2), (0, rows.num_rows + 1)):
         with pytest.raises(IndexError, match="there is one epoch"):
-            rows.stream(start, stop)
+            rows.read(start, stop)
 
 
 def edit_manifest(corpus, edit):
@@ -231,4 +231,4 @@ def remove_rows(manifest):
 def test_damaged_corpus_is_a_clear_error(corpus, damage, error, message):
     damage(corpus)
     with pytest.raises(error, match=message):
-        Rows(corpus, "train").stream(0, 8)
+        Rows(corpus, "train").read(0, 8)

@@ -35,7 +35,7 @@ def test_packed_sequences_do_not_touch_each_other():
     sequences = [
         Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
     ]
-    shape = RowShape(16, 3, TAGGING.labels, 0)
+    shape = RowShape(16, 3, TAGGING.label_layout, 0)
     packed, single = shape.empty(1), shape.empty(3)
     shape.fill(packed, 0, sequences)
     for row, feature in enumerate(sequences):

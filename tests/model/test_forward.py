@@ -19,7 +19,9 @@ def test_each_text_is_in_one_batch_with_others_of_similar_length():
     assert [indices for indices, _ in batches] == [[2, 0], [4, 3], [1]]
     assert [rows["tokens"].shape for _, rows in batches] == [(2, 64), (2, 16), (2, 16)]
     for indices, rows in batches:
-        for index, row, (pair,) in zip(indices, rows["tokens"], rows["pairs"], strict=False):
+        for index, row, (pair,) in zip(
+            indices, rows["tokens"], rows["sequence_bounds"], strict=False
+        ):
             assert pair.tolist() == [0, len(expected[index]), len(expected[index])]
             np.testing.assert_array_equal(row[: pair[2]], expected[index])
             assert not row[pair[2] :].any()

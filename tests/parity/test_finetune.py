@@ -71,10 +71,10 @@ def ours(model, features) -> dict:
     update = make_finetune_step(network, HEADS[head["task"]], lambda _: optimizer, shardings, 2)
     batches = finetune_batches(
         features,
-        RowShape(LENGTH, 3, HEADS[head["task"]].labels, 0),
-        NamedSharding(mesh, P("trial", *partitioning.BATCH)),
+        RowShape(LENGTH, 3, HEADS[head["task"]].label_layout, 0),
+        NamedSharding(mesh, P("trial", *partitioning.BATCH_SPEC)),
         batch_size=CONFIG.batch_size,
-        microbatch_rows=2,
+        rows_per_microbatch=2,
         seeds=[0],
         start=0,
         stop=num_steps,
@@ -139,17 +139,17 @@ def test_the_same_batches_lead_to_the_same_parameters(
     features, read = make_features(kind), read_model(tmp_path)
     before = load_file(tmp_path / "model.safetensors")
 
-    found = ours(read, features)
-    save_huggingface(tmp_path / "ours", found, read.settings, read.tokenizer)
+    actual = ours(read, features)
+    save_huggingface(tmp_path / "ours", actual, read.settings, read.tokenizer)
     theirs(model, features, kind, monkeypatch)
-    found = load_file(tmp_path / "ours" / "model.safetensors")
+    actual = load_file(tmp_path / "ours" / "model.safetensors")
     expected = {name: value.detach().numpy() for name, value in model.state_dict().items()}
-    assert found.keys() == before.keys()
+    assert actual.keys() == before.keys()
     # The bias of a span's head changes no softmax: its gradient is rounding, which Adam magnifies;
     # in the layers below, what shifts all logits does the same, less.
-    compared = found.keys() - {"qa_outputs.bias"}
-    worst = max(float(np.abs(found[name] - expected[name]).max()) for name in compared)
-    moved = max(float(np.abs(found[name] - before[name]).max()) for name in found)
+    compared = actual.keys() - {"qa_outputs.bias"}
+    worst = max(float(np.abs(actual[name] - expected[name]).max()) for name in compared)
+    moved = max(float(np.abs(actual[name] - before[name]).max()) for name in actual)
     print(f"{kind}: parameters moved by up to {moved:.3f}, and end at most {worst:.1e} apart")
     assert moved > 0.005 and worst < (2e-5 if kind == "span" else 1e-6)
 

@@ -101,14 +101,14 @@ def test_logits_of_heads_equal_transformers_with_segments_and_padding(architectu
         expected = outputs.logits.numpy()
     pairs = np.stack([np.zeros(6, int), starts, lengths], axis=-1)[:, None].astype(np.int32)
     model = make_model(BertConfig(**ours.settings["bert"]), head)
-    found = model.apply({"params": ours.params}, {"tokens": tokens, "pairs": pairs})
+    actual = model.apply({"params": ours.params}, {"tokens": tokens, "sequence_bounds": pairs})
     if HEADS[head["task"]].input_kind == "pooled":
-        found, expected = found[:, 0], expected.reshape(6, -1)
+        actual, expected = actual[:, 0], expected.reshape(6, -1)
     else:
-        found, expected = found[real], expected[real]
-    error = np.abs(found - expected).max()
+        actual, expected = actual[real], expected[real]
+    error = np.abs(actual - expected).max()
     print(f"{head['task']}: {error:.1e} of up to {np.abs(expected).max():.1f}")
-    assert found.shape == expected.shape and error < 1e-5
+    assert actual.shape == expected.shape and error < 1e-5
 
 
 def test_pickled_weights_equal_safetensors(tmp_path):
@@ -118,9 +118,9 @@ def test_pickled_weights_equal_safetensors(tmp_path):
     expected = read_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    found = read_model(tmp_path)
-    assert set(found.report.loaded) > set(expected.report.loaded)  # Tied tensors are stored twice.
-    np.testing.assert_equal(found.params, expected.params)
+    actual = read_model(tmp_path)
+    assert set(actual.report.loaded) > set(expected.report.loaded)  # Tied tensors are stored twice.
+    np.testing.assert_equal(actual.params, expected.params)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_encode_and_features_of_released_weights_equal_transformers(minilm):
     tokenizer = transformers.BertTokenizer.from_pretrained(minilm)
     theirs = transformers.BertModel.from_pretrained(minilm).eval()
     ours = bert_jax.load(minilm)
-    found = {
+    actual = {
         pooling: ours.encode(SENTENCES, pooling, batch_size=2)
         for pooling in ("mean", "cls", "pooler")
     }
@@ -149,7 +149,7 @@ def test_encode_and_features_of_released_weights_equal_transformers(minilm):
         last = outputs.last_hidden_state[0]
         expected = {"mean": last.mean(0), "cls": last[0], "pooler": outputs.pooler_output[0]}
         for pooling, vector in expected.items():
-            error = np.abs(found[pooling][row] - vector.numpy()).max()
+            error = np.abs(actual[pooling][row] - vector.numpy()).max()
             print(f"{pooling} of {len(last)} tokens: {error:.1e}")
             assert error < 1e-5
         states = torch.stack(outputs.hidden_states[-4:], dim=2)[0].numpy()
@@ -234,8 +234,8 @@ def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path)
     leaves = {"kernel": "kernel", "bias": "bias", "gamma": "scale", "beta": "bias"}
     for name, value in values.items():
         module, leaf = name.rsplit("/", 1)
-        found = expected[name] if name in expected else expected[module][leaves[leaf]]
-        np.testing.assert_array_equal(found, value, err_msg=name)
+        actual = expected[name] if name in expected else expected[module][leaves[leaf]]
+        np.testing.assert_array_equal(actual, value, err_msg=name)
 
 
 TORCH_TEXTS = ["w3 w1 w30", "", "w7 " * 8, "w2 w9 w11 w4"]
@@ -262,11 +262,12 @@ def test_pipeline_and_loss_of_an_exported_classifier_equal_ours(task, problem, c
     pipeline = transformers.pipeline(
         "text-classification", str(tmp_path / "exported"), top_k=None, device="cpu"
     )
-    for text, found in zip(TORCH_TEXTS, pipeline(TORCH_TEXTS), strict=True):
+    for text, actual in zip(TORCH_TEXTS, pipeline(TORCH_TEXTS), strict=True):
         expected = {"LABEL_0": ours.classify(text)}
         if task != "regression":
             expected = dict(ours.classify(text, top_k=count))
-        assert {each["label"]: each["score"] for each in found} == pytest.approx(expected, abs=1e-6)
+        scores = {each["label"]: each["score"] for each in actual}
+        assert scores == pytest.approx(expected, abs=1e-6)
 
     rng = np.random.default_rng(0)
     labels = {
@@ -293,12 +294,12 @@ def test_sentence_transformers_computes_the_vectors_of_a_bi_encoder(
     save_huggingface(tmp_path / "out", params, settings, tokenizer)
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     with pytest.warns(UserWarning, match="1 of 5 texts are truncated to 64 tokens"):
-        expected, found = (
+        expected, actual = (
             theirs.encode(SENTENCES),
             bert_jax.load(tmp_path / "out").encode(SENTENCES),
         )
-    print(f"{pooling}: {np.abs(found - expected).max():.1e} of up to {np.abs(expected).max():.1f}")
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    print(f"{pooling}: {np.abs(actual - expected).max():.1e} of up to {np.abs(expected).max():.1f}")
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
     product = expected @ expected.T
     np.testing.assert_allclose(theirs.similarity(expected, expected), product, atol=1e-4)
 
@@ -336,12 +337,12 @@ def test_pipeline_of_an_exported_tagger_finds_the_same_entities(tmp_path):
     )
     rng, count = np.random.default_rng(0), 0
     texts = [" ".join(f"w{i}" for i in rng.integers(0, 35, 12)) for _ in range(20)]
-    for found, tagging in zip(pipeline(texts), ours.tag(texts), strict=True):
+    for actual, tagging in zip(pipeline(texts), ours.tag(texts), strict=True):
         expected = [(each.type, each.start, each.end) for each in tagging.entities]
         # transformers returns the words outside of entities as a group, too.
-        found = [each for each in found if each["entity_group"] != "O"]
-        assert [(each["entity_group"], each["start"], each["end"]) for each in found] == expected
+        actual = [each for each in actual if each["entity_group"] != "O"]
+        assert [(each["entity_group"], each["start"], each["end"]) for each in actual] == expected
         scores = [each.probability for each in tagging.entities]
-        assert [each["score"] for each in found] == pytest.approx(scores, abs=1e-5)
+        assert [each["score"] for each in actual] == pytest.approx(scores, abs=1e-5)
         count += len(expected)
     assert count > 20

@@ -56,8 +56,8 @@ def test_outputs_loss_and_gradients_equal_transformers(case):
     assert not report.missing
     assert not report.unused
     expected = golden.transformers_outputs(config, tensors, batch)
-    found = golden.outputs(config, params, batch)
-    check(case, golden.largest_errors(config, found, expected, batch))
+    actual = golden.outputs(config, params, batch)
+    check(case, golden.largest_errors(config, actual, expected, batch))
 
 
 def test_padding_rows_of_the_vocabulary_take_no_probability():

@@ -32,7 +32,7 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     config.num_steps, config.log_every, config.model.dropout_rate = 2, 1, 0.0
     pretrain.train_and_evaluate(config, tmp_path / "run")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
+    actual = [json.loads(line) for line in lines]
 
     # The encoder of the weights under the run's own fresh heads, and the run's first batch.
     source, (phase,) = read_model(directory), open_phases(config)
@@ -44,7 +44,7 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     settings = {"bert": dataclasses.asdict(setup.model.config)}
     save_huggingface(tmp_path / "start", params, settings, source.tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
-    (rows,) = pretrain_batches(phase.rows, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
+    (rows,) = pretrain_batches(phase.train, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
     batch = unpack_and_mask(rows, jax.random.split(key)[0], setup.masking(phase))
     batch = {name: torch.tensor(np.asarray(values)).long() for name, values in batch.items()}
     with torch.no_grad():
@@ -62,6 +62,6 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
         ),
     }
     for name, value in expected.items():
-        print(f"{name}: {found[0][f'train/{name}']:.6f}, in transformers {float(value):.6f}")
-        assert found[0][f"train/{name}"] == pytest.approx(float(value), abs=1e-5)
-    assert found[1]["train/loss"] != found[0]["train/loss"]
+        print(f"{name}: {actual[0][f'train/{name}']:.6f}, in transformers {float(value):.6f}")
+        assert actual[0][f"train/{name}"] == pytest.approx(float(value), abs=1e-5)
+    assert actual[1]["train/loss"] != actual[0]["train/loss"]

@@ -55,8 +55,8 @@ def test_classification_metrics_equal_scikit_learn(name):
         warnings.simplefilter("ignore")  # For undefined values, which are 0 in both.
         for _ in range(CASES):
             predicted, expected = classes(rng, binary=name == "f1")
-            found = getattr(scores, name)(predicted, expected)
-            worst = max(worst, abs(found - theirs(expected, predicted)))
+            actual = getattr(scores, name)(predicted, expected)
+            worst = max(worst, abs(actual - theirs(expected, predicted)))
     print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
     assert worst < 1e-12
 
@@ -75,9 +75,9 @@ def test_class_table_equals_scikit_learn(multi_label):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # For labels that are never expected.
             theirs = metrics.precision_recall_fscore_support(expected, predicted, zero_division=0)
-        found = np.array([row[1:5] for row in rows])
-        np.testing.assert_allclose(found[:, 0], theirs[3])
-        np.testing.assert_allclose(found[:, 1:], np.transpose(theirs[:3]), atol=5.1e-5)
+        actual = np.array([row[1:5] for row in rows])
+        np.testing.assert_allclose(actual[:, 0], theirs[3])
+        np.testing.assert_allclose(actual[:, 1:], np.transpose(theirs[:3]), atol=5.1e-5)
         if not multi_label:
             matrix = metrics.confusion_matrix(*reversed(numbers), labels=range(8))
             np.testing.assert_array_equal([row[5:] for row in rows], matrix)

@@ -66,9 +66,9 @@ def test_version_2_equals_transformers_over_1000_cases(squad_metrics):
             for id_, texts in gold.items()
         ]
         expected = squad_metrics.squad_evaluate(examples, predictions, odds, threshold)
-        found = evaluate_v2(gold, predictions, odds, threshold)
-        assert_same(found, expected)
-        assert set(expected) - set(found) == {name for name in expected if "total" in name}
+        actual = evaluate_v2(gold, predictions, odds, threshold)
+        assert_same(actual, expected)
+        assert set(expected) - set(actual) == {name for name in expected if "total" in name}
 
 
 def load_script(version: str):
@@ -105,7 +105,7 @@ def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(l
         texts = set()
         for window, feature in zip(passage.windows, features, strict=True):
             if feature.label != spans.NO_ANSWER:
-                low, high = np.array(feature.label) - feature.second_starts[0] + window.begin
+                low, high = np.array(feature.label) - feature.second_starts[0] + window.start
                 texts.add(question.context[passage.offsets[low, 0] : passage.offsets[high, 1]])
         if texts == {gold}:
             exact += 1

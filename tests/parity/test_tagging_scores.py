@@ -73,7 +73,7 @@ def test_scores_equal_conlleval_in_1000_cases_of_iob():
     for number in range(1000):
         predicted, expected = random_case(number, "BI")
         sentences = (
-            "".join(f"word {tag} {found}\n" for found, tag in zip(*pair, strict=True))
+            "".join(f"word {tag} {actual}\n" for actual, tag in zip(*pair, strict=True))
             for pair in zip(predicted, expected, strict=True)
         )
         report = subprocess.run(

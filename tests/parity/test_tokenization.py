@@ -20,10 +20,10 @@ def test_ids_equal_transformers_on_10000_strings(lower_case):
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(vocabulary).encode())
     assert tokenizer.lower_case == lower_case
     expected = golden.reference_ids(vocabulary, lower_case, texts)
-    found = tokenizer.encode_batch(texts)
+    actual = tokenizer.encode_batch(texts)
     different = [
-        text for text, a, b in zip(texts, found, expected, strict=True) if list(a) != list(b)
+        text for text, a, b in zip(texts, actual, expected, strict=True) if list(a) != list(b)
     ]
     assert not different, f"{len(different)} of {NUM_TEXTS} differ, first: {different[0]!r}"
-    ids = [token_id for row in found for token_id in row]
+    ids = [token_id for row in actual for token_id in row]
     assert ids.count(tokenizer.unk_id) < 0.5 * len(ids)

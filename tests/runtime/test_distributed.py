@@ -104,11 +104,11 @@ def test_checkpoint_of_eight_devices_on_two_hosts_resumes_on_other_devices(
 def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_process, corpus):
     rows = Rows(corpus, "heldout")
     assert rows.num_rows % 8  # The last batch of eight is padded.
-    num_pairs = np.count_nonzero(rows.stream(0, rows.num_rows)["pairs"][:, :, 2])
+    num_pairs = np.count_nonzero(rows.read(0, rows.num_rows)["sequence_bounds"][:, :, 2])
     # Repeats the evaluation of the run, which reports only means.
     config = ConfigDict(json.loads((one_process / "config.json").read_text()))
     (phase,) = open_phases(config)
-    setup = setup_pretraining(config, [phase], phase.rows.load_tokenizer())
+    setup = setup_pretraining(config, [phase], phase.train.load_tokenizer())
     params = jax.device_put(saved_params(one_process), setup.shardings.params)
     eval_step = make_eval_step(setup.model, setup.mesh, setup.masking(phase), seed=config.seed)
     batches = heldout_batches(rows, partitioning.batch_sharding(setup.mesh), 8)

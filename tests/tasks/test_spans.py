@@ -87,7 +87,7 @@ def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
             passage.windows, spans.label_windows(passage, tokens), strict=True
         ):
             if feature.label != spans.NO_ANSWER:
-                low, high = np.array(feature.label) - feature.second_starts[0] + window.begin
+                low, high = np.array(feature.label) - feature.second_starts[0] + window.start
                 found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
                 assert found == context[begin:end]
                 recovered += 1
@@ -123,7 +123,7 @@ def test_each_token_of_a_passage_is_owned_by_one_window(tokenizers):
         (passage,) = spans.make_passages([("x" * 50, context)], tokenizers["cased"], config)
     times = np.zeros(len(passage.offsets), int)
     for window, feature in zip(passage.windows, passage.features, strict=True):
-        times[window.begin : window.end] += window.is_max_context
+        times[window.start : window.end] += window.is_max_context
         tokens = feature.sequences[0]
         assert len(tokens) == len(feature) <= 32
         assert feature.second_starts == (10,)  # [CLS], 8 of 50, [SEP].
@@ -147,11 +147,11 @@ def test_best_spans_equal_those_of_an_exhaustive_search(seed):
     passage, outputs = random_passage(np.random.default_rng(seed))
     expected = {}
     for window, output in zip(passage.windows, outputs, strict=True):
-        for first in range(window.begin, window.end):
+        for first in range(window.start, window.end):
             for last in range(first, min(first + 4, window.end)):
-                if window.is_max_context[first - window.begin]:
-                    start = output[first - window.begin + 3, 0]
-                    end = output[last - window.begin + 3, 1]
+                if window.is_max_context[first - window.start]:
+                    start = output[first - window.start + 3, 0]
+                    end = output[last - window.start + 3, 1]
                     text = passage.context[first : last + 1]
                     expected[text] = max(expected.get(text, -np.inf), start + end)
     found = spans.best_spans(passage, outputs, max_answer_length=4, n_best=5)

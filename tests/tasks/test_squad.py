@@ -50,7 +50,7 @@ def pretrained(tokenizer, tmp_path_factory):
     """A tiny untrained BERT."""
     directory = tmp_path_factory.mktemp("pretrained") / "1"
     config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
-    row = RowShape(8, 1, SPAN.labels, 0).empty(1)
+    row = RowShape(8, 1, SPAN.label_layout, 0).empty(1)
     params = jax.jit(BertForTask(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["bert/pooler", "mlm", "nsp"]}
     write_checkpoint(directory, {"bert": params["bert"]}, settings, tokenizer)
@@ -131,7 +131,7 @@ def test_loaded_model_answers_as_the_run_predicted(finished):
             assert answers[0].text == predictions[question.id]
         expected = {each["text"]: each["probability"] for each in nbest[question.id]}
         for answer in answers:
-            assert question.context[answer.begin : answer.end] == answer.text
+            assert question.context[answer.start : answer.end] == answer.text
             assert answer.probability == pytest.approx(expected[answer.text], rel=1e-3)
 
 

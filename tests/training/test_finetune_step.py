@@ -15,7 +15,7 @@ from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, RowShape, fin
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, BertForTask, in_batch_loss
 from bert_jax.training import finetune_step
-from bert_jax.training.finetune_step import fit_microbatch_rows
+from bert_jax.training.finetune_step import fit_rows_per_microbatch
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
 
@@ -68,7 +68,7 @@ def make_model(kind: str, dropout_rate: float = 0.0, **options):
 
 def row_shape(kind: str, packed: bool = True) -> RowShape:
     each = SEQUENCES.get(kind, 1)
-    return RowShape(LENGTH, (8 if packed else 1) * each, head_of(kind).labels, 0, each)
+    return RowShape(LENGTH, (8 if packed else 1) * each, head_of(kind).label_layout, 0, each)
 
 
 def initial(model: BertForTask) -> dict:
@@ -80,7 +80,14 @@ KEYS = jax.random.split(jax.random.key(2), 1)
 
 
 def build_update(
-    kind, *, packed=True, microbatch_rows=16, devices=1, mesh_sizes=None, class_weights=(), **model
+    kind,
+    *,
+    packed=True,
+    rows_per_microbatch=16,
+    devices=1,
+    mesh_sizes=None,
+    class_weights=(),
+    **model,
 ):
     """Returns a step of SGD, its initial state, and the first batch: rows and microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
@@ -89,14 +96,14 @@ def build_update(
     state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
     shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
     step = finetune_step.make_finetune_step(
-        model, head, lambda values: optax.sgd(values.learning_rate), shardings, microbatch_rows
+        model, head, lambda values: optax.sgd(values.learning_rate), shardings, rows_per_microbatch
     )
     (batch,) = finetune_batches(
         make_features(kind),
         shape,
-        NamedSharding(mesh, P("trial", *partitioning.BATCH)),
+        NamedSharding(mesh, P("trial", *partitioning.BATCH_SPEC)),
         batch_size=BATCH,
-        microbatch_rows=microbatch_rows,
+        rows_per_microbatch=rows_per_microbatch,
         seeds=[0],
         start=0,
         stop=1,
@@ -133,7 +140,7 @@ def assert_same(one, two):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_update_does_not_depend_on_packing_microbatches_and_devices(kind):
-    packed, apart = update(kind), update(kind, packed=False, microbatch_rows=8, devices=4)
+    packed, apart = update(kind), update(kind, packed=False, rows_per_microbatch=8, devices=4)
     assert (packed[2], apart[2]) == (1, 2)
     assert_same(packed, apart)
 
@@ -186,9 +193,13 @@ def test_another_learning_rate_compiles_nothing():
 def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
     one, four = (
         update(
-            kind, packed=False, microbatch_rows=microbatch_rows, devices=devices, dropout_rate=0.1
+            kind,
+            packed=False,
+            rows_per_microbatch=rows_per_microbatch,
+            devices=devices,
+            dropout_rate=0.1,
         )
-        for microbatch_rows, devices in ((5, 1), (8, 4))
+        for rows_per_microbatch, devices in ((5, 1), (8, 4))
     )
     assert (one[2], four[2]) == (3, 2)
     assert_same(one, four)
@@ -278,7 +289,7 @@ def test_weighted_loss_is_that_of_torch(kind, weights):
     nats = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
     each = np.array(weights)[labels]
     assert loss == pytest.approx(np.sum(nats * each) / np.sum(each), rel=1e-5)
-    in_training = update(kind, class_weights=weights, microbatch_rows=8, devices=4)
+    in_training = update(kind, class_weights=weights, rows_per_microbatch=8, devices=4)
     assert in_training[0] == pytest.approx(loss, rel=1e-5)
 
 
@@ -301,7 +312,7 @@ def padding(size: int, rows: list[int]) -> int:
 def test_microbatch_is_divisible_by_the_devices_and_no_larger_than_the_maximum(num_shards):
     for maximum in range(num_shards, 8 * num_shards, num_shards):
         for rows in range(1, 100):
-            size = fit_microbatch_rows(maximum, [rows], num_shards)
+            size = fit_rows_per_microbatch(maximum, [rows], num_shards)
             assert 0 < size <= maximum and size % num_shards == 0
             assert padding(size, [rows]) <= padding(maximum, [rows])
 
@@ -317,4 +328,4 @@ def test_microbatch_is_divisible_by_the_devices_and_no_larger_than_the_maximum(n
     ],
 )
 def test_microbatches_hold_batches_with_little_padding(rows, size):
-    assert fit_microbatch_rows(16, rows, 1) == size
+    assert fit_rows_per_microbatch(16, rows, 1) == size

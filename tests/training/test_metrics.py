@@ -32,7 +32,7 @@ def test_unigram_baseline_equals_a_count_in_plain_python(corpus):
     rows = Rows(corpus, "heldout")
     special = (0, 1, 2, 3, 4)
     counts = {}
-    for token in rows.stream(0, rows.num_rows)["tokens"].ravel().tolist():
+    for token in rows.read(0, rows.num_rows)["tokens"].ravel().tolist():
         if token not in special:
             counts[token] = counts.get(token, 0) + 1
     total = sum(counts.values())

@@ -18,7 +18,7 @@ from bert_jax.training.optimizer import (
     is_decayed,
     make_optimizer,
     make_schedule,
-    scale_layers,
+    scale_updates_by_layer,
 )
 
 CONFIG = BertConfig(
@@ -239,7 +239,7 @@ def test_layer_rates_agree_with_the_formula_in_float64(name, decay, num_frozen):
         return 0.0 if num_frozen and level <= num_frozen else decay ** (4 - level)
 
     optimizer = make_optimizer(name, make_schedule(PEAK, NUM_STEPS, WARMUP_STEPS))
-    optimizer = scale_layers(optimizer, CONFIG.num_layers, decay, num_frozen)
+    optimizer = scale_updates_by_layer(optimizer, CONFIG.num_layers, decay, num_frozen)
     update = jax.jit(optimizer.update)
     tensors, slots = random_tensors(0, scale=0.1), {}
     params = as_tree(tensors)

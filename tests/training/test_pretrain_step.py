@@ -55,7 +55,7 @@ def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str
             row["tokens"][start:end] = rng.integers(5, VOCAB, length)
             row["tokens"][start] = 2
             row["tokens"][[second - 1, end - 1]] = 3
-            row["pairs"][number] = (start, second, end)
+            row["sequence_bounds"][number] = (start, second, end)
             row["nsp_labels"][number] = rng.integers(2)
             start = end
     return {name: rows[name] for name in rows.dtype.names} | {
@@ -68,7 +68,7 @@ def one_pair_per_row(batch: dict, rows: dict) -> dict:
     """Returns the masked batch of packed rows with each pair in a row of its own."""
     positions, weights = np.asarray(batch["mlm_positions"]), np.asarray(batch["mlm_weights"])
     unpacked = {name: [] for name in batch}
-    for row, pairs in enumerate(rows["pairs"].astype(int)):
+    for row, pairs in enumerate(rows["sequence_bounds"].astype(int)):
         for number, (start, second, end) in enumerate(pairs):
             if end == 0:
                 continue
@@ -173,7 +173,7 @@ def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     # it depends on the index of a row in the batch.
     rows = random_rows(8)
     short = random_rows(8, pair_lengths=(12,), seed=1)
-    for name in ("tokens", "pairs", "nsp_labels"):
+    for name in ("tokens", "sequence_bounds", "nsp_labels"):
         rows[name][1::3] = short[name][1::3]
     model = small_model(dropout_rate=0.1)
     devices = {"devices": jax.devices()[: max(math.prod(mesh.values()), 1)]}

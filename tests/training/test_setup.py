@@ -11,7 +11,12 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.tpu.compile import UNCASED_ENGLISH
-from bert_jax.training.setup import model_config, plan_phase, rate_schedule, setup_pretraining
+from bert_jax.training.setup import (
+    model_config,
+    plan_phase,
+    schedule_of_run,
+    setup_pretraining,
+)
 
 
 def tiny_config(**changes):
@@ -53,7 +58,7 @@ def test_given_max_predictions_are_kept():
 
 def rates(config) -> list[float]:
     num_steps = config.num_steps + config.long_phase.num_steps
-    schedule = jax.jit(rate_schedule(config))
+    schedule = jax.jit(schedule_of_run(config))
     return [float(schedule(step)) for step in range(num_steps + 1)]
 
 
