@@ -49,7 +49,7 @@ def make_features(kind: str) -> list[Feature]:
 
 def head_of(kind: str, **fields):
     if kind == "multi_label":
-        fields["labels"] = LabelLayout(np.float32, shape=(OUTPUTS[kind],))
+        fields["label_layout"] = LabelLayout(np.float32, shape=(OUTPUTS[kind],))
     return dataclasses.replace(HEADS[kind], **fields)
 
 
