@@ -9,26 +9,56 @@ other finite numbers go undetected; a copy is compared with its source byte by b
 """
 
 import filecmp
+import json
 import os
 import pathlib
 import shutil
 import sys
 
+import numpy as np
 from absl import app, flags
 
 # The accelerator may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
+
 from bert_jax.interop.read import abstract_params
 from bert_jax.runtime.command_line import CheckpointError, parse_flags
-from bert_jax.training.checkpoint import find_checkpoint, verify_checkpoint
+from bert_jax.training.checkpoint import find_checkpoint, load_checkpoint, load_training_state
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
 
 
+def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
+    """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
+
+    Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
+    """
+    params, settings, _ = load_checkpoint(directory, abstract_params)
+    has_state = settings.get("has_training_state", True)
+    training = load_training_state(directory) if has_state else {"step": np.int32(0)}
+    for path in directory.glob("*/array_metadatas/*"):  # Orbax reads these only when resuming.
+        try:
+            json.loads(path.read_text())
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+    sizes = {"step": int(training["step"]), "params": 0, "training": 0}
+    shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
+    for path, leaf in jax.tree.leaves_with_path({"params": params, "training": training}):
+        name = jax.tree_util.keystr(path)
+        if leaf.ndim and leaf.shape not in shapes:  # Moments have the shapes of parameters.
+            problem = f"no parameter has the shape of {name}, {list(leaf.shape)}"
+            raise CheckpointError(f"{directory}: training/ belongs to other parameters: {problem}")
+        if not np.isfinite(leaf).all():
+            raise CheckpointError(f"{directory}: {name} holds values that are not finite")
+        sizes[path[0].key] += leaf.nbytes
+    return sizes
+
+
 def check(directory: pathlib.Path) -> None:
     """Verifies a checkpoint and prints a summary; raises CheckpointError."""
-    sizes = verify_checkpoint(directory, abstract_params)
+    sizes = verify_checkpoint(directory)
     print(
         f"{directory}: complete, step {sizes['step']:,}, parameters {sizes['params']:,} bytes, "
         f"training state {sizes['training']:,} bytes"

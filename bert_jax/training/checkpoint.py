@@ -217,32 +217,6 @@ def load_training_state(directory: pathlib.Path) -> dict:
         return training
 
 
-def verify_checkpoint(
-    directory: pathlib.Path, get_abstract_params: Callable[[dict], dict]
-) -> dict[str, int]:
-    """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
-
-    Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
-    """
-    params, settings, _ = load_checkpoint(directory, get_abstract_params)
-    has_state = settings.get("has_training_state", True)
-    training = load_training_state(directory) if has_state else {"step": np.int32(0)}
-    with _reading(directory):  # Orbax reads these only when resuming.
-        for path in directory.glob("*/array_metadatas/*"):
-            json.loads(path.read_text())
-    sizes = {"step": int(training["step"]), "params": 0, "training": 0}
-    shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
-    for path, leaf in jax.tree.leaves_with_path({"params": params, "training": training}):
-        name = jax.tree_util.keystr(path)
-        if leaf.ndim and leaf.shape not in shapes:  # Moments have the shapes of parameters.
-            problem = f"no parameter has the shape of {name}, {list(leaf.shape)}"
-            raise CheckpointError(f"{directory}: training/ belongs to other parameters: {problem}")
-        if not np.isfinite(leaf).all():
-            raise CheckpointError(f"{directory}: {name} holds values that are not finite")
-        sizes[path[0].key] += leaf.nbytes
-    return sizes
-
-
 def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     """Reads a tree of arrays onto the default device; ValueError unless it is as `expected`.
 
