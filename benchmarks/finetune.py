@@ -129,7 +129,7 @@ def transformers_run(directory: pathlib.Path) -> dict:
         return transformers_side.tagging(
             config, *sets, lambda *tags: entity_scores(*tags)["f1"], SEED.value
         )
-    from bert_jax.tasks.squad_files import read_questions
+    from bert_jax.tasks.squad import read_questions
     from bert_jax.tasks.squad_scores import evaluate_v1
 
     questions = [read_questions(path, False) for path in files]

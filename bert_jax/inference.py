@@ -22,12 +22,10 @@ from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import EMBEDDING, HEADS, BertForTask, make_model
 from bert_jax.tasks import spans
-from bert_jax.tasks.conll import Sentence
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.spans import Answer
-from bert_jax.tasks.tagged_text import Tagging, split_words, tagged_text
-from bert_jax.tasks.tagging import best_tags, tagging_features
+from bert_jax.tasks.tagging import Tagging, tag_texts
 from bert_jax.tasks.text_classification import Classification, best_labels
 from bert_jax.tokenization import Tokenizer
 
@@ -168,7 +166,7 @@ class PretrainedModel:
         if null_threshold is not None:
             if not isinstance(null_threshold, int | float | np.number):
                 raise TypeError(f"null_threshold must be a number, got {null_threshold!r}")
-            config = dataclasses.replace(config, null_answers=True, null_threshold=null_threshold)
+            config = config._replace(null_answers=True, null_threshold=null_threshold)
         pairs = list(zip(questions, contexts, strict=True))
         passages = spans.make_passages(pairs, self.tokenizer, config)
         windows = [window for passage in passages for window in passage.features]
@@ -282,14 +280,8 @@ class PretrainedModel:
         """
         head = self._need_head("tag words", "tagging", "feature_based")
         texts, chosen = _as_list(texts)
-        split = list(map(split_words, texts))
-        sentences = [Sentence([text[s:e] for s, e in words], [], None, 0) for text, words in split]
-        limit = head["max_seq_length"]
-        features, positions, _ = tagging_features(sentences, (), self.tokenizer, limit, False)
-        tags = best_tags(self._head_outputs(features), positions, head["labels"])
-        return [
-            tagged_text(text, words, itertools.islice(tags, len(words))) for text, words in split
-        ][chosen]
+        inputs = texts, self.tokenizer, head["max_seq_length"], head["labels"]
+        return tag_texts(*inputs, self._head_outputs)[chosen]
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""

@@ -12,7 +12,7 @@ import sys
 from absl import app, flags
 
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tasks.squad_files import read_questions
+from bert_jax.tasks.squad import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Number of articles for dev.", lower_bound=1)
 SEED = flags.DEFINE_integer("seed", 0, "Seed for drawing the articles for dev.")

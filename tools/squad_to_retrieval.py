@@ -13,7 +13,7 @@ import sys
 from absl import app, flags
 
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tasks.squad_files import read_questions
+from bert_jax.tasks.squad import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer(
     "heldout_articles", None, "Number of last articles for dev.", lower_bound=1, required=True

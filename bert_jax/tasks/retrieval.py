@@ -17,6 +17,7 @@ from bert_jax.model import heads
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
+from bert_jax.tasks.tables import field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.setup import check_bounds
@@ -119,11 +120,11 @@ def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Qu
     """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none."""
     queries = []
     for values, location in tables.read_objects(path):
-        text = _text(values, "query", location)
-        positive = _text(values, "positive", location) if "positive" in values else None
-        negatives = values.get("negatives", [])
-        if not isinstance(negatives, list) or not all(map(_is_text, negatives)):
-            raise ValueError(f"{location}: 'negatives' is {negatives!r}, expected a list of texts")
+        text = text_field(values, "query", location)
+        positive = text_field(values, "positive", location) if "positive" in values else None
+        negatives = field({"negatives": []} | values, "negatives", list, location)
+        for each in negatives:
+            text_field({"negative": each}, "negative", location)
         if positive in negatives:
             raise ValueError(f"{location}: the positive is one of the negatives too: {positive!r}")
         name = str(values.get("id", len(queries)))
@@ -134,17 +135,7 @@ def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Qu
 
 def read_passages(path: str | pathlib.Path) -> list[str]:
     """Reads the passages of a JSONL file, one `{"text": ...}` per line."""
-    return [_text(values, "text", location) for values, location in tables.read_objects(path)]
-
-
-def _text(values: dict, name: str, location: str) -> str:
-    if not _is_text(text := values.get(name, "")):
-        raise ValueError(f"{location}: {name!r} is {text!r}, expected a text")
-    return text
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    return [text_field(values, "text", location) for values, location in tables.read_objects(path)]
 
 
 def make_split(

@@ -5,7 +5,6 @@ character offsets in the context, so that an answer is a slice of the original t
 """
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -21,8 +20,7 @@ N_BEST = 20  # Number of answers proposed per question.
 NO_ANSWER = (0, 0)  # Target positions for a window without the answer: [CLS].
 
 
-@dataclasses.dataclass(frozen=True)
-class SpanConfig:
+class SpanConfig(NamedTuple):
     """How to read contexts and find answers; stored with a trained head. Lengths in tokens."""
 
     max_seq_length: int = 384  # Of a window, including the question and special tokens.
@@ -32,20 +30,12 @@ class SpanConfig:
     null_answers: bool = False  # Whether a question may have no answer, as in SQuAD 2.0.
     null_threshold: float = 0.0  # How far the no-answer score must exceed the best answer's.
 
-    def __post_init__(self):
-        limits = {"max_query_length": self.max_seq_length - 4}
-        for name in ("max_query_length", "doc_stride", "max_answer_length"):
-            value, limit = getattr(self, name), limits.get(name, math.inf)
-            if not 1 <= value <= limit:
-                setting = f"{name}={value} with max_seq_length={self.max_seq_length}"
-                raise ValueError(f"{setting}: expected a value in [1, {limit}]")
-
 
 def span_config(head: Mapping, max_position_embeddings: int) -> SpanConfig:
     """Returns the config stored with a trained head, with defaults that fit its positions."""
-    length = min(SpanConfig.max_seq_length, max_position_embeddings)
-    question = min(SpanConfig.max_query_length, length // 4)
-    saved = {name: value for name, value in head.items() if hasattr(SpanConfig, name)}
+    length = min(SpanConfig().max_seq_length, max_position_embeddings)
+    question = min(SpanConfig().max_query_length, length // 4)
+    saved = {name: value for name, value in head.items() if name in SpanConfig._fields}
     return SpanConfig(**{"max_seq_length": length, "max_query_length": question} | saved)
 
 

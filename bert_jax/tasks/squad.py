@@ -1,9 +1,14 @@
-"""SQuAD 1.1 and 2.0: the span of a context that answers a question, if there is one."""
+"""SQuAD 1.1 and 2.0: the span of a context that answers a question, if there is one.
 
-import dataclasses
+Questions are read from the official JSON, your own JSONL, or TFDS.
+"""
+
 import json
+import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -11,24 +16,39 @@ from scipy.special import softmax
 
 from bert_jax.data.features import Feature
 from bert_jax.model import heads
-from bert_jax.tasks import spans
+from bert_jax.tasks import spans, tables
+from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.spans import Passage, SpanConfig
-from bert_jax.tasks.squad_files import Question, read_questions
 from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evaluate_v2
-from bert_jax.tasks.tables import files_from_config
+from bert_jax.tasks.tables import field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
+from bert_jax.training.setup import check_bounds
 
 NBEST = ("text", "probability", "start_logit", "end_logit")  # In nbest_predictions.json.
 
 
+class Question(NamedTuple):
+    """A question about a context, and its location in the file, for error messages."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...] | None  # (text, answer_start) pairs, if known.
+    location: str
+
+
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
-    data, files = config.data, files_from_config(config.data)
-    names = (field.name for field in dataclasses.fields(SpanConfig))
-    options = {name: data[name] for name in names if data.get(name) is not None}
+    data, files = config.data, tables.files_from_config(config.data)
+    check_bounds(
+        config,
+        ("data.max_query_length", 1, config.max_seq_length - 4),
+        ("data.doc_stride data.max_answer_length", 1, math.inf),
+    )
+    options = {name: data[name] for name in SpanConfig._fields if data.get(name) is not None}
     span_config = SpanConfig(config.max_seq_length, **options)
-    head_settings = dataclasses.asdict(span_config)
+    head_settings = span_config._asdict()
     tunes_threshold = span_config.null_answers and data.null_threshold is None
     notes: dict[str, int] = {}
     train, splits = [], []
@@ -128,3 +148,59 @@ def make_split(
             (directory / name / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
 
     return Split(name, windows, score if gold else None, write)
+
+
+def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[Question]:
+    """Reads questions from a `.jsonl` file (one per line), "tfds:NAME#SPLIT" or official JSON.
+
+    Without `null_answers`, as in version 1.1, each question needs an answer. Raises
+    FileNotFoundError if the file is missing, and ValueError if it is malformed.
+    """
+    has_lines = source.startswith("tfds:") or source.endswith(".jsonl")
+    objects = tables.read_objects(source, data_dir) if has_lines else _read_json(source)
+    questions = [_question(*each, number) for number, each in enumerate(objects)]
+    if not questions:
+        raise ValueError(f"{source} holds no questions")
+    tables.check_unique(questions)
+    check_labeled(questions, [question.answers for question in questions], "answers", False)
+    for question in questions:
+        if question.answers == () and not null_answers:
+            fix = "only SQuAD 2.0 allows: --config=configs/finetune/squad.py:v2"
+            raise ValueError(f"{question.location}: no answer, which {fix}")
+    return questions
+
+
+def _read_json(path: str) -> Iterator[tuple[dict, str]]:
+    text = tables.read_text(pathlib.Path(path), "SQuAD's JSON, a .jsonl file, or tfds:NAME")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; name a file of lines .jsonl") from None
+    for a, article in enumerate(field(content, "data", list, path), start=1):
+        location = f"{path}, article {a}"
+        for p, paragraph in enumerate(field(article, "paragraphs", list, location), start=1):
+            location = f"{path}, article {a}, paragraph {p}"
+            context = field(paragraph, "context", str, location)
+            for q, entry in enumerate(field(paragraph, "qas", list, location), start=1):
+                location = f"{path}, article {a}, paragraph {p}, question {q}"
+                id_ = field(entry, "id", str, location)
+                yield entry | {"context": context}, f"{location} (id {id_})"
+
+
+def _question(values: dict, location: str, number: int) -> Question:
+    question, context = (text_field(values, name, location) for name in ("question", "context"))
+    answers = values.get("answers")
+    if isinstance(answers, dict):  # A dict of lists, as in TFDS and Hugging Face datasets.
+        lists = [field(answers, name, list, location) for name in ("text", "answer_start")]
+        answers = [{"text": text, "answer_start": start} for text, start in zip_longest(*lists)]
+    if answers is not None:
+        answers = tuple(
+            (field(answer, "text", str, location), field(answer, "answer_start", int, location))
+            for answer in field({"answers": answers}, "answers", list, location)
+        )
+    if values.get("is_impossible") and field(values, "is_impossible", bool, location):
+        if answers:
+            raise ValueError(f"{location}: is_impossible, but it has answers: remove one")
+        answers = ()
+    id_ = str(values.get("id", number))
+    return Question(id_, question, context, answers, location)

@@ -125,6 +125,24 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
     return objects
 
 
+def field(holder: object, name: str, expected: type, location: str):
+    """Returns `holder[name]`; raises ValueError unless it has the type `expected`."""
+    value = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(value, expected):
+        actual = "none" if value is None else type(value).__name__
+        if isinstance(holder, dict) and name not in holder:
+            actual = f"only {', '.join(holder) or 'an empty object'}"
+        raise ValueError(f"{location}: expected {name!r}, a {expected.__name__}; found {actual}")
+    return value
+
+
+def text_field(values: dict, name: str, location: str) -> str:
+    """Returns the string `values[name]`; raises ValueError if it is missing or blank."""
+    if not (text := field(values, name, str, location)).strip():
+        raise ValueError(f"{location}: the {name} is empty")
+    return text
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON: write null for a missing value")
 

@@ -1,10 +1,13 @@
 """Word tagging, from CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
+import functools
 import itertools
 import operator
 import pathlib
+import re
+import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +16,17 @@ from scipy.special import softmax
 
 from bert_jax.data.features import NO_LABEL, Feature, make_sequence
 from bert_jax.model import heads
-from bert_jax.tasks import scores
+from bert_jax.tasks import scores, tagging_scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import files_from_config
-from bert_jax.tasks.tagging_scores import entity_scores, find_strict_entities, split_tag
+from bert_jax.tasks.tagging_scores import entity_scores, find_entities, split_tag
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
+
+# Splits almost as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
+WORD = re.compile(r"['\u2019]s\b|\w+(?:[-.,]\w+|['\u2019](?!s\b)\w+)*|[^\w\s]")
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
@@ -210,7 +216,8 @@ def make_split(
         accuracy = {"accuracy": scores.accuracy(*words)}
         if scheme == "none":
             return accuracy
-        strict = entity_scores(predicted, expected, lambda tags: find_strict_entities(tags, scheme))
+        find_strict = functools.partial(tagging_scores.find_strict_entities, scheme=scheme)
+        strict = entity_scores(predicted, expected, find_strict)
         return entity_scores(predicted, expected) | {"strict_f1": strict["f1"]} | accuracy
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
@@ -225,3 +232,67 @@ def make_split(
                 stream.write("\n")
 
     return Split(name, features, score if is_labeled else None, write)
+
+
+class TaggedWord(NamedTuple):
+    """A word, its tag, and the tag's probability."""
+
+    word: str
+    tag: str
+    probability: float
+
+
+class TaggedEntity(NamedTuple):
+    """An entity: type, text, characters `[start, end)`, and the mean probability of its tags."""
+
+    type: str
+    text: str
+    start: int
+    end: int
+    probability: float
+
+
+class Tagging(NamedTuple):
+    """The result of `PretrainedModel.tag`."""
+
+    words: list[TaggedWord]
+    entities: list[TaggedEntity]
+
+
+def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Returns the text, and the characters (begin, end) of its words and punctuation marks.
+
+    The words of a list are joined by spaces. Raises TypeError for anything but strings.
+    """
+    if isinstance(text, str):
+        return text, [match.span() for match in WORD.finditer(text)]
+    if not isinstance(text, Iterable) or not all(isinstance(word, str) for word in text):
+        raise TypeError(f"expected a string or a list of words, got {text!r:.60}")
+    ends = itertools.accumulate(len(word) + 1 for word in text)
+    spans = [(end - 1 - len(word), end - 1) for word, end in zip(text, ends, strict=True)]
+    return " ".join(text), spans
+
+
+def tag_texts(
+    texts: Sequence[str | Sequence[str]],
+    tokenizer: Tokenizer,
+    max_seq_length: int,
+    labels: Sequence[str],
+    predict: Callable[[Sequence[Feature]], Outputs],
+) -> list[Tagging]:
+    """Tags the words of each text by `predict`, and finds the entities that the tags mark."""
+    split = list(map(split_words, texts))
+    sentences = [Sentence([text[s:e] for s, e in words], [], None, 0) for text, words in split]
+    features, positions, _ = tagging_features(sentences, (), tokenizer, max_seq_length, False)
+    tags = best_tags(predict(features), positions, labels)
+    tagged = []
+    for text, spans in split:
+        words = [TaggedWord(text[i:j], *next(tags)) for i, j in spans]
+        entities = []
+        for entity in find_entities([word.tag for word in words]):
+            start, end = spans[entity.start][0], spans[entity.end - 1][1]
+            members = words[entity.start : entity.end]
+            probability = statistics.fmean(word.probability for word in members)
+            entities.append(TaggedEntity(entity.type, text[start:end], start, end, probability))
+        tagged.append(Tagging(words, entities))
+    return tagged

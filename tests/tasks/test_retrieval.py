@@ -184,10 +184,13 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
 
 
 BAD_LINES = {
-    "no query": ([{"positive": "a"}], "line 1: 'query' is ''"),
-    "empty positive": ([{"query": "a", "positive": " "}], "'positive' is ' ', expected a text"),
-    "negatives that are no list": ([LINES[0] | {"negatives": "a"}], "expected a list of texts"),
-    "empty negative": ([LINES[0] | {"negatives": [""]}], "expected a list of texts"),
+    "no query": ([{"positive": "a"}], "line 1: expected 'query', a str; found only positive"),
+    "empty positive": ([{"query": "a", "positive": " "}], "line 1: the positive is empty"),
+    "negatives that are no list": (
+        [LINES[0] | {"negatives": "a"}],
+        "'negatives', a list; found str",
+    ),
+    "empty negative": ([LINES[0] | {"negatives": [""]}], "the negative is empty"),
     "too few negatives": (
         [LINES[0] | {"negatives": []}],
         r"fewer negatives \(0\) than --config\.data\.num_negatives=1",

@@ -169,20 +169,3 @@ def test_context_without_tokens_gives_the_empty_answer(tokenizers):
     (feature,) = passage.features
     best = spans.best_spans(passage, [np.zeros((len(feature), 2), np.float32)], 30, 20)
     assert [passage.text(span) for span in best] == [""]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"max_seq_length": 64, "max_query_length": 61},
-            r"max_query_length=61 with max_seq_length=64: expected a value in \[1, 60\]",
-        ),
-        ({"max_query_length": 0}, "max_query_length=0"),
-        ({"doc_stride": 0}, r"doc_stride=0 with .*: expected a value in \[1, inf\]"),
-        ({"max_answer_length": -1}, "max_answer_length=-1 with"),
-    ],
-)
-def test_impossible_config_raises_a_clear_error(fields, message):
-    with pytest.raises(ValueError, match=message):
-        SpanConfig(**fields)

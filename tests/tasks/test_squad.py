@@ -15,8 +15,7 @@ from bert_jax.interop.huggingface import HEAD_KEY, save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import SPAN, BertForTask
-from bert_jax.tasks.squad import get_task
-from bert_jax.tasks.squad_files import read_questions
+from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
@@ -314,6 +313,22 @@ def test_bad_files_raise_a_clear_error(tokenizer, tmp_path, content, error, mess
         path.write_text(content)
     with pytest.raises(error, match=message):
         get_task(make_config("v1", train=str(path)), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_query_length", 29, r"data\.max_query_length=29: expected at least 1 and at most 28"),
+        ("max_query_length", 0, r"data\.max_query_length=0: expected at least 1"),
+        ("doc_stride", 0, r"data\.doc_stride=0: expected at least 1"),
+        ("max_answer_length", -1, r"data\.max_answer_length=-1: expected at least 1"),
+    ],
+)
+def test_impossible_lengths_raise_a_clear_error(tokenizer, tmp_path, field, value, message):
+    config = make_config("v1", train=write_squad(tmp_path / "data.json", [entry(1, "king")]))
+    config.max_seq_length, config.data[field] = 32, value
+    with pytest.raises(ValueError, match=message):
+        get_task(config, tokenizer)
 
 
 def test_bad_questions_raise_a_clear_error(finished, pretrained):

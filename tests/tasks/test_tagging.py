@@ -10,7 +10,7 @@ import pytest
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import find_scheme, read_sentences
-from bert_jax.tasks.tagged_text import split_words
+from bert_jax.tasks.tagging import split_words
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import conll2003
 from configs.finetune import tagging as tagging_config
