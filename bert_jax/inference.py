@@ -118,7 +118,7 @@ class PretrainedModel:
         for text in texts:
             if mask not in text:
                 raise ValueError(f"text has no {mask} to fill in: {text!r}")
-            tokens, _ = tokenize_masked(text, self.tokenizer)
+            tokens = tokenize_masked(text, self.tokenizer)
             if len(tokens) > limit:
                 size = f"{len(tokens)} tokens, expected at most {limit}"
                 raise ValueError(f"text has {size}: shorten {text!r:.60}")

@@ -15,14 +15,13 @@ class Fill(NamedTuple):
     text: str
 
 
-def tokenize_masked(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Returns the token ids `[CLS] ... [SEP]` of `text`, and the positions of its masks."""
+def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids `[CLS] ... [SEP]` of `text`, in which masks are special tokens."""
     first, *others = text.split(tokenizer.mask_token)
-    tokens, positions = [tokenizer.cls_id, *tokenizer.encode(first)], []
+    tokens = [tokenizer.cls_id, *tokenizer.encode(first)]
     for part in others:
-        positions.append(len(tokens))
         tokens += [tokenizer.mask_id, *tokenizer.encode(part, continues=True)]
-    return [*tokens, tokenizer.sep_id], positions
+    return [*tokens, tokenizer.sep_id]
 
 
 def best_fills(

@@ -1,6 +1,5 @@
 """Word tagging, from CoNLL columns or JSONL: named entities, chunks, parts of speech."""
 
-import functools
 import itertools
 import operator
 import pathlib
@@ -216,8 +215,8 @@ def make_split(
         accuracy = {"accuracy": scores.accuracy(*words)}
         if scheme == "none":
             return accuracy
-        find_strict = functools.partial(tagging_scores.find_strict_entities, scheme=scheme)
-        strict = entity_scores(predicted, expected, find_strict)
+        find = tagging_scores.find_strict_entities
+        strict = entity_scores(predicted, expected, lambda tags: find(tags, scheme))
         return entity_scores(predicted, expected) | {"strict_f1": strict["f1"]} | accuracy
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:

@@ -1,6 +1,7 @@
 """The steps of fine-tuning: rows -> loss -> gradients -> new state, and rows -> predictions."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -52,12 +53,9 @@ def make_finetune_step(
 
     def loss_fn(params, rows, weight_sum, dropout):
         outputs = apply(params, rows, dropout)
+        if head.batch_loss:  # GradCache: has the gradients of the loss of the whole batch.
+            return jnp.sum(outputs * rows["gradients"])
         return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / weight_sum
-
-    def split_microbatches(rows):
-        return jax.tree.map(
-            lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
-        )
 
     def microbatch_at(microbatches, index):
         return jax.tree.map(
@@ -66,7 +64,21 @@ def make_finetune_step(
 
     def accumulate_gradients(params, rows, num_microbatches, weight_sum, dropout):
         """Returns the contribution of one data-parallel shard to the loss and its gradients."""
-        microbatches = split_microbatches(rows)
+        microbatches = jax.tree.map(
+            lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
+        )
+        if head.batch_loss:
+            shape = jax.eval_shape(apply, params, microbatch_at(microbatches, 0), dropout).shape
+            vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
+
+            def embed(index, vectors):
+                rows = microbatch_at(microbatches, index)
+                return vectors.at[index].set(apply(params, rows, dropout))
+
+            vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
+            loss_of_batch = functools.partial(batch_loss, microbatches, weight_sum)
+            batch_loss_value, gradients = jax.value_and_grad(loss_of_batch)(vectors)
+            microbatches |= {"gradients": gradients}
 
         def add(index, total):
             rows = microbatch_at(microbatches, index)
@@ -74,52 +86,29 @@ def make_finetune_step(
             return jax.tree.map(jnp.add, total, values)
 
         zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.fori_loop(0, num_microbatches, add, zeros)
+        loss, gradients = jax.lax.fori_loop(0, num_microbatches, add, zeros)
+        return batch_loss_value if head.batch_loss else loss, gradients
 
-    def accumulate_batch_gradients(params, rows, num_microbatches, weight_sum, dropout):
-        """Is `accumulate_gradients` for a `batch_loss`, by GradCache (Gao et al., 2021)."""
-        microbatches = split_microbatches(rows)
-        shape = jax.eval_shape(apply, params, microbatch_at(microbatches, 0), dropout).shape
-
-        def embed(index, vectors):
-            return vectors.at[index].set(apply(params, microbatch_at(microbatches, index), dropout))
-
-        vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
-        vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
-
-        def batch_loss(vectors):
-            """Computes the whole batch's loss on each shard; returns one shard's part."""
-            labels, weights = microbatches["labels"], microbatches["weights"]
-            examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
-            examples, labels, weights = (
-                jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
-                for x in (examples, labels, weights)
-            )
-            # A batch has at most as many examples as rows, far fewer than slots.
-            max_examples = rows["tokens"].shape[0] * mesh.shape["data"]
-            (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
-            examples, labels, weights = (
-                x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
-            )
-            loss = head.batch_loss(examples, labels, weights, model.temperature)
-            return loss / (weight_sum * mesh.shape["data"])
-
-        loss, dvectors = jax.value_and_grad(batch_loss)(vectors)
-
-        def add(index, total):
-            _, vjp_fn = jax.vjp(
-                lambda p: apply(p, microbatch_at(microbatches, index), dropout), params
-            )
-            return jax.tree.map(jnp.add, total, *vjp_fn(microbatch_at(dvectors, index)))
-
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return loss, jax.lax.fori_loop(0, num_microbatches, add, zeros)
-
-    accumulate = accumulate_batch_gradients if head.batch_loss else accumulate_gradients
+    def batch_loss(microbatches, weight_sum, vectors):
+        """Computes the whole batch's loss on each shard; returns one shard's part."""
+        labels, weights = microbatches["labels"], microbatches["weights"]
+        examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
+        examples, labels, weights = (
+            jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
+            for x in (examples, labels, weights)
+        )
+        # A batch has at most as many examples as rows, far fewer than slots.
+        max_examples = math.prod(microbatches["tokens"].shape[:2]) * mesh.shape["data"]
+        (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
+        examples, labels, weights = (
+            x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
+        )
+        loss = head.batch_loss(examples, labels, weights, model.temperature)
+        return loss / (weight_sum * mesh.shape["data"])
 
     def shard_gradients(*args):
         """Returns the losses and gradients of the trials of one shard, summed over `data`."""
-        sums = jax.vmap(accumulate, in_axes=(0, 0, None, 0, 0))(*args)
+        sums = jax.vmap(accumulate_gradients, in_axes=(0, 0, None, 0, 0))(*args)
         return sums if mesh.shape["data"] == 1 else jax.lax.psum(sums, "data")
 
     def prepare(rows):
