@@ -27,8 +27,8 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.config import REMAT_POLICIES
 from bert_jax.runtime.command_line import define_config, parse_flags
+from bert_jax.tools import pod_report
 from bert_jax.tpu import compile as tpu
-from bert_jax.tpu import report as pod_report
 from bert_jax.training import setup
 
 CONFIG = define_config("Pre-training configuration, as for bert_jax.pretrain.")

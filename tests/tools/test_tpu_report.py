@@ -240,7 +240,7 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
 # Runs --all with reports that are given, not compiled.
 REPORT_ALL = """
 import sys
-from bert_jax.tpu import report as pod_report
+from bert_jax.tools import pod_report
 from tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)

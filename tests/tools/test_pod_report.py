@@ -7,11 +7,11 @@ import jax
 import pytest
 
 from bert_jax.tpu import compile as tpu
-from bert_jax.tpu import report as pod_report
 from bert_jax.tpu.hlo_cost import Cost
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, setup_pretraining
 from configs.pretrain import bert_tiny
+from tools import pod_report
 
 TOPOLOGY = "v4:2x2x2"
 

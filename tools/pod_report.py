@@ -1,4 +1,4 @@
-"""Estimates memory, FLOPs and time of a configuration on a TPU topology.
+"""Estimates memory, FLOPs and time of a configuration on a TPU topology, for tools/tpu_report.py.
 
 Times come from the compiler's estimated cycles, which exclude collectives. `collective_seconds`
 is the minimum time of those: their bytes over the data-sheet bandwidth of all links of a device.
