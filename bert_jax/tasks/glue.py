@@ -162,7 +162,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits),
         metric=f"{dataset.dev[0] if dataset.dev else 'dev'}/{metric}",
         notes=notes,
-        head_settings={"max_seq_length": config.max_seq_length},
         files=files,
     )
 

@@ -56,6 +56,5 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits),
         metric="dev/accuracy",
         notes=notes,
-        head_settings={"max_seq_length": config.max_seq_length},
         files=files,
     )

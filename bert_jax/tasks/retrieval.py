@@ -103,7 +103,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             label = np.array([numbers[text] for text in query.candidates()], np.int32)
         features.append(Feature(*zip(*sequences([query], query.candidates()), strict=True), label))
     splits = [make_split(*pair, sequences, collection, is_bi_encoder) for pair in queries.items()]
-    settings = {"max_seq_length": config.max_seq_length, "max_query_length": data.max_query_length}
+    settings = {"max_query_length": data.max_query_length}
     return Task(
         head=heads.EMBEDDING if is_bi_encoder else heads.MULTIPLE_CHOICE,
         labels=() if is_bi_encoder else ("score",),

@@ -140,7 +140,8 @@ def setup_finetuning(
     )
     saved_head = settings["head"] if "head" in params else None
     task = read_task(config, saved_head, tokenizer)
-    head_settings = {"task": task.head.name, "labels": list(task.labels), **task.head_settings}
+    head_settings = {"task": task.head.name, "labels": list(task.labels)}
+    head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings
     pretrained = initial_params(params, saved_head, head_settings, config.new_head)
     if "head" in pretrained:
         task.head_settings.update(

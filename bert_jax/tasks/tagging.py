@@ -63,7 +63,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             train, columns = features, sentences[0].columns
         else:
             splits.append(make_split(name, sentences, features, positions, labels, data.scheme))
-    options = {name: data[name] for name in ("scheme", "document_context")}
     return Task(
         head=heads.TAGGING,
         labels=labels,
@@ -71,7 +70,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits),
         metric="dev/accuracy" if data.scheme == "none" else "dev/f1",
         notes=notes,
-        head_settings={"max_seq_length": config.max_seq_length} | options,
+        head_settings={name: data[name] for name in ("scheme", "document_context")},
         files=files,
     )
 

@@ -88,7 +88,6 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits.values()),
         metric=f"dev/{metric}",
         notes=notes,
-        head_settings={"max_seq_length": config.max_seq_length},
         files=files,
     )
 
