@@ -57,8 +57,8 @@ def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
     config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
     rng = np.random.default_rng(0)
     params = {
-        path: rng.normal(0, 0.1, shape).astype(np.float32) + path.endswith("scale")
-        for path, shape in parameter_shapes(config).items()
+        path: rng.normal(0, 0.1, leaf.shape).astype(np.float32) + path.endswith("scale")
+        for path, leaf in parameter_shapes(config).items()
         if path.startswith("bert")
     }
     settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}

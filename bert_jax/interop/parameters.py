@@ -59,15 +59,14 @@ def unexpected_tensors(report: LoadReport) -> str:
     )
 
 
-def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict[str, tuple[int, ...]]:
-    """Returns path -> shape of the parameters of `BertForPreTraining`, and of a task's head."""
+def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict:
+    """Returns path -> shape and dtype of the parameters of `BertForPreTraining`, and of a head."""
     key, ids = jax.random.key(0), np.zeros((1, 2), np.int32)
     params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]
     if head and head["labels"]:  # An embedding head has no parameters.
         rows = {"tokens": ids, "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
         params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
-    paths = flax.traverse_util.flatten_dict(params, sep="/")
-    return {path: leaf.shape for path, leaf in paths.items()}
+    return flax.traverse_util.flatten_dict(params, sep="/")
 
 
 def read_parameters(
@@ -95,11 +94,11 @@ def read_parameters(
     present = [path for path in shapes if name_of(path) in stored_names]
     parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
-    for path, shape in shapes.items():
+    for path, expected in shapes.items():
         if path.startswith(absent):
             missing.append(name_of(path))
             continue
-        params[path] = parameter = np.zeros(shape, np.float32)
+        params[path] = parameter = np.zeros(expected.shape, np.float32)
         values = parameter[: config.vocab_size] if path in PADDED else parameter
         for layer, value in enumerate(values if "{layer}" in name_of(path) else [values]):
             name = name_of(path).format(layer=layer)

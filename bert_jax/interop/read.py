@@ -4,8 +4,6 @@ import pathlib
 import re
 
 import flax
-import jax
-import jax.numpy as jnp
 
 from bert_jax.interop.google import load_google
 from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
@@ -51,9 +49,5 @@ def abstract_params(settings: dict) -> dict:
     """Returns the shapes and dtypes of a native checkpoint's parameters, from its settings."""
     shapes = parameter_shapes(BertConfig(**settings["bert"]), settings.get("head"))
     absent = tuple(f"{part}/" for part in settings.get("absent", ()))
-    params = {
-        path: jax.ShapeDtypeStruct(shape, jnp.float32)
-        for path, shape in shapes.items()
-        if not path.startswith(absent)
-    }
+    params = {path: leaf for path, leaf in shapes.items() if not path.startswith(absent)}
     return flax.traverse_util.unflatten_dict(params, sep="/")

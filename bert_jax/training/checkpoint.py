@@ -29,6 +29,7 @@ from bert_jax.training.state import TrainState
 class Checkpointer:
     """Saves and restores the training state of one run in `<workdir>/checkpoints`.
 
+    Keeps the last `keep_last` checkpoints and those at multiples of `keep_every` (0: none).
     All methods raise CheckpointError if the disk failed, and LostProcess if another process did.
     """
 
@@ -41,10 +42,7 @@ class Checkpointer:
         keep_last: int,
         keep_every: int = 0,
     ):
-        """Removes unfinished checkpoints of earlier runs.
-
-        Keeps the last `keep_last` checkpoints and those at multiples of `keep_every` (0: none).
-        """
+        """Removes unfinished checkpoints of earlier runs."""
         self.directory = workdir.absolute() / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
         self._tokenizer = tokenizer

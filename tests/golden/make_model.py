@@ -40,10 +40,10 @@ def random_tensors(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     tensors = {}
-    for path, shape in parameter_shapes(config).items():
+    for path, parameter in parameter_shapes(config).items():
         name, leaf = huggingface_name(path), path.rsplit("/", 1)[-1]
         stacked = "{layer}" in name
-        shape = shape[1:] if stacked else shape
+        shape = parameter.shape[1:] if stacked else parameter.shape
         if shape[0] == config.padded_vocab_size:
             shape = (config.vocab_size, *shape[1:])
         for layer in range(config.num_layers if stacked else 1):

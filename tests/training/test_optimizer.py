@@ -29,7 +29,7 @@ CONFIG = BertConfig(
     intermediate_size=20,
     max_position_embeddings=10,
 )
-SHAPES = parameter_shapes(CONFIG)
+SHAPES = {path: leaf.shape for path, leaf in parameter_shapes(CONFIG).items()}
 PEAK, NUM_STEPS, WARMUP_STEPS = 1e-3, 100, 10  # ten times the paper's rate
 UNDECAYED = re.compile("LayerNorm|layer_norm|bias")
 
