@@ -53,8 +53,8 @@ def make_finetune_step(
 
     def loss_fn(params, rows, weight_sum, dropout):
         outputs = apply(params, rows, dropout)
-        if head.batch_loss:  # GradCache: has the gradients of the loss of the whole batch.
-            return jnp.sum(outputs * rows["gradients"])
+        if head.batch_loss:  # Has the gradients of that loss, not its value.
+            return jnp.sum(outputs * rows["vector_gradients"])
         return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / weight_sum
 
     def microbatch_at(microbatches, index):
@@ -68,17 +68,16 @@ def make_finetune_step(
             lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
         )
         if head.batch_loss:
-            shape = jax.eval_shape(apply, params, microbatch_at(microbatches, 0), dropout).shape
-            vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
 
             def embed(index, vectors):
                 rows = microbatch_at(microbatches, index)
                 return vectors.at[index].set(apply(params, rows, dropout))
 
+            shape = jax.eval_shape(apply, params, microbatch_at(microbatches, 0), dropout).shape
+            vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
             vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
-            loss_of_batch = functools.partial(batch_loss, microbatches, weight_sum)
-            batch_loss_value, gradients = jax.value_and_grad(loss_of_batch)(vectors)
-            microbatches |= {"gradients": gradients}
+            loss_and_gradients = jax.value_and_grad(batch_loss)(vectors, microbatches, weight_sum)
+            loss_of_batch, microbatches["vector_gradients"] = loss_and_gradients
 
         def add(index, total):
             rows = microbatch_at(microbatches, index)
@@ -87,9 +86,9 @@ def make_finetune_step(
 
         zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
         loss, gradients = jax.lax.fori_loop(0, num_microbatches, add, zeros)
-        return batch_loss_value if head.batch_loss else loss, gradients
+        return loss_of_batch if head.batch_loss else loss, gradients
 
-    def batch_loss(microbatches, weight_sum, vectors):
+    def batch_loss(vectors, microbatches, weight_sum):
         """Computes the whole batch's loss on each shard; returns one shard's part."""
         labels, weights = microbatches["labels"], microbatches["weights"]
         examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
