@@ -92,12 +92,15 @@ class PretrainedModel:
     @property
     def module(self) -> nn.Module:
         """The Flax module of `params`: with the fine-tuned head, or else `BertForPreTraining`."""
-        return make_model(self.config, self.head) if self.head else BertForPreTraining(self.config)
+        if self.head:
+            return make_model(self.config, self.head)
+        return BertForPreTraining(self.config, next_sentence="nsp" in self.params)
 
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        names = {"mlm": "masked LM", "nsp": "next sentence"}
+        language_model = "next token" if self.config.causal else "masked LM"
+        names = {"mlm": language_model, "nsp": "next sentence"}
         pretrained = " and ".join(name for part, name in names.items() if part in self.params)
         head = self.head or {"task": pretrained, "labels": ()}
         purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))
@@ -112,6 +115,8 @@ class PretrainedModel:
         texts, chosen = _as_list(texts)
         _check_texts("texts", texts)
         _check_top_k(top_k, self.config.vocab_size)
+        if self.config.causal:
+            raise ValueError("this model reads left to right, so it cannot fill in masks")
         if "mlm" not in self.params:
             raise ValueError("this model has no masked-LM head, so it cannot fill in masks")
         mask, limit, features = self.tokenizer.mask_token, self.config.max_position_embeddings, []

@@ -33,7 +33,10 @@ from bert_jax.training.setup import check_numbers, open_phases, setup_pretrainin
 from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
-PROGRESS = ("train/loss", "train/mlm_accuracy", "rows_per_second", "mfu")
+PROGRESS = (
+    *("train/loss", "train/mlm_accuracy", "train/next_token_accuracy"),
+    *("rows_per_second", "mfu"),
+)
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
@@ -66,6 +69,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
     settings = config.to_dict() | {"bert": dataclasses.asdict(setup.model.config)}
+    settings["absent"] = parts_without_loss(config)
     settings["corpora"] = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
@@ -147,7 +151,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
                 values = main.check_finite(jax.device_get(unreported), step)
             if should_report:
                 values |= mean_metrics(values.pop("sums"))
-                values["loss"] = values["mlm_loss"] + values["nsp_loss"]
+                values["loss"] = sum(values[name] for name in values if name.endswith("_loss"))
                 values = {f"train/{name}": value for name, value in values.items()}
                 values["learning_rate"] = float(setup.schedule(step - 1))
                 values["seconds"] = time.monotonic() - began
@@ -204,11 +208,20 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
             f"the corpus was not built with the vocabulary of the weights in {config.init_from}: "
             f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256})"
         )
-    fresh = [*source.settings.get("absent", ()), *["optimizer"] * (not config.init_optimizer)]
-    names = ", ".join(fresh) or "nothing"
+    unused = parts_without_loss(config)
+    fresh = [part for part in source.settings.get("absent", ()) if part not in unused]
+    names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
     logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
     source.params.pop("head", None)
+    if unused:
+        source.params.pop("nsp", None)
+        source.params["bert"].pop("pooler", None)
     return source
+
+
+def parts_without_loss(config: ConfigDict) -> list[str]:
+    """Returns the parts of a model that this pre-training neither has nor trains."""
+    return [] if config.next_sentence else ["bert/pooler", "nsp"]
 
 
 def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, float]:
@@ -224,7 +237,8 @@ def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, floa
         # at once in different orders, and their collectives then wait for each other forever.
         totals.update(jax.tree.map(float, eval_step(params, rows)))
     scores = mean_metrics(totals)
-    return scores | {"perplexity": metrics.perplexity(scores["mlm_loss"])}
+    loss = scores["mlm_loss" if config.objective == "mlm" else "next_token_loss"]
+    return scores | {"perplexity": metrics.perplexity(loss)}
 
 
 if __name__ == "__main__":

@@ -537,6 +537,15 @@ BAD_FIELDS = [
     ({"model__size": "huge"}, "unknown model size 'huge': expected one of tiny"),
     ({"optimizer": "adam"}, "unknown optimizer 'adam': expected one of bert_adam"),
     ({"masking__unit": "word"}, r"masking\.unit is 'word': expected one of token"),
+    (
+        {"masking__mask_fraction": 1.0},
+        r"keep_fraction and random_fraction are 1\.0, 0\.1, 0\.1: expected three .* sum to 1",
+    ),
+    ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
+    (
+        {"objective": "causal"},
+        r"--config\.objective=causal: expected mlm or left_to_right",
+    ),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]
 

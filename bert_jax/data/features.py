@@ -127,18 +127,20 @@ def to_devices(rows: dict[str, np.ndarray], sharding: Sharding) -> dict[str, jax
     }
 
 
-def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, jax.Array]:
     """Expands packed rows, as read from disk, into the arrays that the model takes. Runs on device.
 
     Args:
       rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_pairs, 3]` and in
         pre-training `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
+      causal: whether the model is; its [CLS] sees no other token, but the last token sees all.
 
     Returns:
       int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
       in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
-      padding; int32 `cls_positions` `[batch, max_pairs]`; and given `nsp_labels`, these as int32
-      and float32 `nsp_weights` `[batch, max_pairs]`, 1 for a pair and 0 for an unused slot.
+      padding; int32 `pooled_positions` `[batch, max_pairs]`, of [CLS], or if `causal` of the last
+      token; and given `nsp_labels`, these as int32 and float32 `nsp_weights` `[batch, max_pairs]`,
+      1 for a pair and 0 for a sequence without second segment and an unused slot.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     start, second, end = jnp.moveaxis(rows["sequence_bounds"].astype(jnp.int32), -1, 0)
@@ -149,11 +151,11 @@ def unpack_rows(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
         "segment_ids": jnp.sum(inside & (position >= second[:, None]), axis=-1),
         "position_ids": jnp.sum(inside * (position - start[:, None]), axis=-1),
         "sequence_ids": jnp.sum(inside * jnp.arange(1, start.shape[1] + 1), axis=-1),
-        "cls_positions": start,
+        "pooled_positions": jnp.maximum(end - 1, 0) if causal else start,
     }
     if "nsp_labels" in rows:
         batch["nsp_labels"] = rows["nsp_labels"].astype(jnp.int32)
-        batch["nsp_weights"] = (end > 0).astype(jnp.float32)
+        batch["nsp_weights"] = (end > second).astype(jnp.float32)
     return batch
 
 

@@ -2,6 +2,7 @@
 
 As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, 15 % of a row's
 tokens, counting [CLS] and [SEP], are predicted; 80 % of these become [MASK], 10 % a random token.
+Left to right (section 5.1), every token but the first of its sequence is predicted, none corrupted.
 """
 
 import dataclasses
@@ -31,6 +32,8 @@ class Masking:
         length, corrupted together).
       repeat_after: number of epochs after which a row's masks repeat (static masking, the released
         `dupe_factor`); 0 draws new masks in every epoch.
+      mask_fraction, keep_fraction, random_fraction: of the tokens to predict, those that become
+        [MASK], stay the same, or become a random token; must sum to 1.
     """
 
     special_ids: tuple[int, ...]
@@ -41,10 +44,19 @@ class Masking:
     rate: float = 0.15
     unit: str = "token"
     repeat_after: int = 0
+    mask_fraction: float = 0.8
+    keep_fraction: float = 0.1
+    random_fraction: float = 0.1
 
     def __post_init__(self):
         if self.unit not in UNITS:
             raise ValueError(f"masking.unit is {self.unit!r}: expected one of {', '.join(UNITS)}")
+        fractions = self.mask_fraction, self.keep_fraction, self.random_fraction
+        if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+            raise ValueError(
+                "masking.mask_fraction, keep_fraction and random_fraction are "
+                f"{', '.join(map(str, fractions))}: expected three numbers from 0 that sum to 1"
+            )
 
 
 def mask_tokens(
@@ -84,8 +96,9 @@ def mask_tokens(
         is_prediction, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
         draw = jax.random.uniform(replace_key, tokens.shape)[group]
         random_token = jax.random.randint(random_key, tokens.shape, 0, masking.vocab_size)
-        corrupted = jnp.where(draw < 0.9, random_token, tokens)
-        corrupted = jnp.where(draw < 0.8, masking.mask_id, corrupted)
+        is_corrupted = draw < masking.mask_fraction + masking.random_fraction
+        corrupted = jnp.where(is_corrupted, random_token, tokens)
+        corrupted = jnp.where(draw < masking.mask_fraction, masking.mask_id, corrupted)
         return {
             "tokens": jnp.where(chosen, corrupted, tokens),
             "mlm_positions": positions * is_prediction,
@@ -94,6 +107,20 @@ def mask_tokens(
         }
 
     return jax.vmap(mask_row)(keys, tokens, sequence_ids)
+
+
+def next_tokens(tokens: jax.Array, sequence_ids: jax.Array) -> dict[str, jax.Array]:
+    """Returns the targets of left-to-right training: the next token within each sequence.
+
+    `tokens` and `sequence_ids` are int32 `[batch, length]`; the result is that of `mask_tokens`
+    without `tokens`, for all positions but the last: K = length - 1.
+    """
+    ids, next_ids = sequence_ids[:, :-1], sequence_ids[:, 1:]
+    return {
+        "mlm_positions": jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape),
+        "mlm_targets": tokens[:, 1:],
+        "mlm_weights": ((ids == next_ids) & (ids > 0)).astype(jnp.float32),
+    }
 
 
 def row_keys(

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from bert_jax.interop import parameters
 from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import HEADS
 from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer, WordPieceTokenizer, load_tokenizer
 
 WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
@@ -75,6 +76,7 @@ _CONFIG_KEYS = {
     "initializer_range": "initializer_range",
     "layer_norm_epsilon": "layer_norm_eps",
     "dropout_rate": "hidden_dropout_prob",
+    "causal": "is_decoder",
 }
 
 # Tied tensors may be stored in addition to the original, or instead of it.
@@ -92,7 +94,7 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         "model_type": "bert",
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",
-        "is_decoder": False,
+        "add_cross_attention": False,
         "attention_probs_dropout_prob": values["hidden_dropout_prob"],
     }
     for name, expected in required.items():
@@ -284,12 +286,20 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     path, legacy_path = directory / "config.json", directory / "bert_config.json"
     values = read_json(legacy_path if legacy_path.exists() and not path.exists() else path)
     config, head = config_from_huggingface(values), head_from_huggingface(values)
+    _check_pooling(config, head)
     try:
         params, report = params_from_huggingface(read_tensors(directory), config, head)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
     tokenizer = read_tokenizer(directory)
     return parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
+
+
+def _check_pooling(config: BertConfig, head: Mapping | None) -> None:
+    """Raises ValueError for a pooled head on a causal model, where we pool the last token."""
+    if config.causal and head and HEADS[head["task"]].input_kind == "pooled":
+        reason = "transformers pools [CLS], which sees no other token in a left-to-right model"
+        raise ValueError(f"a head for {head['task']} cannot be converted: {reason}")
 
 
 def save_huggingface(
@@ -302,6 +312,7 @@ def save_huggingface(
     if tokenizer.filename != WORDPIECE_FILENAME:
         raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
     config, head = BertConfig(**settings["bert"]), settings.get("head") or {}
+    _check_pooling(config, head)
     values = {
         "model_type": "bert",
         "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
@@ -311,6 +322,8 @@ def save_huggingface(
         "pad_token_id": tokenizer.pad_id,
         "dtype": "float32",
     }
+    if config.causal and "mlm" in params:
+        values["architectures"] = ["BertLMHeadModel"]
     if head:
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.

@@ -11,7 +11,14 @@ from bert_jax.model.dropout import Dropout, dropout
 
 @jax.named_scope("attention")
 def attention(
-    query, key, value, sequence_ids, *, dropout_key=None, dropout_settings: Dropout | None = None
+    query,
+    key,
+    value,
+    sequence_ids,
+    *,
+    causal: bool = False,
+    dropout_key=None,
+    dropout_settings: Dropout | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
@@ -19,6 +26,7 @@ def attention(
       query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
       sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
+      causal: whether positions attend only to themselves and earlier ones.
       dropout_key, dropout_settings: for dropout of the probabilities; None disables it.
 
     Returns:
@@ -28,8 +36,11 @@ def attention(
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
-    same_sequence = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
-    scores = jnp.where(same_sequence, scores, jnp.finfo(jnp.float32).min)
+    is_visible = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
+    if causal:
+        position = jnp.arange(scores.shape[-1])
+        is_visible &= position[:, None] >= position
+    scores = jnp.where(is_visible, scores, jnp.finfo(jnp.float32).min)
     probabilities = _softmax(scores, value.dtype)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)

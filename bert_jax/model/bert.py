@@ -95,6 +95,7 @@ class EncoderLayer(nn.Module):
         context = attention(
             *map(heads, ("query", "key", "value")),
             sequence_ids,
+            causal=config.causal,
             dropout_key=self.make_rng("dropout") if dropout else None,
             dropout_settings=dropout,
         )
@@ -158,9 +159,9 @@ class Bert(nn.Module):
         x = self.embeddings(tokens, position_ids, segment_ids, dropout)
         return self.encoder(x, sequence_ids, dropout, all_layers)
 
-    def pool(self, hidden: jax.Array, cls_positions: jax.Array) -> jax.Array:
-        """Returns tanh(dense([CLS])) `[B, P, H]` of the sequences at int32 `[B, P]` positions."""
-        return jnp.tanh(self.pooler(gather_positions(hidden, cls_positions)))
+    def pool(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
+        """Returns tanh(dense(hidden)) `[B, P, H]` at the int32 `[B, P]` `pooled_positions`."""
+        return jnp.tanh(self.pooler(gather_positions(hidden, positions)))
 
 
 class MlmHead(nn.Module):
@@ -192,27 +193,35 @@ class MlmHead(nn.Module):
 
 
 class BertForPreTraining(nn.Module):
-    """BERT with the masked-LM and next-sentence heads (section 3.1)."""
+    """BERT with the masked-LM and next-sentence heads (section 3.1).
+
+    In a causal model the masked-LM head predicts the next token. Without `next_sentence` it has
+    neither a pooler nor a next-sentence head (section 5.1, "No NSP").
+    """
 
     config: BertConfig
+    next_sentence: bool = True
 
     def setup(self):
         self.bert = Bert(self.config)
         self.mlm = MlmHead(self.config)
-        initializer = nn.initializers.truncated_normal(self.config.initializer_range)
-        self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=initializer)
+        if self.next_sentence:
+            initializer = nn.initializers.truncated_normal(self.config.initializer_range)
+            self.nsp = nn.Dense(2, dtype=jnp.float32, kernel_init=initializer)
 
-    def __call__(self, *inputs: jax.Array, dropout=None) -> tuple[jax.Array, jax.Array]:
-        """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]` (IsNext, NotNext).
+    def __call__(self, *inputs: jax.Array, dropout=None) -> tuple[jax.Array, jax.Array | None]:
+        """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]` (IsNext, NotNext) or None.
 
-        The inputs are the four of `Bert`, then the masked `mlm_positions`, int32 `[B, K]`, and the
-        `cls_positions` of the sequences, int32 `[B, P]`.
+        The inputs are the four of `Bert`, then the `mlm_positions` to predict at, int32 `[B, K]`,
+        and the `pooled_positions` of the sequences, int32 `[B, P]`.
         """
-        *inputs, mlm_positions, cls_positions = inputs
+        *inputs, mlm_positions, pooled_positions = inputs
         hidden = self.bert(*inputs, dropout=dropout)
         masked = gather_positions(hidden, mlm_positions)
         mlm_logits = self.mlm(masked, self.bert.embeddings.gathered_token_embedding)
-        return mlm_logits, self.nsp(self.bert.pool(hidden, cls_positions))
+        if not self.next_sentence:
+            return mlm_logits, None
+        return mlm_logits, self.nsp(self.bert.pool(hidden, pooled_positions))
 
 
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:

@@ -33,6 +33,8 @@ class BertConfig:
     type_vocab_size: int = 2
     dropout_rate: float = 0.1
     """Applied to embeddings, attention probabilities and the output of every sublayer."""
+    causal: bool = False
+    """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
     layer_norm_epsilon: float = 1e-12
     dtype: str = "float32"

@@ -115,6 +115,11 @@ class BertForTask(nn.Module):
     temperature: float = 0.05
 
     def setup(self):
+        if self.config.causal and self.pooling == "cls":
+            raise ValueError(
+                "pooling is 'cls', but [CLS] of a left-to-right model sees no other token: choose "
+                "'mean'"
+            )
         self.bert = Bert(self.config)
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
@@ -125,10 +130,10 @@ class BertForTask(nn.Module):
         Embeddings are `[B, P, H]`, 0 in unused slots. `rows` are those that `unpack_rows` takes,
         `dropout` as in `Bert`.
         """
-        batch = unpack_rows(rows)
+        batch = unpack_rows(rows, self.config.causal)
         x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout=dropout)
         if self.task_head.input_kind == "pooled" or self.pooling == "pooler":
-            x = self.bert.pool(x, batch["cls_positions"])
+            x = self.bert.pool(x, batch["pooled_positions"])
         if self.task_head.input_kind == "sequences":
             vectors = (
                 x

@@ -12,20 +12,20 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
 from bert_jax.data.features import unpack_rows
-from bert_jax.data.masking import Masking, mask_tokens, row_keys
+from bert_jax.data.masking import Masking, mask_tokens, next_tokens, row_keys
 from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.state import TrainState, apply_gradients
 
-MODEL_INPUTS = (*BERT_INPUTS, "mlm_positions", "cls_positions")
+MODEL_INPUTS = (*BERT_INPUTS, "mlm_positions", "pooled_positions")
 
 
 def make_pretrain_step(
     model: BertForPreTraining,
     optimizer: optax.GradientTransformation,
     shardings: TrainState,
-    masking: Masking,
+    masking: Masking | None,
     *,
     seed: int,
     num_microbatches: int = 1,
@@ -33,8 +33,9 @@ def make_pretrain_step(
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
     The metrics are `loss`, `gradient_norm`, `parameter_norm` and `sums`, from `metric_sums`. The
-    loss is the mean over all masked positions of the global batch plus the mean NSP loss, whatever
-    the number of devices and microbatches, whose gradients are accumulated. Masks are a function of
+    loss is the mean over all masked positions of the global batch (without `masking`: over all next
+    tokens) plus any mean NSP loss, whatever the number
+    of devices and microbatches, whose gradients are accumulated. Masks are a function of
     (seed, row, epoch), dropout of (seed, step, index of the row in the batch): a resumed run draws
     what an uninterrupted one would have drawn, on any mesh.
     """
@@ -44,7 +45,7 @@ def make_pretrain_step(
 
     def loss_fn(params, batch, counts, key):
         sums = metric_sums(model, params, batch, key)
-        return sum(sums[f"{task}_loss"] / counts[task] for task in ("mlm", "nsp")), sums
+        return sum(sums[f"{task}_loss"] / counts[task] for task in counts), sums
 
     def grad_fn(*args):
         values, gradients = jax.value_and_grad(loss_fn, has_aux=True)(*args)
@@ -70,7 +71,8 @@ def make_pretrain_step(
         batch = mask_batch(mesh, rows, mask_key, masking)
         batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])
         counts = {
-            task: jnp.maximum(jnp.sum(batch[f"{task}_weights"]), 1) for task in ("mlm", "nsp")
+            task: jnp.maximum(jnp.sum(batch[weights]), 1)
+            for task, weights in task_weights(model).items()
         }
         # Cast before gathering: there is less to gather if parameters are sharded over `data`.
         params = jax.lax.with_sharding_constraint(
@@ -89,7 +91,7 @@ def make_pretrain_step(
 
 
 def make_eval_step(
-    model: BertForPreTraining, mesh: Mesh, masking: Masking, *, seed: int
+    model: BertForPreTraining, mesh: Mesh, masking: Masking | None, *, seed: int
 ) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
     """Builds the jitted (params, rows) -> `metric_sums`; masks are a function of (seed, row)."""
     mask_key = jax.random.key(seed)
@@ -116,19 +118,27 @@ def init_state(
 
 
 def unpack_and_mask(
-    rows: dict[str, jax.Array], key: jax.Array, masking: Masking
+    rows: dict[str, jax.Array], key: jax.Array, masking: Masking | None
 ) -> dict[str, jax.Array]:
-    """Returns the batch that `metric_sums` takes, from packed rows as read from disk."""
-    batch = unpack_rows(rows)
-    keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
-    batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)
+    """Returns the batch that `metric_sums` takes, from packed rows as read from disk.
+
+    Without `masking` it is that of a left-to-right model.
+    """
+    batch = unpack_rows(rows, causal=masking is None)
+    if masking is None:
+        batch |= next_tokens(batch["tokens"], batch["sequence_ids"])
+    else:
+        keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
+        batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)
     if "row_weights" in rows:  # 0 on rows that only fill up an evaluation batch.
         batch["mlm_weights"] *= rows["row_weights"][:, None]
         batch["nsp_weights"] *= rows["row_weights"][:, None]
     return batch
 
 
-def mask_batch(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: Masking) -> dict:
+def mask_batch(
+    mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: Masking | None
+) -> dict:
     """Runs `unpack_and_mask` on each device's own rows: a sort would otherwise gather all rows."""
     return jax.shard_map(
         functools.partial(unpack_and_mask, masking=masking),
@@ -137,6 +147,12 @@ def mask_batch(mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: 
         out_specs=partitioning.BATCH_SPEC,
         check_vma=False,
     )(rows, key)
+
+
+def task_weights(model: BertForPreTraining) -> dict[str, str]:
+    """Returns the names of the losses of a model, each with the name of its weights in a batch."""
+    tasks = {"next_token" if model.config.causal else "mlm": "mlm_weights"}
+    return tasks | ({"nsp": "nsp_weights"} if model.next_sentence else {})
 
 
 def metric_sums(
@@ -153,14 +169,13 @@ def metric_sums(
     if dropout_key is not None and (rate := model.config.dropout_rate):
         dropout = Dropout(batch["dropout_rows"], rate)
         options = {"dropout": dropout, "rngs": {"dropout": dropout_key}}
-    mlm_logits, nsp_logits = model.apply({"params": params}, *inputs, **options)
+    logits = model.apply({"params": params}, *inputs, **options)
     sums = {}
-    for task, logits, targets in (
-        ("mlm", mlm_logits, batch["mlm_targets"]),
-        ("nsp", nsp_logits, batch["nsp_labels"]),
+    for (task, weights), task_logits, targets in zip(
+        task_weights(model).items(), logits, ("mlm_targets", "nsp_labels"), strict=False
     ):
-        weights = batch[f"{task}_weights"]
-        losses, correct = cross_entropy(logits, targets)
+        weights = batch[weights]
+        losses, correct = cross_entropy(task_logits, batch[targets])
         sums[f"{task}_loss"] = jnp.sum(losses * weights)
         sums[f"{task}_correct"] = jnp.sum(correct * weights)
         sums[f"{task}_count"] = jnp.sum(weights)
@@ -170,7 +185,7 @@ def metric_sums(
 def mean_metrics(sums: dict) -> dict[str, float]:
     """Returns mean losses (nats) and accuracies from `metric_sums`; 0, not NaN, without targets."""
     result = {}
-    for task in ("mlm", "nsp"):
+    for task in (name.removesuffix("_count") for name in sums if name.endswith("_count")):
         count = float(sums[f"{task}_count"]) or 1.0
         result[f"{task}_loss"] = float(sums[f"{task}_loss"]) / count
         result[f"{task}_accuracy"] = float(sums[f"{task}_correct"]) / count

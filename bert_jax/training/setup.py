@@ -24,6 +24,7 @@ from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
 
+OBJECTIVES = ("mlm", "left_to_right")
 # Model fields that must agree with given weights.
 ARCHITECTURE = (
     *("num_layers", "hidden_size", "num_heads", "intermediate_size"),
@@ -69,7 +70,10 @@ class PretrainSetup:
     abstract_state: TrainState
     shardings: TrainState
 
-    def masking(self, phase: Phase) -> Masking:
+    def masking(self, phase: Phase) -> Masking | None:
+        """Returns how the rows of a phase are masked; None for a left-to-right model."""
+        if self.model.config.causal:
+            return None
         return Masking(
             special_ids=tuple(self.tokenizer.special_ids),
             mask_id=self.tokenizer.mask_id,
@@ -109,7 +113,7 @@ def setup_pretraining(
             f"{bert_config.max_position_embeddings}: build the corpus with a smaller "
             f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
         )
-    model = BertForPreTraining(bert_config)
+    model = BertForPreTraining(bert_config, config.next_sentence)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
     schedule = schedule_of_run(config)
     names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
@@ -160,12 +164,23 @@ def model_config(
         fix = "give the weights to start from, --config.init_from=DIR, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
         raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
+    if config.objective not in OBJECTIVES:
+        expected = " or ".join(OBJECTIVES)
+        raise ValueError(f"--config.objective={config.objective}: expected {expected}")
+    causal = config.objective == "left_to_right"
+    if source_bert and causal != source_bert.get("causal", False):
+        trained = OBJECTIVES[not causal]
+        raise ValueError(
+            f"objective is {config.objective}, but the weights in {config.init_from} were trained "
+            f"with {trained}: set --config.objective={trained}"
+        )
     for name in ARCHITECTURE if source_bert else ():
         if (value := fields.get(name, source_bert[name])) != source_bert[name]:
             message = f"model.{name} is {value}, but {source_bert[name]} in {config.init_from}"
             fix = f"set --config.model.{name}={source_bert[name]}"
             raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py without it")
-    return BertConfig(**(source_bert or {}) | fields | {"vocab_size": vocab_size})
+    fields |= {"vocab_size": vocab_size, "causal": causal}
+    return BertConfig(**(source_bert or {}) | fields)
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:
@@ -178,6 +193,12 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             raise ValueError(f"give the directory of a corpus: --config.{prefix}corpus=DIR")
         rows = Rows(settings.corpus, "train", config.seed)
         phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)
+        kind = rows.manifest["config"].get("rows", "sentence_pairs")
+        if config.next_sentence and kind != "sentence_pairs":
+            raise ValueError(
+                f"{settings.corpus} has {kind}, not sentence pairs: set "
+                "--config.next_sentence=False, or build it with --rows=sentence_pairs"
+            )
         needed = max(round(config.masking.rate * rows.max_seq_length), 1)
         if not needed <= phase.max_predictions <= rows.max_seq_length:
             raise ValueError(
@@ -204,7 +225,9 @@ def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, st
     """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
     settings = config.long_phase if is_long else config
     max_predictions = settings.max_predictions
-    if max_predictions is None:  # At 15 %: 20 of 128 tokens, 77 of 512.
+    if config.objective == "left_to_right":
+        max_predictions = rows.max_seq_length
+    elif max_predictions is None:  # At 15 %: 20 of 128 tokens, 77 of 512.
         max_predictions = math.ceil(round(config.masking.rate * rows.max_seq_length, 6))
     stop = start + settings.num_steps
     return Phase(rows, heldout, start, stop, settings.batch_size, max_predictions, is_long)

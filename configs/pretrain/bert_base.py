@@ -24,6 +24,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
     config.num_steps = 900_000
     config.batch_size = 256  # Rows per update, over all devices.
+    # Or "left_to_right": causal attention, and the next token is predicted at every position.
+    # `masking` and `max_predictions` then have no effect.
+    config.objective = "mlm"
+    config.next_sentence = True  # False: without next-sentence loss, its head and the pooler.
     # Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).
     config.max_predictions = placeholder(int)
 
@@ -60,6 +64,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.masking.rate = 0.15
     config.masking.unit = "token"  # Or "whole_word" or "span".
     config.masking.repeat_after = 0  # Epochs after which a row's masks repeat; 0 means never.
+    # What becomes of the tokens to predict: [MASK], the same token, a random one. Sum to 1.
+    config.masking.mask_fraction = 0.8
+    config.masking.keep_fraction = 0.1
+    config.masking.random_fraction = 0.1
 
     config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
     config.learning_rate = 1e-4

@@ -45,10 +45,14 @@ def mask(tokens, sequence_ids, unit="token", seed=0, **changes):
     return jax.jit(functools.partial(mask_tokens, masking=masking))(keys, tokens, sequence_ids)
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_rates_are_15_80_10_10_within_3_sigma(unit):
+@pytest.mark.parametrize(
+    ("unit", "fractions"),
+    [*((unit, (0.8, 0.1, 0.1)) for unit in UNITS), ("token", (0.25, 0.0, 0.75))],
+)
+def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fractions):
     tokens, sequence_ids = rows(4000)
-    out = mask(tokens, sequence_ids, unit)
+    names = ("mask_fraction", "keep_fraction", "random_fraction")
+    out = mask(tokens, sequence_ids, unit, **dict(zip(names, fractions, strict=True)))
     weights = np.asarray(out["mlm_weights"]) > 0
     targets = np.asarray(out["mlm_targets"])[weights]
     replaced = np.take_along_axis(
@@ -67,16 +71,17 @@ def test_rates_are_15_80_10_10_within_3_sigma(unit):
     masked = replaced == MASK
     kept = replaced == targets
     # A random token equals the original, or is [MASK], with probability 1 / VOCAB each.
+    to_mask, keep, random = fractions
     expected = {
-        "mask": (masked, 0.8 + 0.1 / VOCAB),
-        "keep": (kept, 0.1 + 0.1 / VOCAB),
-        "random": (~masked & ~kept, 0.1 - 0.2 / VOCAB),
+        "mask": (masked, to_mask + random / VOCAB),
+        "keep": (kept, keep + random / VOCAB),
+        "random": (~masked & ~kept, random * (1 - 2 / VOCAB)),
     }
     # A span is corrupted as a whole: the sample size is the number of spans.
     sample = total if unit != "span" else total / 4.5
     for name, (is_so_corrupted, rate) in expected.items():
         sigma = np.sqrt(rate * (1 - rate) / sample)
-        assert abs(is_so_corrupted.mean() - rate) < 3 * sigma, name
+        assert abs(is_so_corrupted.mean() - rate) <= 3 * sigma, name
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -73,7 +73,7 @@ def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_sl
         "mlm_positions": np.zeros(slots, np.int32),
         "mlm_targets": np.zeros(slots, np.int32),
         "mlm_weights": np.zeros(slots, np.float32),
-        "cls_positions": np.zeros((len(lengths), 1), np.int32),
+        "pooled_positions": np.zeros((len(lengths), 1), np.int32),
         "nsp_labels": rng.integers(0, 2, (len(lengths), 1), np.int32),
         "nsp_weights": np.ones((len(lengths), 1), np.float32),
     }
@@ -152,14 +152,14 @@ def _outputs(config, params, batch):
 
     def hidden_and_pooled(model, *inputs):
         hidden = model.bert(*inputs, all_layers=True)
-        return hidden, model.bert.pool(hidden[-1], batch["cls_positions"])[:, 0]
+        return hidden, model.bert.pool(hidden[-1], batch["pooled_positions"])[:, 0]
 
     def loss_fn(params):
         sums = metric_sums(model, params, batch)
         return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
 
     hidden, pooled = model.apply(variables, *inputs, method=hidden_and_pooled)
-    mlm_logits, nsp_logits = model.apply(variables, *inputs, everywhere, batch["cls_positions"])
+    mlm_logits, nsp_logits = model.apply(variables, *inputs, everywhere, batch["pooled_positions"])
     loss, gradients = jax.value_and_grad(loss_fn)(params)
     return {
         "hidden": hidden,

@@ -133,7 +133,7 @@ def test_config_defaults_to_bert_base():
         ({"model_type": "roberta"}, "model_type is 'roberta', expected 'bert'"),
         ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', expected 'gelu'"),
         ({"position_embedding_type": "relative_key"}, "expected 'absolute'"),
-        ({"is_decoder": True}, "is_decoder is True"),
+        ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is True"),
         ({"hidden_size": "32"}, "a value has the wrong type"),
         ({"attention_probs_dropout_prob": 0.2}, "dropout_prob is 0.2, expected 0.1"),
     ],

@@ -1,5 +1,6 @@
 """The model, its loss and its gradients against transformers in torch (`make parity`)."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -9,9 +10,16 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.interop.huggingface import config_from_huggingface, params_from_huggingface
-from bert_jax.model.bert import Bert
+from bert_jax.corpus.packing import row_dtype
+from bert_jax.interop.huggingface import (
+    _CONFIG_KEYS,
+    config_from_huggingface,
+    params_from_huggingface,
+    params_to_huggingface,
+)
+from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.training.pretrain_step import metric_sums, unpack_and_mask
 from tests.golden import make_model as golden
 
 # Absolute for outputs and loss, relative for gradients; all in float32.
@@ -58,6 +66,56 @@ def test_outputs_loss_and_gradients_equal_transformers(case):
     expected = golden.transformers_outputs(config, tensors, batch)
     actual = golden.outputs(config, params, batch)
     check(case, golden.largest_errors(config, actual, expected, batch))
+
+
+def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too():
+    import torch
+    import transformers
+
+    config = dataclasses.replace(golden.CONFIG, causal=True)
+    tensors, lengths = golden.random_tensors(config, seed=2), (20, 3, 13)
+    batch = golden.random_batch(config, seed=3, lengths=lengths, num_slots=5)
+    sizes = {key: getattr(config, field) for field, key in _CONFIG_KEYS.items()}
+    theirs = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
+    weights = {name: torch.tensor(value) for name, value in tensors.items()}
+    absent, _ = theirs.load_state_dict(weights, strict=False)
+    assert all(name.startswith("cls.predictions.decoder.") for name in absent)
+    tokens, segments, real = (
+        torch.tensor(batch[name]).long() for name in ("tokens", "segment_ids", "sequence_ids")
+    )
+    labels = torch.where(real > 0, tokens, -100)  # The model shifts them.
+    loss = theirs(tokens, real, token_type_ids=segments, labels=labels).loss
+    loss.backward()
+    expected = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
+
+    one_per_row = np.zeros(3, row_dtype(20, 1))
+    packed = np.zeros(1, row_dtype(40, 3))
+    for index, length in enumerate(lengths):
+        start, second = sum(lengths[:index]), length - int(segments[index].sum())
+        for row, first, slot in ((one_per_row[index], 0, 0), (packed[0], start, index)):
+            row["tokens"][first : first + length] = batch["tokens"][index, :length]
+            row["sequence_bounds"][slot] = first, first + second, first + length
+    params, _ = params_from_huggingface(tensors, config)
+    model = BertForPreTraining(config, next_sentence=False)
+
+    def loss_fn(params, batch):
+        sums = metric_sums(model, params, batch)
+        return sums["next_token_loss"] / sums["next_token_count"]
+
+    for case, rows in (("one per row", one_per_row), ("packed", packed)):
+        rows = {name: rows[name] for name in rows.dtype.names}
+        batch = unpack_and_mask(rows, jax.random.key(0), None)
+        actual, gradients = jax.jit(jax.value_and_grad(loss_fn))(params, batch)
+        del gradients["nsp"], gradients["bert"]["pooler"]  # Not in the model.
+        gradients = params_to_huggingface(gradients, config)
+        assert gradients.keys() == expected.keys()
+        errors = {"loss": abs(float(actual) - float(loss))}
+        errors["gradients"] = max(
+            np.max(np.abs(gradients[name] - exact)) / np.max(np.abs(exact))
+            for name, exact in expected.items()
+            if not name.endswith("key.bias")  # 0, up to rounding.
+        )
+        check(f"left to right, {case}, loss {float(actual):.6f}", errors)
 
 
 def test_padding_rows_of_the_vocabulary_take_no_probability():

@@ -84,7 +84,7 @@ def one_pair_per_row(batch: dict, rows: dict) -> dict:
             unpacked["mlm_positions"].append(np.where(is_prediction, positions[row] - start, 0))
             unpacked["mlm_targets"].append(np.where(is_prediction, batch["mlm_targets"][row], 0))
             unpacked["mlm_weights"].append(is_prediction.astype(np.float32))
-            unpacked["cls_positions"].append([0])
+            unpacked["pooled_positions"].append([0])
             unpacked["nsp_labels"].append([int(batch["nsp_labels"][row, number])])
             unpacked["nsp_weights"].append([1.0])
     return {name: jnp.array(values) for name, values in unpacked.items()}
@@ -131,7 +131,7 @@ def test_unpacked_rows_restart_positions_and_number_sequences():
     assert out["position_ids"][0].tolist() == expected_positions
     assert out["sequence_ids"][0].tolist() == [1] * 10 + [2] * 6 + [0] * (LENGTH - 16)
     assert out["segment_ids"][0].tolist() == [0] * 5 + [1] * 5 + [0] * 3 + [1] * 3 + [0] * 48
-    assert out["cls_positions"][0].tolist() == [0, 10, 0, 0]
+    assert out["pooled_positions"][0].tolist() == [0, 10, 0, 0]
     assert out["nsp_weights"][0].tolist() == [1, 1, 0, 0]
 
 
