@@ -239,6 +239,7 @@ def run_trials(given, directory, *changes, **common) -> list[dict]:
     return finetune.run_trials(finetune.prepare(configs[0]), trials, directory)
 
 
+@pytest.mark.slow
 def test_stacked_trials_equal_the_same_trials_alone(given, tmp_path):
     changes = (
         {"seed": 0, "model__dropout_rate": 0.0, "num_epochs": 1.0},

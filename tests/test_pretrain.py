@@ -292,6 +292,7 @@ def test_wrong_flag_on_the_command_line_is_a_clear_error(tmp_path, argument):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")

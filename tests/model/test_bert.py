@@ -86,8 +86,15 @@ def test_scanned_layers_equal_unrolled_ones(example):
     assert float(scanned[0]) != float(other_dropout[0])  # Dropout was on.
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
-@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize(
+    ("remat", "scan_layers"),
+    [
+        ("dots", True),
+        ("full", False),
+        pytest.param("dots", False, marks=pytest.mark.slow),
+        pytest.param("full", True, marks=pytest.mark.slow),
+    ],
+)
 def test_recomputed_activations_give_the_same_loss_and_gradients(example, remat, scan_layers):
     config, params, batch, _ = example
     recomputing = dataclasses.replace(config, remat=remat, scan_layers=scan_layers)

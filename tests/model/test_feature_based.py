@@ -109,7 +109,9 @@ def trained(module, weights, workdir):
     return result, bert_jax.load(workdir / "run")
 
 
-@pytest.fixture(scope="module", params=[conll2003, feature_based])
+@pytest.fixture(
+    scope="module", params=[conll2003, pytest.param(feature_based, marks=pytest.mark.slow)]
+)
 def tagger(request, weights, tmp_path_factory):
     return request.param, *trained(request.param, weights, tmp_path_factory.mktemp("tagger"))
 

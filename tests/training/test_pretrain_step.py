@@ -283,7 +283,7 @@ def collectives(
     return exchanged, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
     ((computation, kind, num_bytes),), size = collectives(
         sharded=False, num_microbatches=num_microbatches
@@ -292,7 +292,9 @@ def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
     assert size <= num_bytes < size + 256  # The metrics are summed in the same exchange.
 
 
-@pytest.mark.parametrize(("name", "num_microbatches"), [("adamw", 1), ("lamb", 2)])
+@pytest.mark.parametrize(
+    ("name", "num_microbatches"), [pytest.param("adamw", 1, marks=pytest.mark.slow), ("lamb", 2)]
+)
 def test_sharded_weight_update_gathers_parameters_and_no_moments(name, num_microbatches):
     exchanged, size = collectives(sharded=True, num_microbatches=num_microbatches, name=name)
     assert {(computation, kind) for computation, kind, _ in exchanged} == {
