@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 from absl import app, flags
 
-from bert_jax.corpus.build import CorpusConfig, build_corpus
+from bert_jax.corpus.build import ROWS, CorpusConfig, build_corpus
 from bert_jax.corpus.sentences import MODES
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import load_tokenizer
@@ -36,6 +36,14 @@ PROCESSES = flags.DEFINE_integer(
     lower_bound=0,
 )
 # The fields of CorpusConfig.
+flags.DEFINE_enum(
+    "rows",
+    DEFAULT.rows,
+    ROWS,
+    "sentence_pairs: with next-sentence labels, as in BERT. The others have none (RoBERTa, section "
+    "4.2). full_sentences: consecutive sentences up to the length of a row, which go on in another "
+    "document after a [SEP]; document_sentences: the same, ending with their document.",
+)
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
 flags.DEFINE_float(
@@ -99,10 +107,13 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         sys.exit("\nprepare_corpus: interrupted; run the same command to start again")
     for split, counts in manifest["splits"].items():
+        not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
+        pairs = f"{counts['pairs']:,} pairs ({not_next:.1%} NotNext)"
+        if flags.FLAGS.rows != "sentence_pairs":
+            pairs = f"{counts['pairs']:,} sequences"
         print(
             f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
-            f"{counts['pairs']:,} pairs ({counts['nsp_labels']['not_next'] / counts['pairs']:.1%} "
-            f"NotNext), {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
+            f"{pairs}, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
             f"fill {counts['fill']:.1%}, dropped {counts['dropped']}"
         )
         for warning in counts["warnings"]:

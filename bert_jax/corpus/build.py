@@ -26,8 +26,9 @@ import numpy as np
 import tqdm
 
 from bert_jax.corpus import writing
+from bert_jax.corpus.full_sentences import make_full_sentences
 from bert_jax.corpus.packing import pack_pairs
-from bert_jax.corpus.pairs import NOT_NEXT, SPECIAL_TOKENS_PER_PAIR, make_pairs
+from bert_jax.corpus.pairs import IS_NEXT, NOT_NEXT, SPECIAL_TOKENS_PER_PAIR, Pair, make_pairs
 from bert_jax.corpus.parallel import ordered_map
 from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
 from bert_jax.corpus.sentences import MODES, UNREADABLE, cut_sentence, split_sentences
@@ -42,12 +43,16 @@ GROUP_TOKENS = 1 << 18
 INPUT_BYTES_PER_SHARD = 2 << 20
 MAX_SHARDS = 512  # all are open while tokenizing
 MAX_VOCABULARY = 1 << 16  # token ids in rows are uint16
+ROWS = ("sentence_pairs", "full_sentences", "document_sentences")
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
     """Settings of a corpus, recorded in its manifest. Raises ValueError for an invalid field."""
 
+    # "sentence_pairs", or without next-sentence labels "full_sentences", in sequences that may go
+    # on in another document, or "document_sentences", in sequences that end with their document.
+    rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8
     short_seq_prob: float = 0.1  # probability that a document is cut into shorter pairs
@@ -73,8 +78,9 @@ class CorpusConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name}={value}; expected {low} to {high}")
-        if self.sentences not in MODES:
-            raise ValueError(f"sentences={self.sentences!r}; expected one of {', '.join(MODES)}")
+        for name, values in (("sentences", MODES), ("rows", ROWS)):
+            if (value := getattr(self, name)) not in values:
+                raise ValueError(f"{name}={value!r}; expected one of {', '.join(values)}")
 
 
 def make_batches(
@@ -168,19 +174,25 @@ def rows_of_group(
     rng: random.Random,
 ) -> tuple[np.ndarray, collections.Counter]:
     """Pairs and packs parts; returns rows, `row_dtype` [num_rows], and counts for the manifest."""
-    parts = sorted(parts, key=lambda part: part.document_index)
-    owners = [part.document_index for part in parts]  # Ascending.
-    documents = [part.ids() for part in parts]
-    length = config.max_seq_length
-    pairs, counts = [], collections.Counter()
-    for index, owner in enumerate(owners):
-        bounds = bisect.bisect_left(owners, owner), bisect.bisect_right(owners, owner)
-        new_pairs = make_pairs(documents, index, length, config.short_seq_prob, rng, range(*bounds))
-        counts["dropped_parts_without_pairs"] += not new_pairs
-        pairs += new_pairs
-    counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
+    length, counts = config.max_seq_length, collections.Counter()
+    if config.rows == "sentence_pairs":
+        pairs = []
+        parts = sorted(parts, key=lambda part: part.document_index)
+        owners = [part.document_index for part in parts]  # Ascending.
+        documents = [part.ids() for part in parts]
+        for index, owner in enumerate(owners):
+            own_parts = range(bisect.bisect_left(owners, owner), bisect.bisect_right(owners, owner))
+            new_pairs = make_pairs(documents, index, length, config.short_seq_prob, rng, own_parts)
+            counts["dropped_parts_without_pairs"] += not new_pairs
+            pairs += new_pairs
+        counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
+    else:
+        documents, crosses = (part.ids() for part in parts), config.rows == "full_sentences"
+        sequences = make_full_sentences(documents, length - 2, special_ids[2], crosses)
+        pairs = [Pair(sequence, [], IS_NEXT) for sequence in sequences]
     rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
     counts["pairs"] = len(pairs)
+    counts["is_next"] = sum(bool(pair.second) and pair.nsp_label == IS_NEXT for pair in pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     counts["rows"] = len(rows)
     counts["tokens"] = int(rows["sequence_bounds"][:, :, 2].max(axis=1, initial=0).sum())
@@ -330,7 +342,8 @@ def _describe_split(
         )
     warnings = []
     # In small splits 3 standard deviations are more than 5 %.
-    if abs(not_next / pairs - 0.5) > max(0.05, 1.5 / pairs**0.5):
+    is_unbalanced = abs(not_next / pairs - 0.5) > max(0.05, 1.5 / pairs**0.5)
+    if config.rows == "sentence_pairs" and is_unbalanced:
         cause = (
             "a one-sentence document has no true next sentence; remove blank lines inside documents"
             if not_next > pairs / 2
@@ -348,7 +361,7 @@ def _describe_split(
         "tokens": tokens,
         "fill": round(tokens / (rows * config.max_seq_length), 4),
         "mean_pair_length": round(tokens / pairs, 2),
-        "nsp_labels": {"is_next": pairs - not_next, "not_next": not_next},
+        "nsp_labels": {"is_next": count["is_next"], "not_next": not_next},
         "dropped": dropped,
         "warnings": warnings,
         "shards": shards,

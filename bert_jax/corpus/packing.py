@@ -1,20 +1,25 @@
-"""Packs sentence pairs into rows: fixed-size records that hold as many pairs as fit."""
+"""Packs sentence pairs into rows: fixed-size records that hold as many pairs as fit.
+
+A `Pair` with an empty second span is a sequence of one segment, and is packed like the others.
+"""
 
 import random
 
 import numpy as np
 
-from bert_jax.corpus.pairs import SPECIAL_TOKENS_PER_PAIR, Pair
+from bert_jax.corpus.pairs import Pair
 
 
 def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
     """Returns the dtype of a row.
 
     Fields:
-      tokens: `[CLS] first [SEP] second [SEP]` for each pair, then padding.
-      pairs: (start, second_start, end) of each pair: the positions of its [CLS], of the first token
-        of its second span, and one past its last [SEP]. All zero in an unused slot.
-      nsp_labels: 0 is IsNext, 1 is NotNext.
+      tokens: `[CLS] first [SEP] second [SEP]` for each pair, then padding; without a second span
+        `[CLS] first [SEP]`.
+      sequence_bounds: (start, second_start, end) of each pair: the positions of its [CLS], of the
+        first token of its second span (`end` if there is none), and one past its last [SEP]. All
+        zero in an unused slot.
+      nsp_labels: 0 is IsNext, 1 is NotNext; 0 without a second span.
     """
     fields = [
         ("tokens", "<u2", (max_seq_length,)),
@@ -64,7 +69,7 @@ def pack_pairs(
     """
     pad_id, cls_id, sep_id = special_ids
     rng.shuffle(pairs)
-    lengths = [len(p.first) + len(p.second) + SPECIAL_TOKENS_PER_PAIR for p in pairs]
+    lengths = [len(p.first) + 2 + len(p.second) + bool(p.second) for p in pairs]
     packed = pack_lengths(lengths, max_seq_length, max_pairs)
     rows = np.zeros(len(packed), row_dtype(max_seq_length, max_pairs))
     rows["tokens"] = pad_id
@@ -73,7 +78,8 @@ def pack_pairs(
         for slot, member in enumerate(members):
             first, second, nsp_label, _ = pairs[member]
             start = len(tokens)
-            tokens += [cls_id, *first, sep_id, *second, sep_id]
+            tokens += [cls_id, *first, sep_id]
+            tokens += [*second, sep_id] if second else []
             row["sequence_bounds"][slot] = (start, start + len(first) + 2, len(tokens))
             row["nsp_labels"][slot] = nsp_label
         row["tokens"][: len(tokens)] = tokens

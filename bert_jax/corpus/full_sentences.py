@@ -1,0 +1,29 @@
+"""Sequences of whole sentences, without next-sentence pairs (Liu et al., 2019, section 4.2)."""
+
+from collections.abc import Iterable
+
+
+def make_full_sentences(
+    documents: Iterable[list[list[int]]], max_tokens: int, sep_id: int, crosses_documents: bool
+) -> list[list[int]]:
+    """Returns sequences of consecutive sentences, of at most `max_tokens` token ids each.
+
+    A sequence ends where the next sentence does not fit; only a sentence that no sequence can hold
+    is cut. It continues in the next document after `sep_id` if it `crosses_documents`, and
+    otherwise ends with its document.
+    """
+    sequences, current = [], []
+    for document in documents:
+        if not crosses_documents:
+            sequences.append(current)
+            current = []
+        separator = [sep_id]
+        for sentence in document:
+            for start in range(0, len(sentence), max_tokens):
+                piece = sentence[start : start + max_tokens]
+                if current and len(current) + len(separator) + len(piece) > max_tokens:
+                    sequences.append(current)
+                    current = []
+                current += [*separator, *piece] if current else piece
+                separator = []
+    return [sequence for sequence in (*sequences, current) if sequence]
