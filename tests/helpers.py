@@ -144,7 +144,9 @@ def saved_params(workdir) -> dict:
     return jax.device_get(bert_jax.load(workdir).params)
 
 
-def write_weights(directory, vocabulary, head=None, bias=0.0, labels=("north", "south")):
+def write_weights(
+    directory, vocabulary, head=None, bias=0.0, labels=("north", "south"), causal=False
+):
     """A checkpoint of a small encoder that was never trained; with `head`, of its labels."""
     tokenizer = load_tokenizer(vocabulary)
     config = BertConfig(
@@ -155,6 +157,7 @@ def write_weights(directory, vocabulary, head=None, bias=0.0, labels=("north", "
         intermediate_size=64,
         max_position_embeddings=32,
         initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.
+        causal=causal,
     )
     row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
     model = BertForTask(config, CLASSIFICATION, len(head or labels))

@@ -242,6 +242,11 @@ def weights_of_another_architecture(inputs):
     inputs.train(init_from=str(inputs.path("weights")))
 
 
+def weights_of_another_objective(inputs):
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"), causal=True)
+    inputs.train(init_from=str(inputs.path("weights")))
+
+
 def weights_without_optimizer_state(inputs):
     write_weights(inputs.path("weights"), inputs.path("vocab.txt"))
     inputs.train(init_from=str(inputs.path("weights")), init_optimizer=True)
@@ -256,6 +261,15 @@ def optimizer_state_of_a_fine_tuning_run(inputs):
     checkpointer.save(TrainState(np.int32(2), model.params, moments))
     checkpointer.close()
     inputs.train(init_from=str(inputs.path("tuned")), init_optimizer=True)
+
+
+def corpus_without_sentence_pairs(inputs):
+    inputs.build(rows="full_sentences")
+    inputs.train(corpus=str(inputs.path("new")))
+
+
+def unknown_kind_of_rows(inputs):
+    inputs.build(rows="sentences")
 
 
 # Configuration.
@@ -360,6 +374,19 @@ def unknown_pooling(inputs):
     loaded(inputs, "embedding", []).encode("the river", pooling="max")
 
 
+def left_to_right_model(inputs):
+    write_weights(inputs.path("weights"), inputs.path("vocab.txt"), causal=True)
+    return bert_jax.load(inputs.path("weights"))
+
+
+def first_token_of_a_left_to_right_model(inputs):
+    left_to_right_model(inputs).encode("the river", pooling="cls")
+
+
+def mask_for_a_left_to_right_model(inputs):
+    left_to_right_model(inputs).fill_mask("the [MASK]")
+
+
 def layer_that_does_not_exist(inputs):
     loaded(inputs, "embedding", []).features("the river", layers=3)
 
@@ -406,6 +433,8 @@ BAD_INPUT = {
     number_in_place_of_a_text: (TypeError, r"texts must be a string or a list of these, got \[5\]"),
     number_in_place_of_words: (TypeError, "expected a string or a list of words, got 5"),
     unknown_pooling: (ValueError, "pooling must be 'mean', 'cls' or 'pooler', got 'max'"),
+    first_token_of_a_left_to_right_model: (ValueError, "pooling is 'cls', but .* choose 'mean'"),
+    mask_for_a_left_to_right_model: (ValueError, "reads left to right, so it cannot fill in masks"),
     layer_that_does_not_exist: (ValueError, r"layers must be in \[-3, 2\], got \(3,\)"),
     regression_of_several_values: (ValueError, r"'regression' with 3 labels is not supported: rem"),
     more_labels_than_a_classifier_has: (ValueError, r"top_k must be .* in \[1, 2\], got 3"),
@@ -459,6 +488,16 @@ BAD_INPUT = {
         ValueError,
         r"model\.hidden_size is 128, but 32 in .*/weights: set --config\.model\.hidden_size=32",
     ),
+    weights_of_another_objective: (
+        ValueError,
+        r"objective is mlm, but the weights in .*/weights were trained with left_to_right: set "
+        r"--config\.objective=left_to_right",
+    ),
+    corpus_without_sentence_pairs: (
+        ValueError,
+        r"/new has full_sentences, not sentence pairs: set --config\.next_sentence=False, or build",
+    ),
+    unknown_kind_of_rows: (ValueError, "rows='sentences'; expected one of sentence_pairs, full"),
     weights_without_optimizer_state: (
         ValueError,
         "/weights' holds no state of bert_adam from pre-training: give .*, or set it to False",
@@ -557,6 +596,7 @@ BAD_FINETUNING = [
     ({"layer_decay": 1.1}, r"--config\.layer_decay=1\.1: expected at least 1e-30 and at most 1"),
     ({"freeze_layers": -1}, r"--config\.freeze_layers=-1: expected at least 0 and at most 2"),
     ({"freeze_layers": 3}, r"--config\.freeze_layers=3: expected at least 0 and at most 2"),
+    ({"model__lstm_size": -1}, r"--config\.model\.lstm_size=-1: expected at least 0"),
     ({"max_train_examples": -1}, r"--config\.max_train_examples=-1: expected at least 0"),
     ({"max_eval_examples": -1}, r"--config\.max_eval_examples=-1: expected at least 0"),
     (

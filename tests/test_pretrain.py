@@ -19,7 +19,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import bert_jax
-from bert_jax import partitioning, pretrain
+from bert_jax import finetune, partitioning, pretrain
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
@@ -34,6 +34,7 @@ from bert_jax.training.checkpoint import (
 from bert_jax.training.pretrain_step import init_state, mean_metrics, metric_sums, unpack_and_mask
 from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir
+from configs.finetune import text_classification
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
 from tools.train_vocab import train_sentencepiece
@@ -256,6 +257,31 @@ def test_other_masking_units_train(corpus, tmp_path, unit):
     config.masking.unit = unit
     result = pretrain.train_and_evaluate(config, tmp_path)
     assert np.isfinite(result["mlm_loss"])
+
+
+@pytest.mark.slow
+def test_left_to_right_model_is_trained_on_full_sentences_and_fine_tuned(tmp_path):
+    corpus = build_small_corpus(tmp_path, rows="full_sentences")
+    fields = {"objective": "left_to_right", "next_sentence": False}
+    result = pretrain.train_and_evaluate(small_config(corpus, **fields), tmp_path / "run")
+    assert result["perplexity"] == pytest.approx(np.exp(result["next_token_loss"]))
+    assert not {name for name in result if name.startswith(("mlm", "nsp"))}
+    model = bert_jax.load(tmp_path / "run")
+    assert model.config.causal and set(model.params) == {"bert", "mlm"}
+    again = small_config(corpus, init_from=str(tmp_path / "run"), **fields)
+    resumed = pretrain.train_and_evaluate(again, tmp_path / "again")
+    assert resumed["next_token_loss"] < result["next_token_loss"]
+
+    (tmp_path / "data.csv").write_text("text,label\n" + "the king,north\nthe war,south\n" * 8)
+    config = text_classification.get_config()
+    config.init_from, config.model.lstm_size = str(tmp_path / "run"), 8
+    config.data.train = config.data.dev = str(tmp_path / "data.csv")
+    config.max_seq_length, config.batch_size, config.num_epochs = 16, 8, 20.0
+    config.learning_rate = 1e-3
+    assert finetune.train_and_evaluate(config, tmp_path / "tuned")["dev"]["accuracy"] == 1
+    tuned = bert_jax.load(tmp_path / "tuned")
+    assert tuned.config.causal and tuned.head["lstm_size"] == 8
+    assert [label.label for label in tuned.classify(["the king", "the war"])] == ["north", "south"]
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from matplotlib import pyplot, ticker
 PRETRAINING = {
     "mlm_loss": ("masked-LM loss (nats)", "unigram_entropy"),
     "mlm_accuracy": ("masked-LM accuracy", "unigram_accuracy"),
+    "next_token_loss": ("next-token loss (nats)", None),
+    "next_token_accuracy": ("next-token accuracy", None),
     "nsp_accuracy": ("next-sentence accuracy", "chance"),
 }
 TITLES = {name: title for name, (title, _) in PRETRAINING.items()}
@@ -49,8 +51,8 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
 
 def panels_with_data(panels: dict) -> list[str]:
     """Returns the names of the metrics to draw, in order."""
-    if "mlm_loss" in panels:
-        return [*PRETRAINING, "learning_rate"]
+    if PRETRAINING.keys() & panels:
+        return [name for name in (*PRETRAINING, "learning_rate") if name in panels]
     scores = [name for name, curves in panels.items() if curves.keys() - {"train", ""}]
     return [name for name in dict.fromkeys(["loss", *scores, "learning_rate"]) if name in panels]
 

@@ -328,8 +328,9 @@ def save_huggingface(
         values[HEAD_KEY] = dict(head)
     if head and head["labels"]:  # The head of an embedding model has no parameters.
         task = _task_in_transformers(head)
-        if task not in _TASK_HEADS:
-            raise ValueError(f"transformers has no head for {task}")
+        if task not in _TASK_HEADS or "lstm" in params:
+            lstm = " with a BiLSTM" * ("lstm" in params)
+            raise ValueError(f"transformers has no head for {task}{lstm}")
         architecture, _, fixed_labels, problem_type = _TASK_HEADS[task]
         values["architectures"] = [architecture]
         if not fixed_labels:

@@ -67,11 +67,28 @@ class BiLstmHead(nn.Module):
             x = choose_features(states, self.features)
         for number in (1, 2):
             x = apply_dropout(self, x, dropout)
-            forward = SequenceLstm(self.lstm_size, reverse=False, name=f"forward_{number}")
-            backward = SequenceLstm(self.lstm_size, reverse=True, name=f"backward_{number}")
-            x = jnp.concatenate([forward(x, sequence_ids), backward(x, sequence_ids)], axis=-1)
+            x = _both_directions(x, sequence_ids, self.lstm_size, number)
         x = apply_dropout(self, x, dropout)
         return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(x)
+
+
+class BiLstm(nn.Module):
+    """A BiLSTM layer and a projection to the size of its input ("+ BiLSTM" in table 5)."""
+
+    lstm_size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+        """Maps `[B, L, H]` and int32 `[B, L]` to float32 `[B, L, H]`."""
+        both = _both_directions(x.astype(jnp.float32), sequence_ids, self.lstm_size, 1)
+        return nn.Dense(x.shape[-1], dtype=jnp.float32, name="output")(both)
+
+
+def _both_directions(x, sequence_ids, lstm_size: int, number: int) -> jax.Array:
+    """Runs layer `number` of a BiLSTM in the calling module: returns `[B, L, 2 * lstm_size]`."""
+    forward = SequenceLstm(lstm_size, reverse=False, name=f"forward_{number}")
+    backward = SequenceLstm(lstm_size, reverse=True, name=f"backward_{number}")
+    return jnp.concatenate([forward(x, sequence_ids), backward(x, sequence_ids)], axis=-1)
 
 
 def choose_features(states: jax.Array, features: str) -> jax.Array:

@@ -17,7 +17,7 @@ from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, unpack_rows
 from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.feature_based import FeatureBasedTagger
+from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
 from bert_jax.model.layers import cross_entropy
 
 Outputs = Sequence[np.ndarray]
@@ -89,7 +89,7 @@ class Head:
     has_dropout: bool = True
     trains_encoder: bool = True
     module: type[nn.Module] | None = None
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("lstm_size",)
     class_weights: tuple[float, ...] = ()
 
     def feature_output(self, outputs: np.ndarray) -> np.ndarray:
@@ -105,6 +105,7 @@ class BertForTask(nn.Module):
       pooling: of an embedding: the last layer's "mean" over tokens or "cls"; in `encode` "pooler".
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
+      lstm_size: units per direction of a BiLSTM between encoder and head; 0: there is none.
     """
 
     config: BertConfig
@@ -113,6 +114,7 @@ class BertForTask(nn.Module):
     pooling: str = "mean"
     normalize: bool = True
     temperature: float = 0.05
+    lstm_size: int = 0
 
     def setup(self):
         if self.config.causal and self.pooling == "cls":
@@ -121,6 +123,8 @@ class BertForTask(nn.Module):
                 "'mean'"
             )
         self.bert = Bert(self.config)
+        if self.lstm_size:
+            self.lstm = BiLstm(self.lstm_size)
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
 
@@ -132,6 +136,8 @@ class BertForTask(nn.Module):
         """
         batch = unpack_rows(rows, self.config.causal)
         x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout=dropout)
+        if self.lstm_size:
+            x = self.lstm(x, batch["sequence_ids"])
         if self.task_head.input_kind == "pooled" or self.pooling == "pooler":
             x = self.bert.pool(x, batch["pooled_positions"])
         if self.task_head.input_kind == "sequences":
@@ -150,7 +156,7 @@ class BertForTask(nn.Module):
 def make_model(config: BertConfig, head_settings: Mapping) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options."""
     head = HEADS[head_settings["task"]]
-    options = {name: head_settings[name] for name in head.options}
+    options = {name: head_settings[name] for name in head.options if name in head_settings}
     return (head.module or BertForTask)(config, head, len(head_settings["labels"]), **options)
 
 

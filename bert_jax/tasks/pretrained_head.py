@@ -59,18 +59,19 @@ def initial_params(
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
         return {"bert": encoder}
-    check_same_head(saved_head, task_head)
+    check_same_head({"lstm_size": 0} | saved_head, {"lstm_size": 0} | task_head)
     if "scheme" in task_head and "scheme" not in saved_head:
         scheme = task_head["scheme"]
         logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
-    return {"bert": encoder, "head": params["head"]}
+    return {name: params[name] for name in ("head", "lstm") if name in params} | {"bert": encoder}
 
 
 def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:
     """Raises ValueError if both have labels or an option of features or tags, and these differ."""
-    for flag in ("features", "lstm_size", "data.scheme", "data.document_context", "data.labels"):
-        name = flag.removeprefix("data.")
+    lstm_size = "lstm_size" if "features" in saved_head else "model.lstm_size"
+    for flag in ("features", lstm_size, "data.scheme", "data.document_context", "data.labels"):
+        name = flag.rpartition(".")[2]
         saved, new = saved_head.get(name), task_head.get(name)
         if name == "labels":
             saved, new = ",".join(saved), ",".join(new)

@@ -132,6 +132,7 @@ def setup_finetuning(
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
     fields.pop("dropout_rate", None)  # May differ between trials.
+    lstm_size = fields.pop("lstm_size", 0)
     bert_config = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
     check_bounds(
         config,
@@ -142,6 +143,11 @@ def setup_finetuning(
     task = read_task(config, saved_head, tokenizer)
     head_settings = {"task": task.head.name, "labels": list(task.labels)}
     head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings
+    if lstm_size:
+        if task.head.module or "lstm_size" not in task.head.options:
+            name = task.head.name
+            raise ValueError(f"--config.model.lstm_size={lstm_size}: expected 0 for task {name}")
+        head_settings["lstm_size"] = lstm_size
     pretrained = initial_params(params, saved_head, head_settings, config.new_head)
     if "head" in pretrained:
         task.head_settings.update(
@@ -250,6 +256,7 @@ def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a fine-tuning configuration. Raises ValueError."""
     check_bounds(
         config,
+        ("model.lstm_size", 0, math.inf),
         ("num_epochs per_device_batch_size eval_every weight_decay decay_power seed", 0, math.inf),
         ("max_train_examples max_eval_examples", 0, math.inf),
         ("num_seeds batch_size log_every stall_seconds", 1, math.inf),

@@ -33,11 +33,11 @@ def make_pretrain_step(
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
     The metrics are `loss`, `gradient_norm`, `parameter_norm` and `sums`, from `metric_sums`. The
-    loss is the mean over all masked positions of the global batch (without `masking`: over all next
-    tokens) plus any mean NSP loss, whatever the number
-    of devices and microbatches, whose gradients are accumulated. Masks are a function of
-    (seed, row, epoch), dropout of (seed, step, index of the row in the batch): a resumed run draws
-    what an uninterrupted one would have drawn, on any mesh.
+    loss is the mean over all masked positions of the global batch, or without `masking` over all
+    positions with a next token, plus any mean NSP loss, whatever the number of devices and
+    microbatches, whose gradients are accumulated. Masks are a function of (seed, row, epoch),
+    dropout of (seed, step, index of the row in the batch): a resumed run draws what an
+    uninterrupted one would have drawn, on any mesh.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())

@@ -57,6 +57,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
     config.model.scan_layers = placeholder(bool)
     config.model.remat = placeholder(str)
+    # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.
+    config.model.lstm_size = 0  # 0: none.
 
     config.optimizer = "adamw"  # Or "bert_adam", the released one, or "lamb".
     config.learning_rate = 3e-5

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import random
 import re
@@ -12,7 +13,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
 from bert_jax.corpus import build, readers, writing
-from bert_jax.corpus.build import CorpusConfig, build_corpus, make_batches, rows_of_group
+from bert_jax.corpus.build import ROWS, CorpusConfig, build_corpus, make_batches, rows_of_group
 from bert_jax.corpus.parallel import ordered_map
 from bert_jax.corpus.readers import Document
 from bert_jax.data.rows import Rows
@@ -78,11 +79,14 @@ def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypa
     assert len(first) == 3 + 1 + 2  # shards, manifest, vocabulary
 
 
-def test_manifest_matches_the_rows(tmp_path, text):
-    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
+@pytest.mark.parametrize("kind", ROWS)
+def test_manifest_matches_the_rows(tmp_path, text, kind):
+    config = corpus_config(rows=kind)
+    manifest = build_corpus(text, TOKENIZER, tmp_path / "out", config, num_processes=1)
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (tmp_path / "out" / "vocab.txt").read_bytes() == TOKENIZER.content
     assert manifest["vocabulary"]["sha256"] == TOKENIZER.sha256
+    num_words = 0
     assert sum(split["documents"] for split in manifest["splits"].values()) == 120
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 120 * 12
     for split, entry in manifest["splits"].items():
@@ -94,7 +98,13 @@ def test_manifest_matches_the_rows(tmp_path, text):
         assert entry["tokens"] == (batch["tokens"] != TOKENIZER.pad_id).sum()
         assert entry["fill"] == pytest.approx(entry["tokens"] / (rows.num_rows * 32), abs=1e-4)
         assert entry["nsp_labels"]["not_next"] == batch["nsp_labels"].sum()
-        assert sum(entry["nsp_labels"].values()) == entry["pairs"]
+        has_labels = kind == "sentence_pairs"
+        assert sum(entry["nsp_labels"].values()) == has_labels * entry["pairs"]
+        if not has_labels:
+            assert entry["dropped"] == {} and entry["warnings"] == []
+            num_separators = np.isin(batch["tokens"], (TOKENIZER.cls_id, TOKENIZER.sep_id)).sum()
+            num_words += entry["tokens"] - num_separators
+    assert has_labels or num_words == len(pathlib.Path(text).read_text().split())
 
 
 def documents_of(batch):

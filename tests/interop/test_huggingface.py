@@ -1,5 +1,6 @@
 """Hugging Face state dicts, configurations and directories, read and written."""
 
+import dataclasses
 import json
 import sys
 import warnings
@@ -291,6 +292,27 @@ def test_bi_encoder_is_written_with_the_modules_of_sentence_transformers(
     }
     assert read("sentence_bert_config.json")["max_seq_length"] == 8
     assert read_model(tmp_path / "out").settings["head"] == head
+
+
+def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
+    config = dataclasses.replace(CONFIG, causal=True)
+    params, _ = params_from_huggingface(state_dict(), config)
+    del params["nsp"], params["bert"]["pooler"]
+    settings = {"bert": dataclasses.asdict(config)}
+    tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(PIECES).encode())
+    save_huggingface(tmp_path / "decoder", params, settings, tokenizer)
+    written = json.loads((tmp_path / "decoder/config.json").read_text())
+    assert written["is_decoder"] is True and written["architectures"] == ["BertLMHeadModel"]
+    model = read_model(tmp_path / "decoder")
+    assert model.settings["bert"] == settings["bert"]
+    assert_trees_equal(model.params, params)
+
+    settings["head"] = {"task": "classification", "labels": ["no", "yes"]}
+    with pytest.raises(ValueError, match=r"transformers pools \[CLS\], which sees no other token"):
+        save_huggingface(tmp_path / "classifier", params, settings, tokenizer)
+    settings["head"] = {"task": "tagging", "labels": ["O", "B-X"], "lstm_size": 4}
+    with pytest.raises(ValueError, match="transformers has no head for tagging with a BiLSTM"):
+        save_huggingface(tmp_path / "tagger", params | {"lstm": {}}, settings, tokenizer)
 
 
 def test_bfloat16_is_read_and_an_unsupported_dtype_is_named_with_its_tensor(tmp_path):

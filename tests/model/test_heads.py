@@ -1,10 +1,12 @@
-"""A run that predicts one class for everything is recognized, whatever its head."""
+"""Collapsed predictions are recognized for each head; what an output depends on."""
 
+import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.features import Feature
-from bert_jax.model.heads import HEADS, REGRESSION, TAGGING
+from bert_jax.data.features import Feature, RowShape
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, BertForTask
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,34 @@ def test_collapse_of_tags_considers_labeled_positions_only():
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("head", "causal", "lstm_size"),
+    [(CLASSIFICATION, True, 0), (CLASSIFICATION, True, 6), (TAGGING, False, 6)],
+)
+def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, causal, lstm_size):
+    config = BertConfig(50, 16, 2, 2, 32, 16, initializer_range=0.3, causal=causal)
+    model = BertForTask(config, head, 3, lstm_size=lstm_size)
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(5, 50, length).astype(np.int32) for length in (5, 3, 6)]
+    shape = RowShape(16, 3, head.label_layout, 0)
+
+    def packed(first):
+        return [Feature((tokens,), (len(tokens),)) for tokens in (first, *sequences[1:])]
+
+    changed = [sequences[0] + (np.arange(5) == position) for position in range(5)]
+    rows = {row: packed(first) for row, first in enumerate([sequences[0], *changed])}
+    rows |= {6 + row: [feature] for row, feature in enumerate(packed(sequences[0]))}
+    rows = shape.build(rows, 9)
+    params = jax.jit(model.init)(jax.random.key(0), rows)
+    outputs = np.asarray(jax.jit(model.apply)(params, rows))
+    if head is CLASSIFICATION:
+        first, others, alone = outputs[:6, :1], outputs[:6, 1:], outputs[6:, 0]
+    else:
+        first, others, alone = outputs[:6, :5], outputs[:6, 5:14], outputs[6:]
+        alone = np.concatenate([alone[row, :length] for row, length in enumerate((5, 3, 6))])
+    assert (np.abs(first[1:] - first[0]).max(axis=-1) > 1e-5).all()  # At each of its positions.
+    np.testing.assert_allclose(others, np.broadcast_to(others[0], others.shape), atol=1e-6)
+    together = np.concatenate([first[0], others[0]])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
