@@ -146,10 +146,7 @@ def run_stack(
         out_shardings=stack_shardings,
     )
     pick = jax.jit(_take, out_shardings=setup.shardings.params)
-    update_step = finetune_step.make_finetune_step(
-        setup.model, task.head, setup.optimizer, setup.shardings, setup.rows_per_microbatch
-    )
-    predict_step = finetune_step.make_predict_step(setup.model, mesh, task.head)
+    gather = jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(mesh, P()))
 
     # Initial or restored state.
     watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -168,8 +165,7 @@ def run_stack(
     else:
         positions = range(len(runs))
         keys = stack_trees([run.key for run in fill_up(runs, mesh)])
-        init = jax.jit(setup.init_stack, out_shardings=stack_shardings)
-        state = init(keys, setup.pretrained)
+        state = setup.jitted_init(keys, setup.pretrained)
 
     last_step, step = max(run.num_steps for run in runs), first_step
     progress = tqdm.tqdm(
@@ -188,7 +184,7 @@ def run_stack(
 
         def predict_batch(params, rows):
             watchdog.beat(f"predicting {split.name}")
-            return predict_step(params, rows)
+            return setup.predict_step(params, rows)
 
         inputs = task.head, split.features, setup.shape, setup.rows_per_prediction, sharding
         predictions = finetune_step.predict(predict_batch, params, *inputs)
@@ -219,7 +215,9 @@ def run_stack(
         unreported = []
         for step, (rows, num_microbatches) in enumerate(batches, start + 1):
             watchdog.beat(f"running step {step}", limited=step > start + 1)
-            state, step_metrics = update_step(state, rows, num_microbatches, keys, hyperparameters)
+            state, step_metrics = setup.update_step(
+                state, rows, num_microbatches, keys, hyperparameters
+            )
             unreported.append(step_metrics)
             main.limit_dispatch(unreported)
             progress.update()
@@ -228,7 +226,8 @@ def run_stack(
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop_after(step)
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
-                values, seconds = jax.device_get(unreported), time.monotonic() - began
+                values = jax.device_get([gather(each) for each in unreported])
+                seconds = time.monotonic() - began
                 for index, run in enumerate(runs):
                     try:
                         if not run.error:

@@ -67,7 +67,11 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
         if len(metrics) > 1:
             names = ", ".join(sorted(metrics))
             raise ValueError(f"the points have different metrics ({names}): sweep each separately")
-    stacks = [split(group, config.max_stacked_trials, n) for n, group in enumerate(groups, 1)]
+    size = config.max_stacked_trials
+    if not size and setup.mesh.devices.flat[0].platform == "cpu":
+        # A stack would take longer than its trials one after another, and the memory of all.
+        size = setup.mesh.shape["trial"]
+    stacks = [split(group, size, n) for n, group in enumerate(groups, 1)]
     programs = {name: stack for each in stacks for name, stack in each.items()}
     if dry_run:
         return show_plan(programs, steps)

@@ -5,7 +5,10 @@ Compiles the real training step for a TPU topology with the TPU compiler (`libtp
 
 python tools/tpu_report.py --config=configs/pretrain/pod_large.py:v4 --json=report.json
 python tools/tpu_report.py --config=configs/pretrain/bert_large.py --topology=v4:4x4x4 --sweep
+python tools/tpu_report.py --config=configs/sweeps/paper.py:glue:mrpc --topology=v4:2x2x4
 python tools/tpu_report.py --all --markdown=docs/tpu.md
+
+For a configuration of a fine-tuning or a sweep it compares stacks of trials on one chip and on all.
 """
 
 import os
@@ -27,11 +30,11 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.config import REMAT_POLICIES
 from bert_jax.runtime.command_line import define_config, parse_flags
-from bert_jax.tools import pod_report
+from bert_jax.tools import pod_report, stack_report
 from bert_jax.tpu import compile as tpu
 from bert_jax.training import setup
 
-CONFIG = define_config("Pre-training configuration, as for bert_jax.pretrain.")
+CONFIG = define_config("Configuration of a pre-training, a fine-tuning or a sweep.")
 TOPOLOGY = flags.DEFINE_string(
     "topology", None, "TPU topology to compile for, such as v4:4x4x4. Default: config.topology."
 )
@@ -86,15 +89,19 @@ SWEEP_FLAGS = ("sweep_meshes", "sweep_remat")
 UNUSED_FLAGS = {
     "a single report": (*SWEEP_FLAGS, "markdown"),
     "--sweep": (*REPORT_FLAGS, "markdown"),
+    "a configuration of trials": (
+        *(*REPORT_FLAGS[1:], *SWEEP_FLAGS, "sweep", "markdown"),
+        *("phases", "max_seq_length", "long_max_seq_length"),
+    ),
     "--all": (*REPORT_FLAGS, *SWEEP_FLAGS, "sweep", "config", "topology"),
 }
 
 
 def check_flags() -> None:
     """Raises ValueError for a flag without effect, or a file that cannot be written."""
-    if "task" in (CONFIG.value or ()):
-        raise ValueError("--config is for fine-tuning: expected a file of configs/pretrain/")
     mode = "--all" if ALL.value else "--sweep" if SWEEP.value else "a single report"
+    if not ALL.value and has_trials(CONFIG.value):
+        mode = "a configuration of trials"
     unused = dict.fromkeys(UNUSED_FLAGS[mode], mode)
     if has_corpus(CONFIG.value):
         unused |= dict.fromkeys(("max_seq_length", "long_max_seq_length"), "a corpus")
@@ -117,8 +124,15 @@ def check_flags() -> None:
             )
 
 
+def has_trials(config: ConfigDict | None) -> bool:
+    """Returns whether `config` is of a fine-tuning, or of a sweep over one."""
+    return config is not None and ("task" in config or "base" in config)
+
+
 def has_corpus(config: ConfigDict | None) -> bool:
-    return config is not None and bool(config.corpus or config.long_phase.corpus)
+    if config is None or has_trials(config):
+        return False
+    return bool(config.corpus or config.long_phase.corpus)
 
 
 def load_phases(config: ConfigDict) -> tuple[list[setup.Phase], object]:
@@ -318,6 +332,10 @@ def run() -> bool:
     topology = TOPOLOGY.value or config.get("topology")
     if not topology:
         raise ValueError("the configuration has no topology: set one, as in --topology=v4:4x4x4")
+    if has_trials(config):
+        report = stack_report.report(config.get("base", config), topology)
+        print(f"{stack_report.format_report(report)}\n\n{CAVEAT}")
+        return save(report)
     if SWEEP.value:
         return run_sweep(config, topology)
 
@@ -332,6 +350,11 @@ def run() -> bool:
         changes = (report["advice"] or {}).items()
         new_flags = " ".join(f"--config.{field}={value}" for field, value in changes)
         print(f"This fits: {new_flags}" if changes else "None of the variants fits.")
+    return save(report)
+
+
+def save(report: dict) -> bool:
+    """Writes --json; returns whether everything in the report fits."""
     if JSON.value:
         pathlib.Path(JSON.value).write_text(json.dumps(report, indent=2) + "\n")
     return report["fits"]

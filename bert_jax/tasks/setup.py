@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -22,7 +23,12 @@ from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.finetune_step import default_rows_per_microbatch, fit_rows_per_microbatch
+from bert_jax.training.finetune_step import (
+    default_rows_per_microbatch,
+    fit_rows_per_microbatch,
+    make_finetune_step,
+    make_predict_step,
+)
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,
@@ -121,6 +127,21 @@ class FinetuneSetup:
         """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""
         init = jax.vmap(self.init, in_axes=(0, None), out_axes=TRIAL_AXES)
         return init(keys, pretrained)
+
+    # Jitted once, so that all stacks of one size share the compiled programs.
+    @functools.cached_property
+    def jitted_init(self) -> Callable:
+        shardings = self.shardings.map_trials(partitioning.stack_shardings)
+        return jax.jit(self.init_stack, out_shardings=shardings)
+
+    @functools.cached_property
+    def update_step(self) -> Callable:
+        settings = self.shardings, self.rows_per_microbatch
+        return make_finetune_step(self.model, self.task.head, self.optimizer, *settings)
+
+    @functools.cached_property
+    def predict_step(self) -> Callable:
+        return make_predict_step(self.model, self.mesh, self.task.head)
 
 
 def setup_finetuning(

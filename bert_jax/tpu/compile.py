@@ -21,6 +21,7 @@ from bert_jax.corpus.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.setup import Phase, PretrainSetup, plan_phase
+from bert_jax.training.state import TrainState
 
 GIB = 2**30
 # The attributes that a step reads from a tokenizer with the released uncased English vocabulary.
@@ -104,18 +105,9 @@ def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
 
 
 def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
-    """Compiles the update step of a phase; returns its memory in bytes by use, and scheduled HLO.
-
-    "padding" is what the compiler adds to the arguments to fill tiles. Raises DoesNotFit.
-    """
+    """Compiles the update step of a phase, as `compile_program` does."""
     state = setup.abstract_state
     batch = abstract_batch(phase, partitioning.batch_sharding(setup.mesh))
-    arguments = {
-        "params": bytes_per_device(state.params),
-        "optimizer": bytes_per_device((state.opt_state, state.step)),
-        "rows": bytes_per_device(batch),
-    }
-    num_bytes = sum(arguments.values())
     update_step = make_pretrain_step(
         setup.model,
         setup.optimizer,
@@ -124,8 +116,23 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
         seed=setup.config.seed,
         num_microbatches=setup.num_microbatches(phase),
     )
+    return compile_program(update_step, state, batch)
+
+
+def compile_program(update_step, state: TrainState, batch, *rest) -> tuple[dict[str, int], str]:
+    """Compiles an update step; returns its memory in bytes by use, and scheduled HLO.
+
+    All arguments are trees of ShapeDtypeStructs with shardings. "padding" is what the compiler adds
+    to the arguments to fill tiles. Raises DoesNotFit.
+    """
+    arguments = {
+        "params": bytes_per_device(state.params),
+        "optimizer": bytes_per_device((state.opt_state, state.step)),
+        "rows": bytes_per_device(batch),
+    }
+    num_bytes = sum(arguments.values())
     try:
-        compiled = update_step.lower(state, batch).compile()
+        compiled = update_step.lower(state, batch, *rest).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

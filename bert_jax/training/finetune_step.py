@@ -43,7 +43,7 @@ def make_finetune_step(
     (GradCache: Gao et al., 2021, "Scaling deep contrastive learning batch size").
     """
     mesh = shardings.step.mesh
-    replicated = NamedSharding(mesh, P())
+    trial_sharding = NamedSharding(mesh, P("trial"))
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
     def apply(params, rows, dropout):
@@ -120,7 +120,8 @@ def make_finetune_step(
     def apply_trial(state, gradients, hyperparameters):
         return apply_gradients(state, gradients, optimizer(hyperparameters))
 
-    out_shardings = shardings.map_trials(partitioning.stack_shardings), replicated
+    # The metrics stay with their trials: between these there is no communication.
+    out_shardings = shardings.map_trials(partitioning.stack_shardings), trial_sharding
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
     def update_step(state, rows, num_microbatches, keys, hyperparameters):

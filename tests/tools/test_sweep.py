@@ -53,6 +53,7 @@ def small_sweep(given, grid: dict, trials: tuple = (), seeds: int = 1, **base):
             node = node[parent]
         node[field] = values
     config.trials, config.num_seeds = trials, seeds
+    config.max_stacked_trials = 100  # Without it one per program, on a CPU.
     return config.lock()
 
 
@@ -147,6 +148,20 @@ def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, c
     assert lines[0] == ["trial", "program", "steps"] and len(lines) == 9
     assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8"] in lines
     assert not (tmp_path / "run").exists()
+
+
+def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path, monkeypatch):
+    setups, prepare = [], sweep.prepare
+    monkeypatch.setattr(sweep, "prepare", lambda *each: setups.append(prepare(*each)) or setups[-1])
+    config = small_sweep(given, {"learning_rate": (1e-3, 2e-3), "num_epochs": (0.5, 1.0)})
+    with config.unlocked():
+        config.max_stacked_trials = 0
+    sweep.sweep(config, tmp_path)
+    programs = json.loads((tmp_path / "sweep.json").read_text())["programs"]
+    assert [len(trials) for trials in programs.values()] == [1] * 4
+    (setup,) = setups
+    for function in (setup.jitted_init, setup.update_step, setup.predict_step):
+        assert function._cache_size() == 1
 
 
 def test_each_trial_has_the_workdir_of_a_finetuning(finished):
@@ -361,6 +376,7 @@ def test_killed_sweep_resumes_and_ends_with_the_report_of_an_uninterrupted_one(g
         *("--config.base.max_seq_length=16", "--config.base.eval_every=20"),
         *("--config.grid.learning_rate=1e-3,3e-3", "--config.grid.batch_size=8,32"),
         *("--config.grid.num_epochs=(20.0,)", "--config.num_seeds=2"),
+        "--config.max_stacked_trials=100",
     ]
 
     def latest(workdir) -> int:

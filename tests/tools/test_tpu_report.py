@@ -150,8 +150,8 @@ def test_step_with_too_large_activations_is_rejected_with_a_batch_size_that_fits
 
 @needs_compiler
 def test_advice_for_too_large_parameters_fits_when_followed():
-    # A table of 12 M positions is large, and compiles fast.
-    large = "--config.model.max_position_embeddings=12_000_000", "--config.model.remat=full"
+    # A table of 16 M positions is large, and compiles fast.
+    large = "--config.model.max_position_embeddings=16_000_000", "--config.model.remat=full"
     flags = TINY, "--topology=v4:2x2x1", "--phases=first", "--config.batch_size=4", *large
     result = run_tool(*flags)
     assert result.returncode == 1 and "DOES NOT FIT by" in result.stdout, result.stderr
@@ -159,6 +159,23 @@ def test_advice_for_too_large_parameters_fits_when_followed():
     assert "--config.shard_weight_update=True" in fits
     again = run_tool(*flags, *fits)
     assert again.returncode == 0 and "GiB: fits" in again.stdout
+
+
+@needs_compiler
+def test_stacked_trials_do_not_communicate_and_one_per_chip_takes_the_cycles_of_one(tmp_path):
+    path = tmp_path / "stacks.json"
+    sizes = "--config.base.max_seq_length=64", "--config.base.batch_size=8"
+    sweep = f"--config={ROOT}/configs/sweeps/paper.py:glue:mrpc", "--topology=v4:2x2x1"
+    result = run_tool(*sweep, *sizes, f"--json={path}")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(path.read_text())
+    alone, one_per_chip, four_on_one = report["stacks"]
+    assert [stack["trials"] for stack in report["stacks"]] == [1, 4, 4]
+    assert [stack["devices"] for stack in report["stacks"]] == [1, 4, 1]
+    assert all(stack["collectives"] == {} for stack in report["stacks"])
+    assert one_per_chip["cycles_per_step"] == pytest.approx(alone["cycles_per_step"], rel=0.05)
+    assert 1.5 < four_on_one["cycles_per_step"] / alone["cycles_per_step"] < 4.5
+    assert "| trials | chips | cycles per step |" in result.stdout
 
 
 @needs_compiler
@@ -203,7 +220,7 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
             f"--config={ROOT}/configs/pretrain/pod_base.py:v7": (
                 "pod_base.py:v7: unknown argument 'v7' after the colon: expected one of v3, v4"
             ),
-            f"--config={ROOT}/configs/finetune/squad.py": "--config is for fine-tuning: expected",
+            f"--config={ROOT}/configs/finetune/squad.py": "--phases has no effect with a config",
             "": "has no topology: set one, as in --topology=v4:4x4x4",
             "--topology=v4:2x2x1 --json=/nowhere/a.json": "--json=/nowhere/a.json cannot be",
             "--topology=v4:2x2x1 --dump_hlo=/": "--dump_hlo=/ cannot be written",
