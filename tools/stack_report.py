@@ -78,7 +78,9 @@ def compile_stack(
     bert = dataclasses.replace(BertConfig(dtype="float32"), **fields)
     head = HEADS[config.task]
     settings = {"task": head.name, "labels": ["a", "b"]}
-    shape = RowShape(config.max_seq_length, max(config.max_seq_length // 8, 1), head.label_layout, 0)
+    shape = RowShape(
+        config.max_seq_length, max(config.max_seq_length // 8, 1), head.label_layout, 0
+    )
     task = types.SimpleNamespace(head=head)
     setup = FinetuneSetup(
         *(config, task, None, settings, {}, {"bert": {}}, heads.make_model(bert, settings)),

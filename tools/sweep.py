@@ -6,10 +6,11 @@ r"""Fine-tunes over a grid of hyperparameters, with trials of the same shapes as
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
 fields, of which all combinations are run; `trials`, further points as dicts; `num_seeds`; and
 `max_stacked_trials`. Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay,
-warm-up, epochs, dropout) train as one stacked program. Each has a workdir in DIR/trials, as a
-fine-tuning alone would; report.html, report.md and trials.csv compare them after each program. The
-same command resumes a stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds.
-`--dry_run` lists the trials and programs.
+warm-up, epochs, dropout) train as one stacked program; on a CPU, where a stack is slower, in turn
+with the same program. Each has a workdir in DIR/trials, as a fine-tuning alone would; report.html,
+report.md and trials.csv compare them, written at most once a minute and at the end. The same command
+resumes a stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds. `--dry_run` lists
+the trials and programs.
 """
 
 import copy
@@ -19,6 +20,7 @@ import json
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Sequence
 
 import jax
@@ -45,6 +47,8 @@ CHANGEABLE = (
     *("num_seeds", "max_stacked_trials"),
     *(f"base.{name}" for name in CHANGEABLE_ON_RESUME),
 )
+
+SECONDS_BETWEEN_REPORTS = 60  # A report takes about a second.
 
 
 def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False) -> dict:
@@ -82,14 +86,17 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
     with claim_workdir(workdir, config.to_dict()):
         if is_writer:
             write_json(workdir / "sweep.json", {"config": config.to_dict(), "programs": names})
+        report_due = 0.0
         for index, group in enumerate(groups):
             if index:
                 setup = prepare(group)
             for name, stack in stacks[index].items():
                 logging.info("Program %s of %s: %d trials", name, ", ".join(names), len(stack))
                 run_program(setup, stack, workdir / "programs" / name)
-                if is_writer:
+                is_last = name == next(reversed(programs))
+                if is_writer and (is_last or time.monotonic() > report_due):
                     summary = sweep_report.write(workdir, config, points, metric)
+                    report_due = time.monotonic() + SECONDS_BETWEEN_REPORTS
     return summary if is_writer else {}
 
 
