@@ -8,9 +8,9 @@ fields, of which all combinations are run; `trials`, further points as dicts; `n
 `max_stacked_trials`. Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay,
 warm-up, epochs, dropout) train as one stacked program; on a CPU, where a stack is slower, in turn
 with the same program. Each has a workdir in DIR/trials, as a fine-tuning alone would; report.html,
-report.md and trials.csv compare them, written at most once a minute and at the end. The same command
-resumes a stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds. `--dry_run` lists
-the trials and programs.
+report.md and trials.csv compare them, written at most once a minute and at the end. The same
+command resumes a stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds.
+`--dry_run` lists the trials and programs.
 """
 
 import copy
