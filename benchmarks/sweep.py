@@ -113,7 +113,9 @@ def run_transformers(directory: pathlib.Path, trials: list[tuple]) -> list[float
     scores = []
     for trial in trials:
         values = ",".join(map(str, trial))
-        output = run(sys.executable, *sys.argv, f"--output={directory}", f"--trial={values}")
+        output = run(
+            sys.executable, __file__, *sys.argv[1:], f"--output={directory}", f"--trial={values}"
+        )
         scores.append(json.loads(output.splitlines()[-1])["score"])
     return scores
 
