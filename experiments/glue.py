@@ -1,0 +1,57 @@
+r"""Table 1: GLUE.
+
+    python experiments/glue.py --scale=laptop --workdir=runs/studies
+    python experiments/glue.py --scale=laptop --workdir=runs/studies --glue_dir=glue_data
+    python experiments/glue.py --scale=pod --workdir=/gcs/studies --glue_dir=/gcs/glue_data
+
+Source: Devlin et al. (2018), section 4.1 and table 1: scores on the hidden test sets (matched half
+of MNLI; F1 for QQP and MRPC, Matthews correlation for CoLA, Spearman for STS-B, else accuracy).
+"""
+
+import study
+from absl import flags
+
+COLUMNS = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
+TASKS = ("mnli", "qqp/f1", "qnli", "sst2", "cola/matthews", "stsb/spearman", "mrpc/f1", "rte")
+PAPER = {
+    "OpenAI GPT": (82.1, 70.3, 87.4, 91.3, 45.4, 80.0, 82.3, 56.0),
+    "BERT_BASE": (84.6, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4),
+    "BERT_LARGE": (86.7, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1),
+}
+
+
+def rows(scale: str) -> list[study.Row]:
+    paper = {name: dict(zip(COLUMNS, scores, strict=True)) for name, scores in PAPER.items()}
+    if scale == "laptop":
+        return study.small_encoders() + study.rows_of_paper(paper)
+    return study.rows_of_paper({"OpenAI GPT": paper.pop("OpenAI GPT")}) + study.full_encoders(paper)
+
+
+def tasks(scale: str) -> list[study.Task]:
+    if scale == "pod" or flags.FLAGS.glue_dir:
+        return study.glue(*TASKS)
+    few = {"max_train_examples": 400, "max_eval_examples": 400}
+    return [
+        study.with_settings(study.topics(), few),
+        study.with_settings(study.endings(scale), few),
+    ]
+
+
+STUDY = study.Study(
+    name="glue",
+    title="Classification of sentences and pairs (table 1)",
+    about="GLUE cannot be fetched; without --glue_dir two tasks take its place, with at most "
+    "400 examples each: one text (the topic of Reuters news, 8 classes) and a pair of "
+    "texts (the true next sentence of a tale among four, made from the text: chance is 25 "
+    f"%). The encoders: {study.SMALL_ENCODERS}",
+    limits="The gain from pre-training on much text can be seen, against the same model after "
+    "one step, and a small model on little text. That says nothing about GLUE itself, or "
+    "about the gain from BERT_BASE to BERT_LARGE; the paper's rows are there for "
+    "orientation only.",
+    rows=rows,
+    tasks=tasks,
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    study.main(STUDY)

@@ -1,0 +1,401 @@
+"""What the studies share: their runs as commands, the scores of these runs, and the report.
+
+A study is a list of rows, as in the paper's tables. A row is a pre-training, or given weights, and
+the settings with which the tasks are fine-tuned from it, each task as one `tools/sweep.py` whose
+seeds train as one stacked program. At laptop scale the commands are run one after another; at pod
+scale they have the paper's sizes and are written to a script. Runs are named after their settings,
+so that studies with the same --workdir share them, and a finished run is not repeated.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import NamedTuple
+
+import study_report
+from absl import app, flags
+
+from bert_jax.runtime.command_line import parse_flags
+
+SCALE = flags.DEFINE_enum("scale", "laptop", ["laptop", "pod"], "Sizes of the runs.")
+WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs; may be shared.")
+REPORTS = flags.DEFINE_string("reports", "experiments/reports", "Directory of the reports.")
+TEXT = flags.DEFINE_string("text", "", "Text of the corpus; laptop scale has a sample by default.")
+LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script on this TPU VM.")
+REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report, of finished runs.")
+DIRECTORIES = {
+    "glue_dir": "The GLUE download.",
+    "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
+    "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
+    "swag_dir": "Directory of SWAG's train.csv and val.csv.",
+    "conll_dir": "Directory of CoNLL-2003's train.txt, valid.txt and test.txt.",
+}
+for name, text in DIRECTORIES.items():
+    flags.DEFINE_string(name, "", text)
+
+Settings = dict[str, object]
+"""Values of fields of a configuration, by dotted name."""
+
+ROW_LENGTH = 32  # Tokens, at laptop scale: with longer rows so few steps learn little.
+PRETRAINING: Settings = {
+    "long_phase.num_steps": 0,
+    "num_steps": 1000,
+    "batch_size": 64,
+    "model.dtype": "float32",
+    "model.scan_layers": False,
+    "model.dropout_rate": 0.0,  # The runs are too short to overfit.
+    "model.initializer_range": 0.04,  # 0.02 suits a hidden size of 768.
+    "model.max_position_embeddings": 384,
+    "optimizer": "adamw",
+    "learning_rate": 2e-3,
+    "warmup_steps": 100,
+    "log_every": 100,
+    "eval_every": 500,
+    "eval_batch_size": 64,
+    "checkpoint_every": 250,
+    "keep_every": 250,
+}
+"""Fields of configs/pretrain/bert_tiny.py at laptop scale."""
+FINETUNING: Settings = {
+    "max_train_examples": 1000,
+    "max_eval_examples": 500,
+    "max_seq_length": 48,
+    "batch_size": 32,
+    "num_epochs": 3.0,
+    "learning_rate": 5e-4,  # Small models need a higher rate than BERT_BASE.
+}
+"""Fields of all tasks at laptop scale."""
+LAPTOP_TEXT = (
+    "Ours: BERT_TINY (2 layers, 128 wide) unless a row says otherwise, trained on 99 articles of "
+    "Wikipedia, and tasks that can be fetched, with at most {} examples.".format(
+        FINETUNING["max_train_examples"]
+    )
+)
+"""What the laptop scale is, for `Study.about`."""
+SMALL_ENCODERS = (
+    "BERT_TINY (2 layers, 128 wide) after one step of pre-training and after all, on 99 articles "
+    "of Wikipedia, and the published weights of MiniLM (6 layers, 384 wide, distilled from a "
+    "large model and then trained on a billion pairs of sentences)."
+)
+GRID = ("batch_size", "num_epochs", "learning_rate")
+"""Fields of the grid in configs/sweeps/paper.py; given here, they have a single value."""
+
+
+HOW_TO_LAUNCH = """Run it with --launch, or with bash, on a TPU VM of one host with the corpus and
+the tasks on its disk. On a slice of several hosts, give the arguments of each line to
+tools/launch_tpu.py (docs/cloud_tpu.md), with all paths in the bucket. A stopped script resumes."""
+
+
+NOTHING = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the study's table.
+
+    The encoder is that of a pre-training with the fields `pretraining`, on the kind of `rows` that
+    tools/prepare_corpus.py builds, after `step` (0: the last); or, if given, that of `weights`;
+    with a `pretraining` of None the row is only quoted from the paper.
+    `finetuning` has fields of the tasks in this row, and `finetune_config` replaces that of the
+    tasks. `pretrain_config` is used at pod scale. `paper` has the paper's scores by column.
+    """
+
+    name: str
+    paper: dict[str, float] = NOTHING
+    pretraining: Settings | None = NOTHING
+    rows: str = "sentence_pairs"
+    step: int = 0
+    weights: str = ""
+    finetuning: Settings = NOTHING
+    finetune_config: str = ""
+    pretrain_config: str = "pod_base"
+
+
+class Task(NamedTuple):
+    """A task of the study, fine-tuned from every row: a configuration, its fields and its score."""
+
+    name: str
+    config: str  # As in configs/sweeps/paper.py: glue:mrpc
+    metric: str  # As in result.json: dev/accuracy
+    settings: Settings
+
+
+class Step(NamedTuple):
+    """A command, and the path that exists once it has finished ("": it must be run again)."""
+
+    command: list[str]
+    product: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What a study runs and says.
+
+    `rows` and `tasks` are functions of the scale. `measures` are columns from the result of the
+    pre-training itself: a name, and the key in result.json. `about` says what is compared and where
+    the paper's numbers are from, `limits` what the laptop scale can and cannot show.
+    """
+
+    name: str
+    title: str
+    about: str
+    limits: str
+    rows: Callable[[str], list[Row]]
+    tasks: Callable[[str], list[Task]]
+    measures: dict[str, str] = NOTHING
+    num_seeds: int = 3
+    draw: Callable = study_report.draw_scores
+
+
+def topics() -> Task:
+    """Returns the classification at laptop scale: Reuters news in 8 topics."""
+    files = fetched("reuters-r8")
+    settings = {"data.train": f"{files}/reuters-r8-train.tab"}
+    settings |= {"data.dev": f"{files}/reuters-r8-test.tab", "data.test": ""}
+    return Task("R8 topics, accuracy", "reuters_r8", "dev/accuracy", settings)
+
+
+def entities(scale: str) -> Task:
+    """Returns the tagging of CoNLL-2003's named entities, of --conll_dir or fetched."""
+    files = flags.FLAGS.conll_dir or fetched("conll2003")
+    settings = {"data.train": f"{files}/train.txt", "data.dev": f"{files}/valid.txt"}
+    if scale == "laptop":
+        settings |= {"data.test": "", "num_epochs": 4.0, "learning_rate": 1e-3}
+    else:
+        settings |= {"data.test": f"{files}/test.txt"}
+    return Task("CoNLL-2003 entities, F1", "conll2003", "dev/f1", settings)
+
+
+def endings(scale: str) -> Task:
+    """Returns SWAG, of --swag_dir, or at laptop scale a task like it, made from tales."""
+    if scale == "laptop" and not flags.FLAGS.swag_dir:
+        settings = {"data.directory": fetched("story-endings")}
+        return Task("next sentence in tales, accuracy", "swag", "dev/accuracy", settings)
+    settings = {"data.directory": flags.FLAGS.swag_dir or "swag"}
+    return Task("SWAG, accuracy", "swag", "dev/accuracy", settings)
+
+
+def glue(*names: str) -> list[Task]:
+    """Returns tasks of GLUE, of --glue_dir: "mnli", or "mrpc/f1" to name another metric."""
+    tasks = []
+    for name in names:
+        name, _, metric = name.partition("/")
+        split, metric = ("dev_matched" if name == "mnli" else "dev"), metric or "accuracy"
+        settings = {"data.directory": flags.FLAGS.glue_dir or "glue_data"}
+        task = Task(f"{name}, {metric}", f"glue:{name}", f"{split}/{metric}", settings)
+        tasks.append(task)
+    return tasks
+
+
+def squad(version: str = "1.1", metric: str = "f1") -> Task:
+    """Returns SQuAD, of --squad_dir or --squad2_dir."""
+    name, config = {"1.1": ("squad", "v1"), "2.0": ("squad2", "v2")}[version]
+    files = flags.FLAGS[f"{name}_dir"].value or name
+    settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
+    score = {"f1": "F1", "exact": "exact match"}[metric]
+    return Task(f"SQuAD {version}, {score}", f"squad:{config}", f"dev/{metric}", settings)
+
+
+def with_settings(task: Task, settings: Settings) -> Task:
+    """Returns the task with other `settings`, in addition to its own."""
+    return task._replace(settings=task.settings | settings)
+
+
+def small_encoders() -> list[Row]:
+    """Returns the rows at laptop scale of the studies that compare encoders."""
+    return [
+        Row("BERT_TINY after one step", {}, {"num_steps": 1}),
+        Row("BERT_TINY"),
+        Row("MiniLM", weights=fetched("minilm"), finetuning={"learning_rate": 2e-4}),
+    ]
+
+
+def full_encoders(paper: dict[str, dict[str, float]]) -> list[Row]:
+    """Returns the rows at pod scale of the paper's two models."""
+    configs = {"BERT_BASE": "pod_base", "BERT_LARGE": "pod_large"}
+    return [Row(name, paper[name], pretrain_config=config) for name, config in configs.items()]
+
+
+def rows_of_paper(paper: dict[str, dict[str, float]]) -> list[Row]:
+    """Returns rows that are not run."""
+    return [Row(f"paper: {name}", scores, None) for name, scores in paper.items()]
+
+
+def fetched(name: str) -> str:
+    return f"{WORKDIR.value}/data/{name}"
+
+
+def plan(study: Study, scale: str) -> list[Step]:
+    """Returns the commands of the study in the order in which they can be run."""
+    rows, tasks = rows_to_run(study, scale), study.tasks(scale)
+    steps = corpus_steps(rows, scale)
+    steps += data_steps(tasks) if scale == "laptop" else []
+    for row in rows:
+        if not row.weights:
+            steps.append(pretrain_step(row, scale))
+        elif row.weights == fetched("minilm"):
+            steps.append(fetch_step("minilm"))
+        steps += [sweep_step(study, row, task, scale) for task in tasks]
+    return list({tuple(step.command): step for step in steps}.values())
+
+
+def rows_to_run(study: Study, scale: str) -> list[Row]:
+    return [row for row in study.rows(scale) if row.pretraining is not None]
+
+
+def fetch_step(name: str) -> Step:
+    return Step(["tools/fetch_data.py", name, fetched(name)], fetched(name))
+
+
+def data_steps(tasks: list[Task]) -> list[Step]:
+    """Fetches, or makes, the files that the tasks read from WORKDIR/data."""
+    values = [str(value) for task in tasks for value in task.settings.values()]
+    read = {value.split("/data/")[1].split("/")[0] for value in values if "/data/" in value}
+    names = [name for name in ("reuters-r8", "conll2003") if name in read]
+    steps = [fetch_step(name) for name in names]
+    if "story-endings" in read:
+        command = ["experiments/story_endings.py", fetched("tales"), fetched("story-endings")]
+        steps += [fetch_step("tales"), Step(command, fetched("story-endings"))]
+    return steps
+
+
+def corpus_steps(rows: list[Row], scale: str) -> list[Step]:
+    """Fetches the text, trains the vocabulary, and builds a corpus for each kind of rows."""
+    kinds = dict.fromkeys(row.rows for row in rows if not row.weights)
+    if not kinds:
+        return []
+    text, size, steps = TEXT.value or "enwiki-latest-pages-articles.xml.bz2", 30522, []
+    if scale == "laptop":
+        size = 4096
+        if not TEXT.value:
+            steps, text = [fetch_step("wikipedia-sample")], f"{fetched('wikipedia-sample')}/*.bz2"
+    vocabulary = f"{WORKDIR.value}/vocab.txt"
+    command = ["tools/train_vocab.py", f"--input={text}", f"--output={vocabulary}"]
+    steps.append(Step([*command, f"--size={size}"], vocabulary))
+    for kind in kinds:
+        for length in (ROW_LENGTH,) if scale == "laptop" else (128, 512):
+            corpus = f"{WORKDIR.value}/corpus/{length}-{kind}"
+            command = ["tools/prepare_corpus.py", f"--input={text}", f"--vocab={vocabulary}"]
+            command += [f"--output={corpus}", f"--max_seq_length={length}", f"--rows={kind}"]
+            command += ["--heldout_fraction=0.1"] if scale == "laptop" else []
+            steps.append(Step(command, f"{corpus}/manifest.json"))
+    return steps
+
+
+def pretrain_step(row: Row, scale: str) -> Step:
+    corpus, workdir = f"{WORKDIR.value}/corpus", encoder(dataclasses.replace(row, step=0))
+    if scale == "laptop":
+        config = "configs/pretrain/bert_tiny.py"
+        settings = {"corpus": f"{corpus}/{ROW_LENGTH}-{row.rows}"} | PRETRAINING
+    else:
+        config = f"configs/pretrain/{row.pretrain_config}.py"
+        settings = {"corpus": f"{corpus}/128-{row.rows}"}
+        settings |= {"long_phase.corpus": f"{corpus}/512-{row.rows}"}
+        settings |= {"checkpoint_every": 50_000, "keep_every": 100_000}
+    command = ["-m", "bert_jax.pretrain", f"--config={config}", f"--workdir={workdir}"]
+    return Step(command + overrides(settings | dict(row.pretraining)), f"{workdir}/result.json")
+
+
+def encoder(row: Row) -> str:
+    """Returns the workdir, the checkpoint or the given weights of a row."""
+    if row.weights:
+        return row.weights
+    parts = [row.rows, *(f"{name}={value}" for name, value in sorted(row.pretraining.items()))]
+    directory = f"{WORKDIR.value}/pretrain/{row.pretrain_config},{','.join(parts)}"
+    return f"{directory}/checkpoints/{row.step}" if row.step else directory
+
+
+def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
+    """Returns the fine-tuning: one point at laptop scale, the paper's grid at pod scale."""
+    config, settings = row.finetune_config or task.config, task.settings | dict(row.finetuning)
+    if scale == "laptop":
+        settings = FINETUNING | settings
+    settings = {
+        f"grid.{name}" if name in GRID else f"base.{name}": (value,) if name in GRID else value
+        for name, value in settings.items()
+    }
+    settings |= {"base.init_from": encoder(row), "num_seeds": study.num_seeds}
+    workdir = sweep_workdir(row, task)
+    command = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
+    command += [f"--workdir={workdir}", *overrides(settings)]
+    # At pod scale the grid has two programs, and each writes the report.
+    return Step(command, f"{workdir}/report.md" if scale == "laptop" else "")
+
+
+def sweep_workdir(row: Row, task: Task) -> pathlib.Path:
+    """Returns the directory of a fine-tuning, which is named after its settings."""
+    config, settings = row.finetune_config or task.config, task.settings | dict(row.finetuning)
+    digest = hashlib.sha256(repr([encoder(row), sorted(settings.items())]).encode()).hexdigest()
+    names = "_".join([config.replace(":", "_"), *map(str, row.finetuning.values())])
+    return pathlib.Path(WORKDIR.value, "finetune", f"{names}_{digest[:8]}")
+
+
+def overrides(settings: Settings, prefix: str = "--config.") -> list[str]:
+    return [f"{prefix}{name}={value}" for name, value in settings.items()]
+
+
+def run(steps: list[Step]) -> None:
+    """Runs the commands that have not finished. Exits with the code of the first that fails."""
+    # Compiles a program once, whatever run needs it.
+    cache = str(pathlib.Path(WORKDIR.value, "compiled").absolute())
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache} | os.environ
+    for number, step in enumerate(steps, 1):
+        if step.product and pathlib.Path(step.product).exists():
+            continue
+        print(f"\n[{number} of {len(steps)}] python {shlex.join(step.command)}", flush=True)
+        if code := subprocess.run([sys.executable, *step.command], env=environment).returncode:
+            sys.exit(code if code > 0 else 128 - code)
+
+
+def script(study: Study, steps: list[Step]) -> str:
+    """Returns the commands as a shell script that ends with the report."""
+    lines = ["#!/bin/bash", f"# {study.title}: the runs of the paper's size.", "set -ex"]
+    for step in steps:
+        guard = f"test -e {shlex.quote(step.product)} || " if step.product else ""
+        lines.append(f"{guard}python {shlex.join(step.command)}")
+    return "\n".join([*lines, f"python {shlex.join(sys.argv)} --report_only"]) + "\n"
+
+
+def collect(study: Study, scale: str) -> study_report.Scores:
+    """Returns the scores of all runs. Raises FileNotFoundError if a pre-training has no result."""
+    scores = {}
+    for row in rows_to_run(study, scale):
+        for task in study.tasks(scale):
+            found = study_report.best_scores(sweep_workdir(row, task), task.metric)
+            scores[row.name, task.name] = found
+        if study.measures and not row.weights:
+            result = json.loads(pathlib.Path(encoder(row), "result.json").read_text())
+            scores |= {(row.name, name): [result[key]] for name, key in study.measures.items()}
+    return scores
+
+
+def main(study: Study) -> None:
+    """Parses the flags, then runs the study or writes its script, and writes the report."""
+
+    def start(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+        scale = SCALE.value
+        steps = plan(study, scale)
+        if scale == "pod" and not REPORT_ONLY.value:
+            path = pathlib.Path(WORKDIR.value, f"{study.name}.sh")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(script(study, steps))
+            print(f"{path.read_text()}\nWrote {path}. {HOW_TO_LAUNCH}")
+            if LAUNCH.value:
+                sys.exit(subprocess.run(["bash", str(path)]).returncode)
+            return
+        if not REPORT_ONLY.value:
+            run(steps)
+        columns = [task.name for task in study.tasks(scale)]
+        command = f"python {shlex.join(sys.argv)}"
+        study_report.write(study, scale, columns, collect(study, scale), REPORTS.value, command)
+
+    app.run(start, flags_parser=parse_flags)

@@ -1,0 +1,52 @@
+r"""Table 4: SWAG, which of four sentences continues a story.
+
+    python experiments/swag.py --scale=laptop --workdir=runs/studies
+    python experiments/swag.py --scale=laptop --workdir=runs/studies --swag_dir=swag
+    python experiments/swag.py --scale=pod --workdir=/gcs/studies --swag_dir=/gcs/swag
+
+Source: Devlin et al. (2018), section 4.4 and table 4: accuracy on dev.
+"""
+
+import study
+
+COLUMN = "SWAG accuracy on dev"
+PAPER = {
+    "ESIM + GloVe": {COLUMN: 51.9},
+    "ESIM + ELMo": {COLUMN: 59.1},
+    "BERT_BASE": {COLUMN: 81.6},
+    "BERT_LARGE": {COLUMN: 86.6},
+}
+OTHERS = ("ESIM + GloVe", "ESIM + ELMo")
+
+
+def rows(scale: str) -> list[study.Row]:
+    if scale == "laptop":
+        return study.small_encoders() + study.rows_of_paper(PAPER)
+    others = study.rows_of_paper({name: PAPER[name] for name in OTHERS})
+    ours = {name: scores for name, scores in PAPER.items() if name not in OTHERS}
+    return others + study.full_encoders(ours)
+
+
+def tasks(scale: str) -> list[study.Task]:
+    task = study.endings(scale)
+    few = {"max_train_examples": 400, "max_eval_examples": 400}
+    return [study.with_settings(task, few) if scale == "laptop" else task]
+
+
+STUDY = study.Study(
+    name="swag",
+    title="Choosing what comes next (table 4)",
+    about="SWAG cannot be fetched; without --swag_dir the task is made from the tales of Grimm "
+    "and Andersen by experiments/story_endings.py: given a sentence, choose the true next "
+    "one among four of the same tale (chance is 25 %). At most 400 examples to train. The "
+    f"encoders: {study.SMALL_ENCODERS}",
+    limits="The task is not SWAG: its wrong endings are real sentences of the tale, and often "
+    "fit. The scores can only be compared with each other and with chance, not with the "
+    "paper's.",
+    rows=rows,
+    tasks=tasks,
+    num_seeds=2,
+)
+
+if __name__ == "__main__":
+    study.main(STUDY)
