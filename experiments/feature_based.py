@@ -7,6 +7,7 @@ weights can be fetched; at pod scale it is BERT_BASE, pre-trained as in the pape
 """
 
 import study
+import study_tasks
 
 PAPER = {  # Our name of the features -> the paper's name, and its F1 on dev.
     "embeddings": ("Embeddings", 91.0),
@@ -41,10 +42,10 @@ def rows(scale: str) -> list[study.Row]:
 
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod":
-        return [study.entities(scale)]
-    task = study.entities(scale)
+        return [study_tasks.entities(scale)]
+    task = study_tasks.entities(scale)
     fields = {"max_train_examples": 300, "max_eval_examples": 300, "learning_rate": 3e-4}
-    return [study.with_settings(task, fields)]
+    return [study_tasks.with_settings(task, fields)]
 
 
 STUDY = study.Study(

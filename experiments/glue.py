@@ -9,6 +9,7 @@ of MNLI; F1 for QQP and MRPC, Matthews correlation for CoLA, Spearman for STS-B,
 """
 
 import study
+import study_tasks
 from absl import flags
 
 COLUMNS = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
@@ -23,17 +24,19 @@ PAPER = {
 def rows(scale: str) -> list[study.Row]:
     paper = {name: dict(zip(COLUMNS, scores, strict=True)) for name, scores in PAPER.items()}
     if scale == "laptop":
-        return study.small_encoders() + study.rows_of_paper(paper)
-    return study.rows_of_paper({"OpenAI GPT": paper.pop("OpenAI GPT")}) + study.full_encoders(paper)
+        return study_tasks.small_encoders() + study_tasks.rows_of_paper(paper)
+    return study_tasks.rows_of_paper(
+        {"OpenAI GPT": paper.pop("OpenAI GPT")}
+    ) + study_tasks.full_encoders(paper)
 
 
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod" or flags.FLAGS.glue_dir:
-        return study.glue(*TASKS)
+        return study_tasks.glue(*TASKS)
     few = {"max_train_examples": 400, "max_eval_examples": 400}
     return [
-        study.with_settings(study.topics(), few),
-        study.with_settings(study.endings(scale), few),
+        study_tasks.with_settings(study_tasks.topics(), few),
+        study_tasks.with_settings(study_tasks.endings(scale), few),
     ]
 
 
@@ -43,7 +46,7 @@ STUDY = study.Study(
     about="GLUE cannot be fetched; without --glue_dir two tasks take its place, with at most "
     "400 examples each: one text (the topic of Reuters news, 8 classes) and a pair of "
     "texts (the true next sentence of a tale among four, made from the text: chance is 25 "
-    f"%). The encoders: {study.SMALL_ENCODERS}",
+    f"%). The encoders: {study_tasks.SMALL_ENCODERS}",
     limits="The gain from pre-training on much text can be seen, against the same model after "
     "one step, and a small model on little text. That says nothing about GLUE itself, or "
     "about the gain from BERT_BASE to BERT_LARGE; the paper's rows are there for "

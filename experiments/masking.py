@@ -7,6 +7,7 @@ Source: Devlin et al. (2018), appendix C.2 and table 8: BERT_BASE, dev scores.
 """
 
 import study
+import study_tasks
 
 COLUMNS = ("MNLI-m, fine-tuned", "entities F1, fine-tuned", "entities F1, frozen encoder")
 ROWS = (  # Percentages of [MASK], same and random; the paper's scores.
@@ -33,7 +34,7 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def tasks(scale: str) -> list[study.Task]:
-    entities = study.entities(scale)
+    entities = study_tasks.entities(scale)
     frozen = {"features": "concat_last_four", "learning_rate": 1e-3, "num_epochs": 10.0}
     if scale == "laptop":  # The encoder has two layers.
         frozen = {"features": "weighted_sum", "learning_rate": 5e-3, "num_epochs": 6.0}
@@ -43,8 +44,8 @@ def tasks(scale: str) -> list[study.Task]:
         config="feature_based",
         settings=entities.settings | frozen,
     )
-    sentences = study.topics() if scale == "laptop" else study.glue("mnli")[0]
-    return [sentences, entities, feature_based]
+    sentences = study_tasks.glue("mnli") if scale == "pod" else []
+    return [*sentences, entities, feature_based]
 
 
 STUDY = study.Study(
@@ -52,7 +53,8 @@ STUDY = study.Study(
     title="What replaces a masked token (table 8)",
     about="15 % of the tokens are predicted in all rows; the rows differ in what the model sees "
     "in their place. The frozen encoder is read by a BiLSTM, in our runs from the "
-    f"weighted sum of both layers. {study.LAPTOP_TEXT} Paper: BERT_BASE, last four layers.",
+    f"weighted sum of both layers. {study_tasks.LAPTOP_TEXT} Paper: BERT_BASE, last four "
+    "layers.",
     limits="In the paper the rows differ by at most one point, which is less than our seeds "
     "differ. What could show at this scale is a large cost of never seeing the true "
     "token, or of never seeing [MASK], and of the mismatch between pre-training and a "

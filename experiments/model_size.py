@@ -8,6 +8,7 @@ dev accuracy.
 """
 
 import study
+import study_tasks
 
 COLUMNS = ("LM perplexity", "MNLI-m", "MRPC", "SST-2")
 # Layers, hidden size, heads: the paper's, ours at laptop scale; the paper's scores.
@@ -35,7 +36,7 @@ def rows(scale: str) -> list[study.Row]:
                 name,
                 dict(zip(COLUMNS, scores, strict=True)),
                 dict(zip(fields, shape, strict=True)),
-                pretrain_config="pod_large" if large else "pod_base",
+                size="large" if large else "base",
             )
         )
     return result
@@ -43,16 +44,16 @@ def rows(scale: str) -> list[study.Row]:
 
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod":
-        return study.glue("mnli", "mrpc", "sst2")
-    return [study.topics(), study.entities(scale)]
+        return study_tasks.glue("mnli", "mrpc", "sst2")
+    return [study_tasks.entities(scale)]
 
 
 STUDY = study.Study(
     name="model_size",
     title="Model size (table 6)",
     about="Six sizes, trained alike. Ours have about a third of the paper's layers and a "
-    f"twelfth of its width. {study.LAPTOP_TEXT} The perplexity is that of masked tokens of "
-    "held-out text; the paper's is for another text and another vocabulary.",
+    f"twelfth of its width. {study_tasks.LAPTOP_TEXT} The perplexity is that of masked "
+    "tokens of held-out text; the paper's is for another text and another vocabulary.",
     limits="All sizes see the same number of steps, too few for any of them: the order of the "
     "perplexities shows how fast a size learns at first, not what it reaches in the end. "
     "Gains of very large models on very small tasks, the point of the paper's table, "

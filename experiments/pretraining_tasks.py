@@ -8,6 +8,7 @@ Source: Devlin et al. (2018), section 5.1 and table 5: BERT_BASE, dev sets.
 """
 
 import study
+import study_tasks
 
 COLUMNS = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD F1")
 LEFT_TO_RIGHT = {"objective": "left_to_right", "next_sentence": False}
@@ -34,15 +35,15 @@ def rows(scale: str) -> list[study.Row]:
 
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod":
-        return [*study.glue("mnli", "qnli", "mrpc", "sst2"), study.squad()]
-    return [study.topics(), study.entities(scale), study.endings(scale)]
+        return [*study_tasks.glue("mnli", "qnli", "mrpc", "sst2"), study_tasks.squad()]
+    return [study_tasks.topics(), study_tasks.entities(scale), study_tasks.endings(scale)]
 
 
 STUDY = study.Study(
     name="pretraining_tasks",
     title="Pre-training tasks (table 5)",
     about="Each row is another pre-training on the same text; the last one adds a randomly "
-    f"initialized BiLSTM in fine-tuning. {study.LAPTOP_TEXT} Paper: BERT_BASE.",
+    f"initialized BiLSTM in fine-tuning. {study_tasks.LAPTOP_TEXT} Paper: BERT_BASE.",
     limits="After so few steps the encoder knows words and their neighbors, little more. What "
     "can show is that entities need context from the right, which a left-to-right model "
     "only gets from the BiLSTM. The effect of next-sentence prediction on inference "

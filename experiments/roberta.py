@@ -8,6 +8,7 @@ Source: Liu et al. (2019), sections 4.1 to 4.3 and tables 1 to 3: BERT_BASE, dev
 """
 
 import study
+import study_tasks
 
 COLUMNS = ("SQuAD 2.0 F1", "MNLI-m", "SST-2", "held-out perplexity")
 NO_NSP = {"next_sentence": False}
@@ -58,8 +59,8 @@ def large_batch(batch_size: int, num_steps: int, learning_rate: float) -> study.
 
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod":
-        return [study.squad("2.0"), *study.glue("mnli", "sst2")]
-    return [study.topics(), study.entities(scale)]
+        return [study_tasks.squad("2.0"), *study_tasks.glue("mnli", "sst2")]
+    return [study_tasks.entities(scale)]
 
 
 STUDY = study.Study(
@@ -67,10 +68,10 @@ STUDY = study.Study(
     title="RoBERTa's changes to the recipe, one by one",
     about="The first row is BERT's recipe: pairs of segments, next-sentence prediction, batches "
     f"of {study.PRETRAINING['batch_size']}; each other row changes one thing. The batch "
-    f"sizes have equal epochs. {study.LAPTOP_TEXT} Paper: BERT_BASE, tables 1 to 3 of Liu "
-    "et al.; table 3 compares with batches of 256 (MNLI-m 84.7, SST-2 92.7, perplexity "
-    "3.99), a run that is not the first row. Perplexities of different kinds of rows are "
-    "of different held-out rows.",
+    f"sizes have equal epochs. {study_tasks.LAPTOP_TEXT} Paper: BERT_BASE, tables 1 to 3 "
+    "of Liu et al.; table 3 compares with batches of 256 (MNLI-m 84.7, SST-2 92.7, "
+    "perplexity 3.99), a run that is not the first row. Perplexities of different kinds "
+    "of rows are of different held-out rows.",
     limits="The paper's rows differ by less than one point after a million steps; nothing here "
     "can confirm or contradict that. What can show is the cost of larger batches when "
     "epochs are so few that steps run out, and that dropping next-sentence prediction "

@@ -10,6 +10,7 @@ single models, without TriviaQA. The paper gives SQuAD 2.0 for BERT_LARGE only.
 """
 
 import study
+import study_tasks
 from absl import flags
 
 COLUMNS = ("1.1 exact match", "1.1 F1", "2.0 exact match", "2.0 F1")
@@ -21,13 +22,15 @@ PAPER = {
 
 def rows(scale: str) -> list[study.Row]:
     if scale == "laptop":
-        return study.small_encoders() + study.rows_of_paper(PAPER)
-    return study.full_encoders(PAPER)
+        return study_tasks.small_encoders() + study_tasks.rows_of_paper(PAPER)
+    return study_tasks.full_encoders(PAPER)
 
 
 def tasks(scale: str) -> list[study.Task]:
     versions = ["1.1", "2.0"] if scale == "pod" or flags.FLAGS.squad2_dir else ["1.1"]
-    result = [study.squad(version, metric) for version in versions for metric in ("exact", "f1")]
+    result = [
+        study_tasks.squad(version, metric) for version in versions for metric in ("exact", "f1")
+    ]
     if scale == "pod":
         return result
     if not flags.FLAGS.squad_dir:
@@ -37,7 +40,7 @@ def tasks(scale: str) -> list[study.Task]:
         )
     few = {"max_train_examples": 240, "max_eval_examples": 120, "max_seq_length": 192}
     few |= {"data.doc_stride": 96, "num_epochs": 3.0}
-    return [study.with_settings(task, few) for task in result]
+    return [study_tasks.with_settings(task, few) for task in result]
 
 
 STUDY = study.Study(
@@ -46,7 +49,7 @@ STUDY = study.Study(
     about="At laptop scale, a small set in SQuAD's format, split by article: the committed "
     "report is of the English part of XQuAD, 240 questions to train and 120 of other "
     "articles for dev, in windows of 192 tokens. Without --squad2_dir there are no "
-    f"questions without an answer. The encoders: {study.SMALL_ENCODERS}",
+    f"questions without an answer. The encoders: {study_tasks.SMALL_ENCODERS}",
     limits="With a four-hundredth of SQuAD's questions no model learns to answer well; what can "
     "show is whether the encoder's pre-training helps at all to find an answer. The "
     "paper's scores are of another order, and no figure here predicts them.",

@@ -16,7 +16,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import NamedTuple
 
 import study_report
@@ -30,15 +29,6 @@ REPORTS = flags.DEFINE_string("reports", "experiments/reports", "Directory of th
 TEXT = flags.DEFINE_string("text", "", "Text of the corpus; laptop scale has a sample by default.")
 LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script on this TPU VM.")
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report, of finished runs.")
-DIRECTORIES = {
-    "glue_dir": "The GLUE download.",
-    "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
-    "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
-    "swag_dir": "Directory of SWAG's train.csv and val.csv.",
-    "conll_dir": "Directory of CoNLL-2003's train.txt, valid.txt and test.txt.",
-}
-for name, text in DIRECTORIES.items():
-    flags.DEFINE_string(name, "", text)
 
 Settings = dict[str, object]
 """Values of fields of a configuration, by dotted name."""
@@ -46,54 +36,38 @@ Settings = dict[str, object]
 ROW_LENGTH = 32  # Tokens, at laptop scale: with longer rows so few steps learn little.
 PRETRAINING: Settings = {
     "long_phase.num_steps": 0,
-    "num_steps": 1000,
-    "batch_size": 64,
+    "num_steps": 2400,
+    "batch_size": 16,
     "model.dtype": "float32",
     "model.scan_layers": False,
     "model.dropout_rate": 0.0,  # The runs are too short to overfit.
     "model.initializer_range": 0.04,  # 0.02 suits a hidden size of 768.
     "model.max_position_embeddings": 384,
     "optimizer": "adamw",
-    "learning_rate": 2e-3,
+    "learning_rate": 1e-3,
+    "decay_power": 0.5,
     "warmup_steps": 100,
     "log_every": 100,
-    "eval_every": 500,
+    "eval_every": 1200,
     "eval_batch_size": 64,
-    "checkpoint_every": 250,
-    "keep_every": 250,
+    "checkpoint_every": 600,
+    "keep_every": 600,
 }
 """Fields of configs/pretrain/bert_tiny.py at laptop scale."""
 FINETUNING: Settings = {
-    "max_train_examples": 1000,
-    "max_eval_examples": 500,
+    "max_train_examples": 800,
+    "max_eval_examples": 400,
     "max_seq_length": 48,
     "batch_size": 32,
     "num_epochs": 3.0,
     "learning_rate": 5e-4,  # Small models need a higher rate than BERT_BASE.
 }
 """Fields of all tasks at laptop scale."""
-LAPTOP_TEXT = (
-    "Ours: BERT_TINY (2 layers, 128 wide) unless a row says otherwise, trained on 99 articles of "
-    "Wikipedia, and tasks that can be fetched, with at most {} examples.".format(
-        FINETUNING["max_train_examples"]
-    )
-)
-"""What the laptop scale is, for `Study.about`."""
-SMALL_ENCODERS = (
-    "BERT_TINY (2 layers, 128 wide) after one step of pre-training and after all, on 99 articles "
-    "of Wikipedia, and the published weights of MiniLM (6 layers, 384 wide, distilled from a "
-    "large model and then trained on a billion pairs of sentences)."
-)
 GRID = ("batch_size", "num_epochs", "learning_rate")
 """Fields of the grid in configs/sweeps/paper.py; given here, they have a single value."""
-
-
 HOW_TO_LAUNCH = """Run it with --launch, or with bash, on a TPU VM of one host with the corpus and
 the tasks on its disk. On a slice of several hosts, give the arguments of each line to
 tools/launch_tpu.py (docs/cloud_tpu.md), with all paths in the bucket. A stopped script resumes."""
-
-
-NOTHING = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,18 +78,18 @@ class Row:
     tools/prepare_corpus.py builds, after `step` (0: the last); or, if given, that of `weights`;
     with a `pretraining` of None the row is only quoted from the paper.
     `finetuning` has fields of the tasks in this row, and `finetune_config` replaces that of the
-    tasks. `pretrain_config` is used at pod scale. `paper` has the paper's scores by column.
+    tasks. At pod scale the model has the `size`. `paper` has the paper's scores by column.
     """
 
     name: str
-    paper: dict[str, float] = NOTHING
-    pretraining: Settings | None = NOTHING
+    paper: dict[str, float] = dataclasses.field(default_factory=dict)
+    pretraining: Settings | None = dataclasses.field(default_factory=dict)
     rows: str = "sentence_pairs"
     step: int = 0
     weights: str = ""
-    finetuning: Settings = NOTHING
+    finetuning: Settings = dataclasses.field(default_factory=dict)
     finetune_config: str = ""
-    pretrain_config: str = "pod_base"
+    size: str = "base"
 
 
 class Task(NamedTuple):
@@ -149,83 +123,9 @@ class Study:
     limits: str
     rows: Callable[[str], list[Row]]
     tasks: Callable[[str], list[Task]]
-    measures: dict[str, str] = NOTHING
+    measures: dict[str, str] = dataclasses.field(default_factory=dict)
     num_seeds: int = 3
     draw: Callable = study_report.draw_scores
-
-
-def topics() -> Task:
-    """Returns the classification at laptop scale: Reuters news in 8 topics."""
-    files = fetched("reuters-r8")
-    settings = {"data.train": f"{files}/reuters-r8-train.tab"}
-    settings |= {"data.dev": f"{files}/reuters-r8-test.tab", "data.test": ""}
-    return Task("R8 topics, accuracy", "reuters_r8", "dev/accuracy", settings)
-
-
-def entities(scale: str) -> Task:
-    """Returns the tagging of CoNLL-2003's named entities, of --conll_dir or fetched."""
-    files = flags.FLAGS.conll_dir or fetched("conll2003")
-    settings = {"data.train": f"{files}/train.txt", "data.dev": f"{files}/valid.txt"}
-    if scale == "laptop":
-        settings |= {"data.test": "", "num_epochs": 4.0, "learning_rate": 1e-3}
-    else:
-        settings |= {"data.test": f"{files}/test.txt"}
-    return Task("CoNLL-2003 entities, F1", "conll2003", "dev/f1", settings)
-
-
-def endings(scale: str) -> Task:
-    """Returns SWAG, of --swag_dir, or at laptop scale a task like it, made from tales."""
-    if scale == "laptop" and not flags.FLAGS.swag_dir:
-        settings = {"data.directory": fetched("story-endings")}
-        return Task("next sentence in tales, accuracy", "swag", "dev/accuracy", settings)
-    settings = {"data.directory": flags.FLAGS.swag_dir or "swag"}
-    return Task("SWAG, accuracy", "swag", "dev/accuracy", settings)
-
-
-def glue(*names: str) -> list[Task]:
-    """Returns tasks of GLUE, of --glue_dir: "mnli", or "mrpc/f1" to name another metric."""
-    tasks = []
-    for name in names:
-        name, _, metric = name.partition("/")
-        split, metric = ("dev_matched" if name == "mnli" else "dev"), metric or "accuracy"
-        settings = {"data.directory": flags.FLAGS.glue_dir or "glue_data"}
-        task = Task(f"{name}, {metric}", f"glue:{name}", f"{split}/{metric}", settings)
-        tasks.append(task)
-    return tasks
-
-
-def squad(version: str = "1.1", metric: str = "f1") -> Task:
-    """Returns SQuAD, of --squad_dir or --squad2_dir."""
-    name, config = {"1.1": ("squad", "v1"), "2.0": ("squad2", "v2")}[version]
-    files = flags.FLAGS[f"{name}_dir"].value or name
-    settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
-    score = {"f1": "F1", "exact": "exact match"}[metric]
-    return Task(f"SQuAD {version}, {score}", f"squad:{config}", f"dev/{metric}", settings)
-
-
-def with_settings(task: Task, settings: Settings) -> Task:
-    """Returns the task with other `settings`, in addition to its own."""
-    return task._replace(settings=task.settings | settings)
-
-
-def small_encoders() -> list[Row]:
-    """Returns the rows at laptop scale of the studies that compare encoders."""
-    return [
-        Row("BERT_TINY after one step", {}, {"num_steps": 1}),
-        Row("BERT_TINY"),
-        Row("MiniLM", weights=fetched("minilm"), finetuning={"learning_rate": 2e-4}),
-    ]
-
-
-def full_encoders(paper: dict[str, dict[str, float]]) -> list[Row]:
-    """Returns the rows at pod scale of the paper's two models."""
-    configs = {"BERT_BASE": "pod_base", "BERT_LARGE": "pod_large"}
-    return [Row(name, paper[name], pretrain_config=config) for name, config in configs.items()]
-
-
-def rows_of_paper(paper: dict[str, dict[str, float]]) -> list[Row]:
-    """Returns rows that are not run."""
-    return [Row(f"paper: {name}", scores, None) for name, scores in paper.items()]
 
 
 def fetched(name: str) -> str:
@@ -295,26 +195,27 @@ def pretrain_step(row: Row, scale: str) -> Step:
         config = "configs/pretrain/bert_tiny.py"
         settings = {"corpus": f"{corpus}/{ROW_LENGTH}-{row.rows}"} | PRETRAINING
     else:
-        config = f"configs/pretrain/{row.pretrain_config}.py"
+        config = f"configs/pretrain/pod_{row.size}.py"
         settings = {"corpus": f"{corpus}/128-{row.rows}"}
         settings |= {"long_phase.corpus": f"{corpus}/512-{row.rows}"}
         settings |= {"checkpoint_every": 50_000, "keep_every": 100_000}
     command = ["-m", "bert_jax.pretrain", f"--config={config}", f"--workdir={workdir}"]
-    return Step(command + overrides(settings | dict(row.pretraining)), f"{workdir}/result.json")
+    return Step(command + overrides(settings | row.pretraining), f"{workdir}/result.json")
 
 
 def encoder(row: Row) -> str:
     """Returns the workdir, the checkpoint or the given weights of a row."""
     if row.weights:
         return row.weights
-    parts = [row.rows, *(f"{name}={value}" for name, value in sorted(row.pretraining.items()))]
-    directory = f"{WORKDIR.value}/pretrain/{row.pretrain_config},{','.join(parts)}"
+    parts = [row.rows, *([row.size] if row.size != "base" else [])]
+    parts += [f"{name}={value}" for name, value in sorted(row.pretraining.items())]
+    directory = f"{WORKDIR.value}/pretrain/{','.join(parts)}"
     return f"{directory}/checkpoints/{row.step}" if row.step else directory
 
 
 def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
     """Returns the fine-tuning: one point at laptop scale, the paper's grid at pod scale."""
-    config, settings = row.finetune_config or task.config, task.settings | dict(row.finetuning)
+    config, settings = row.finetune_config or task.config, task.settings | row.finetuning
     if scale == "laptop":
         settings = FINETUNING | settings
     settings = {
@@ -331,7 +232,7 @@ def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
 
 def sweep_workdir(row: Row, task: Task) -> pathlib.Path:
     """Returns the directory of a fine-tuning, which is named after its settings."""
-    config, settings = row.finetune_config or task.config, task.settings | dict(row.finetuning)
+    config, settings = row.finetune_config or task.config, task.settings | row.finetuning
     digest = hashlib.sha256(repr([encoder(row), sorted(settings.items())]).encode()).hexdigest()
     names = "_".join([config.replace(":", "_"), *map(str, row.finetuning.values())])
     return pathlib.Path(WORKDIR.value, "finetune", f"{names}_{digest[:8]}")
@@ -345,7 +246,9 @@ def run(steps: list[Step]) -> None:
     """Runs the commands that have not finished. Exits with the code of the first that fails."""
     # Compiles a program once, whatever run needs it.
     cache = str(pathlib.Path(WORKDIR.value, "compiled").absolute())
-    environment = {"JAX_COMPILATION_CACHE_DIR": cache} | os.environ
+    # On CPU the two loops of a BiLSTM must not run at once: with two cores they wait for each other.
+    one_by_one = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "XLA_FLAGS": one_by_one} | os.environ
     for number, step in enumerate(steps, 1):
         if step.product and pathlib.Path(step.product).exists():
             continue

@@ -8,6 +8,7 @@ Source: Devlin et al. (2018), section 4.4 and table 4: accuracy on dev.
 """
 
 import study
+import study_tasks
 
 COLUMN = "SWAG accuracy on dev"
 PAPER = {
@@ -21,16 +22,16 @@ OTHERS = ("ESIM + GloVe", "ESIM + ELMo")
 
 def rows(scale: str) -> list[study.Row]:
     if scale == "laptop":
-        return study.small_encoders() + study.rows_of_paper(PAPER)
-    others = study.rows_of_paper({name: PAPER[name] for name in OTHERS})
+        return study_tasks.small_encoders() + study_tasks.rows_of_paper(PAPER)
+    others = study_tasks.rows_of_paper({name: PAPER[name] for name in OTHERS})
     ours = {name: scores for name, scores in PAPER.items() if name not in OTHERS}
-    return others + study.full_encoders(ours)
+    return others + study_tasks.full_encoders(ours)
 
 
 def tasks(scale: str) -> list[study.Task]:
-    task = study.endings(scale)
+    task = study_tasks.endings(scale)
     few = {"max_train_examples": 400, "max_eval_examples": 400}
-    return [study.with_settings(task, few) if scale == "laptop" else task]
+    return [study_tasks.with_settings(task, few) if scale == "laptop" else task]
 
 
 STUDY = study.Study(
@@ -39,7 +40,7 @@ STUDY = study.Study(
     about="SWAG cannot be fetched; without --swag_dir the task is made from the tales of Grimm "
     "and Andersen by experiments/story_endings.py: given a sentence, choose the true next "
     "one among four of the same tale (chance is 25 %). At most 400 examples to train. The "
-    f"encoders: {study.SMALL_ENCODERS}",
+    f"encoders: {study_tasks.SMALL_ENCODERS}",
     limits="The task is not SWAG: its wrong endings are real sentences of the tale, and often "
     "fit. The scores can only be compared with each other and with chance, not with the "
     "paper's.",

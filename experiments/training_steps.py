@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import study
 import study_report
+import study_tasks
 from matplotlib.figure import Figure
 
 OBJECTIVES = {
@@ -32,7 +33,7 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def tasks(scale: str) -> list[study.Task]:
-    return study.glue("mnli") if scale == "pod" else [study.topics(), study.entities(scale)]
+    return study_tasks.glue("mnli") if scale == "pod" else [study_tasks.entities(scale)]
 
 
 def draw(title: str, rows: Sequence, columns: Sequence[str], scores: dict) -> Figure:
@@ -64,7 +65,7 @@ STUDY = study.Study(
     about="Checkpoints of two runs are fine-tuned. The paper's figure has no printed values; "
     "its text says that BERT_BASE gains almost 1.0 % accuracy on MNLI from step 500,000 "
     "to 1,000,000, and that masked LM, though it learns from 15 % of the tokens only, is "
-    f"better than left to right almost from the start. {study.LAPTOP_TEXT}",
+    f"better than left to right almost from the start. {study_tasks.LAPTOP_TEXT}",
     limits="The runs end where the paper's first point is still far away. They can show how "
     "scores grow at first, and whether left to right, which has a label at every token, "
     "is ahead then; they cannot show where the curves go.",

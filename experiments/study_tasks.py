@@ -1,0 +1,101 @@
+"""The tasks and encoders that several studies use, and what their reports say about them."""
+
+import study
+from absl import flags
+
+DIRECTORIES = {
+    "glue_dir": "The GLUE download.",
+    "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
+    "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
+    "swag_dir": "Directory of SWAG's train.csv and val.csv.",
+    "conll_dir": "Directory of CoNLL-2003's train.txt, valid.txt and test.txt.",
+}
+for name, text in DIRECTORIES.items():
+    flags.DEFINE_string(name, "", text)
+
+LAPTOP_TEXT = (
+    "Ours: BERT_TINY (2 layers, 128 wide) unless a row says otherwise, trained on 99 articles of "
+    "Wikipedia, and tasks that can be fetched, with at most {} examples.".format(
+        study.FINETUNING["max_train_examples"]
+    )
+)
+"""What the laptop scale is, for `Study.about`."""
+SMALL_ENCODERS = (
+    "BERT_TINY (2 layers, 128 wide) after one step of pre-training and after all, on 99 articles "
+    "of Wikipedia, and the published weights of MiniLM (6 layers, 384 wide, distilled from a "
+    "large model and then trained on a billion pairs of sentences)."
+)
+
+
+def topics() -> study.Task:
+    """Returns the classification at laptop scale: Reuters news in 8 topics."""
+    files = study.fetched("reuters-r8")
+    settings = {"data.train": f"{files}/reuters-r8-train.tab"}
+    settings |= {"data.dev": f"{files}/reuters-r8-test.tab", "data.test": ""}
+    return study.Task("R8 topics, accuracy", "reuters_r8", "dev/accuracy", settings)
+
+
+def entities(scale: str) -> study.Task:
+    """Returns the tagging of CoNLL-2003's named entities, of --conll_dir or fetched."""
+    files = flags.FLAGS.conll_dir or study.fetched("conll2003")
+    settings = {"data.train": f"{files}/train.txt", "data.dev": f"{files}/valid.txt"}
+    if scale == "laptop":
+        settings |= {"data.test": "", "num_epochs": 4.0, "learning_rate": 1e-3}
+    else:
+        settings |= {"data.test": f"{files}/test.txt"}
+    return study.Task("CoNLL-2003 entities, F1", "conll2003", "dev/f1", settings)
+
+
+def endings(scale: str) -> study.Task:
+    """Returns SWAG, of --swag_dir, or at laptop scale a task like it, made from tales."""
+    if scale == "laptop" and not flags.FLAGS.swag_dir:
+        settings = {"data.directory": study.fetched("story-endings")}
+        return study.Task("next sentence in tales, accuracy", "swag", "dev/accuracy", settings)
+    settings = {"data.directory": flags.FLAGS.swag_dir or "swag"}
+    return study.Task("SWAG, accuracy", "swag", "dev/accuracy", settings)
+
+
+def glue(*names: str) -> list[study.Task]:
+    """Returns tasks of GLUE, of --glue_dir: "mnli", or "mrpc/f1" to name another metric."""
+    tasks = []
+    for name in names:
+        name, _, metric = name.partition("/")
+        split, metric = ("dev_matched" if name == "mnli" else "dev"), metric or "accuracy"
+        settings = {"data.directory": flags.FLAGS.glue_dir or "glue_data"}
+        task = study.Task(f"{name}, {metric}", f"glue:{name}", f"{split}/{metric}", settings)
+        tasks.append(task)
+    return tasks
+
+
+def squad(version: str = "1.1", metric: str = "f1") -> study.Task:
+    """Returns SQuAD, of --squad_dir or --squad2_dir."""
+    name, config = {"1.1": ("squad", "v1"), "2.0": ("squad2", "v2")}[version]
+    files = flags.FLAGS[f"{name}_dir"].value or name
+    settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
+    score = {"f1": "F1", "exact": "exact match"}[metric]
+    return study.Task(f"SQuAD {version}, {score}", f"squad:{config}", f"dev/{metric}", settings)
+
+
+def with_settings(task: study.Task, settings: study.Settings) -> study.Task:
+    """Returns the task with other `settings`, in addition to its own."""
+    return task._replace(settings=task.settings | settings)
+
+
+def small_encoders() -> list[study.Row]:
+    """Returns the rows at laptop scale of the studies that compare encoders."""
+    return [
+        study.Row("BERT_TINY after one step", {}, {"num_steps": 1, "warmup_steps": 0}),
+        study.Row("BERT_TINY"),
+        study.Row("MiniLM", weights=study.fetched("minilm"), finetuning={"learning_rate": 2e-4}),
+    ]
+
+
+def full_encoders(paper: dict[str, dict[str, float]]) -> list[study.Row]:
+    """Returns the rows at pod scale of the paper's two models."""
+    sizes = {"BERT_BASE": "base", "BERT_LARGE": "large"}
+    return [study.Row(name, paper[name], size=size) for name, size in sizes.items()]
+
+
+def rows_of_paper(paper: dict[str, dict[str, float]]) -> list[study.Row]:
+    """Returns rows that are not run."""
+    return [study.Row(f"paper: {name}", scores, None) for name, scores in paper.items()]
