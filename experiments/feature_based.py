@@ -62,7 +62,6 @@ STUDY = study.Study(
     "data cannot.",
     rows=rows,
     tasks=tasks,
-    num_seeds=2,
 )
 
 if __name__ == "__main__":

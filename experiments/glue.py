@@ -53,7 +53,6 @@ STUDY = study.Study(
     "orientation only.",
     rows=rows,
     tasks=tasks,
-    num_seeds=2,
 )
 
 if __name__ == "__main__":

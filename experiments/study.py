@@ -36,7 +36,7 @@ Settings = dict[str, object]
 ROW_LENGTH = 32  # Tokens, at laptop scale: with longer rows so few steps learn little.
 PRETRAINING: Settings = {
     "long_phase.num_steps": 0,
-    "num_steps": 2400,
+    "num_steps": 1200,
     "batch_size": 16,
     "model.dtype": "float32",
     "model.scan_layers": False,
@@ -48,15 +48,15 @@ PRETRAINING: Settings = {
     "decay_power": 0.5,
     "warmup_steps": 100,
     "log_every": 100,
-    "eval_every": 1200,
+    "eval_every": 600,
     "eval_batch_size": 64,
-    "checkpoint_every": 600,
-    "keep_every": 600,
+    "checkpoint_every": 300,
+    "keep_every": 300,
 }
 """Fields of configs/pretrain/bert_tiny.py at laptop scale."""
 FINETUNING: Settings = {
-    "max_train_examples": 800,
-    "max_eval_examples": 400,
+    "max_train_examples": 500,
+    "max_eval_examples": 250,
     "max_seq_length": 48,
     "batch_size": 32,
     "num_epochs": 3.0,
@@ -124,7 +124,7 @@ class Study:
     rows: Callable[[str], list[Row]]
     tasks: Callable[[str], list[Task]]
     measures: dict[str, str] = dataclasses.field(default_factory=dict)
-    num_seeds: int = 3
+    num_seeds: int = 2
     draw: Callable = study_report.draw_scores
 
 

@@ -46,7 +46,6 @@ STUDY = study.Study(
     "paper's.",
     rows=rows,
     tasks=tasks,
-    num_seeds=2,
 )
 
 if __name__ == "__main__":
