@@ -38,7 +38,8 @@ def show(values: Sequence[float] | None, scale: float) -> str:
 def table(rows: Sequence, columns: Sequence[str], scores: Scores, measures: Sequence[str]) -> str:
     """Returns the Markdown table: our measures and scores, then the paper's columns."""
     paper = list(dict.fromkeys(name for row in rows for name in row.paper))
-    header = ["", *measures, *columns, *(f"paper: {name}" for name in paper)]
+    header = ["", *(f"ours: {name}" for name in [*measures, *columns])]
+    header += [f"paper: {name}" for name in paper]
     lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for row in rows:
         own = [show(scores.get((row.name, name)), 1) for name in measures]

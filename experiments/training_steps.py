@@ -54,7 +54,7 @@ def draw(title: str, rows: Sequence, columns: Sequence[str], scores: dict) -> Fi
         axis.set_xlabel("pre-training steps")
         axis.set_ylabel(f"{column.rpartition(', ')[2]} on dev (%)")
         axis.grid(alpha=0.3)
-        axis.legend()
+        axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=2, frameon=False)
     figure.suptitle(f"{title}\na dot is a seed, the line goes through the medians", fontsize=11)
     return figure
 
