@@ -29,8 +29,6 @@ from bert_jax.tasks.tagging import Tagging, tag_texts
 from bert_jax.tasks.text_classification import Classification, best_labels
 from bert_jax.tokenization import Tokenizer
 
-__all__ = ["Answer", "Classification", "Fill", "PretrainedModel", "Ranked", "Tagging", "load"]
-
 Texts = str | Sequence[str]
 
 
@@ -50,6 +48,13 @@ def load(directory: str | os.PathLike) -> "PretrainedModel":
     # Computes in float32: bfloat16 is for the accelerators that trained the model.
     config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
     return PretrainedModel(config, tokenizer, jax.device_put(params), settings, str(directory))
+
+
+class Attention(NamedTuple):
+    """The tokens of a text, and attention probabilities, float32 `[layer, head, from, to]`."""
+
+    tokens: list[str]
+    probabilities: np.ndarray
 
 
 class Ranked(NamedTuple):
@@ -140,7 +145,7 @@ class PretrainedModel:
             fills = best_fills(texts[index], probabilities, top_k, self.tokenizer)
             return fills[0] if len(fills) == 1 else fills
 
-        return self._apply(masked_logits, features, 8, fill)[chosen]
+        return self._apply(masked_logits, features, 8, fill, max_per_row=1)[chosen]
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
@@ -194,7 +199,8 @@ class PretrainedModel:
           pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
             "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
             normalized if it was trained that way.
-          batch_size: maximum number of texts per forward pass.
+          batch_size: rows of 64 tokens per forward pass, each of one or several texts, or as many
+            tokens in longer rows.
           max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
             `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
         """
@@ -213,7 +219,8 @@ class PretrainedModel:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
         module = BertForTask(self.config, EMBEDDING, 0, pooling, normalize)
         function = functools.partial(forward.head_outputs, module, self.params)
-        vectors = self._apply(function, self._features(texts, max_length), batch_size)
+        features = self._features(texts, max_length)
+        vectors = self._apply(function, features, batch_size, size=lambda feature: 1)
         return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)[chosen]
 
     def features(
@@ -233,6 +240,19 @@ class PretrainedModel:
         features = self._features(texts, self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
         return self._apply(function, features, batch_size)[chosen]
+
+    def attention(self, texts: Texts) -> Attention | list[Attention]:
+        """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
+        texts, chosen = _as_list(texts)
+        features = self._features(texts, self.config.max_position_embeddings)
+
+        def finish(index: int, maps: np.ndarray) -> Attention:
+            tokens = features[index].sequences[0].tolist()
+            probabilities = maps[..., : len(tokens)].transpose(1, 2, 0, 3).copy()
+            return Attention(list(map(self.tokenizer.id_to_token, tokens)), probabilities)
+
+        function = functools.partial(forward.attention_maps, self.config, self.params["bert"])
+        return self._apply(function, features, 8, finish, max_per_row=1)[chosen]
 
     def classify(
         self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
@@ -311,7 +331,8 @@ class PretrainedModel:
         """Returns the head's output for each feature, as described in `heads.Outputs`."""
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)
-        return [head.feature_output(output) for output in self._apply(function, features)]
+        size = len if head.input_kind == "positions" else lambda feature: 1
+        return list(map(head.feature_output, self._apply(function, features, size=size)))
 
     def _apply(
         self,
@@ -319,16 +340,20 @@ class PretrainedModel:
         features: Sequence[Feature],
         batch_size: int = 32,
         finish: Callable[[int, np.ndarray], object] = lambda index, output: output.copy(),
+        size: Callable[[Feature], int] = len,
+        **limits: int,
     ) -> list:
-        """Returns `finish(index, output)` of each feature, from batches of similar length."""
-        results = [None] * len(features)
-        batches = forward.batch_by_length(features, batch_size, self.config.max_position_embeddings)
+        """Returns `finish(index, outputs)` of each feature, which has `size(feature)` outputs."""
+        results, limit = [None] * len(features), self.config.max_position_embeddings
         # The bar appears after three seconds.
         with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
-            for indices, rows in batches:
-                for index, output in zip(indices, np.asarray(function(rows)), strict=False):
-                    results[index] = finish(index, output[: len(features[index])])
-                progress.update(len(indices))
+            for members, rows in forward.batch_by_length(features, batch_size, limit, **limits):
+                for indices, outputs in zip(members, np.asarray(function(rows)), strict=False):
+                    start = 0
+                    for index in indices:
+                        end = start + size(features[index])
+                        results[index], start = finish(index, outputs[start:end]), end
+                    progress.update(len(indices))
         return results
 
 

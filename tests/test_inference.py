@@ -100,7 +100,7 @@ def test_texts_of_all_lengths_compile_few_programs(model):
     forward.head_outputs.clear_cache()
     model.encode(texts, batch_size=4)
     model.encode(texts[::-1], batch_size=4)
-    assert forward.head_outputs._cache_size() == 3  # Of 16, 32 and 40 tokens.
+    assert forward.head_outputs._cache_size() == 1  # Rows of 40 tokens.
 
 
 def test_module_applies_the_parameters(model):
@@ -228,6 +228,43 @@ def test_features_are_the_hidden_states_of_the_given_layers(model, alone):
         np.testing.assert_allclose(feature, expected, atol=1e-5)
 
 
+def test_attention_is_that_of_each_text_alone(model):
+    maps = model.attention(TEXTS)
+    for text, (tokens, probabilities) in zip(TEXTS, maps, strict=True):
+        ids = [model.tokenizer.token_to_id(token) for token in tokens]
+        assert ids == [
+            model.tokenizer.cls_id,
+            *model.tokenizer.encode(text),
+            model.tokenizer.sep_id,
+        ]
+        assert probabilities.shape == (2, 2, len(tokens), len(tokens))
+        assert probabilities.dtype == np.float32
+        np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-5)
+        alone = model.attention(text)
+        assert alone.tokens == tokens
+        np.testing.assert_allclose(probabilities, alone.probabilities, atol=1e-6)
+
+
+def test_attention_times_values_is_what_the_encoder_layer_computes(model, alone):
+    """The last layer, from its input and the maps, gives its output."""
+    layer = jax.tree.map(lambda leaf: leaf[-1], model.params["bert"]["encoder"]["layers"])
+
+    def dense(name, x):
+        return x @ layer[name]["kernel"] + layer[name]["bias"]
+
+    def norm(name, x):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * layer[name]["scale"] + layer[name]["bias"]
+
+    for text, states in zip(TEXTS, alone, strict=True):
+        value = dense("value", states[-2]).reshape(len(states[-2]), 2, 64)
+        context = np.einsum("hft,thd->fhd", model.attention(text).probabilities[-1], value)
+        y = dense("attention_output", context.reshape(states[-2].shape))
+        x = norm("attention_layer_norm", states[-2] + y)
+        y = dense("output", jax.nn.gelu(dense("intermediate", x), approximate=False))
+        np.testing.assert_allclose(norm("output_layer_norm", x + y), states[-1], atol=1e-4)
+
+
 def test_features_are_those_of_the_last_layers_by_default(model):
     (states,) = model.features(["the river"])
     (expected,) = model.features(["the river"], layers=(1, 2))  # It has no more.
@@ -242,7 +279,7 @@ def test_one_layer_may_be_given_as_a_number(model):
 def test_empty_list_of_texts_gives_no_results(model):
     vectors = model.encode([])
     assert vectors.shape == (0, 128) and vectors.dtype == np.float32
-    assert model.features([], layers=[-1]) == model.fill_mask([]) == []
+    assert model.features([], layers=[-1]) == model.fill_mask([]) == model.attention([]) == []
     assert with_head(model, "classification", ["no", "yes"]).classify([]) == []
     assert with_head(model, "tagging", ["O", "B-A"]).tag([]) == []
     assert with_head(model, "span", ["start", "end"]).answer([], "the river") == []
@@ -262,6 +299,7 @@ def test_long_texts_are_truncated_with_a_warning(model):
     [
         (lambda m: m.encode(5), TypeError, r"must be a string or a list of these, got \[5\]"),
         (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of these"),
+        (lambda m: m.attention([1]), TypeError, "must be a string or a list of these"),
         (lambda m: m.encode(("the", "a")), TypeError, "must be a string or a list of these"),
         (
             lambda m: m.features(b"the", layers=[0]),

@@ -32,16 +32,7 @@ def attention(
     Returns:
       `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
     """
-    # With heads before length, both products are plain batched matrix products.
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
-    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
-    is_visible = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
-    if causal:
-        position = jnp.arange(scores.shape[-1])
-        is_visible &= position[:, None] >= position
-    scores = jnp.where(is_visible, scores, jnp.finfo(jnp.float32).min)
-    probabilities = _softmax(scores, value.dtype)
+    probabilities = attention_probabilities(query, key, sequence_ids, causal)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def weighted_sum(probabilities, value):
@@ -50,7 +41,21 @@ def attention(
             probabilities = dropout(dropout_key, probabilities, dropout_settings)
         return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
 
-    return jnp.swapaxes(weighted_sum(probabilities, value), 1, 2)
+    return jnp.swapaxes(weighted_sum(probabilities, jnp.swapaxes(value, 1, 2)), 1, 2)
+
+
+def attention_probabilities(query, key, sequence_ids, causal: bool) -> jax.Array:
+    """Returns the probabilities of attention, `[batch, heads, from, to]` in the dtype of keys."""
+    # With heads before length, both products are plain batched matrix products.
+    query, key = (jnp.swapaxes(x, 1, 2) for x in (query, key))
+    query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    is_visible = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
+    if causal:
+        position = jnp.arange(scores.shape[-1])
+        is_visible &= position[:, None] >= position
+    scores = jnp.where(is_visible, scores, jnp.finfo(jnp.float32).min)
+    return _softmax(scores, key.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

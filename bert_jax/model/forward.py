@@ -1,4 +1,4 @@
-"""Jitted forward passes over rows of one sequence each, padded to a few compiled shapes."""
+"""Jitted forward passes over rows of a few compiled shapes, each packed with several texts."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -9,37 +9,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape, unpack_rows
+from bert_jax.model.attention import attention_probabilities
 from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
 from bert_jax.model.config import BertConfig
 
-
-def padded_length(length: int, max_length: int) -> int:
-    """Returns `length` rounded up to one of 8 lengths to 512, and at most `max_length`.
-
-    They are 16, 32, 64, 128, 192, 256, 384, 512, ...
-    """
-    power = max(16, 1 << (length - 1).bit_length())
-    step = power // 4 if power > 128 else power
-    return min(-(-length // step) * step, max_length)
+ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
 
 
 def batch_by_length(
-    features: Sequence[Feature], batch_size: int, max_length: int
-) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yields the indices and rows of features of similar length, longest first.
+    features: Sequence[Feature], batch_size: int, max_length: int, max_per_row: int = 8
+) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
+    """Yields rows, and the indices of the features packed into each; the longest rows first.
 
-    All batches have the same number of rows: surplus ones are empty.
+    Rows have the smallest of a few lengths that holds the feature. A batch has `batch_size` rows of
+    the shortest of these, or as many tokens in fewer rows; surplus rows are empty.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    order = sorted(range(len(features)), key=lambda index: -len(features[index]))
-    num_rows = min(batch_size, 1 << (len(order) - 1).bit_length())
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
-        length = padded_length(len(features[indices[0]]), max_length)
-        shape = RowShape(length, 1, LabelLayout(), pad_id=0)
-        row_features = {row: [features[index]] for row, index in enumerate(indices)}
-        yield indices, shape.build(row_features, num_rows)
+    row_lengths = sorted({min(length, max_length) for length in (*ROW_LENGTHS, max_length)})
+    for shorter, length in reversed(list(zip([0, *row_lengths], row_lengths, strict=False))):
+        chosen = [i for i, feature in enumerate(features) if shorter < len(feature) <= length]
+        shape = RowShape(length, max_per_row, LabelLayout(), pad_id=0)
+        packed = shape.pack([features[index] for index in chosen])
+        max_rows = max(1, batch_size * row_lengths[0] // length)
+        num_rows = min(max_rows, 1 << (len(packed) - 1).bit_length())
+        for start in range(0, len(packed), max_rows):
+            members = [[chosen[i] for i in row] for row in packed[start : start + max_rows]]
+            row_features = {r: [features[i] for i in row] for r, row in enumerate(members)}
+            yield members, shape.build(row_features, num_rows)
 
 
 def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Array:
@@ -67,3 +64,20 @@ def hidden_states(config: BertConfig, layers: tuple, params: dict, rows: dict) -
     """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0 is embeddings."""
     states = _hidden(config, params, rows, all_layers=True)
     return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def attention_maps(config: BertConfig, params: dict, rows: dict) -> jax.Array:
+    """Returns attention probabilities, float32 `[B, from, layers, heads, to]`."""
+    inputs = _hidden(config, params, rows, all_layers=True)[:-1]  # Of each layer.
+    layers = params["encoder"]["layers"]
+
+    def heads(name):
+        bias = layers[name]["bias"][:, None, None]
+        projected = jnp.einsum("nblh,nho->nblo", inputs, layers[name]["kernel"]) + bias
+        return projected.reshape(*inputs.shape[:-1], config.num_heads, -1)
+
+    maps = jax.vmap(attention_probabilities, (0, 0, None, None))
+    sequence_ids = unpack_rows(rows)["sequence_ids"]
+    maps = maps(heads("query"), heads("key"), sequence_ids, config.causal)
+    return jnp.transpose(maps, (1, 3, 0, 2, 4))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
+import scipy  # Imports scipy.stats, which is slow, on first use.
 
 
 def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:

@@ -1,28 +1,36 @@
-"""Texts are padded to few shapes, in batches of similar length."""
+"""Texts are packed into rows of few shapes."""
 
 import numpy as np
+import pytest
 
 from bert_jax.data.features import Feature
-from bert_jax.model.forward import batch_by_length, padded_length
+from bert_jax.model.forward import batch_by_length
 
 
-def test_few_lengths_are_compiled():
-    lengths = {padded_length(length, 512) for length in range(2, 513)}
-    assert sorted(lengths) == [16, 32, 64, 128, 192, 256, 384, 512]
-    assert all(length <= padded_length(length, 500) <= 500 for length in range(2, 501))
+def make_features(lengths):
+    return [Feature((np.arange(1, n + 1),), (n,)) for n in lengths]
 
 
-def test_each_text_is_in_one_batch_with_others_of_similar_length():
-    expected = [np.arange(1, length + 1) for length in (20, 2, 42, 4, 8)]
-    features = [Feature((tokens,), (len(tokens),)) for tokens in expected]
-    batches = list(batch_by_length(features, batch_size=2, max_length=64))
-    assert [indices for indices, _ in batches] == [[2, 0], [4, 3], [1]]
-    assert [rows["tokens"].shape for _, rows in batches] == [(2, 64), (2, 16), (2, 16)]
-    for indices, rows in batches:
-        for index, row, (pair,) in zip(
-            indices, rows["tokens"], rows["sequence_bounds"], strict=False
-        ):
-            assert pair.tolist() == [0, len(expected[index]), len(expected[index])]
-            np.testing.assert_array_equal(row[: pair[2]], expected[index])
-            assert not row[pair[2] :].any()
-        assert not rows["tokens"][len(indices) :].any()
+def test_texts_of_all_lengths_take_few_shapes_and_little_padding():
+    lengths = np.random.default_rng(0).integers(3, 513, 2000)
+    batches = list(batch_by_length(make_features(lengths), batch_size=32, max_length=512))
+    shapes = {rows["tokens"].shape for _, rows in batches}
+    assert shapes == {(32, 64), (8, 256), (5, 384), (4, 512)}
+    assert sum(rows["tokens"].size for _, rows in batches) < 1.25 * lengths.sum()
+
+
+@pytest.mark.parametrize("max_per_row", [1, 8])
+def test_each_text_is_in_one_row(max_per_row):
+    features = make_features((20, 2, 42, 4, 8, 60, 64, 65, 99))
+    seen = []
+    for members, rows in batch_by_length(features, 2, 100, max_per_row):
+        assert len(members) <= len(rows["tokens"]) <= 2
+        for row, indices in enumerate(members):
+            assert 1 <= len(indices) <= max_per_row
+            bounds = rows["sequence_bounds"][row, : len(indices)]
+            tokens = [rows["tokens"][row, start:end].tolist() for start, _, end in bounds]
+            assert tokens == [features[index].sequences[0].tolist() for index in indices]
+            assert not rows["tokens"][row, bounds[-1, 2] :].any()
+            seen += indices
+        assert not rows["tokens"][len(members) :].any()
+    assert sorted(seen) == list(range(9))

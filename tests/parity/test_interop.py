@@ -157,6 +157,23 @@ def test_encode_and_features_of_released_weights_equal_transformers(minilm):
         assert np.abs(features[row] - states).max() < 1e-5
 
 
+def test_attention_of_released_weights_equals_transformers(minilm):
+    import torch
+    import transformers
+
+    tokenizer = transformers.BertTokenizer.from_pretrained(minilm)
+    theirs = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    texts = ["A boat crossed the river.", "", "Rain fell on the old town. " * 30]
+    for text, (tokens, probabilities) in zip(
+        texts, bert_jax.load(minilm).attention(texts), strict=True
+    ):
+        inputs = tokenizer(text, return_tensors="pt")
+        assert tokens == tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+        with torch.no_grad():
+            expected = theirs(**inputs, output_attentions=True).attentions
+        np.testing.assert_allclose(probabilities, torch.cat(expected), atol=1e-5)
+
+
 def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path):
     tf = pytest.importorskip("tensorflow")
     hidden, feed_forward, rng = 24, 20, np.random.default_rng(0)
