@@ -5,10 +5,17 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo test test-all slow-tests parity tf-parity faults report-test lint lock clean
+.PHONY: demo notebooks test test-all slow-tests parity tf-parity faults report-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
+
+# Executes the notebooks top to bottom, in place; they need the demo's model (7 minutes, once).
+notebooks: .venv/notebooks
+	test -f runs/demo/result.json || $(BIN)/python tools/demo.py
+	for name in experiments/notebooks/*.ipynb; do \
+		$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
+			--ClearMetadataPreprocessor.enabled=True $$name || exit 1; done
 
 # The fast tier: under 8 minutes on 2 cores.
 test: .venv/installed
@@ -57,6 +64,10 @@ report-test: .venv/compiler
 
 .venv/compiler: .venv/installed
 	$(BIN)/pip install --quiet --editable ".[tpu]"
+	touch $@
+
+.venv/notebooks: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[notebooks]"
 	touch $@
 
 .venv-parity/installed: requirements.lock pyproject.toml

@@ -370,6 +370,14 @@ def number_in_place_of_words(inputs):
     loaded(inputs, "tagging", ["O", "B"]).tag(5)
 
 
+def text_of_wrong_type_for_attention(inputs):
+    loaded(inputs, "embedding", []).attention(["the river", None])
+
+
+def unknown_layer(inputs):
+    loaded(inputs, "embedding", []).features("the river", layers=99)
+
+
 def unknown_pooling(inputs):
     loaded(inputs, "embedding", []).encode("the river", pooling="max")
 
@@ -432,6 +440,8 @@ BAD_INPUT = {
     nothing_in_place_of_a_path: (TypeError, "must be the path of a model's directory, got None"),
     number_in_place_of_a_text: (TypeError, r"texts must be a string or a list of these, got \[5\]"),
     number_in_place_of_words: (TypeError, "expected a string or a list of words, got 5"),
+    text_of_wrong_type_for_attention: (TypeError, "texts must be a string or a list of these"),
+    unknown_layer: (ValueError, r"layers must be in \[-\d+, \d+\], got \(99,\)"),
     unknown_pooling: (ValueError, "pooling must be 'mean', 'cls' or 'pooler', got 'max'"),
     first_token_of_a_left_to_right_model: (ValueError, "pooling is 'cls', but .* choose 'mean'"),
     mask_for_a_left_to_right_model: (ValueError, "reads left to right, so it cannot fill in masks"),
