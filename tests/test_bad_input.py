@@ -374,10 +374,6 @@ def text_of_wrong_type_for_attention(inputs):
     loaded(inputs, "embedding", []).attention(["the river", None])
 
 
-def unknown_layer(inputs):
-    loaded(inputs, "embedding", []).features("the river", layers=99)
-
-
 def unknown_pooling(inputs):
     loaded(inputs, "embedding", []).encode("the river", pooling="max")
 
@@ -441,7 +437,6 @@ BAD_INPUT = {
     number_in_place_of_a_text: (TypeError, r"texts must be a string or a list of these, got \[5\]"),
     number_in_place_of_words: (TypeError, "expected a string or a list of words, got 5"),
     text_of_wrong_type_for_attention: (TypeError, "texts must be a string or a list of these"),
-    unknown_layer: (ValueError, r"layers must be in \[-\d+, \d+\], got \(99,\)"),
     unknown_pooling: (ValueError, "pooling must be 'mean', 'cls' or 'pooler', got 'max'"),
     first_token_of_a_left_to_right_model: (ValueError, "pooling is 'cls', but .* choose 'mean'"),
     mask_for_a_left_to_right_model: (ValueError, "reads left to right, so it cannot fill in masks"),
