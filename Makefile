@@ -47,9 +47,10 @@ tf-parity: .venv-parity/tensorflow
 	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v \
 		tests/parity/test_interop.py -k tensorflow
 
-# Kills a run of two processes at 20 random moments; about 8 minutes.
+# Kills a run of two processes at 20 random moments, and a sweep at 10.
 faults: .venv/installed
 	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/runtime/test_faults.py
+	BERT_JAX_KILLS=10 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s -k killed tests/tools/test_sweep.py
 
 # The tests that need the TPU compiler, which it downloads.
 report-test: .venv/compiler

@@ -42,6 +42,8 @@ from bert_jax.training import finetune_step
 from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps
 from bert_jax.training.workdir import claim_workdir, write_json
 
+FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
+
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """Runs or resumes the fine-tuning in `workdir` and returns the contents of `result.json`.
@@ -59,10 +61,12 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         trial.seed = seed
         trials.append(Trial(trial, directory))
     results = run_trials(setup, trials, workdir)
-    if config.num_seeds == 1:
-        return results[0]
     finished = [result for result in results if "diverged" not in result]
     diverged = [result for result in results if "diverged" in result]
+    if not finished:
+        raise NonFiniteLoss(results[0]["message"], results[0]["diverged"])
+    if config.num_seeds == 1:
+        return results[0]
     result = summarize_seeds(finished, setup.task.metric) | {
         "diverged_seeds": [{"seed": each["seed"], "step": each["diverged"]} for each in diverged]
     }
@@ -91,27 +95,23 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
     """Runs or resumes `trials` as one program; returns the contents of their `result.json`.
 
     Their configurations differ at most in `PER_TRIAL`; each gives what it would give alone. Their
-    common training state is in `directory`. A trial that diverges has the step under "diverged" in
-    its result, unless all do: then this raises NonFiniteLoss.
+    common training state is in `directory`. A trial that diverged has its step under "diverged".
     """
-    saved = saved_trials(directory)
+    saved = saved_trials(directory) if None in [trial.result for trial in trials] else []
     with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
         for trial in trials:
-            if not trial.diverged:
-                settings = setup.settings(trial.config)
-                stack.enter_context(claim_workdir(trial.workdir, settings))
-        # Trials added to those that have begun make another stack.
+            stack.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
+        # A resumed stack includes trials that have ended: its size changes the rounding of the
+        # others. Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
-        for group in (begun, trials):
-            if remaining := [trial for trial in group if not trial.result_path.exists()]:
-                run_stack(setup, remaining, directory, len(trials) == 1, stack)
+        added = [trial for trial in trials if not trial.result and trial not in begun]
+        for group in (begun, added):
+            if None in [trial.result for trial in group]:
+                run_stack(setup, group, directory, stack)
             with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
                 if jax.process_index() == 0:
                     shutil.rmtree(directory / "checkpoints", ignore_errors=True)
-    results = [json.loads(trial.result_path.read_text()) for trial in trials]
-    if all("diverged" in result for result in results):
-        raise NonFiniteLoss(f"all trials diverged: {results[0]['message']}", results[0]["diverged"])
-    return results
+    return [trial.result for trial in trials]
 
 
 def trial_name(trial: Trial, directory: pathlib.Path) -> str:
@@ -120,23 +120,22 @@ def trial_name(trial: Trial, directory: pathlib.Path) -> str:
 
 
 def saved_trials(directory: pathlib.Path) -> list[str]:
-    """Returns the names of the trials in the last checkpoint of `directory`."""
-    steps = saved_steps(directory / "checkpoints")
-    settings = load_settings(directory / f"checkpoints/{steps[-1]}") if steps else {}
-    return settings.get("stacked_trials", [])
+    """Returns the names of the trials of the stack to resume in `directory`."""
+    steps, first = saved_steps(directory / "checkpoints"), directory / FIRST_STACK
+    if steps:
+        return load_settings(directory / f"checkpoints/{steps[-1]}")["stacked_trials"]
+    return json.loads(first.read_text())["stacked_trials"] if first.exists() else []
 
 
 def run_stack(
     setup: FinetuneSetup,
     trials: Sequence[Trial],
     directory: pathlib.Path,
-    is_single: bool,
     stack: contextlib.ExitStack,
 ) -> None:
     """Trains `trials` together, from their last checkpoint if there is one; writes their results.
 
-    Those with the fewest steps end first, and the others continue as a smaller stack. Raises
-    NonFiniteLoss if a trial that `is_single` diverges.
+    Those with the fewest steps end first, and the others continue as a smaller stack.
     """
     config, task, mesh = setup.config, setup.task, setup.mesh
     sharding = partitioning.batch_sharding(mesh)
@@ -191,7 +190,7 @@ def run_stack(
         watchdog.beat(f"scoring {split.name}", limited=False)
         return predictions
 
-    while runs:  # Until the next trials end.
+    while not all(run.ended for run in runs):  # Until the next trials end.
         start, stop = step, min(run.num_steps for run in runs)
         members = fill_up(runs, mesh)
         indices = fill_up(positions, mesh)
@@ -201,6 +200,8 @@ def run_stack(
         hyperparameters = stack_trees([run.hyperparameters for run in members])
         names = [trial_name(run.trial, directory) for run in members]
         checkpointer.settings = runs[0].settings | {"stacked_trials": names}
+        if not step and jax.process_index() == 0:
+            write_json(directory / FIRST_STACK, {"stacked_trials": names})
         batches = finetune_batches(
             task.train,
             setup.shape,
@@ -230,18 +231,18 @@ def run_stack(
                 seconds = time.monotonic() - began
                 for index, run in enumerate(runs):
                     try:
-                        if not run.error:
+                        if not run.ended:
                             run.report(step, [_take(each, index) for each in values], seconds)
                     except NonFiniteLoss as error:
-                        if is_single:
-                            raise
                         run.give_up(error)
+                if all(run.ended for run in runs):
+                    break
                 progress.set_postfix_str(f"loss={min(run.loss for run in runs):.3f}")
                 unreported = []
             if selector and (should_evaluate or step == stop):
                 for index, prediction in enumerate(predict(selector, state.params)[: len(runs)]):
                     run = runs[index]
-                    if run.error or not (should_evaluate or step == run.num_steps):
+                    if run.ended or not (should_evaluate or step == run.num_steps):
                         continue
                     scores = score_split(selector, *prediction)
                     run.evaluate(step, selector.name, scores)
@@ -257,20 +258,21 @@ def run_stack(
                 raise RunStopped(step, preemption.interrupted)
 
         # The best checkpoint (without a dev split or training, the last one) predicts every split.
-        ended = [run for run in runs if run.num_steps == stop and not run.error]
-        unsaved = [i for i, run in enumerate(runs) if run in ended and run.best_step is None]
+        ending = [run for run in runs if run.num_steps == stop and not run.diverged]
+        unsaved = [i for i, run in enumerate(runs) if run in ending and run.best_step is None]
         outputs = predict(selector, state.params) if unsaved and selector else None
         for index in unsaved:
             scores = score_split(selector, *outputs[index]) if outputs else {}
             runs[index].keep(stop, pick(state.params, index), scores)
-        if ended:
+        if not all(run.ended for run in ending):
             watchdog.beat("predicting with the best checkpoints")
-            best = [read_model(run.best).params for run in fill_up(ended, mesh)]
+            best = [read_model(run.best).params for run in fill_up(ending, mesh)]
             params = jax.device_put(stack_trees(best), stack_shardings.params)
             predictions = {split.name: predict(split, params) for split in task.splits}
-            for index, run in enumerate(ended):
-                run.finish({name: each[index] for name, each in predictions.items()}, began)
-        positions = [i for i, run in enumerate(runs) if run.num_steps > stop and not run.error]
+            for index, run in enumerate(ending):
+                if not run.ended:
+                    run.finish({name: each[index] for name, each in predictions.items()}, began)
+        positions = [i for i, run in enumerate(runs) if (run.diverged or run.num_steps) > stop]
         runs = [runs[index] for index in positions]
     progress.close()
     checkpointer.close()

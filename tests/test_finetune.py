@@ -266,11 +266,42 @@ def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
     alone = run_trials(given, tmp_path / "alone", finite)[0]
     assert result["dev"] == pytest.approx(alone["dev"], abs=1e-5)
     assert run_trials(given, tmp_path / "stack", finite, diverging) == [result, diverged]
-    with pytest.raises(NonFiniteLoss, match="step 2"):  # None is left.
-        run_trials(given, tmp_path / "all", diverging, diverging)
-    with pytest.raises(NonFiniteLoss, match="step 2"):
-        run_trials(given, tmp_path / "single", diverging)
-    assert not (tmp_path / "single/trial_0/result.json").exists()
+    for directory in ("all", "all"):  # None is left; the second call only reads the results.
+        results = run_trials(given, tmp_path / directory, diverging, diverging)
+        assert [result["diverged"] for result in results] == [2, 2]
+    for _ in range(2):
+        with pytest.raises(NonFiniteLoss, match="of step 2 is"):
+            finetune.train_and_evaluate(small_config(given, learning_rate=1e30), tmp_path / "one")
+    with pytest.raises(ValueError, match=r"settings:\n  learning_rate: 1e\+30 in .*, 0.003 now"):
+        finetune.train_and_evaluate(small_config(given), tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last_saved", [0, 4])
+def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
+    given, tmp_path, monkeypatch, last_saved
+):
+    """One trial diverges and one ends after the last checkpoint; the third is compared."""
+    changes = {"learning_rate": 1e30}, {"num_epochs": 1.0}, {"seed": 1}
+    whole = run_trials(given, tmp_path / "whole", *changes)
+
+    class StoppingCheckpointer(finetune.Checkpointer):
+        def save(self, state):
+            if int(state.step) == 12:
+                raise KeyboardInterrupt
+            if int(state.step) <= last_saved:
+                super().save(state)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+        run_trials(given, tmp_path / "resumed", *changes)
+    paths = [tmp_path / f"resumed/trial_{index}/result.json" for index in range(3)]
+    assert [path.exists() for path in paths] == [True, True, False]
+    ended = [path.read_text() for path in paths[:2]]
+    resumed = run_trials(given, tmp_path / "resumed", *changes)
+    assert list(map(without_seconds, resumed)) == list(map(without_seconds, whole))
+    assert [path.read_text() for path in paths[:2]] == ended
+    assert_equal_runs(tmp_path / "whole/trial_2", tmp_path / "resumed/trial_2")
 
 
 def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_path, monkeypatch):

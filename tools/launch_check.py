@@ -1,14 +1,15 @@
 r"""Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=N \
-    python tools/launch_check.py CHIP NUM_CHIPS FLAG...
+    python tools/launch_check.py CHIP NUM_CHIPS pretrain|finetune|tools.sweep FLAG...
 
-Builds the run's mesh, optimizer and state shapes on as many simulated devices as the slice has, but
-compiles nothing and opens no corpus.
+Builds the run's mesh, and for pre-training its optimizer and state shapes, on as many simulated
+devices as the slice has, but compiles nothing and opens no corpus, weights or examples.
 """
 
 import math
 import os
+import pathlib
 import sys
 
 from absl import app, flags
@@ -18,6 +19,8 @@ from bert_jax import partitioning
 from bert_jax.data.batches import local_row_ranges
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
+from bert_jax.tasks import setup
+from bert_jax.tools import sweep
 from bert_jax.tpu import compile as tpu
 from bert_jax.training.setup import check_numbers, setup_pretraining
 
@@ -28,14 +31,30 @@ def check_paths(config: ConfigDict) -> None:
     if os.path.isabs(file) or file.startswith(".."):
         raise ValueError(f"--config={file}: expected a path relative to the repository")
     paths = {"workdir": flags.FLAGS.workdir}
-    for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
-        if phase.num_steps:
-            paths[f"config.{name}"] = phase.corpus
-    if config.init_from:
-        paths["config.init_from"] = config.init_from
+    prefix, run = ("config.base", config.base) if "base" in config else ("config", config)
+    if "task" in run:
+        names = ("train", "dev", "test", "passages", "directory", "data_dir")
+        paths |= {f"{prefix}.data.{name}": run.data.get(name) for name in names}
+    else:
+        for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
+            if phase.num_steps:
+                paths[f"config.{name}"] = phase.corpus
+    paths[f"{prefix}.init_from"] = run.init_from
+    paths = {n: path for n, path in paths.items() if path and not path.startswith("tfds:")}
     for name, path in paths.items():
         if not path.startswith("/gcs/"):
             raise ValueError(f"--{name}={path}: expected a directory below /gcs, in the bucket")
+
+
+def check_finetuning(config: ConfigDict) -> None:
+    """Raises ValueError for a fine-tuning or a sweep that cannot run on the simulated slice."""
+    if "base" in config:
+        sweep.check_sweep(config)
+        if "grid" in config:
+            sweep.make_points(config, sweep.grid_overrides(config), pathlib.Path("trials"))
+    run = config.base if "base" in config else config
+    setup.check_numbers(run)
+    partitioning.make_mesh(**run.mesh)
 
 
 def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
@@ -49,24 +68,32 @@ def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
             )
     check_numbers(config)
     phases = tpu.planned_phases(config, (1, 1))  # The row lengths do not matter here.
-    setup = setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
-    local_row_ranges(partitioning.batch_sharding(setup.mesh), config.eval_batch_size)
+    pretraining = setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
+    local_row_ranges(partitioning.batch_sharding(pretraining.mesh), config.eval_batch_size)
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 3 or not argv[2].isdecimal():
-        sys.exit(f"expected CHIP, NUM_CHIPS and the flags of bert_jax.pretrain, got {argv[1:]}")
+    if len(argv) != 4 or not argv[2].isdecimal():
+        sys.exit(f"expected CHIP, NUM_CHIPS, the program and its flags, got {argv[1:]}")
+    config = flags.FLAGS.config
+    program = {"base": "tools.sweep", "task": "finetune"}
+    program = next((program[field] for field in program if field in config), "pretrain")
+    if argv[3] != program:
+        sys.exit(f"the configuration is for bert_jax.{program}: give --program={program}")
     for name in ("coordinator", "num_processes", "process_id"):
         if flags.FLAGS[name].present:
             sys.exit(f"--{name} would be the same on all hosts, which find each other: remove it")
     try:
-        check_paths(flags.FLAGS.config)
-        check_config(flags.FLAGS.config, argv[1], int(argv[2]))
+        check_paths(config)
+        if program == "pretrain":
+            check_config(config, argv[1], int(argv[2]))
+        else:
+            check_finetuning(config)
     except ValueError as error:
         sys.exit(str(error))
 
 
 if __name__ == "__main__":
     define_flags()
-    flags.FLAGS.set_gnu_getopt()  # Flags follow CHIP and NUM_CHIPS.
+    flags.FLAGS.set_gnu_getopt()  # Flags follow the program.
     app.run(main, flags_parser=parse_flags)

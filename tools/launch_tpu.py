@@ -1,11 +1,12 @@
-r"""Pre-trains on a Cloud TPU slice, and restarts the job on a new slice after each preemption.
+r"""Runs a job on a Cloud TPU slice, and restarts it on a new slice after each preemption.
 
 python tools/launch_tpu.py launch --name=base --project=PROJECT --zone=us-central2-b \
     --accelerator_type=v4-32 --spot --bucket=BUCKET -- \
     --config=configs/pretrain/pod_base.py:v4 --workdir=/gcs/runs/base \
     --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
-Everything after `--` is passed to `python -m bert_jax.pretrain`. The actions:
+Everything after `--` is passed to `python -m bert_jax.pretrain`, or to another program: with
+`--program=tools.sweep` it starts a sweep, and several slices share one. The actions:
 
 launch    create, copy, run and follow; repeat after a preemption; delete the slice at the end
 create    request the slice (a queued resource) and wait until it is active
@@ -36,6 +37,9 @@ PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.", required=True)
 TYPE = flags.DEFINE_string(
     "accelerator_type", None, "Type, such as v4-32 or v6e-16.", required=True
+)
+PROGRAM = flags.DEFINE_enum(
+    "program", "pretrain", ["pretrain", "finetune", "tools.sweep"], "Module of bert_jax to run."
 )
 RUNTIME_VERSION = flags.DEFINE_string(
     "runtime_version", None, "TPU software; the default depends on --accelerator_type."
@@ -175,7 +179,8 @@ def copy(commit: str = "") -> None:
 def run(*arguments: str) -> str:
     num_hosts = slice_size(TYPE.value)[2]
     multihost = ["--multihost", f"--num_processes={num_hosts}"] if num_hosts > 1 else []
-    ssh(shlex.join(["bash", WORKER, "start", *arguments, *multihost]), tries=3)
+    command = ["bash", WORKER, "start", f"bert_jax.{PROGRAM.value}", *arguments, *multihost]
+    ssh(shlex.join(command), tries=3)
     return follow()
 
 
@@ -260,7 +265,8 @@ def check_job(*arguments: str) -> None:
     chip, num_chips, _ = slice_size(TYPE.value)
     devices = num_chips * (2 if chip in ("v2", "v3") else 1)
     devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "tools/launch_check.py", chip, str(num_chips), *arguments]
+    words = (chip, str(num_chips), PROGRAM.value, *arguments)
+    command = [sys.executable, "tools/launch_check.py", *words]
     environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
     check = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if check.returncode:

@@ -5,23 +5,25 @@ r"""Fine-tunes over a grid of hyperparameters, with trials of the same shapes as
 
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
 fields, of which all combinations are run; `trials`, further points as dicts; `num_seeds`; and
-`max_stacked_trials`. Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay,
-warm-up, epochs, dropout) train as one stacked program; on a CPU, where a stack is slower, in turn
-with the same program. Each has a workdir in DIR/trials, as a fine-tuning alone would; report.html,
-report.md and trials.csv compare them, written at most once a minute and at the end. The same
-command resumes a stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds.
-`--dry_run` lists the trials and programs.
+`max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the points: sweep_search.py.
+Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
+train as one stacked program; on a CPU, where a stack is slower, in turn with the same program. Each
+has a workdir in DIR/trials, as a fine-tuning alone would; report.html, report.md and trials.csv
+compare them, written at most once a minute and at the end. The same command resumes a stopped sweep
+from its last checkpoint; a larger `num_seeds` adds seeds. Started on several machines that share
+DIR, each runs programs that no other has claimed. `--dry_run` lists the trials, the programs and
+their memory.
 """
 
-import copy
-import difflib
+import contextlib
+import functools
 import itertools
 import json
 import pathlib
-import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 from absl import flags, logging
@@ -29,24 +31,38 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax import finetune
+from bert_jax.interop.parameters import LoadedModel
 from bert_jax.runtime import distributed, main
-from bert_jax.runtime.command_line import NonFiniteLoss
-from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup, check_numbers
+from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.tasks.trials import Trial
-from bert_jax.tools import sweep_report
-from bert_jax.tools.sweep_report import Point, show
+from bert_jax.tools import sweep_claims, sweep_memory, sweep_report, sweep_search
+from bert_jax.tools.sweep_points import flat, grid_overrides, make_points
+from bert_jax.tools.sweep_report import Point
 from bert_jax.training.workdir import (
     CHANGEABLE_ON_RESUME,
     check_equal_settings,
-    claim_workdir,
+    check_settings,
     write_json,
 )
 
-# Fields of a sweep that may differ when it is resumed.
-CHANGEABLE = (
-    *("num_seeds", "max_stacked_trials"),
-    *(f"base.{name}" for name in CHANGEABLE_ON_RESUME),
-)
+# Fields of a sweep that may differ when it is resumed; those of PROGRAM_FIELDS not between workers.
+PROGRAM_FIELDS = ("num_seeds", "max_stacked_trials")
+CHANGEABLE = (*PROGRAM_FIELDS, *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
+POLL_SECONDS = 5  # Between two looks for a program whose worker has died.
+ENDED = "ended"
+
+
+class Program(NamedTuple):
+    """Trials that train as one stack, under a name such as 1.1."""
+
+    name: str
+    setup: FinetuneSetup
+    trials: Sequence[Trial]
+
+    @property
+    def has_ended(self) -> bool:
+        return all(trial.result_path.exists() for trial in self.trials)
+
 
 SECONDS_BETWEEN_REPORTS = 60  # A report takes about a second.
 
@@ -54,60 +70,123 @@ SECONDS_BETWEEN_REPORTS = 60  # A report takes about a second.
 def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False) -> dict:
     """Runs or resumes the sweep in `workdir`; returns its best point and the path of its report.
 
-    With `dry_run` it only reads weights and examples, and returns the number of trials and steps.
-    In a multi-process run every process must call it, after `distributed.initialize`.
+    With `dry_run` it writes nothing, and returns the number of trials and steps, and the memory. In
+    a multi-process run every process must call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)
+    settings = as_saved(config.to_dict())
+    distributed.check_equal_on_all_processes(settings | {"workdir": str(workdir)})
     with distributed.raise_on_all_processes():
         check_sweep(config)
-        points = make_points(config, workdir / "trials")
-        check_directory(workdir, config)
-        groups = group_trials(points)
-        steps, metrics = {}, set()
-        for group in reversed(groups):  # The setup of the first group remains, for its run.
-            setup = prepare(group)
-            steps |= {trial.workdir.name: setup.num_steps(trial.config) for trial in group}
-            metrics.add(setup.task.metric)
-        if len(metrics) > 1:
-            names = ", ".join(sorted(metrics))
-            raise ValueError(f"the points have different metrics ({names}): sweep each separately")
-    size = config.max_stacked_trials
-    if not size and setup.mesh.devices.flat[0].platform == "cpu":
-        # A stack would take longer than its trials one after another, and the memory of all.
-        size = setup.mesh.shape["trial"]
-    stacks = [split(group, size, n) for n, group in enumerate(groups, 1)]
-    programs = {name: stack for each in stacks for name, stack in each.items()}
-    if dry_run:
-        return show_plan(programs, steps)
+    proposals, setups = propose(config, workdir / "trials"), {}
+    points: list[Point] = []
+    programs: list[Program] = []
+    while True:
+        with distributed.raise_on_all_processes():
+            proposed = next(proposals, None)
+            check_directory(workdir, config)
+            first = 1 + max((int(program.name.split(".")[0]) for program in programs), default=0)
+            new_programs = make_programs(config, proposed or [], first, setups)
+        if proposed is None:
+            break
+        points += proposed
+        programs += new_programs
+        if dry_run:
+            return show_plan(programs)
+        main.enable_compilation_cache(workdir)
+        metric = programs[0].setup.task.metric
+        if jax.process_index() == 0:
+            workdir.mkdir(parents=True, exist_ok=True)
+            names = {p.name: [trial.workdir.name for trial in p.trials] for p in programs}
+            write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
+        write_report = functools.partial(report, workdir, config, points, metric)
+        run_programs(workdir, config, new_programs, write_report)
+    return write_report()  # Of several workers, another may have written an earlier state last.
 
-    main.enable_compilation_cache(workdir)
-    is_writer, metric = jax.process_index() == 0, setup.task.metric
-    names = {name: [each.workdir.name for each in stack] for name, stack in programs.items()}
-    with claim_workdir(workdir, config.to_dict()):
-        if is_writer:
-            write_json(workdir / "sweep.json", {"config": config.to_dict(), "programs": names})
-        report_due = 0.0
-        for index, group in enumerate(groups):
-            if index:
-                setup = prepare(group)
-            for name, stack in stacks[index].items():
-                logging.info("Program %s of %s: %d trials", name, ", ".join(names), len(stack))
-                run_program(setup, stack, workdir / "programs" / name)
-                is_last = name == next(reversed(programs))
-                if is_writer and (is_last or time.monotonic() > report_due):
-                    summary = sweep_report.write(workdir, config, points, metric)
-                    report_due = time.monotonic() + SECONDS_BETWEEN_REPORTS
-    return summary if is_writer else {}
+
+def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
+    """Yields the points to run, in rounds if `config` has a search, which reads their results."""
+    if "search" in config:
+        yield from sweep_search.rounds(config, directory)
+    else:
+        yield make_points(config, grid_overrides(config), directory)
+
+
+def report(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], metric: str) -> dict:
+    is_writer = jax.process_index() == 0
+    return sweep_report.write(workdir, config, points, metric) if is_writer else {}
+
+
+def run_programs(
+    workdir: pathlib.Path,
+    config: ConfigDict,
+    programs: Sequence[Program],
+    write_report: Callable[[], object],
+) -> None:
+    """Runs the programs that no other worker has claimed; returns when all have ended."""
+    by_name, heartbeats, report_due = {program.name: program for program in programs}, {}, 0.0
+    with distributed.raise_on_all_processes():
+        if jax.process_index() == 0:
+            for program in programs:
+                for trial in program.trials:
+                    if trial.result_path.exists():
+                        settings = program.setup.settings(trial.config)
+                        check_settings(trial.workdir, as_saved(settings))
+    while True:
+        name, claim = "", contextlib.nullcontext()
+        with distributed.raise_on_all_processes():
+            if jax.process_index() == 0:
+                name, claim = claim_program(workdir, config, programs, heartbeats)
+        name = distributed.allgather_texts(name)[0]
+        if name == ENDED:
+            return
+        if not name:
+            time.sleep(POLL_SECONDS)
+            continue
+        with claim:
+            program = by_name[name]
+            logging.info(
+                "Program %s of %s: %d trials", name, ", ".join(by_name), len(program.trials)
+            )
+            run_program(program, workdir / "programs" / name)
+            if time.monotonic() > report_due:
+                write_report()
+                report_due = time.monotonic() + SECONDS_BETWEEN_REPORTS
+
+
+def claim_program(
+    workdir: pathlib.Path, config: ConfigDict, programs: Sequence[Program], heartbeats: dict
+) -> tuple[str, contextlib.AbstractContextManager]:
+    """Claims a program; returns its name, ENDED if all have ended, or "" if others run the rest."""
+    check_directory(workdir, config)  # Another worker may have added seeds.
+    name = ENDED
+    for program in programs:
+        if program.has_ended:
+            continue
+        directory = workdir / "programs" / program.name
+        if claim := sweep_claims.try_claim(directory, heartbeats):
+            if not program.has_ended:
+                return program.name, claim
+            claim.release()  # Another worker has just ended it.
+            continue
+        worker, name = sweep_claims.holder(directory, heartbeats), ""
+        logging.log_every_n_seconds(
+            logging.INFO, "Program %s is run by %s", 60, program.name, worker
+        )
+    return name, contextlib.nullcontext()
 
 
 def check_sweep(config: ConfigDict) -> None:
     """Validates the fields of a sweep. Raises ValueError."""
     if config.base.num_seeds != 1:
-        given = config.base.num_seeds
-        raise ValueError(f"--config.base.num_seeds={given}: expected 1; set --config.num_seeds")
+        count = config.base.num_seeds
+        raise ValueError(f"--config.base.num_seeds={count}: expected 1; set --config.num_seeds")
     for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0)):
         if config[name] < minimum:
             raise ValueError(f"--config.{name}={config[name]}: expected at least {minimum}")
+    if "search" in config:
+        sweep_search.check_search(config)
+        return
     for name, values in flat(config.grid).items():
         if not isinstance(values, tuple | list) or not values:
             fix = "a field that does not vary is set in --config.base"
@@ -117,90 +196,41 @@ def check_sweep(config: ConfigDict) -> None:
             raise ValueError(f"trials[{index}]={values!r}: expected a dict of fields and values")
 
 
-def make_points(config: ConfigDict, directory: pathlib.Path) -> list[Point]:
-    """Returns the combinations of the grid, then the points of `config.trials`, with their trials.
-
-    The workdir of a trial is named after the values of the fields in which the points differ, and
-    its seed. Raises ValueError for invalid fields or values.
-    """
-    grid = flat(config.grid)
-    overrides = [
-        ("grid", dict(zip(grid, values, strict=True)))
-        for values in itertools.product(*grid.values())
-        if grid or not config.trials
-    ]
-    overrides += [(f"trials[{index}]", each) for index, each in enumerate(config.trials)]
-    configs = [override(config.base, values, where) for where, values in overrides]
-    fields = dict.fromkeys(name for _, values in overrides for name in values)
-    resolved = [{name: flat(each)[name] for name in fields} for each in configs]
-    varying = [name for name in fields if len({repr(each[name]) for each in resolved}) > 1]
-    points, sources = [], {}
-    for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
-        values = {name: values[name] for name in varying}
-        label = ",".join(f"{name}={show(value)}" for name, value in values.items())
-        label = re.sub(r"[^\w.,=+-]+", "_", label)  # As the name of a file.
-        if label in sources or len(label) > 200:
-            problem = f"is also a point of {sources[label]}" if label in sources else "is too long"
-            advice = "give each point once, with short values that differ in letters or digits"
-            raise ValueError(f"{where}: {label or 'the point'} {problem}: {advice}")
-        sources[label] = where
-        trials = []
-        for seed in range(base.seed, base.seed + config.num_seeds):
-            trial = base.copy_and_resolve_references()
-            trial.seed = seed
-            name = f"{label},seed={seed}".lstrip(",")
-            trials.append(Trial(trial, directory / name))
-        points.append(Point(values, trials))
-    return points
+def settings_of(config: ConfigDict) -> dict:
+    """Returns what sweep.json stores of a configuration."""
+    if "search" in config:
+        return config.to_dict() | {"version_of_optuna": sweep_search.version()}
+    return config.to_dict()
 
 
-def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
-    """Returns a copy of `base` with other `values`, by dotted name. Raises ValueError."""
-    config, known = copy.deepcopy(base), flat(base)
-    for name, value in values.items():
-        location = f"{where}.{name}"
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, 1, cutoff=0)[0]
-            raise ValueError(
-                f"{location}: there is no such field in `base`; did you mean {nearest}?"
-            )
-        if name in ("seed", "num_seeds"):
-            fix = "--config.base.seed sets the first seed, --config.num_seeds the number of seeds"
-            raise ValueError(f"{location}={value}: expected no seeds in a point; {fix}")
-        *parents, field = name.split(".")
-        node = config
-        for parent in parents:
-            node = node[parent]
-        expected = node.get_type(field)
-        is_none = value is None and known[name] is not None
-        try:
-            if is_none or (isinstance(value, bool) and expected is not bool):
-                raise TypeError
-            node[field] = value
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{location}: {value!r} is of type {type(value).__name__}; expected "
-                f"{expected.__name__}, as in `base`, where it is {known[name]!r}"
-            ) from error
-    return config
-
-
-def flat(config: ConfigDict) -> dict[str, object]:
-    """Returns the values of all fields by dotted name."""
-    return flatten_dict(config.to_dict(), sep=".")
+def as_saved(settings: dict) -> dict[str, object]:
+    """Returns settings by dotted name, as read from a JSON file: lists for tuples."""
+    return flatten_dict(json.loads(json.dumps(settings)), sep=".")
 
 
 def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Raises ValueError if `workdir` holds another sweep."""
+    """Raises ValueError if `workdir` holds another sweep, or workers with other programs."""
+    if ":/" in str(workdir):
+        raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
     path = workdir / "sweep.json"
     if not path.exists():
         return
-    settings = flatten_dict(json.loads(json.dumps(config.to_dict())), sep=".")
-    saved = flatten_dict(json.loads(path.read_text())["config"], sep=".")
-    check_equal_settings(saved, settings, path, CHANGEABLE)
+    content = json.loads(path.read_text())
+    saved, settings = as_saved(content["config"]), as_saved(settings_of(config))
+    # The proposals of a search depend on the scores, and so on the seeds.
+    changeable = set(CHANGEABLE) - ({"num_seeds"} if "search" in config else set())
+    check_equal_settings(saved, settings, path, tuple(changeable))
+    changed = [name for name in PROGRAM_FIELDS if saved[name] != settings[name]]
+    for program in content["programs"] if changed else ():
+        if worker := sweep_claims.holder(workdir / "programs" / program, {}):
+            raise ValueError(
+                f"--config.{changed[0]}={settings[changed[0]]}: {worker} runs program {program} of "
+                f"this sweep with {saved[changed[0]]}: wait until it ends, or stop it. If it died "
+                f"on another machine, remove {workdir / 'programs' / program / 'claims'}"
+            )
 
 
-def group_trials(points: Sequence[Point]) -> list[list[Trial]]:
+def group_trials(points: Sequence[Point]) -> dict[str, list[Trial]]:
     """Groups the trials whose fields outside PER_TRIAL are equal.
 
     The first seed of all points comes first, so that more seeds do not change the first programs.
@@ -210,7 +240,30 @@ def group_trials(points: Sequence[Point]) -> list[list[Trial]]:
     for trial in itertools.chain.from_iterable(by_seed):
         shared = {k: v for k, v in flat(trial.config).items() if k not in PER_TRIAL}
         groups.setdefault(repr(shared), []).append(trial)
-    return list(groups.values())
+    return groups
+
+
+def make_programs(
+    config: ConfigDict, points: Sequence[Point], first: int, setups: dict[str, FinetuneSetup]
+) -> list[Program]:
+    """Returns the programs of `points`, in groups from number `first` on; adds to `setups`.
+
+    Raises ValueError.
+    """
+    programs, weights = [], {}
+    for number, (shared, trials) in enumerate(group_trials(points).items(), first):
+        setups[shared] = prepare(trials, setups.get(shared), weights)
+        size, mesh = config.max_stacked_trials, setups[shared].mesh
+        if not size and mesh.devices.flat[0].platform == "cpu":
+            # A stack would take longer than its trials one after another, and the memory of all.
+            size = mesh.shape["trial"]
+        parts = split(trials, size, number)
+        programs += [Program(name, setups[shared], part) for name, part in parts.items()]
+    metrics = sorted({setup.task.metric for setup in setups.values()})
+    if len(metrics) > 1:
+        names = ", ".join(metrics)
+        raise ValueError(f"the points have different metrics ({names}): sweep each separately")
+    return programs
 
 
 def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence[Trial]]:
@@ -220,13 +273,23 @@ def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence
     return {f"{number}.{part}": stack for part, stack in enumerate(parts, 1)}
 
 
-def prepare(trials: Sequence[Trial]) -> FinetuneSetup:
-    """Builds the setup of trials that differ only in PER_TRIAL. Raises ValueError."""
+def prepare(
+    trials: Sequence[Trial], setup: FinetuneSetup | None, weights: dict[str, LoadedModel]
+) -> FinetuneSetup:
+    """Builds the setup of trials that differ only in PER_TRIAL, unless there is one.
+
+    `weights`, by `init_from`, are read once. Raises ValueError.
+    """
     trial = trials[0]
     try:
         for trial in trials:
             check_numbers(trial.config)
-        setup = finetune.prepare(trials[0].config)
+        if setup:
+            return setup
+        trial = trials[0]
+        source = trial.config.init_from
+        weights[source] = weights.get(source) or finetune.read_weights(trial.config)
+        setup = setup_finetuning(trial.config, *weights[source][:3])
     except (ValueError, OSError) as error:
         message = str(error).replace("--config.", "--config.base.")
         raise ValueError(f"{trial.workdir.name}: {message}") from error
@@ -239,48 +302,72 @@ def prepare(trials: Sequence[Trial]) -> FinetuneSetup:
     return setup
 
 
-def show_plan(programs: dict[str, Sequence[Trial]], steps: dict[str, int]) -> dict:
-    """Prints the trials with their program and number of steps; returns the totals."""
-    names = {name: [trial.workdir.name for trial in stack] for name, stack in programs.items()}
-    width = max(map(len, steps))
+def show_plan(programs: Sequence[Program]) -> dict:
+    """Prints the trials, their steps and the memory of their programs; returns the totals."""
+    steps = {
+        trial.workdir.name: program.setup.num_steps(trial.config)
+        for program in programs
+        for trial in program.trials
+    }
+    width, plan, sizes = max(map(len, steps)), {}, {}
     if jax.process_index() == 0:
         print(f"{'trial':{width}}  program   steps")
-        for program, trials in names.items():
-            print(*(f"{name:{width}}  {program:>7}  {steps[name]:6}" for name in trials), sep="\n")
+    for program in programs:
+        names = [trial.workdir.name for trial in program.trials]
+        group = program.name.partition(".")[0]  # Its programs share a setup.
+        if group not in sizes:
+            sizes[group] = sweep_memory.bytes_per_trial(program.setup)
+        trial_bytes = sizes[group]
+        program_bytes = sweep_memory.program_bytes(program.setup, len(names), trial_bytes)
+        plan[program.name] = {
+            "trials": len(names),
+            "steps": max(steps[name] for name in names),
+            "gib_per_device": program_bytes / 2**30,
+            "trials_that_fit": sweep_memory.trials_that_fit(program.setup, trial_bytes),
+        }
+        if jax.process_index() == 0:
+            print(*(f"{n:{width}}  {program.name:>7}  {steps[n]:6}" for n in names), sep="\n")
     return {
         "trials": len(steps),
         "steps_of_all_trials": sum(steps.values()),
-        "programs": {
-            program: {"trials": len(trials), "steps": max(steps[name] for name in trials)}
-            for program, trials in names.items()
-        },
+        "gib_of_device": sweep_memory.device_memory() / 2**30,
+        "programs": plan,
     }
 
 
-def run_program(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> None:
-    """Runs or resumes `trials` as one program, whose training state is in `directory`."""
-    names = {
-        finetune.trial_name(trial, directory) for trial in trials if not trial.result_path.exists()
-    }
-    if jax.process_index() == 0 and names.isdisjoint(finetune.saved_trials(directory)):
-        # Of finished trials, or those of other programs before max_stacked_trials was changed.
-        shutil.rmtree(directory / "checkpoints", ignore_errors=True)
-    try:
-        finetune.run_trials(setup, trials, directory)
-    except NonFiniteLoss as error:
-        logging.error("No trial of program %s has a finite loss: %s", directory.name, error)
-        result = {"metric": setup.task.metric, "diverged": error.step, "message": str(error)}
-        if jax.process_index() == 0 and len(trials) == 1:  # It leaves its state, and no result.
-            write_json(trials[0].result_path, {"seed": trials[0].config.seed} | result)
+def run_program(program: Program, directory: pathlib.Path) -> None:
+    """Runs or resumes a program, whose training state is in `directory`."""
+    trials = program.trials
+    with distributed.raise_on_all_processes():
+        waiting = {
+            finetune.trial_name(trial, directory)
+            for trial in trials
+            if not trial.result_path.exists()
+        }
+        if jax.process_index() == 0 and waiting.isdisjoint(finetune.saved_trials(directory)):
+            # Of finished trials, or those of other programs before max_stacked_trials was changed.
             shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    try:
+        finetune.run_trials(program.setup, trials, directory)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
-        advice = f"set --config.max_stacked_trials to less than {len(trials)}, or a smaller"
+        count = min(fitting_trials(program.setup), len(trials) - 1)
+        advice = f"about {count} fit: set --config.max_stacked_trials={count}, or a smaller"
+        if not count:
+            advice = "not even one fits: set a smaller"
         raise ValueError(
-            f"out of memory in program {directory.name}, with {len(trials)} trials: {advice} "
+            f"out of memory in program {program.name}, with {len(trials)} trials: {advice} "
             "--config.base.per_device_batch_size"
         ) from error
+
+
+def fitting_trials(setup: FinetuneSetup) -> int:
+    """Returns how many trials fit into one program, as the compiler plans its memory."""
+    try:
+        return sweep_memory.trials_that_fit(setup, sweep_memory.bytes_per_trial(setup))
+    except jax.errors.JaxRuntimeError:
+        return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import json
 import math
 import pathlib
 import statistics
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,9 +47,13 @@ p { max-width: 45rem; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ddd; overflow-wrap: normal; padding: .3rem .8rem .3rem 0;
   text-align: left; vertical-align: top; }
-th { color: #555; font-weight: 600; white-space: nowrap; }
+th { color: #555; font-weight: 600; vertical-align: bottom; }
 .number { text-align: right; white-space: nowrap; }
-.notes { min-width: 15rem; }
+.notes { min-width: 12rem; }
+.value { overflow-wrap: anywhere; }
+.legend { font-size: .875rem; list-style: none; padding: 0; }
+.legend li { border-left: 1rem solid; margin: .4rem 0; padding-left: .6rem; }
+.legend span { color: #222; }
 .panels { display: grid; gap: 1.5rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
 img { display: block; height: auto; max-width: 100%; width: 40rem; }
@@ -106,7 +109,7 @@ class Summary(NamedTuple):
 def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], metric: str) -> dict:
     """Writes the three files; returns the best point, the counts and the path of the page."""
     summaries = [summarize(point, metric) for point in points]
-    ranked = sorted(summaries, key=lambda each: -each.median)
+    ranked = sorted(summaries, key=lambda summary: -summary.median)
     best = ranked[0]
     scores = summarize_seeds(best.finished, metric)["scores"] if best.scores else {}
     write_text(workdir / "trials.csv", trials_table(summaries))
@@ -117,7 +120,7 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
     ]
     write_text(workdir / "report.md", markdown_page(sections))
     write_text(workdir / "report.html", html_page(sections, draw_figures(summaries, ranked)))
-    statuses = [status(result).split()[0] for each in summaries for result in each.results]
+    statuses = [status(result).split()[0] for summary in summaries for result in summary.results]
     return {
         "metric": metric,
         "trials": {name: statuses.count(name) for name in dict.fromkeys(statuses)},
@@ -129,9 +132,7 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
 
 def summarize(point: Point, metric: str) -> Summary:
     """Reads the results of a point."""
-    paths = [trial.result_path for trial in point.trials]
-    results = [json.loads(path.read_text()) if path.exists() else None for path in paths]
-    summary = Summary(point, results, [], metric)
+    summary = Summary(point, [trial.result for trial in point.trials], [], metric)
     split, _, name = metric.rpartition("/")
     return summary._replace(scores=[result[split][name] for result in summary.finished])
 
@@ -161,9 +162,12 @@ def settings_table(config: ConfigDict, points: Sequence[Summary]) -> Table:
         if base.data.get(name) and f"data.{name}" not in fields:
             rows.append([f"data.{name}", base.data[name]])
     for name in fields:
-        values = dict.fromkeys(show(each.point.values[name]) for each in points)
-        rows.append([f"values of {name}", "; ".join(values)])
-    ended = sum(result is not None for each in points for result in each.results)
+        values = list(dict.fromkeys(summary.point.values[name] for summary in points))
+        text = "; ".join(map(show, values))
+        if len(values) > 12:  # Of a search.
+            text = f"{len(values)} values from {show(min(values))} to {show(max(values))}"
+        rows.append([f"values of {name}", text])
+    ended = sum(result is not None for summary in points for result in summary.results)
     seeds = [str(trial.config.seed) for trial in points[0].point.trials]
     trials = f"{len(points)} points x {len(seeds)} seeds ({', '.join(seeds)}); {ended} have ended"
     return [*rows, ["trials", trials], ["metric (higher is better)", points[0].metric]]
@@ -173,14 +177,14 @@ def points_table(ranked: Sequence[Summary]) -> Table:
     """Returns a row per point."""
     header = [*ranked[0].point.values, "median", "std", "min", "max", "seeds with a score", "notes"]
     rows = []
-    for each in ranked:
+    for summary in ranked:
         numbers = [""] * 4
-        if scores := each.scores:
+        if scores := summary.scores:
             deviation = [statistics.stdev(scores)] if len(scores) > 1 else []
-            numbers = [f"{x:.4f}" for x in (each.median, *deviation, min(scores), max(scores))]
+            numbers = [f"{x:.4f}" for x in (summary.median, *deviation, min(scores), max(scores))]
             numbers[1:1] = [""] * (len(scores) == 1)
-        count = f"{len(scores)} of {len(each.results)}"
-        rows.append([*map(show, each.point.values.values()), *numbers, count, each.notes()])
+        count = f"{len(scores)} of {len(summary.results)}"
+        rows.append([*map(show, summary.point.values.values()), *numbers, count, summary.notes()])
     return [header, *rows]
 
 
@@ -194,10 +198,10 @@ def scores_table(scores: dict[str, dict[str, float]]) -> Table:
 def trials_table(summaries: Sequence[Summary]) -> str:
     """Returns a row per trial as CSV, with unrounded scores."""
     rows = []
-    for each in summaries:
-        for trial, result in zip(each.point.trials, each.results, strict=True):
+    for summary in summaries:
+        for trial, result in zip(summary.point.trials, summary.results, strict=True):
             row = {"trial": trial.workdir.name}
-            row |= {name: show(value) for name, value in each.point.values.items()}
+            row |= {name: show(value) for name, value in summary.point.values.items()}
             row |= {"seed": trial.config.seed, "status": status(result)}
             result = {key: value for key, value in (result or {}).items() if key not in row}
             row |= {name: result.get(name) for name in ("steps", "best_step")}
@@ -232,7 +236,8 @@ def markdown_page(sections: Sequence[Section]) -> str:
 
 
 def html_page(sections: Sequence[Section], figures: str) -> str:
-    classes = dict.fromkeys(("median", "std", "min", "max"), "number") | {"notes": "notes"}
+    classes = dict.fromkeys(("median", "std", "min", "max"), "number")
+    classes |= {"notes": "notes", "value": "value"}
     parts = [
         f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{TITLE}</title>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
@@ -268,52 +273,53 @@ def draw_figures(points: Sequence[Summary], ranked: Sequence[Summary]) -> str:
         figure(4, 3, f"Score by {name}", functools.partial(draw_field, points=points, name=name))
         for name in points[0].point.values
     ]
-    curves = figure(5.2, 4.6, "Score during training", lambda axis: draw_curves(axis, ranked))
+    curves = figure(5.2, 3.4, "Score during training", lambda axis: draw_curves(axis, ranked))
+    labels = [str(summary.point) for summary in ranked[: len(COLORS)]]
+    labels += ["other points"] * (len(ranked) > len(COLORS))
+    entries = (
+        f'<li style="border-color: {color}"><span>{html.escape(label)}</span>'
+        for color, label in zip([*COLORS, GRAY], labels, strict=False)
+    )
     return f"""<h2>Learning curves</h2>
 <p>Median at each evaluation over the seeds that did not diverge. The {len(COLORS)} best points have
-a color.
+a color.</p>
 {curves}
+<ul class=legend>{"".join(entries)}</ul>
 <h2>Score by hyperparameter</h2>
 <p>A dot is a trial; the line is the median of all trials with that value. Values for which all
-trials diverged are not shown.
+trials diverged are not shown.</p>
 <div class=panels>{"".join(panels)}</div>"""
 
 
 def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
-    """Plots the score on dev over steps, with a line per point."""
-    for rank, each in reversed(list(enumerate(ranked))):
-        (steps, scores), color, label = each.curve(), GRAY, ""
-        if rank < len(COLORS):
-            color, label = COLORS[rank], textwrap.fill(str(each.point), 60)
-        elif rank == len(COLORS):
-            label = "other points"
+    """Plots the score on dev over steps, with a line per point, the best in front."""
+    for rank, summary in reversed(list(enumerate(ranked))):
+        steps, scores = summary.curve()
+        color = COLORS[rank] if rank < len(COLORS) else GRAY
         style = {"marker": "o" if len(steps) < 20 else "", "markersize": 3, "linewidth": 1.3}
-        axis.plot(steps, scores, color=color, label=label or None, **style)
+        axis.plot(steps, scores, color=color, **style)
     axis.set_xlabel("training step")
     axis.set_ylabel(f"median {ranked[0].metric}")
     axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True))
-    handles, labels = axis.get_legend_handles_labels()
-    legend = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "frameon": False, "fontsize": 9}
-    axis.legend(handles[::-1], labels[::-1], **legend)  # The best first.
 
 
 def draw_field(axis: Axes, points: Sequence[Summary], name: str) -> None:
     """Plots the score of every trial against the value of a field, and the median per value."""
-    found: dict[object, list[float]] = {}
-    for each in points:
-        found.setdefault(each.point.values[name], []).extend(each.scores)
-    values = [value for value in found if found[value]]
+    scores: dict[object, list[float]] = {}
+    for summary in points:
+        scores.setdefault(summary.point.values[name], []).extend(summary.scores)
+    values = [value for value in scores if scores[value]]
     is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     values = sorted(values) if is_number else values
-    places = values if is_number else list(range(len(values)))
+    positions = values if is_number else list(range(len(values)))
     is_log = is_number and name.endswith("learning_rate")
     axis.set_xscale("log" if is_log else "linear")
-    for place, value in zip(places, values, strict=True):
-        axis.plot([place] * len(found[value]), found[value], "o", color=COLORS[0], alpha=0.45)
-    medians = [statistics.median(found[value]) for value in values]
-    axis.plot(places, medians, color=COLORS[1], linewidth=1.3)
+    for position, value in zip(positions, values, strict=True):
+        axis.plot([position] * len(scores[value]), scores[value], "o", color=COLORS[0], alpha=0.45)
+    medians = [statistics.median(scores[value]) for value in values]
+    axis.plot(positions, medians, color=COLORS[1], linewidth=1.3)
     if len(values) <= 8 or not is_number:
-        axis.set_xticks(places, list(map(show, values)))
+        axis.set_xticks(positions, list(map(show, values)))
         axis.xaxis.set_minor_locator(ticker.NullLocator())
     axis.margins(x=0.1)
     axis.set_xlabel(f"{name}, log scale" if is_log else name)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs on each host of a TPU slice for tools/launch_tpu.py, which has unpacked the code:
 #
-# tpu_worker.sh install BUCKET | start ARGUMENT... | follow | status
+# tpu_worker.sh install BUCKET | start MODULE ARGUMENT... | follow | status
 #
 # ~/launch holds the code, its environment, and the job's log, process id (pid) and exit_code.
 
@@ -42,7 +42,7 @@ start() {
   fi
   rm -f exit_code
   # A session of its own survives the end of the connection.
-  nohup setsid bash -c '(cd code && exec ../venv/bin/python -m bert_jax.pretrain "$@")
+  nohup setsid bash -c '(cd code && exec ../venv/bin/python -m "$@")
     code=$?
     # JAX aborts a process that has lost another one: that counts as preempted, too.
     lost="distributed service detected fatal errors"

@@ -39,14 +39,16 @@ class Trial(NamedTuple):
         return self.workdir / "result.json"
 
     @property
-    def diverged(self) -> bool:
-        return self.result_path.exists() and "diverged" in json.loads(self.result_path.read_text())
+    def result(self) -> dict | None:
+        """The contents of its `result.json`, or None before it has ended."""
+        return json.loads(self.result_path.read_text()) if self.result_path.exists() else None
 
 
 class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
-    `best_step` and `score` are those of the best checkpoint, None if there is none.
+    `best_step` and `score` are those of the best checkpoint, None if there is none. `diverged` is
+    the step at which its loss was not finite, or None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -56,8 +58,9 @@ class TrialRun:
         self.num_steps = setup.num_steps(trial.config)
         self.hyperparameters = setup.hyperparameters(trial.config)
         self.key = jax.random.key(self.seed)
-        self.error: NonFiniteLoss | None = None
-        self.loss, self.writes = math.inf, jax.process_index() == 0
+        result = trial.result or {}
+        self.ended, self.diverged = bool(result), result.get("diverged")
+        self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.ended
         self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         if steps := saved_steps(self.best):
@@ -75,7 +78,7 @@ class TrialRun:
 
     def give_up(self, error: NonFiniteLoss) -> None:
         """Ends a trial that diverged, with a result that says so."""
-        self.error, self.loss = error, math.inf
+        self.ended, self.diverged, self.loss = True, error.step, math.inf
         logging.error("%s diverged: %s", self.trial.workdir.name, error)
         self.writer.close()
         if self.writes:
@@ -87,7 +90,8 @@ class TrialRun:
         """Writes and logs the scores of a split after `step`."""
         self.writer.write(step, {f"{split}/{name}": score for name, score in scores.items()})
         epoch, name = step / self._setup.steps_per_epoch, self.trial.workdir.name
-        logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, format_scores(scores))
+        shown = ", ".join(f"{metric} {score:.4f}" for metric, score in scores.items())
+        logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, shown)
 
     def keep(self, step: int, params: dict, scores: dict[str, float]) -> None:
         """Writes `params` and their scores as the best checkpoint."""
@@ -107,8 +111,8 @@ class TrialRun:
         result = {"seed": self.seed, "metric": task.metric, "steps": self.num_steps}
         result["best_step"] = self.best_step
         # Without a selector, collapse is judged on the first split with labels, or on the first.
-        splits = sorted(task.splits, key=lambda split: not split.score)
-        collapse_split = task.selection_split or next(iter(splits), None)
+        labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
+        collapse_split = task.selection_split or labeled_first
         for split in task.splits:
             scores = score_split(split, *predictions[split.name])
             if scores:
@@ -122,6 +126,7 @@ class TrialRun:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name][0], directory)
         result["seconds"] = time.monotonic() - began
+        self.ended = True
         self.writer.close()
         if self.writes:
             write_json(self.trial.result_path, result)
@@ -151,12 +156,11 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
     if count > 1 and _holds_run(workdir):
         raise ValueError(f"{workdir} holds a run of one seed: give another --workdir for several")
     wanted = range(first, first + count)
-    runs = filter(_holds_run, workdir.glob("seed_[0-9]*"))
-    found = sorted(int(path.name.removeprefix("seed_")) for path in runs)
-    if found and (count == 1 or not set(found) <= set(wanted)):
-        low, high = min(*found, *wanted), max(*found, *wanted)
+    seeds = sorted(int(path.name[5:]) for path in workdir.glob("seed_[0-9]*") if _holds_run(path))
+    if seeds and (count == 1 or not set(seeds) <= set(wanted)):
+        low, high = min(*seeds, *wanted), max(*seeds, *wanted)
         raise ValueError(
-            f"{workdir} holds runs of the seeds {', '.join(map(str, found))}: give another "
+            f"{workdir} holds runs of the seeds {', '.join(map(str, seeds))}: give another "
             f"--workdir, or resume these with --config.seed={low} "
             f"--config.num_seeds={max(high - low + 1, 2)}"
         )
@@ -186,7 +190,3 @@ def summarize_seeds(results: list[dict], metric: str) -> dict:
         "seeds": results,
         "seconds": sum(result["seconds"] for result in results),
     }
-
-
-def format_scores(scores: dict[str, float]) -> str:
-    return ", ".join(f"{name} {score:.4f}" for name, score in scores.items())

@@ -51,7 +51,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
             lock = _lock(workdir)
-            _check_settings(workdir, flat)
+            check_settings(workdir, flat)
             write_json(workdir / "config.json", settings)
             write_text(path, token)
     with distributed.raise_on_all_processes():
@@ -99,18 +99,20 @@ def _code_version() -> dict[str, str]:
     return {"version of jax": jax.__version__, "hash of bert_jax/*.py": code.hexdigest()[:12]}
 
 
-def _check_settings(workdir: pathlib.Path, settings: dict) -> None:
+def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     """Raises ValueError if the last checkpoint in `workdir` has other settings."""
     parents = (workdir / "checkpoints", workdir / "best")
     checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
-    if not checkpoints:  # The checkpoints of an earlier run were removed.
-        (workdir / "result.json").unlink(missing_ok=True)
+    result = workdir / "result.json"
+    if not checkpoints and not (result.exists() and "diverged" in result.read_text()):
+        result.unlink(missing_ok=True)  # The checkpoints of an earlier run were removed.
         return
+    path = checkpoints[0] if checkpoints else workdir / "config.json"
     try:
-        saved = flatten_dict(load_settings(checkpoints[0]), sep=".")
+        saved = load_settings(path) if checkpoints else json.loads(path.read_text())
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before") from error
-    check_equal_settings(saved, settings, checkpoints[0], CHANGEABLE_ON_RESUME)
+    check_equal_settings(flatten_dict(saved, sep="."), settings, path, CHANGEABLE_ON_RESUME)
 
 
 def check_equal_settings(
@@ -135,8 +137,8 @@ def write_json(path: pathlib.Path, value: dict) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes `text` atomically: the file is complete or does not exist."""
-    unfinished = path.with_name(path.name + ".tmp")
+    """Writes `text` atomically, also if others do: the file is complete or does not exist."""
+    unfinished = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     with add_path_to_errors(path):
         unfinished.write_text(text)
         unfinished.replace(path)

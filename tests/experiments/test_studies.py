@@ -66,7 +66,7 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale):
         elif step.command[0] == "tools/sweep.py":
             config = resolve(step.command)
             sweep.check_sweep(config)
-            points = sweep.make_points(config, ROOT)
+            points = sweep.make_points(config, sweep.grid_overrides(config), ROOT)
             finetune_setup.check_numbers(points[0].trials[0].config)
             assert len(points) == 1 or scale == "pod"
 

@@ -1,5 +1,6 @@
 """A job that cannot run on its slice is refused before the slice is requested."""
 
+import os
 import subprocess
 import sys
 
@@ -48,12 +49,41 @@ def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
         ({"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"}, "relative to the repository"),
         ({"spot": "1"}, "flag 'spot'"),
         ({"process_id": "0"}, "--process_id would be the same on all hosts"),
+        ({"program": "tools.sweep"}, "configuration is for bert_jax.pretrain: give --program=pret"),
     ],
 )
 def test_flags_of_the_job_are_checked(changed, message):
     arguments = {"config": "configs/pretrain/bert_tiny.py", "workdir": "/gcs/a"}
     arguments |= {"config.corpus": "/gcs/c", "config.long_phase.corpus": "/gcs/c"} | changed
-    command = [sys.executable, "tools/launch_check.py", "v6e", "8"]
+    program = arguments.pop("program", "pretrain")
+    command = [sys.executable, "tools/launch_check.py", "v6e", "8", program]
     command += [f"--{name}={value}" for name, value in arguments.items()]
     run = subprocess.run(command, cwd=helpers.ROOT, check=False, capture_output=True, text=True)
     assert run.returncode == 1 and message in run.stderr and "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
+        ({"config.base.init_from": "runs/base"}, "--config.base.init_from=runs/base: expected"),
+        ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
+        ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
+        ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
+        ({"program": "pretrain"}, "configuration is for bert_jax.tools.sweep: give --program=to"),
+    ],
+)
+def test_sweep_is_checked_before_its_slice_is_requested(changes, message):
+    arguments = {"config": "configs/sweeps/paper.py:glue:mrpc", "workdir": "/gcs/runs/sweep"}
+    arguments |= {"config.base.init_from": "/gcs/base", "config.base.data.directory": "/gcs/glue"}
+    arguments |= {"config.base.mesh.trial": "8"} | changes
+    program = arguments.pop("program", "tools.sweep")
+    command = [sys.executable, "tools/launch_check.py", "v6e", "8", program]
+    command += [f"--{name}={value}" for name, value in arguments.items()]
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    run = subprocess.run(
+        command, cwd=helpers.ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+    assert run.returncode == bool(message), run.stderr
+    assert message in run.stderr and "Traceback" not in run.stderr

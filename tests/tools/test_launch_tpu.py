@@ -197,6 +197,14 @@ def test_single_host_runs_without_multihost_flags(cloud):
     assert cloud.job_arguments() == [["-m", "bert_jax.pretrain", *JOB]]
 
 
+def test_sweep_is_started_on_a_slice(cloud):
+    cloud.plan(hosts=1)
+    cloud.launch_check("import sys; assert sys.argv[1:4] == ['v6e', '8', 'tools.sweep']")
+    result = cloud.run("launch", accelerator_type="v6e-8", program="tools.sweep")
+    assert result.returncode == 0, result.stderr
+    assert cloud.job_arguments() == [["-m", "bert_jax.tools.sweep", *JOB]]
+
+
 @pytest.mark.parametrize("end", [75, [75, 0], [LOST_PEER, 75], "SUSPENDED", "NOT_FOUND", 143])
 def test_preempted_job_restarts_on_a_new_slice(cloud, end):
     cloud.plan(jobs=[end, 0])
@@ -309,7 +317,8 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, action, flags, mess
 def test_job_that_would_fail_is_refused_before_gcloud_is_called(cloud):
     cloud.launch_check("import os, sys; sys.exit(f'{sys.argv[1:]} {os.environ[\"XLA_FLAGS\"]}')")
     result = cloud.run("launch", accelerator_type="v3-16")
-    message = f"the job would fail: {['v3', '8', *JOB]} --xla_force_host_platform_device_count=16"
+    words = ["v3", "8", "pretrain", *JOB]
+    message = f"the job would fail: {words} --xla_force_host_platform_device_count=16"
     assert result.returncode == 1 and message in result.stderr and not cloud.calls()
 
 

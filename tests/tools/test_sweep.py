@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import random
 import re
 import signal
+import time
 
 import pytest
 
@@ -15,8 +17,10 @@ from bert_jax.tasks.setup import PER_TRIAL
 from bert_jax.training.checkpoint import saved_steps
 from configs.sweeps import paper
 from tests import helpers
-from tools import sweep, sweep_report
+from tools import sweep, sweep_claims, sweep_memory, sweep_report
 
+# Few by default, 10 in `make faults`.
+KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 REPORT = ("report.html", "report.md", "trials.csv")
 FIELDS = {"max_seq_length": 16, "batch_size": 16, "num_epochs": 1.0, "eval_every": 2}
 
@@ -57,6 +61,10 @@ def small_sweep(given, grid: dict, trials: tuple = (), seeds: int = 1, **base):
     return config.lock()
 
 
+def grid_points(config, directory) -> list:
+    return sweep.make_points(config, sweep.grid_overrides(config), directory)
+
+
 def names_of(points) -> list[list[str]]:
     return [[trial.workdir.name for trial in point.trials] for point in points]
 
@@ -79,7 +87,7 @@ def test_every_point_of_grid_and_trials_is_a_trial_for_each_seed(given, tmp_path
     grid = {"learning_rate": (1e-3, 2e-3), "model.dropout_rate": (0.1,), "num_epochs": (2, 3.0)}
     trials = ({"learning_rate": 1e-3, "model.dropout_rate": 0.0, "data.text": "a/b c"},)
     config = small_sweep(given, grid, trials, seeds=2, seed=7)
-    points = sweep.make_points(config, tmp_path)
+    points = grid_points(config, tmp_path)
     assert len(points) == 5 and {len(point.trials) for point in points} == {2}
     assert points[0].values == {
         "learning_rate": 1e-3,
@@ -95,7 +103,7 @@ def test_every_point_of_grid_and_trials_is_a_trial_for_each_seed(given, tmp_path
     last = points[-1].trials[1].config
     assert last.seed == 8 and last.data.text == "a/b c" and last.batch_size == 16
     # Only what varies is in a name.
-    points = sweep.make_points(small_sweep(given, {"batch_size": (8,)}), tmp_path)
+    points = grid_points(small_sweep(given, {"batch_size": (8,)}), tmp_path)
     assert names_of(points) == [["seed=0"]] and points[0].trials[0].config.batch_size == 8
 
 
@@ -105,45 +113,43 @@ def test_trials_that_differ_in_per_trial_fields_only_are_one_program(given, tmp_
     assert {"seed", *values} == set(PER_TRIAL)
     trials = tuple({name: value} for name, value in values.items())
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=2)
-    points = sweep.make_points(config, tmp_path)
-    groups = sweep.group_trials(points)
+    points = grid_points(config, tmp_path)
+    groups = list(sweep.group_trials(points).values())
     assert [len(group) for group in groups] == [12, 2]
     first, *rest = sweep.split(groups[0], 5, 3).items()
     assert first == ("3.1", groups[0][:5]) and [len(part) for _, part in rest] == [5, 2]
     assert list(sweep.split(groups[0], 0, 1)) == ["1.1"]
     # More seeds are added at the end.
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=3)
-    more = sweep.group_trials(sweep.make_points(config, tmp_path))[0]
+    more, _ = sweep.group_trials(grid_points(config, tmp_path)).values()
     assert [t.workdir.name for t in more[:12]] == [t.workdir.name for t in groups[0]]
 
 
 def test_paper_grid_over_any_finetuning_configuration(tmp_path):
     config = paper.get_config("glue:mrpc,runlocal")
     assert config.base.data.name == "mrpc" and config.is_locked
-    points = sweep.make_points(config, tmp_path)
-    assert len(points) == 18 and [len(g) for g in sweep.group_trials(points)] == [9, 9]
+    points = grid_points(config, tmp_path)
+    assert len(points) == 18 and [len(g) for g in sweep.group_trials(points).values()] == [9, 9]
     assert paper.get_config("squad:v2").base.data.null_answers
     assert paper.get_config("squad").base.task == "squad"
     with pytest.raises(ValueError, match=r"unknown argument 'gleu:mrpc' after the colon: expected"):
         paper.get_config("gleu:mrpc")
 
 
-def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, capsys):
+def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
+    monkeypatch.setattr(sweep.sweep_memory, "device_memory", lambda: 2**30)
     grid = {"batch_size": (8, 16), "num_epochs": (1.0, 2.0)}
     config = small_sweep(given, grid, seeds=2)
     with config.unlocked():
         config.max_stacked_trials = 3
     result = sweep.sweep(config, tmp_path / "run", dry_run=True)
-    assert result == {
-        "trials": 8,
-        "steps_of_all_trials": 2 * (8 + 16 + 4 + 8),
-        "programs": {
-            "1.1": {"trials": 3, "steps": 16},
-            "1.2": {"trials": 1, "steps": 16},
-            "2.1": {"trials": 3, "steps": 8},
-            "2.2": {"trials": 1, "steps": 8},
-        },
-    }
+    plan = {name: (each["trials"], each["steps"]) for name, each in result["programs"].items()}
+    assert result["trials"] == 8 and result["steps_of_all_trials"] == 2 * (8 + 16 + 4 + 8)
+    assert plan == {"1.1": (3, 16), "1.2": (1, 16), "2.1": (3, 8), "2.2": (1, 8)}
+    three, one = (result["programs"][name]["gib_per_device"] for name in ("1.1", "1.2"))
+    assert three == 3 * one == 3 / 1024 and result["gib_of_device"] == 1
+    assert result["programs"]["1.1"]["trials_that_fit"] == 1024
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["trial", "program", "steps"] and len(lines) == 9
     assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8"] in lines
@@ -166,7 +172,7 @@ def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path,
 
 def test_each_trial_has_the_workdir_of_a_finetuning(finished):
     workdir, config, _ = finished
-    for trials in (point.trials for point in sweep.make_points(config, workdir / "trials")):
+    for trials in (point.trials for point in grid_points(config, workdir / "trials")):
         for trial in trials:
             settings = json.loads((trial.workdir / "config.json").read_text())
             for name in ("seed", "batch_size", "learning_rate"):
@@ -243,9 +249,9 @@ def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path,
     first = ["learning_rate=0.003,seed=0", "learning_rate=0.001,seed=0"]
     more = ["learning_rate=0.003,seed=1", "learning_rate=0.001,seed=1"]
     assert ran == [("1.1", first), ("1.1", first + more)]
-    with pytest.raises(ValueError, match=r"another sweep:\n  base\.weight_decay: 0\.01 in .* now"):
+    with pytest.raises(ValueError, match=r"settings:\n  base\.weight_decay: 0\.01 in .* now"):
         sweep.sweep(small_sweep(given, grid, weight_decay=0.0), tmp_path)
-    with pytest.raises(ValueError, match=r"another sweep:\n  grid\.learning_rate: \[0\.003, 0\.00"):
+    with pytest.raises(ValueError, match=r"settings:\n  grid\.learning_rate: \[0\.003, 0\.00"):
         sweep.sweep(small_sweep(given, {"learning_rate": (1e-3, 3e-3)}), tmp_path)
 
 
@@ -271,14 +277,26 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
     assert "No trial has a score." in (tmp_path / "none/report.md").read_text()
 
 
-def test_out_of_memory_names_the_field_that_needs_less(given, tmp_path, monkeypatch):
+def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
     def fail(*_):
         raise sweep.jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(finetune, "run_trials", fail)
+    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
+    config = small_sweep(given, {"learning_rate": (1e-3, 2e-3, 3e-3)})
+    for memory, advice in ((5 << 19, "about 2 fit: set --config.max_stacked_trials=2"), (1, "not")):
+        monkeypatch.setattr(sweep.sweep_memory, "device_memory", lambda memory=memory: memory)
+        with pytest.raises(ValueError, match=f"program 1.1, with 3 trials: {advice}"):
+            sweep.sweep(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
-    with pytest.raises(ValueError, match=r"program 1\.1, with 2 trials: set --config\.max_stacked"):
-        sweep.sweep(config, tmp_path)
+    (program,) = sweep.make_programs(config, grid_points(config, tmp_path), 1, {})
+    one = sweep_memory.bytes_per_trial(program.setup)
+    stacked = sweep_memory.bytes_per_trial(program.setup, num_trials=8)
+    assert stacked == pytest.approx(8 * one, rel=0.15)
 
 
 WRONG = {
@@ -347,6 +365,10 @@ WRONG = {
         {"grid": {"data.metric": ("accuracy", "macro_f1"), "batch_size": (16,)}},
         r"the points have different metrics \(dev/accuracy, dev/macro_f1\): sweep each",
     ),
+    "metric that the task does not have": (
+        {"grid": {"data.metric": ("accuracy", "f7")}},
+        r"^data\.metric=f7,seed=0: --config\.base\.data\.metric=f7: expected one of accuracy",
+    ),
     "no dev split": (
         {"base": {"data__dev": ""}},
         r"no score would decide between the points: .* as in --config\.base\.data\.dev=FILE",
@@ -365,36 +387,141 @@ def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_killed_sweep_resumes_and_ends_with_the_report_of_an_uninterrupted_one(given, tmp_path):
-    """A preemption and a kill, each after a checkpoint of the first of two programs."""
-    command = [
+def test_address_of_a_bucket_is_refused(given):
+    with pytest.raises(ValueError, match="workdir=gs:/bucket/sweep: mount the bucket, and give"):
+        sweep.sweep(small_sweep(given, {}), "gs://bucket/sweep")
+
+
+def test_one_of_two_workers_claims_a_program_and_takes_over_from_a_dead_one(tmp_path, monkeypatch):
+    seen = {}
+    with sweep_claims.try_claim(tmp_path, seen):
+        assert sweep_claims.try_claim(tmp_path, seen) is None
+        assert sweep_claims.holder(tmp_path, {}).startswith("process ")
+    with sweep_claims.try_claim(tmp_path, seen):  # Ended: free at once.
+        pass
+    # Its process has ended: the lock is free. On another machine, only its heartbeat shows that.
+    dead = json.loads((tmp_path / "claims/1/heartbeat").read_text())
+    mount = sweep_claims._mount(tmp_path)
+    for elsewhere, waits in ((mount, False), ("another machine", True)):
+        heartbeat = {"worker": "w", "mount": elsewhere, "count": 3}
+        (tmp_path / "claims/1/heartbeat").write_text(json.dumps(heartbeat))
+        assert bool(sweep_claims.holder(tmp_path, seen)) is waits
+    clock = time.monotonic() + sweep_claims.TIMEOUT
+    monkeypatch.setattr(sweep_claims.time, "monotonic", lambda: clock)
+    assert sweep_claims.try_claim(tmp_path, {}) is None  # Seen for the first time.
+    heartbeat["count"] += 1
+    (tmp_path / "claims/1/heartbeat").write_text(json.dumps(heartbeat))
+    assert sweep_claims.try_claim(tmp_path, seen) is None  # It lives.
+    clock += sweep_claims.TIMEOUT + 1
+    with sweep_claims.try_claim(tmp_path, seen):
+        assert dead == {"ended": True} and (tmp_path / "claims/2/heartbeat").exists()
+
+
+def sweep_command(given) -> list[str]:
+    """Two programs of six trials, of which two diverge and two end before the others."""
+    return [
         "bert_jax.tools.sweep",
         "--config=configs/sweeps/paper.py:text_classification",
         f"--config.base.init_from={given / 'weights'}",
         *(f"--config.base.data.{name}={given / name}.csv" for name in ("train", "dev", "test")),
-        *("--config.base.max_seq_length=16", "--config.base.eval_every=20"),
-        *("--config.grid.learning_rate=1e-3,3e-3", "--config.grid.batch_size=8,32"),
-        *("--config.grid.num_epochs=(20.0,)", "--config.num_seeds=2"),
-        "--config.max_stacked_trials=100",
+        *("--config.base.max_seq_length=16", "--config.base.eval_every=5"),
+        *("--config.grid.learning_rate=1e-3,3e-3,1e30", "--config.grid.batch_size=8,32"),
+        *("--config.grid.num_epochs=(6.0,12.0)", "--config.max_stacked_trials=100"),
     ]
 
-    def latest(workdir) -> int:
-        return max(saved_steps(workdir / "programs/1.1/checkpoints"), default=0)
 
-    with helpers.ended(helpers.launch(command, tmp_path / "whole")) as whole:
-        for number, code in ((signal.SIGTERM, PREEMPTED), (signal.SIGKILL, -signal.SIGKILL)):
-            before = latest(tmp_path / "stopped")
-            with helpers.ended(helpers.launch(command, tmp_path / "stopped")) as started:
-                wanted = tmp_path / f"stopped/programs/1.1/checkpoints/{before // 20 * 20 + 40}"
-                helpers.wait_for(wanted / "config/metadata", "stacked_trials", started)
-                started[0].send_signal(number)
-                assert helpers.finish(started) == [code]
-            assert latest(tmp_path / "stopped") > before
-        assert not (tmp_path / "stopped/report.md").exists()
-        with helpers.ended(helpers.launch(command, tmp_path / "stopped")) as started:
-            assert helpers.finish(started) == [0], helpers.log_of(tmp_path / "stopped").read_text()
-        assert "Resuming from step" in helpers.log_of(tmp_path / "stopped").read_text()
-        assert helpers.finish(whole) == [0]
-    assert report_of(tmp_path / "stopped") == report_of(tmp_path / "whole")
-    assert len(list((tmp_path / "stopped/trials").iterdir())) == 8
+@pytest.fixture(scope="module")
+def uninterrupted(given, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("uninterrupted") / "run"
+    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
+        assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
+    return workdir
+
+
+def latest(workdir) -> int:
+    """Returns the number of steps of both programs that are saved."""
+    programs = [workdir / f"programs/{name}" for name in ("1.1", "2.1")]
+    ended = [96 if (path / "claims/0").exists() else 0 for path in programs]
+    saved = [max(saved_steps(path / "checkpoints"), default=0) for path in programs]
+    return max(saved[0], ended[1]) + saved[1]
+
+
+def results_of(workdir) -> dict:
+    """Returns the result of each trial, with the time at which it was written."""
+    paths = workdir.glob("trials/*/result.json")
+    return {path: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
+
+
+def assert_each_trial_ended_once(workdir):
+    names = {path.parent.name for path in results_of(workdir)}
+    assert len(names) == 12
+    for name in names:
+        lines = (workdir / "trials" / name / "metrics.jsonl").read_text().splitlines()
+        ends = [line for line in lines if "final/dev/accuracy" in line]
+        assert len(ends) == ("1e+30" not in name)
+
+
+@pytest.mark.slow
+def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
+    given, uninterrupted, tmp_path
+):
+    workdir, rng, results = tmp_path / "killed", random.Random(KILLS), {}
+    for kill in range(KILLS):
+        before = latest(workdir)
+        with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
+            if rng.random() < 0.25:
+                wanted, delay = before, rng.uniform(0, 12)
+            else:
+                wanted, delay = before + rng.randint(1, 12), rng.uniform(0, 0.3)
+            deadline = time.monotonic() + 200
+            while latest(workdir) < wanted and started[0].poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            time.sleep(delay)
+        after = results_of(workdir)
+        assert results.items() <= after.items()  # None was written again.
+        print(f"kill {kill + 1}: {latest(workdir)} steps, {len(after)} of 12 trials have ended")
+        results = after
+    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
+        assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
+    assert results.items() <= results_of(workdir).items()
+    assert_each_trial_ended_once(workdir)
+    assert report_of(workdir) == report_of(uninterrupted)
+
+
+@pytest.mark.slow
+def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
+    workdir = tmp_path / "run"
+    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
+        wanted = workdir / "programs/1.1/checkpoints/10/config/metadata"
+        helpers.wait_for(wanted, "stacked_trials", started)
+        started[0].send_signal(signal.SIGTERM)
+        assert helpers.finish(started) == [PREEMPTED]
+    with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
+        assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
+    assert "Resuming from step" in helpers.log_of(workdir).read_text()
+    assert report_of(workdir) == report_of(uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [None, 0, 1])
+def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted, tmp_path, victim):
+    """Also if one of the two is killed: the other takes over."""
+    workdir = tmp_path / "shared"
+    workdir.mkdir()
+    names = [tmp_path / f"worker{number}" for number in range(2)]  # Each has its own log.
+    for name in names:
+        name.symlink_to(workdir)
+    workers = [helpers.launch(sweep_command(given), name)[0] for name in names]
+    with helpers.ended(workers):
+        if victim is not None:
+            log = helpers.log_of(names[victim])
+            helpers.wait_for(log, "First step ", workers)
+            workers[victim].kill()
+            workers.pop(victim)
+        assert not any(helpers.finish(workers)), [helpers.log_of(n).read_text() for n in names]
+    logs = "".join(helpers.log_of(name).read_text() for name in names)
+    runs = re.findall(r"Program (\S+) of 1\.1, 2\.1: 6 trials", logs)
+    assert len(runs) == 2 + (victim is not None) and set(runs) == {"1.1", "2.1"}
+    assert_each_trial_ended_once(workdir)
+    assert report_of(workdir) == report_of(uninterrupted)

@@ -1,0 +1,60 @@
+"""Estimates the memory of stacked trials: what the compiler plans for one, times their number.
+
+The parameters, the optimizer's state, the gradients and the activations of a trial are its own, so
+that a program's memory grows in proportion to its trials.
+"""
+
+import jax
+import psutil
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax import partitioning
+from bert_jax.data.features import finetune_batches
+from bert_jax.tasks.setup import FinetuneSetup
+
+
+def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
+    """Compiles the step for `num_trials` per device of the `trial` axis; returns its memory."""
+    mesh, count = setup.mesh, num_trials * setup.mesh.shape["trial"]
+    keys = jax.random.split(jax.random.key(0), count)
+    shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
+    shardings = setup.shardings.map_trials(partitioning.stack_shardings)
+    rows, num_microbatches = next(
+        finetune_batches(
+            setup.task.train,
+            setup.shape,
+            NamedSharding(mesh, P("trial", *partitioning.batch_sharding(mesh).spec)),
+            batch_size=setup.config.batch_size,
+            rows_per_microbatch=setup.rows_per_microbatch,
+            seeds=range(count),
+            start=0,
+            stop=1,
+        )
+    )
+    values = setup.hyperparameters(setup.config)
+    hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
+    state = partitioning.with_shardings(shapes, shardings)
+    compiled = setup.update_step.lower(
+        state, rows, num_microbatches, keys, hyperparameters
+    ).compile()
+    plan = compiled.memory_analysis()
+    outputs = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return plan.argument_size_in_bytes + plan.temp_size_in_bytes + outputs
+
+
+def device_memory() -> int:
+    """Returns the bytes that a device may use; simulated devices share the memory of the host."""
+    device = jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return limit or psutil.virtual_memory().total // jax.local_device_count()
+
+
+def program_bytes(setup: FinetuneSetup, num_trials: int, trial_bytes: int) -> int:
+    """Returns the memory per device of a program whose trials take `trial_bytes` each."""
+    return -(-num_trials // setup.mesh.shape["trial"]) * trial_bytes
+
+
+def trials_that_fit(setup: FinetuneSetup, trial_bytes: int) -> int:
+    """Returns how many trials of `trial_bytes` fit into one program."""
+    return device_memory() // trial_bytes * setup.mesh.shape["trial"]

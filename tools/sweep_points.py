@@ -1,0 +1,98 @@
+"""The points of a sweep: copies of its base configuration with other values, and their trials."""
+
+import copy
+import difflib
+import itertools
+import pathlib
+import re
+from collections.abc import Sequence
+
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from bert_jax.tasks.trials import Trial
+from bert_jax.tools.sweep_report import Point, show
+
+Overrides = Sequence[tuple[str, dict[str, object]]]
+"""Where each point is configured, and its values of fields of `base`."""
+
+
+def grid_overrides(config: ConfigDict) -> Overrides:
+    """Returns the combinations of the grid, then the points of `config.trials`."""
+    grid = flat(config.grid)
+    overrides = [
+        ("grid", dict(zip(grid, values, strict=True)))
+        for values in itertools.product(*grid.values())
+        if grid or not config.trials
+    ]
+    return overrides + [(f"trials[{index}]", values) for index, values in enumerate(config.trials)]
+
+
+def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Path) -> list[Point]:
+    """Returns the points that set other values of fields of `base`, with their trials.
+
+    The workdir of a trial is named after the values of the fields in which the points differ (in a
+    search, of all), and its seed. Raises ValueError for invalid fields or values.
+    """
+    configs = [override(config.base, values, where) for where, values in overrides]
+    fields = dict.fromkeys(name for _, values in overrides for name in values)
+    resolved = [{name: flat(point)[name] for name in fields} for point in configs]
+    varying = [
+        name
+        for name in fields
+        if "search" in config or len({repr(values[name]) for values in resolved}) > 1
+    ]
+    points, sources = [], {}
+    for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
+        values = {name: values[name] for name in varying}
+        label = ",".join(f"{name}={show(value)}" for name, value in values.items())
+        label = re.sub(r"[^\w.,=+-]+", "_", label)  # As the name of a file.
+        if label in sources or len(label) > 200:
+            problem = f"is also a point of {sources[label]}" if label in sources else "is too long"
+            advice = "give each point once, with short values that differ in letters or digits"
+            raise ValueError(f"{where}: {label or 'the point'} {problem}: {advice}")
+        sources[label] = where
+        trials = []
+        for seed in range(base.seed, base.seed + config.num_seeds):
+            trial = base.copy_and_resolve_references()
+            trial.seed = seed
+            name = f"{label},seed={seed}".lstrip(",")
+            trials.append(Trial(trial, directory / name))
+        points.append(Point(values, trials))
+    return points
+
+
+def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
+    """Returns a copy of `base` with other `values`, by dotted name. Raises ValueError."""
+    config, known = copy.deepcopy(base), flat(base)
+    for name, value in values.items():
+        location = f"{where}.{name}"
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, 1, cutoff=0)[0]
+            raise ValueError(
+                f"{location}: there is no such field in `base`; did you mean {nearest}?"
+            )
+        if name in ("seed", "num_seeds"):
+            fix = "--config.base.seed sets the first seed, --config.num_seeds the number of seeds"
+            raise ValueError(f"{location}={value}: expected no seeds in a point; {fix}")
+        *parents, field = name.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        expected = node.get_type(field)
+        is_none = value is None and known[name] is not None
+        try:
+            if is_none or (isinstance(value, bool) and expected is not bool):
+                raise TypeError
+            node[field] = value
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{location}: {value!r} is of type {type(value).__name__}; expected "
+                f"{expected.__name__}, as in `base`, where it is {known[name]!r}"
+            ) from error
+    return config
+
+
+def flat(config: ConfigDict) -> dict[str, object]:
+    """Returns the values of all fields by dotted name."""
+    return flatten_dict(config.to_dict(), sep=".")

@@ -1,0 +1,127 @@
+"""Searches for the best point of a sweep with Optuna, in rounds of trials that train as stacks.
+
+Each round asks Optuna for `config.trials_per_round` points. They are run with the first number of
+epochs in `config.halving`, then the best 1/R of them with the second, which is R times as large,
+and so on: successive halving (Jamieson and Talwalkar, 2016). Each run begins anew, because the
+learning rate decays over its own number of steps. The score of a point is the median over its
+seeds; points that were dropped or diverged tell Optuna where not to look.
+
+There is no database: a proposal is a function of the scores before it and of its number, so the
+results of the trials are the state of a search. Resumed, or on another machine, it proposes the
+same points again, finds their results, and goes on.
+"""
+
+import importlib.metadata
+import importlib.util
+import math
+import pathlib
+import statistics
+from collections.abc import Iterator
+
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from bert_jax.tools.sweep_points import make_points
+from bert_jax.tools.sweep_report import Point, summarize
+
+KINDS = ("uniform", "log_uniform", "integer", "choice")
+
+
+def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
+    """Yields lists of points; when it is asked for the next, those before must have been run."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    search = distributions(config)
+    epochs = [float(number) for number in config.halving] or [config.base.num_epochs]
+    run: dict[str, Point] = {}
+    for first in range(0, config.num_trials, config.trials_per_round):
+        asked = []
+        for number in range(first, min(first + config.trials_per_round, config.num_trials)):
+            seed = config.base.seed * 1_000_003 + number
+            study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+            trial = study.ask()
+            values = {name: suggest(trial, name, spec) for name, spec in search.items()}
+            asked.append((trial, values))
+        for stage, num_epochs in enumerate(epochs):
+            overrides = [
+                (f"trial {trial.number} of the search", values | {"num_epochs": num_epochs})
+                for trial, values in asked
+            ]
+            new = {}
+            for where, values in overrides:
+                if repr(values) not in run:
+                    new.setdefault(repr(values), (where, values))
+            run |= zip(new, make_points(config, list(new.values()), directory), strict=True)
+            yield [run[key] for key in new]
+            scored = []
+            for (trial, values), (_, overridden) in zip(asked, overrides, strict=True):
+                score = median_score(run[repr(overridden)])
+                if score is None:  # All of its trials diverged.
+                    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                else:
+                    trial.report(score, stage)
+                    scored.append((score, trial, values))
+            scored.sort(key=lambda entry: -entry[0])  # Stable: ties go to the earlier one.
+            if num_epochs == epochs[-1]:
+                for score, trial, _ in scored:
+                    study.tell(trial, score)
+                break
+            kept = math.ceil(len(scored) * num_epochs / epochs[stage + 1])
+            for _, trial, _ in scored[kept:]:
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            asked = [(trial, values) for _, trial, values in scored[:kept]]
+
+
+def distributions(config: ConfigDict) -> dict[str, tuple]:
+    """Returns the distribution of each field, by dotted name."""
+    return flatten_dict(config.search.to_dict(), sep=".")
+
+
+def suggest(trial, name: str, spec: tuple) -> object:
+    """Asks for a value of a field; floats have three digits, so that they fit in names."""
+    kind, *limits = spec
+    if kind == "choice":
+        return trial.suggest_categorical(name, limits)
+    if kind == "integer":
+        return trial.suggest_int(name, *limits)
+    return float(f"{trial.suggest_float(name, *limits, log=kind == 'log_uniform'):.3g}")
+
+
+def median_score(point: Point) -> float | None:
+    results = [trial.result for trial in point.trials]
+    metric = next(result["metric"] for result in results)
+    scores = summarize(point, metric).scores
+    return statistics.median(scores) if scores else None
+
+
+def version() -> str:
+    """Returns the version of Optuna: another one might propose other points."""
+    return importlib.metadata.version("optuna")
+
+
+def check_search(config: ConfigDict) -> None:
+    """Validates the fields of a search. Raises ValueError, or ImportError without Optuna."""
+    if not importlib.util.find_spec("optuna"):
+        raise ImportError("--config.search needs Optuna: pip install 'bert_jax[optuna]'")
+    for name, spec in distributions(config).items():
+        kind, *limits = spec if isinstance(spec, tuple | list) and spec else [None]
+        is_number = [isinstance(limit, int | float) for limit in limits]
+        is_range = len(limits) == 2 and all(is_number) and limits[0] < limits[1]
+        is_valid = bool(limits) if kind == "choice" else is_range and kind in KINDS
+        if not is_valid or (kind == "log_uniform" and limits[0] <= 0):
+            raise ValueError(
+                f"--config.search.{name}={spec!r}: expected ('uniform', LOW, HIGH), "
+                "('log_uniform', LOW, HIGH) with LOW > 0, ('integer', LOW, HIGH) or "
+                "('choice', VALUE, ...)"
+            )
+    for name in ("num_trials", "trials_per_round"):
+        if config[name] < 1:
+            raise ValueError(f"--config.{name}={config[name]}: expected at least 1")
+    epochs = config.halving
+    if list(epochs) != sorted(set(epochs)) or (epochs and epochs[0] <= 0):
+        raise ValueError(f"--config.halving={epochs}: expected increasing numbers of epochs")
+    if not config.search or ("num_epochs" in config.search and epochs):
+        reason = "is empty" if not config.search else "has num_epochs, which --config.halving sets"
+        raise ValueError(f"--config.search {reason}: give distributions of other fields")
