@@ -9,10 +9,8 @@ install tensorflow-cpu`). DST must not exist; it appears only once it is complet
 converted bi-encoder or cross-encoder can also be read by sentence-transformers.
 """
 
-import collections
 import os
 import pathlib
-import re
 import shutil
 import sys
 
@@ -22,7 +20,7 @@ from absl import app, flags, logging
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.interop.huggingface import save_huggingface
-from bert_jax.interop.parameters import LoadReport
+from bert_jax.interop.parameters import format_report
 from bert_jax.interop.read import read_model
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
@@ -30,15 +28,6 @@ from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 
 TO = flags.DEFINE_enum("to", None, list(WRITERS), "Format of DST.", required=True)
-
-
-def format_report(report: LoadReport) -> str:
-    """Formats a table in which names that differ only in numbers are counted together."""
-    lines = ["         tensors  name (* stands for numbers)"]
-    for status, names in report._asdict().items():
-        patterns = collections.Counter(re.sub(r"\d+", "*", name) for name in names) or {"": 0}
-        lines += [f"{status:8} {count:7}  {pattern}" for pattern, count in patterns.items()]
-    return "\n".join(lines)
 
 
 def convert(source: pathlib.Path, destination: pathlib.Path, target_format: str) -> None:

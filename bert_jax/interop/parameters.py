@@ -1,5 +1,6 @@
 """Builds the parameter tree from named tensors, in any storage format."""
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -41,10 +42,19 @@ class LoadedModel(NamedTuple):
 
 
 def log_report(source: str, report: LoadReport) -> None:
-    """Logs the number of tensors read from `source`, and with --verbosity=1 their names."""
+    """Logs the number of tensors read from `source`, and with --verbosity=1 their table."""
     counts = ", ".join(f"{len(names)} {status}" for status, names in report._asdict().items())
     logging.info("Read from %s: tensors %s; --verbosity=1 lists them", source, counts)
-    logging.debug("Tensors: %s", report)
+    logging.debug("Tensors:\n%s", format_report(report))
+
+
+def format_report(report: LoadReport) -> str:
+    """Formats a table in which names that differ only in numbers are counted together."""
+    lines = ["         tensors  name (* stands for numbers)"]
+    for status, names in report._asdict().items():
+        patterns = collections.Counter(re.sub(r"\d+", "*", name) for name in names) or {"": 0}
+        lines += [f"{status:8} {count:7}  {pattern}" for pattern, count in patterns.items()]
+    return "\n".join(lines)
 
 
 def unexpected_tensors(report: LoadReport) -> str:
