@@ -1,0 +1,127 @@
+"""`model.encode` on 10,000 Wikipedia sentences against transformers in torch, on the same cores.
+
+make .venv-parity/installed
+.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
+.venv-parity/bin/python tools/fetch_data.py wikipedia-sample runs/data/wikipedia-sample
+.venv-parity/bin/python benchmarks/encode.py
+
+MiniLM weights, mean pooling, float32, batches of 32. Each side sorts the sentences by length; torch
+pads each batch to its longest sentence. A measurement is a process of its own and the sides
+alternate. Seconds are for the call that turns strings into vectors: tokenization and compilation
+count, loading does not. The aims are a ratio of at least 1 and at most 8 compiled programs.
+
+`--start` measures instead the time from the start of a process to the first vector.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from absl import app, flags
+
+from bert_jax.corpus.readers import find_inputs, read_documents
+from bert_jax.corpus.sentences import split_sentences
+
+MODEL = flags.DEFINE_string("model", "runs/data/minilm", "Directory of the weights.")
+DUMP = flags.DEFINE_string("dump", "runs/data/wikipedia-sample/*.bz2", "Text to encode.")
+SENTENCES = flags.DEFINE_integer("sentences", 10_000, "Number of sentences.")
+REPEATS = flags.DEFINE_integer("repeats", 5, "Number of processes per side.")
+START = flags.DEFINE_boolean("start", False, "Only measures the time to the first vector.")
+SIDE = flags.DEFINE_enum("side", None, ["bert_jax", "torch"], "Only measures this side, here.")
+BATCH = 32
+
+FIRST_VECTOR = "import bert_jax, sys; bert_jax.load(sys.argv[1]).encode('A boat on the river.')"
+
+
+def encode_with_bert_jax(sentences: list[str]) -> tuple[float, np.ndarray, int]:
+    """Returns the seconds, the vectors, and the number of compiled programs."""
+    import bert_jax
+    from bert_jax.model import forward
+
+    model = bert_jax.load(MODEL.value)
+    started = time.perf_counter()
+    vectors = model.encode(sentences, batch_size=BATCH)
+    seconds = time.perf_counter() - started
+    return seconds, vectors, forward.head_outputs._cache_size()
+
+
+def encode_with_torch(sentences: list[str]) -> tuple[float, np.ndarray, int]:
+    import torch
+    import transformers
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL.value)
+    model = transformers.AutoModel.from_pretrained(MODEL.value).eval()
+    started = time.perf_counter()
+    tokens = tokenizer(sentences, truncation=True, max_length=512)["input_ids"]
+    order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
+    vectors = np.empty((len(tokens), model.config.hidden_size), np.float32)
+    with torch.inference_mode():
+        for first in range(0, len(order), BATCH):
+            indices = order[first : first + BATCH]
+            batch = tokenizer.pad({"input_ids": [tokens[i] for i in indices]}, return_tensors="pt")
+            mask = batch["attention_mask"][..., None]
+            hidden = model(**batch).last_hidden_state
+            vectors[indices] = ((hidden * mask).sum(1) / mask.sum(1)).numpy()
+    return time.perf_counter() - started, vectors, 0
+
+
+def run(command: list[str]) -> str:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
+
+
+def main(argv: list[str]) -> None:
+    if SIDE.value:
+        sentences = json.loads(pathlib.Path(argv[1]).read_text())
+        encode = {"bert_jax": encode_with_bert_jax, "torch": encode_with_torch}[SIDE.value]
+        seconds, vectors, programs = encode(sentences)
+        np.save(argv[2], vectors)
+        print(json.dumps([seconds, programs]))
+        return
+    if os.getloadavg()[0] > 0.5:
+        print(f"Other programs are running: load average {os.getloadavg()[0]:.1f}.")
+    if START.value:
+        seconds = []
+        for _ in range(REPEATS.value):
+            started = time.perf_counter()
+            run([sys.executable, "-c", FIRST_VECTOR, MODEL.value])
+            seconds.append(time.perf_counter() - started)
+        times = " ".join(f"{s:.2f}" for s in seconds)
+        print(f"start of the process to the first vector: {times} s", end="; ")
+        print(f"median {statistics.median(seconds):.2f} s")
+        return
+    sentences = [
+        sentence
+        for path in find_inputs(DUMP.value)
+        for document in read_documents(path)
+        for sentence in split_sentences(document)
+    ][: SENTENCES.value]
+    counts = np.percentile([len(s.split()) for s in sentences], (10, 50, 90, 100)).astype(int)
+    print(f"{len(sentences)} sentences; words at 10, 50, 90 and 100 %: {counts.tolist()}")
+    seconds = {"bert_jax": [], "torch": []}
+    with tempfile.TemporaryDirectory() as directory:
+        texts = f"{directory}/sentences.json"
+        pathlib.Path(texts).write_text(json.dumps(sentences))
+        for _ in range(REPEATS.value):
+            for side, measured in seconds.items():
+                command = [sys.executable, __file__, f"--side={side}", f"--model={MODEL.value}"]
+                output = run([*command, texts, f"{directory}/{side}.npy"])
+                seconds_here, programs = json.loads(output.splitlines()[-1])
+                measured.append(seconds_here)
+                note = f", {programs} programs compiled" if programs else ""
+                print(f"{side:>9}: {seconds_here:.1f} s{note}", flush=True)
+        ours, theirs = (np.load(f"{directory}/{side}.npy") for side in seconds)
+    ratio = statistics.median(seconds["torch"]) / statistics.median(seconds["bert_jax"])
+    print(f"vectors at most {np.abs(ours - theirs).max():.1e} apart")
+    print(f"ratio of the medians, torch / bert_jax: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    app.run(main)
