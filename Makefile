@@ -10,12 +10,13 @@ export PYTHONUNBUFFERED := 1
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
-# Executes the notebooks top to bottom, in place; they need the demo's model (7 minutes, once).
+# Executes the notebooks in place, then the examples of docs/python_api.md with their models; they need the demo's model (7 minutes, once).
 notebooks: .venv/notebooks
 	test -f runs/demo/result.json || $(BIN)/python tools/demo.py
 	for name in experiments/notebooks/*.ipynb; do \
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
 			--ClearMetadataPreprocessor.enabled=True $$name || exit 1; done
+	$(BIN)/python -m doctest -o ELLIPSIS -o NORMALIZE_WHITESPACE docs/python_api.md
 
 # The fast tier: under 8 minutes on 2 cores.
 test: .venv/installed
