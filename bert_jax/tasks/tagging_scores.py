@@ -73,6 +73,9 @@ def entity_scores(
     """
     counts = Counter(), Counter(), Counter()  # By suffix: predicted, expected, correct.
     for predicted_tags, expected_tags in zip(predicted, expected, strict=True):
+        if len(predicted_tags) != len(expected_tags):
+            lengths = f"{len(expected_tags)} and {len(predicted_tags)}"
+            raise ValueError(f"expected a tag for each word; their numbers are {lengths}")
         entities = set(find(predicted_tags)), set(find(expected_tags))
         for count, members in zip(counts, (*entities, set.intersection(*entities)), strict=True):
             count.update(suffix for entity in members for suffix in ("", f"/{entity.type}"))
