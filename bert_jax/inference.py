@@ -104,8 +104,8 @@ class PretrainedModel:
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        language_model = "next token" if self.config.causal else "masked LM"
-        names = {"mlm": language_model, "nsp": "next sentence"}
+        mlm = "next token" if self.config.causal else "masked LM"
+        names = {"mlm": mlm, "nsp": "next sentence"}
         pretrained = " and ".join(name for part, name in names.items() if part in self.params)
         head = self.head or {"task": pretrained, "labels": ()}
         purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))

@@ -33,10 +33,7 @@ from bert_jax.training.setup import check_numbers, open_phases, setup_pretrainin
 from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
-PROGRESS = (
-    *("train/loss", "train/mlm_accuracy", "train/next_token_accuracy"),
-    *("rows_per_second", "mfu"),
-)
+PROGRESS = ("loss", "mlm_accuracy", "next_token_accuracy", "rows_per_second", "mfu")
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
@@ -159,7 +156,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
                     num_rows = (step - timed_step) * phase.batch_size
                     values |= metrics.throughput(num_rows, time.monotonic() - timed_at, row_flops)
                 writer.write(step, values)
-                progress.set_postfix({name: values[name] for name in PROGRESS if name in values})
+                shown = {name.removeprefix("train/"): value for name, value in values.items()}
+                progress.set_postfix({name: shown[name] for name in PROGRESS if name in shown})
                 unreported = []
                 checkpointer.check()
             if should_evaluate and not should_stop:

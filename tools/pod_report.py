@@ -14,9 +14,12 @@ import re
 import time
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from bert_jax.model.bert import num_params
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
 from bert_jax.tpu import compile as tpu
 from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import metrics
@@ -227,3 +230,12 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
         if report(config, topology, [larger], tokenizer)["fits"]:
             return rows << power
     return rows
+
+
+def num_params(config: BertConfig) -> int:
+    """Counts the parameters, including pooler and both heads, without vocabulary padding."""
+    inputs = [jnp.zeros((1, 2), jnp.int32)] * 6
+    shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), *inputs)
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+    padding_rows = config.padded_vocab_size - config.vocab_size
+    return total - padding_rows * (config.hidden_size + 1)

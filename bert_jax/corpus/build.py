@@ -192,7 +192,6 @@ def rows_of_group(
         pairs = [Pair(sequence, [], IS_NEXT) for sequence in sequences]
     rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
     counts["pairs"] = len(pairs)
-    counts["is_next"] = sum(bool(pair.second) and pair.nsp_label == IS_NEXT for pair in pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     counts["rows"] = len(rows)
     counts["tokens"] = int(rows["sequence_bounds"][:, :, 2].max(axis=1, initial=0).sum())
@@ -340,10 +339,9 @@ def _describe_split(
             f"blank lines, give more text, or change --heldout_fraction={config.heldout_fraction} "
             "(0.3 suits a few documents) or --seed"
         )
-    warnings = []
+    warnings, has_pairs = [], config.rows == "sentence_pairs"
     # In small splits 3 standard deviations are more than 5 %.
-    is_unbalanced = abs(not_next / pairs - 0.5) > max(0.05, 1.5 / pairs**0.5)
-    if config.rows == "sentence_pairs" and is_unbalanced:
+    if has_pairs and abs(not_next / pairs - 0.5) > max(0.05, 1.5 / pairs**0.5):
         cause = (
             "a one-sentence document has no true next sentence; remove blank lines inside documents"
             if not_next > pairs / 2
@@ -361,7 +359,7 @@ def _describe_split(
         "tokens": tokens,
         "fill": round(tokens / (rows * config.max_seq_length), 4),
         "mean_pair_length": round(tokens / pairs, 2),
-        "nsp_labels": {"is_next": count["is_next"], "not_next": not_next},
+        "nsp_labels": {"is_next": has_pairs * (pairs - not_next), "not_next": not_next},
         "dropped": dropped,
         "warnings": warnings,
         "shards": shards,

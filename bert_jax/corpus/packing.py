@@ -1,7 +1,4 @@
-"""Packs sentence pairs into rows: fixed-size records that hold as many pairs as fit.
-
-A `Pair` with an empty second span is a sequence of one segment, and is packed like the others.
-"""
+"""Packs sentence pairs into rows: fixed-size records that hold as many pairs as fit."""
 
 import random
 
@@ -14,8 +11,7 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
     """Returns the dtype of a row.
 
     Fields:
-      tokens: `[CLS] first [SEP] second [SEP]` for each pair, then padding; without a second span
-        `[CLS] first [SEP]`.
+      tokens: `[CLS] first [SEP] second [SEP]`, or `[CLS] first [SEP]`, for each; then padding.
       sequence_bounds: (start, second_start, end) of each pair: the positions of its [CLS], of the
         first token of its second span (`end` if there is none), and one past its last [SEP]. All
         zero in an unused slot.

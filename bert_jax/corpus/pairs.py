@@ -15,10 +15,7 @@ SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
 
 
 class Pair(NamedTuple):
-    """Two spans of token ids, without special tokens, and the next-sentence label.
-
-    The second span is empty in a sequence of `full_sentences`.
-    """
+    """Two spans of token ids (of a full sentence one, `first`), and the next-sentence label."""
 
     first: list[int]
     second: list[int]

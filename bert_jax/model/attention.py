@@ -6,19 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.dropout import Dropout, dropout
+from bert_jax.model.dropout import dropout
 
 
 @jax.named_scope("attention")
 def attention(
-    query,
-    key,
-    value,
-    sequence_ids,
-    *,
-    causal: bool = False,
-    dropout_key=None,
-    dropout_settings: Dropout | None = None,
+    query, key, value, sequence_ids, *, causal=False, dropout_key=None, dropout_settings=None
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 

@@ -241,12 +241,3 @@ def pool_tokens(hidden: jax.Array, pairs: jax.Array, pooling: str) -> jax.Array:
     chosen = ((position >= start) & (position < end)).astype(hidden.dtype)  # [B, P, L]
     total = jnp.einsum("bpl,blh->bph", chosen, hidden, preferred_element_type=jnp.float32)
     return total / jnp.maximum(end - start, 1)
-
-
-def num_params(config: BertConfig) -> int:
-    """Counts the parameters, including pooler and both heads, without vocabulary padding."""
-    inputs = [jnp.zeros((1, 2), jnp.int32)] * 6
-    shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), *inputs)
-    total = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
-    padding_rows = config.padded_vocab_size - config.vocab_size
-    return total - padding_rows * (config.hidden_size + 1)

@@ -118,10 +118,8 @@ class BertForTask(nn.Module):
 
     def setup(self):
         if self.config.causal and self.pooling == "cls":
-            raise ValueError(
-                "pooling is 'cls', but [CLS] of a left-to-right model sees no other token: choose "
-                "'mean'"
-            )
+            reason = "[CLS] of a left-to-right model sees no other token"
+            raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
         self.bert = Bert(self.config)
         if self.lstm_size:
             self.lstm = BiLstm(self.lstm_size)

@@ -120,10 +120,7 @@ def init_state(
 def unpack_and_mask(
     rows: dict[str, jax.Array], key: jax.Array, masking: Masking | None
 ) -> dict[str, jax.Array]:
-    """Returns the batch that `metric_sums` takes, from packed rows as read from disk.
-
-    Without `masking` it is that of a left-to-right model.
-    """
+    """Returns the batch that `metric_sums` takes, from rows as on disk; unmasked: left to right."""
     batch = unpack_rows(rows, causal=masking is None)
     if masking is None:
         batch |= next_tokens(batch["tokens"], batch["sequence_ids"])
@@ -136,9 +133,7 @@ def unpack_and_mask(
     return batch
 
 
-def mask_batch(
-    mesh: Mesh, rows: dict[str, jax.Array], key: jax.Array, masking: Masking | None
-) -> dict:
+def mask_batch(mesh: Mesh, rows: dict, key: jax.Array, masking: Masking | None) -> dict:
     """Runs `unpack_and_mask` on each device's own rows: a sort would otherwise gather all rows."""
     return jax.shard_map(
         functools.partial(unpack_and_mask, masking=masking),

@@ -10,11 +10,12 @@ import pytest
 
 from bert_jax.interop.huggingface import params_from_huggingface
 from bert_jax.model import attention, bert, layers
-from bert_jax.model.bert import Bert, BertForPreTraining, num_params
+from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, dropout
 from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
 from tests.golden import make_model as golden
+from tools.pod_report import num_params
 
 
 @pytest.fixture(scope="module")
