@@ -38,8 +38,8 @@ def tasks(scale: str) -> list[study.Task]:
             "questions cannot be fetched: give --squad_dir, a directory with train.json and "
             "dev.json; tools/split_squad.py splits a small set such as XQuAD"
         )
-    few = {"max_train_examples": 240, "max_eval_examples": 120, "max_seq_length": 192}
-    few |= {"data.doc_stride": 96, "num_epochs": 3.0}
+    few = {"max_train_examples": 120, "max_eval_examples": 60, "max_seq_length": 192}
+    few |= {"data.doc_stride": 96, "num_epochs": 2.0, "batch_size": 8}
     return [study_tasks.with_settings(task, few) for task in result]
 
 
@@ -47,11 +47,11 @@ STUDY = study.Study(
     name="squad",
     title="Answers as spans of a paragraph (tables 2 and 3)",
     about="At laptop scale, a small set in SQuAD's format, split by article: the committed "
-    "report is of the English part of XQuAD, 240 questions to train and 120 of other "
+    "report is of the English part of XQuAD, 120 questions to train and 60 of other "
     "articles for dev, in windows of 192 tokens. Without --squad2_dir there are no "
     f"questions without an answer. The encoders: {study_tasks.SMALL_ENCODERS}",
-    limits="With a four-hundredth of SQuAD's questions no model learns to answer well; what can "
-    "show is whether the encoder's pre-training helps at all to find an answer. The "
+    limits="With one seven-hundredth of SQuAD's questions no model learns to answer well; what "
+    "can show is whether the encoder's pre-training helps at all to find an answer. The "
     "paper's scores are of another order, and no figure here predicts them.",
     rows=rows,
     tasks=tasks,

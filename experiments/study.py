@@ -246,7 +246,7 @@ def run(steps: list[Step]) -> None:
     """Runs the commands that have not finished. Exits with the code of the first that fails."""
     # Compiles a program once, whatever run needs it.
     cache = str(pathlib.Path(WORKDIR.value, "compiled").absolute())
-    # On CPU the two loops of a BiLSTM must not run at once: with two cores they wait for each other.
+    # On two cores, XLA runs the two directions of a BiLSTM at once, and they wait for each other.
     one_by_one = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
     environment = {"JAX_COMPILATION_CACHE_DIR": cache, "XLA_FLAGS": one_by_one} | os.environ
     for number, step in enumerate(steps, 1):
@@ -280,25 +280,34 @@ def collect(study: Study, scale: str) -> study_report.Scores:
 
 
 def main(study: Study) -> None:
-    """Parses the flags, then runs the study or writes its script, and writes the report."""
+    """Parses the flags, then runs the study, or writes its script, and writes the report."""
 
     def start(argv: list[str]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-        scale = SCALE.value
-        steps = plan(study, scale)
-        if scale == "pod" and not REPORT_ONLY.value:
-            path = pathlib.Path(WORKDIR.value, f"{study.name}.sh")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(script(study, steps))
-            print(f"{path.read_text()}\nWrote {path}. {HOW_TO_LAUNCH}")
-            if LAUNCH.value:
-                sys.exit(subprocess.run(["bash", str(path)]).returncode)
-            return
-        if not REPORT_ONLY.value:
-            run(steps)
-        columns = [task.name for task in study.tasks(scale)]
-        command = f"python {shlex.join(sys.argv)}"
-        study_report.write(study, scale, columns, collect(study, scale), REPORTS.value, command)
+        try:
+            run_study(study, SCALE.value)
+        except (ValueError, OSError) as error:
+            sys.exit(f"{study.name}: {error}")
+        except KeyboardInterrupt:
+            sys.exit(f"\n{study.name}: interrupted; run the same command to resume")
 
     app.run(start, flags_parser=parse_flags)
+
+
+def run_study(study: Study, scale: str) -> None:
+    """Runs the steps that have not finished, or writes their script; then reports."""
+    steps = plan(study, scale)
+    if scale == "laptop" and not REPORT_ONLY.value:
+        run(steps)
+    if scale == "pod" and not REPORT_ONLY.value:
+        path = pathlib.Path(WORKDIR.value, f"{study.name}.sh")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script(study, steps))
+        print(f"{path.read_text()}\nWrote {path}. {HOW_TO_LAUNCH}")
+        if LAUNCH.value:
+            sys.exit(subprocess.run(["bash", str(path)]).returncode)
+        return
+    columns = [task.name for task in study.tasks(scale)]
+    command = f"python {shlex.join(sys.argv)}"
+    study_report.write(study, scale, columns, collect(study, scale), REPORTS.value, command)

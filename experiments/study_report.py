@@ -17,10 +17,16 @@ Scores = dict[tuple[str, str], list[float]]
 
 
 def best_scores(workdir: pathlib.Path, metric: str) -> list[float]:
-    """Returns the scores over seeds of the point of a sweep whose median is best."""
+    """Returns the scores over seeds of the point of a sweep whose median is best.
+
+    Raises FileNotFoundError if no trial has a result.
+    """
     split, name = metric.split("/")
     points: dict[str, list[float]] = {}
-    for path in sorted(workdir.glob("trials/*/result.json")):
+    paths = sorted(workdir.glob("trials/*/result.json"))
+    if not paths:
+        raise FileNotFoundError(f"{workdir} has no results: run the study without --report_only")
+    for path in paths:
         result = json.loads(path.read_text())
         point = re.sub(r",?seed=\d+$", "", path.parent.name)
         points.setdefault(point, []).extend([result[split][name]] if split in result else [])

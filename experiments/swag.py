@@ -30,7 +30,7 @@ def rows(scale: str) -> list[study.Row]:
 
 def tasks(scale: str) -> list[study.Task]:
     task = study_tasks.endings(scale)
-    few = {"max_train_examples": 400, "max_eval_examples": 400}
+    few = {"max_train_examples": 160, "max_eval_examples": 160, "num_epochs": 2.0, "batch_size": 16}
     return [study_tasks.with_settings(task, few) if scale == "laptop" else task]
 
 
@@ -39,8 +39,8 @@ STUDY = study.Study(
     title="Choosing what comes next (table 4)",
     about="SWAG cannot be fetched; without --swag_dir the task is made from the tales of Grimm "
     "and Andersen by experiments/story_endings.py: given a sentence, choose the true next "
-    "one among four of the same tale (chance is 25 %). At most 400 examples to train. The "
-    f"encoders: {study_tasks.SMALL_ENCODERS}",
+    "one among four of the same tale (chance is 25 %). 160 examples to train, and 160 of "
+    f"other tales for dev. The encoders: {study_tasks.SMALL_ENCODERS}",
     limits="The task is not SWAG: its wrong endings are real sentences of the tale, and often "
     "fit. The scores can only be compared with each other and with chance, not with the "
     "paper's.",

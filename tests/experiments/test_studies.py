@@ -117,6 +117,17 @@ def test_scores_are_those_of_the_best_point_of_a_sweep(tmp_path):
     assert study_report.show(None, 100) == ""
 
 
+def test_report_of_runs_that_are_missing_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no results: run the study"):
+        study_report.best_scores(tmp_path, "dev/accuracy")
+
+
+def test_questions_that_cannot_be_fetched_are_an_error(monkeypatch):
+    monkeypatch.setattr(flags.FLAGS["squad_dir"], "value", "")
+    with pytest.raises(ValueError, match="give --squad_dir"):
+        load("squad").tasks("laptop")
+
+
 def test_finished_steps_are_not_run_again(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(
