@@ -45,7 +45,7 @@ def rows(scale: str) -> list[study.Row]:
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod":
         return study_tasks.glue("mnli", "mrpc", "sst2")
-    return [study_tasks.entities(scale)]
+    return [study_tasks.topics()]
 
 
 STUDY = study.Study(

@@ -60,7 +60,7 @@ def large_batch(batch_size: int, num_steps: int, learning_rate: float) -> study.
 def tasks(scale: str) -> list[study.Task]:
     if scale == "pod":
         return [study_tasks.squad("2.0"), *study_tasks.glue("mnli", "sst2")]
-    return [study_tasks.entities(scale)]
+    return [study_tasks.topics()]
 
 
 STUDY = study.Study(

@@ -246,9 +246,9 @@ def run(steps: list[Step]) -> None:
     """Runs the commands that have not finished. Exits with the code of the first that fails."""
     # Compiles a program once, whatever run needs it.
     cache = str(pathlib.Path(WORKDIR.value, "compiled").absolute())
-    # On two cores, XLA runs the two directions of a BiLSTM at once, and they wait for each other.
-    one_by_one = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "XLA_FLAGS": one_by_one} | os.environ
+    # XLA's default schedule on CPU (jaxlib 0.10.2) hangs in the first step of stacked BiLSTMs.
+    schedule = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "XLA_FLAGS": schedule} | os.environ
     for number, step in enumerate(steps, 1):
         if step.product and pathlib.Path(step.product).exists():
             continue

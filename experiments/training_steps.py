@@ -33,7 +33,11 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def tasks(scale: str) -> list[study.Task]:
-    return study_tasks.glue("mnli") if scale == "pod" else [study_tasks.entities(scale)]
+    return (
+        study_tasks.glue("mnli")
+        if scale == "pod"
+        else [study_tasks.topics(), study_tasks.entities(scale)]
+    )
 
 
 def draw(title: str, rows: Sequence, columns: Sequence[str], scores: dict) -> Figure:
