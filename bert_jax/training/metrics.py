@@ -15,9 +15,8 @@ from bert_jax.model.config import BertConfig
 from bert_jax.training.workdir import add_path_to_errors, write_text
 
 # Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p have
-# one device per chip, v2 and v3 one per core.
+# one device per chip, v3 one per core.
 PEAK_FLOPS = {
-    "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
