@@ -10,7 +10,8 @@ export PYTHONUNBUFFERED := 1
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
-# Executes the notebooks in place, then the examples of docs/python_api.md with their models; they need the demo's model (7 minutes, once).
+# Executes the notebooks in place, then the examples of docs/python_api.md with their models. Makes
+# the demo's model first if it is not there, in 7 minutes.
 notebooks: .venv/notebooks
 	test -f runs/demo/result.json || $(BIN)/python tools/demo.py
 	for name in experiments/notebooks/*.ipynb; do \
