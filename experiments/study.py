@@ -309,5 +309,5 @@ def run_study(study: Study, scale: str) -> None:
             sys.exit(subprocess.run(["bash", str(path)]).returncode)
         return
     columns = [task.name for task in study.tasks(scale)]
-    command = f"python {shlex.join(sys.argv)}"
+    command = f"python {shlex.join(word for word in sys.argv if word != '--report_only')}"
     study_report.write(study, scale, columns, collect(study, scale), REPORTS.value, command)

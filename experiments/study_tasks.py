@@ -15,8 +15,8 @@ for name, text in DIRECTORIES.items():
 
 LAPTOP_TEXT = (
     "Ours: BERT_TINY (2 layers, 128 wide) unless a row says otherwise, trained on 99 articles of "
-    "Wikipedia, and tasks that can be fetched, with at most {} examples.".format(
-        study.FINETUNING["max_train_examples"]
+    "Wikipedia, and tasks that can be fetched, with at most {} examples to train and {} for dev.".format(
+        study.FINETUNING["max_train_examples"], study.FINETUNING["max_eval_examples"]
     )
 )
 """What the laptop scale is, for `Study.about`."""
