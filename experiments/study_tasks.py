@@ -13,11 +13,11 @@ DIRECTORIES = {
 for name, text in DIRECTORIES.items():
     flags.DEFINE_string(name, "", text)
 
+_TRAIN, _DEV = (study.FINETUNING[f"max_{split}_examples"] for split in ("train", "eval"))
 LAPTOP_TEXT = (
     "Ours: BERT_TINY (2 layers, 128 wide) unless a row says otherwise, trained on 99 articles of "
-    "Wikipedia, and tasks that can be fetched, with at most {} examples to train and {} for dev.".format(
-        study.FINETUNING["max_train_examples"], study.FINETUNING["max_eval_examples"]
-    )
+    "Wikipedia, and tasks that can be fetched, with at most "
+    f"{_TRAIN} examples to train and {_DEV} for dev."
 )
 """What the laptop scale is, for `Study.about`."""
 SMALL_ENCODERS = (
