@@ -44,7 +44,7 @@ def tasks(scale: str) -> list[study.Task]:
         config="feature_based",
         settings=entities.settings | frozen,
     )
-    sentences = study_tasks.glue("mnli") if scale == "pod" else []
+    sentences = study_tasks.glue("mnli") if scale == "pod" else [study_tasks.topics()]
     return [*sentences, entities, feature_based]
 
 
