@@ -434,7 +434,8 @@ def test_evaluation_waits_for_each_batch(monkeypatch):
         return {f"{task}_{name}": Running(x) for task in ("mlm", "nsp") for name, x in sums.items()}
 
     monkeypatch.setattr(pretrain, "heldout_batches", lambda *_: range(3))
-    config, beats = ConfigDict({"eval_batch_size": 1, "max_eval_batches": 0}), []
+    fields = {"eval_batch_size": 1, "max_eval_batches": 0, "objective": "mlm"}
+    config, beats = ConfigDict(fields), []
     phase = types.SimpleNamespace(heldout=None)
 
     def beat(limited):

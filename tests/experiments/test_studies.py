@@ -31,8 +31,7 @@ NAMES = sorted(
 
 @pytest.fixture(autouse=True)
 def given_directories(monkeypatch):
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["studies"])
+    flags.FLAGS.mark_as_parsed()  # Other modules in this process may have required flags.
     monkeypatch.setattr(flags.FLAGS["squad_dir"], "value", "squad")
 
 
