@@ -1,7 +1,7 @@
 """Fine-tunes a BERT model: `python -m bert_jax.finetune --config=FILE --workdir=DIR`.
 
 Top to bottom: weights, task and devices, then the trials: runs that differ only in their seed or in
-other numbers are one program. Its loop is batch -> step -> report -> evaluate -> save; then the
+other numbers are one program. The loop is batch -> step -> report -> evaluate -> save; then the
 checkpoint of each trial with the best score on the dev split predicts every split.
 """
 
@@ -94,7 +94,7 @@ def read_weights(config: ConfigDict) -> LoadedModel:
 def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> list:
     """Runs or resumes `trials` as one program; returns the contents of their `result.json`.
 
-    Their configurations differ at most in `PER_TRIAL`; each gives what it would give alone. Their
+    Their configurations differ at most in `PER_TRIAL`; each has the result that it has alone. Their
     common training state is in `directory`. A trial that diverged has its step under "diverged".
     """
     saved = saved_trials(directory) if None in [trial.result for trial in trials] else []
@@ -145,7 +145,7 @@ def run_stack(
         out_shardings=stack_shardings,
     )
     pick = jax.jit(_take, out_shardings=setup.shardings.params)
-    gather = jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(mesh, P()))
+    replicate = jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(mesh, P()))
 
     # Initial or restored state.
     watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -227,7 +227,7 @@ def run_stack(
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop_after(step)
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
-                values = jax.device_get([gather(each) for each in unreported])
+                values = jax.device_get([replicate(each) for each in unreported])
                 seconds = time.monotonic() - began
                 for index, run in enumerate(runs):
                     try:

@@ -50,8 +50,8 @@ ROWS = ("sentence_pairs", "full_sentences", "document_sentences")
 class CorpusConfig:
     """Settings of a corpus, recorded in its manifest. Raises ValueError for an invalid field."""
 
-    # "sentence_pairs", or without next-sentence labels "full_sentences", in sequences that may go
-    # on in another document, or "document_sentences", in sequences that end with their document.
+    # "sentence_pairs"; or, without next-sentence labels, "full_sentences" (a sequence may continue
+    # in another document) or "document_sentences" (a sequence ends with its document).
     rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8
@@ -173,16 +173,16 @@ def rows_of_group(
     config: CorpusConfig,
     rng: random.Random,
 ) -> tuple[np.ndarray, collections.Counter]:
-    """Pairs and packs parts; returns rows, `row_dtype` [num_rows], and counts for the manifest."""
+    """Makes rows of parts; returns them, `row_dtype` [num_rows], and counts for the manifest."""
     length, counts = config.max_seq_length, collections.Counter()
     if config.rows == "sentence_pairs":
         pairs = []
         parts = sorted(parts, key=lambda part: part.document_index)
-        owners = [part.document_index for part in parts]  # Ascending.
+        indices = [part.document_index for part in parts]  # Ascending.
         documents = [part.ids() for part in parts]
-        for index, owner in enumerate(owners):
-            own_parts = range(bisect.bisect_left(owners, owner), bisect.bisect_right(owners, owner))
-            new_pairs = make_pairs(documents, index, length, config.short_seq_prob, rng, own_parts)
+        for part, index in enumerate(indices):
+            own = range(bisect.bisect_left(indices, index), bisect.bisect_right(indices, index))
+            new_pairs = make_pairs(documents, part, length, config.short_seq_prob, rng, own)
             counts["dropped_parts_without_pairs"] += not new_pairs
             pairs += new_pairs
         counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)

@@ -8,9 +8,9 @@ def make_full_sentences(
 ) -> list[list[int]]:
     """Returns sequences of consecutive sentences, of at most `max_tokens` token ids each.
 
-    A sequence ends where the next sentence does not fit; only a sentence that no sequence can hold
-    is cut. It continues in the next document after `sep_id` if it `crosses_documents`, and
-    otherwise ends with its document.
+    A sequence ends where the next sentence does not fit; only a sentence of more than `max_tokens`
+    is cut. If `crosses_documents`, a sequence continues after `sep_id` in the next document;
+    otherwise it ends with its document.
     """
     sequences, current = [], []
     for document in documents:

@@ -11,7 +11,7 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
     """Returns the dtype of a row.
 
     Fields:
-      tokens: `[CLS] first [SEP] second [SEP]`, or `[CLS] first [SEP]`, for each; then padding.
+      tokens: `[CLS] first [SEP] second [SEP]`, or `[CLS] first [SEP]`, for each pair; then padding.
       sequence_bounds: (start, second_start, end) of each pair: the positions of its [CLS], of the
         first token of its second span (`end` if there is none), and one past its last [SEP]. All
         zero in an unused slot.

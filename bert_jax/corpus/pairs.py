@@ -15,7 +15,7 @@ SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
 
 
 class Pair(NamedTuple):
-    """Two spans of token ids (of a full sentence one, `first`), and the next-sentence label."""
+    """Two spans of token ids and the next-sentence label; in full sentences `second` is empty."""
 
     first: list[int]
     second: list[int]

@@ -35,8 +35,8 @@ def cut_sentence(ids: list[int], max_seq_length: int) -> list[list[int]]:
     """Cuts a sentence that is longer than a pair into pieces; two fill a pair.
 
     The splitter returns pages as one sentence if their quotes or brackets are unbalanced, or there
-    is no punctuation. Prose (`MAX_SENTENCE_TOKENS`) stays whole; pairs truncate it, as in
-    the released code.
+    is no punctuation. Prose (`MAX_SENTENCE_TOKENS`) stays whole; pairs truncate it, as
+    in the released code.
     """
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     if len(ids) <= max(max_tokens, MAX_SENTENCE_TOKENS):

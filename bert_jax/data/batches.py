@@ -25,8 +25,7 @@ def make_global_batch(
 def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[tuple[int, int]]:
     """Returns the rows of a global batch on this process's devices, as ascending [start, stop).
 
-    There are several if this host's devices are not neighbors in the mesh, which follows the links
-    of a pod.
+    There are several if this host's devices are not neighbors in the mesh.
     Raises ValueError if `batch_size` is not divisible by the number of data-parallel devices.
     """
     # Sharding one row per device shows how many devices hold the same row.

@@ -133,14 +133,14 @@ def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, j
     Args:
       rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_pairs, 3]` and in
         pre-training `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
-      causal: whether the model is; its [CLS] sees no other token, but the last token sees all.
+      causal: whether the model is causal: [CLS] then sees no other token, the last token sees all.
 
     Returns:
       int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
       in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
       padding; int32 `pooled_positions` `[batch, max_pairs]`, of [CLS], or if `causal` of the last
       token; and given `nsp_labels`, these as int32 and float32 `nsp_weights` `[batch, max_pairs]`,
-      1 for a pair and 0 for a sequence without second segment and an unused slot.
+      1 for a pair, and 0 for a sequence without a second segment or an unused slot.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     start, second, end = jnp.moveaxis(rows["sequence_bounds"].astype(jnp.int32), -1, 0)

@@ -2,7 +2,7 @@
 
 As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, 15 % of a row's
 tokens, counting [CLS] and [SEP], are predicted; 80 % of these become [MASK], 10 % a random token.
-Left to right (section 5.1), every token but the first of its sequence is predicted, none corrupted.
+Left to right (section 5.1), all tokens but the first of each sequence are predicted, none masked.
 """
 
 import dataclasses

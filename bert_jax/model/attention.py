@@ -29,7 +29,7 @@ def attention(
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def weighted_sum(probabilities, value):
-        """The layer loop saves only `probabilities`; the backward pass recomputes their dropout."""
+        """Recomputes dropout in the backward pass, so that the layer loop saves `probabilities`."""
         if dropout_settings:
             probabilities = dropout(dropout_key, probabilities, dropout_settings)
         return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
@@ -38,7 +38,7 @@ def attention(
 
 
 def attention_probabilities(query, key, sequence_ids, causal: bool) -> jax.Array:
-    """Returns the probabilities of attention, `[batch, heads, from, to]` in the dtype of keys."""
+    """Returns attention probabilities, `[batch, heads, from, to]` in the dtype of `key`."""
     # With heads before length, both products are plain batched matrix products.
     query, key = (jnp.swapaxes(x, 1, 2) for x in (query, key))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)

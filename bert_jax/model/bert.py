@@ -195,8 +195,8 @@ class MlmHead(nn.Module):
 class BertForPreTraining(nn.Module):
     """BERT with the masked-LM and next-sentence heads (section 3.1).
 
-    In a causal model the masked-LM head predicts the next token. Without `next_sentence` it has
-    neither a pooler nor a next-sentence head (section 5.1, "No NSP").
+    In a causal model the masked-LM head predicts the next token. Without `next_sentence` the model
+    has neither pooler nor next-sentence head (section 5.1, "No NSP").
     """
 
     config: BertConfig
@@ -229,13 +229,13 @@ def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
 
 
-def pool_tokens(hidden: jax.Array, pairs: jax.Array, pooling: str) -> jax.Array:
+def pool_tokens(hidden: jax.Array, sequence_bounds: jax.Array, pooling: str) -> jax.Array:
     """Returns float32 `[B, P, H]`, the "mean" of each sequence's tokens or its [CLS] ("cls").
 
-    `pairs` are the boundaries of the sequences, int32 `[B, P, 3]`; unused slots give 0.
+    `sequence_bounds` are int32 `[B, P, 3]`, as in `row_dtype`; unused slots give 0.
     """
     position = jnp.arange(hidden.shape[1])
-    start, _, end = jnp.moveaxis(pairs[..., None], -2, 0)
+    start, _, end = jnp.moveaxis(sequence_bounds[..., None], -2, 0)
     if pooling == "cls":
         end = jnp.minimum(end, start + 1)
     chosen = ((position >= start) & (position < end)).astype(hidden.dtype)  # [B, P, L]

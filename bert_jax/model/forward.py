@@ -19,7 +19,7 @@ ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row
 def batch_by_length(
     features: Sequence[Feature], batch_size: int, max_length: int, max_per_row: int = 8
 ) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
-    """Yields rows, and the indices of the features packed into each; the longest rows first.
+    """Yields the indices of the features in each row of a batch, and its rows; longest rows first.
 
     Rows have the smallest of a few lengths that holds the feature. A batch has `batch_size` rows of
     the shortest of these, or as many tokens in fewer rows; surplus rows are empty.

@@ -69,7 +69,7 @@ class Head:
       name: the name under which checkpoints store it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
-      input_kind: "pooled" (tanh of [CLS]), "sequences" or "positions": each gives one output.
+      input_kind: "pooled" (`Bert.pool`), "sequences" or "positions": each gives one output.
       label_layout: layout of the labels in rows.
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
@@ -105,7 +105,7 @@ class BertForTask(nn.Module):
       pooling: of an embedding: the last layer's "mean" over tokens or "cls"; in `encode` "pooler".
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
-      lstm_size: units per direction of a BiLSTM between encoder and head; 0: there is none.
+      lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.
     """
 
     config: BertConfig

@@ -42,7 +42,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("initialization_timeout", 300, "Seconds to wait for other processes.")
-    flags.DEFINE_integer("heartbeat_timeout", 100, "Seconds of silence before a process is dead.")
+    flags.DEFINE_integer("heartbeat_timeout", 100, "Heartbeat timeout of a process, in seconds.")
     flags.DEFINE_integer("stop_timeout", 60, "Maximum seconds without progress after SIGTERM.")
     flags.mark_flags_as_required(["config", "workdir"])
 

@@ -71,7 +71,7 @@ class FinetuneSetup:
         return round(trial.num_epochs * self.steps_per_epoch)
 
     def dropout_rate(self, trial: ConfigDict) -> float:
-        """Returns the rate of a trial; the default, in the model, is that of the weights."""
+        """Returns the dropout rate of a trial; the default is that of the initial weights."""
         rate = trial.model.dropout_rate
         return self.model.config.dropout_rate if rate is None else rate
 
@@ -251,7 +251,7 @@ def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer)
 def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     """Returns the weight of each class; balanced: labels / (classes * labels of the class).
 
-    Only classes with training examples count there; the others, not in the loss, have weight 1.
+    A class without training examples, which the loss never has, is not counted and has weight 1.
     """
     given = weights = tuple(config.class_weights)
     if not given or not task.train:

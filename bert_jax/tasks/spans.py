@@ -171,14 +171,14 @@ def best_spans(
         count = 4 * n_best  # More than n_best, since some texts occur several times.
         if len(chosen) > count:
             chosen = chosen[np.argpartition(-values[chosen], count)[:count]]
-        for first, more in np.stack(np.divmod(chosen, max_answer_length), axis=1).tolist():
-            last = first + more
+        for first, offset in np.stack(np.divmod(chosen, max_answer_length), axis=1).tolist():
+            last = first + offset
             characters = passage.offsets[[window.start + first, window.start + last], [0, 1]]
             spans.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
-    different = {}
+    by_text = {}
     for span in sorted(spans, key=lambda span: -span.score):
-        different.setdefault(passage.text(span), span)
-    return list(different.values())[:n_best] or [Span(0, 0, 0.0, 0.0)]
+        by_text.setdefault(passage.text(span), span)
+    return list(by_text.values())[:n_best] or [Span(0, 0, 0.0, 0.0)]
 
 
 def null_span(outputs: Sequence[np.ndarray]) -> Span:

@@ -101,8 +101,8 @@ def make_split(
 ) -> Split:
     """Builds a split that is scored by the official rules and writes the official files.
 
-    Null odds above `head_settings["null_threshold"]` predict no answer. If
-    `tunes_threshold`, scoring the dev split sets this threshold.
+    Null odds above `head_settings["null_threshold"]` predict no answer. If `tunes_threshold`,
+    scoring the dev split sets this threshold to the one with the best F1.
     """
     null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
     labeled = [question for question, _ in examples if question.answers is not None]

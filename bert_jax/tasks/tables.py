@@ -104,7 +104,7 @@ def read_text(path: pathlib.Path, expected: str) -> str:
 
 
 def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
-    """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns them, located."""
+    """Reads a JSON object per line, or "tfds:NAME#SPLIT"; returns (object, location)."""
     if str(source).startswith("tfds:"):
         return _read_tfds(source, data_dir)
     objects = []

@@ -121,9 +121,9 @@ def tagging_features(
     words = [word for sentence in sentences for word in sentence.words]
     ids_of = tokenize(tokenizer, words)
     truncated = sum(len(ids_of[word]) > room for word in words)
-    text_of = operator.attrgetter("document") if document_context else id
+    text_key = operator.attrgetter("document") if document_context else id
     features, positions = [], []
-    for _, group in itertools.groupby(sentences, text_of):
+    for _, group in itertools.groupby(sentences, text_key):
         text = list(group)
         # A word such as a control character may have no pieces.
         words = itertools.chain(*(sentence.words for sentence in text))
@@ -185,7 +185,7 @@ def best_tags(
     """Yields each word's most probable tag and its probability, over all features in order."""
     for output, first_pieces in zip(outputs, positions, strict=True):
         probabilities = softmax(output[first_pieces], axis=-1)
-        best = (labels[number] for number in probabilities.argmax(axis=-1))
+        best = (labels[index] for index in probabilities.argmax(axis=-1))
         yield from zip(best, probabilities.max(axis=-1).tolist(), strict=True)
 
 
@@ -258,7 +258,7 @@ class Tagging(NamedTuple):
 
 
 def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Returns the text, and the characters (begin, end) of its words and punctuation marks.
+    """Returns the text, and the characters (start, end) of its words and punctuation marks.
 
     The words of a list are joined by spaces. Raises TypeError for anything but strings.
     """

@@ -34,8 +34,8 @@ def make_pretrain_step(
 
     The metrics are `loss`, `gradient_norm`, `parameter_norm` and `sums`, from `metric_sums`. The
     loss is the mean over all masked positions of the global batch, or without `masking` over all
-    positions with a next token, plus any mean NSP loss, whatever the number of devices and
-    microbatches, whose gradients are accumulated. Masks are a function of (seed, row, epoch),
+    positions with a next token, plus the mean NSP loss of a model with that head, whatever the
+    number of devices and microbatches. Masks are a function of (seed, row, epoch),
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
     """
@@ -120,7 +120,7 @@ def init_state(
 def unpack_and_mask(
     rows: dict[str, jax.Array], key: jax.Array, masking: Masking | None
 ) -> dict[str, jax.Array]:
-    """Returns the batch that `metric_sums` takes, from rows as on disk; unmasked: left to right."""
+    """Returns the batch for `metric_sums` from packed rows; left to right if `masking` is None."""
     batch = unpack_rows(rows, causal=masking is None)
     if masking is None:
         batch |= next_tokens(batch["tokens"], batch["sequence_ids"])
@@ -166,11 +166,11 @@ def metric_sums(
         options = {"dropout": dropout, "rngs": {"dropout": dropout_key}}
     logits = model.apply({"params": params}, *inputs, **options)
     sums = {}
-    for (task, weights), task_logits, targets in zip(
+    for (task, weights_name), task_logits, targets_name in zip(
         task_weights(model).items(), logits, ("mlm_targets", "nsp_labels"), strict=False
     ):
-        weights = batch[weights]
-        losses, correct = cross_entropy(task_logits, batch[targets])
+        weights = batch[weights_name]
+        losses, correct = cross_entropy(task_logits, batch[targets_name])
         sums[f"{task}_loss"] = jnp.sum(losses * weights)
         sums[f"{task}_correct"] = jnp.sum(correct * weights)
         sums[f"{task}_count"] = jnp.sum(weights)

@@ -36,7 +36,7 @@ ARCHITECTURE = (
 class Phase:
     """The steps [start, stop), on rows of one length; `is_long` for those of `config.long_phase`.
 
-    To compile a step, `train` needs only its sizes, and `heldout` may be None.
+    To compile a step, `train` needs only `max_seq_length` and `max_pairs`; `heldout` may be None.
     """
 
     train: Rows

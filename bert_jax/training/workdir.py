@@ -100,7 +100,7 @@ def _code_version() -> dict[str, str]:
 
 
 def check_settings(workdir: pathlib.Path, settings: dict) -> None:
-    """Raises ValueError if the last checkpoint in `workdir` has other settings."""
+    """Raises ValueError if the run in `workdir` had other settings; removes a stale result."""
     parents = (workdir / "checkpoints", workdir / "best")
     checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
     result = workdir / "result.json"
@@ -137,7 +137,7 @@ def write_json(path: pathlib.Path, value: dict) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes `text` atomically, also if others do: the file is complete or does not exist."""
+    """Writes `text` atomically, even if other processes do: the file is complete or absent."""
     unfinished = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     with add_path_to_errors(path):
         unfinished.write_text(text)
