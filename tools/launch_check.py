@@ -76,8 +76,8 @@ def main(argv: list[str]) -> None:
     if len(argv) != 4 or not argv[2].isdecimal():
         sys.exit(f"expected CHIP, NUM_CHIPS, the program and its flags, got {argv[1:]}")
     config = flags.FLAGS.config
-    program = {"base": "tools.sweep", "task": "finetune"}
-    program = next((program[field] for field in program if field in config), "pretrain")
+    programs = {"base": "tools.sweep", "task": "finetune"}
+    program = next((programs[field] for field in programs if field in config), "pretrain")
     if argv[3] != program:
         sys.exit(f"the configuration is for bert_jax.{program}: give --program={program}")
     for name in ("coordinator", "num_processes", "process_id"):

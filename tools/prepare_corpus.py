@@ -41,8 +41,8 @@ flags.DEFINE_enum(
     DEFAULT.rows,
     ROWS,
     "sentence_pairs: with next-sentence labels, as in BERT. The others have none (RoBERTa, section "
-    "4.2). full_sentences: consecutive sentences up to the length of a row, which go on in another "
-    "document after a [SEP]; document_sentences: the same, ending with their document.",
+    "4.2). full_sentences: consecutive sentences up to the length of a row, which continue in "
+    "another document after a [SEP]; document_sentences: the same, ending with their document.",
 )
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")

@@ -75,7 +75,7 @@ def compile_stack(
     """Compiles the step of `num_trials` sharded over `devices`, as `tpu.compile_program` does."""
     mesh = partitioning.make_mesh(trial=len(devices), data=1, devices=devices)
     fields = {name: value for name, value in config.model.items() if value is not None}
-    bert = dataclasses.replace(BertConfig(dtype="float32"), **fields)
+    bert_config = dataclasses.replace(BertConfig(dtype="float32"), **fields)
     head = HEADS[config.task]
     settings = {"task": head.name, "labels": ["a", "b"]}
     shape = RowShape(
@@ -83,7 +83,7 @@ def compile_stack(
     )
     task = types.SimpleNamespace(head=head)
     setup = FinetuneSetup(
-        *(config, task, None, settings, {}, {"bert": {}}, heads.make_model(bert, settings)),
+        *(config, task, None, settings, {}, {"bert": {}}, heads.make_model(bert_config, settings)),
         *(mesh, shape),
         rows_per_microbatch=config.batch_size,
         rows_per_prediction=config.batch_size,

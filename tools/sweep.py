@@ -7,12 +7,13 @@ A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`,
 fields, of which all combinations are run; `trials`, further points as dicts; `num_seeds`; and
 `max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the points: sweep_search.py.
 Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
-train as one stacked program; on a CPU, where a stack is slower, in turn with the same program. Each
-has a workdir in DIR/trials, as a fine-tuning alone would; report.html, report.md and trials.csv
-compare them, written at most once a minute and at the end. The same command resumes a stopped sweep
-from its last checkpoint; a larger `num_seeds` adds seeds. Started on several machines that share
-DIR, each runs programs that no other has claimed. `--dry_run` lists the trials, the programs and
-their memory.
+train as one stacked program; on a CPU, where a stack is slower, they run one after another and
+compile once. Each has a workdir in DIR/trials, as a fine-tuning alone would.
+
+report.html, report.md and trials.csv compare the trials; they are written while the sweep runs, at
+most once a minute, and at the end. The same command resumes a stopped sweep from its last
+checkpoint; a larger `num_seeds` adds seeds. Started on several machines that share DIR, each runs
+programs that no other has claimed. `--dry_run` lists the trials, the programs and their memory.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ from bert_jax.training.workdir import (
 # Fields of a sweep that may differ when it is resumed; those of PROGRAM_FIELDS not between workers.
 PROGRAM_FIELDS = ("num_seeds", "max_stacked_trials")
 CHANGEABLE = (*PROGRAM_FIELDS, *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
-POLL_SECONDS = 5  # Between two looks for a program whose worker has died.
+POLL_SECONDS = 5  # Between checks whether the other workers' programs have ended, or they died.
 ENDED = "ended"
 
 
@@ -101,7 +102,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
             write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
         write_report = functools.partial(report, workdir, config, points, metric)
         run_programs(workdir, config, new_programs, write_report)
-    return write_report()  # Of several workers, another may have written an earlier state last.
+    return write_report()  # Another worker may have written an older report last.
 
 
 def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
@@ -113,6 +114,7 @@ def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]
 
 
 def report(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], metric: str) -> dict:
+    """Writes the report on the main process and returns its summary; {} on the others."""
     is_writer = jax.process_index() == 0
     return sweep_report.write(workdir, config, points, metric) if is_writer else {}
 
@@ -246,9 +248,9 @@ def group_trials(points: Sequence[Point]) -> dict[str, list[Trial]]:
 def make_programs(
     config: ConfigDict, points: Sequence[Point], first: int, setups: dict[str, FinetuneSetup]
 ) -> list[Program]:
-    """Returns the programs of `points`, in groups from number `first` on; adds to `setups`.
+    """Returns the programs of `points`, in groups numbered from `first`; adds their `setups`.
 
-    Raises ValueError.
+    Raises ValueError for an invalid configuration, or points whose metrics differ.
     """
     programs, weights = [], {}
     for number, (shared, trials) in enumerate(group_trials(points).items(), first):
@@ -267,7 +269,7 @@ def make_programs(
 
 
 def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence[Trial]]:
-    """Returns the programs of group `number` by name: at most `size` trials each (0: all)."""
+    """Splits the trials of group `number` into programs, by name, of at most `size` (0: all)."""
     starts = range(0, len(trials), size or len(trials))
     parts = [trials[start : start + starts.step] for start in starts]
     return {f"{number}.{part}": stack for part, stack in enumerate(parts, 1)}
@@ -345,7 +347,7 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
             if not trial.result_path.exists()
         }
         if jax.process_index() == 0 and waiting.isdisjoint(finetune.saved_trials(directory)):
-            # Of finished trials, or those of other programs before max_stacked_trials was changed.
+            # They are of finished trials, or of other programs: max_stacked_trials was changed.
             shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     try:
         finetune.run_trials(program.setup, trials, directory)

@@ -1,10 +1,9 @@
 """Claims of programs by workers that share the directory of a sweep, on one or several machines.
 
-Claim N of a program is the directory `claims/N`. To create a directory that does not exist is
-exclusive on local disks, on NFS and on buckets mounted with gcsfuse, so one of several workers gets
-each claim, also that of a dead worker's program: claim N + 1. A worker is dead if its process on
-this machine has ended, or if its `heartbeat` has not changed for TIMEOUT, by the clock of whoever
-waits for it.
+Claim N of a program is the directory `claims/N`. Creating a directory succeeds only once, on local
+disks, on NFS and on buckets mounted with gcsfuse, so exactly one worker gets each claim. Claim
+N + 1 takes over the program of a dead worker. A worker is dead if its process on this machine has
+ended, or if its `heartbeat` has not changed for TIMEOUT, by the clock of the worker that waits.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from bert_jax.runtime.command_line import PREEMPTED, exit_now
 from bert_jax.training.workdir import write_json
 
 INTERVAL = 10  # Seconds between two heartbeats.
-TIMEOUT = 100  # Seconds without one before a worker is dead, as --heartbeat_timeout.
+TIMEOUT = 100  # Seconds without a heartbeat before a worker is considered dead.
 
 
 class Claim:
@@ -28,7 +27,7 @@ class Claim:
 
     def __init__(self, directory: pathlib.Path):
         self._directory, self._lock = directory, (directory / "lock").open("w")
-        with contextlib.suppress(OSError):  # Without locks, others wait for the heartbeat.
+        with contextlib.suppress(OSError):  # Without locks, others rely on the heartbeat.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._successor = directory.with_name(str(int(directory.name) + 1))
         self._ended = threading.Event()
@@ -53,8 +52,8 @@ class Claim:
         while not self._ended.wait(INTERVAL):
             if self._successor.exists():
                 exit_now(
-                    f"another worker has taken over {self._directory.parents[1]}: this one was "
-                    f"silent for more than {TIMEOUT} s. Run the same command to join it",
+                    f"another worker has taken over {self._directory.parents[1]}: this one sent no "
+                    f"heartbeat for more than {TIMEOUT} s. Run the same command to join it",
                     PREEMPTED,
                 )
             count += 1
@@ -70,7 +69,7 @@ class Claim:
 def try_claim(directory: pathlib.Path, seen: dict) -> Claim | None:
     """Claims the program of `directory`; returns None if a live worker holds it.
 
-    `seen` must be the same dict in all calls of a process: the heartbeats seen, and when.
+    `seen`, the heartbeats read so far and when, must be the same dict in all calls of a process.
     """
     claims = directory / "claims"
     claims.mkdir(parents=True, exist_ok=True)

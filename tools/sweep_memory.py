@@ -1,7 +1,7 @@
 """Estimates the memory of stacked trials: what the compiler plans for one, times their number.
 
-The parameters, the optimizer's state, the gradients and the activations of a trial are its own, so
-that a program's memory grows in proportion to its trials.
+The parameters, the optimizer state, the gradients and the activations of a trial are its own, so
+that the memory of a program is proportional to its number of trials.
 """
 
 import jax
@@ -15,7 +15,7 @@ from bert_jax.tasks.setup import FinetuneSetup
 
 
 def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
-    """Compiles the step for `num_trials` per device of the `trial` axis; returns its memory."""
+    """Compiles the step for `num_trials` per device of `trial`; returns its bytes per device."""
     mesh, count = setup.mesh, num_trials * setup.mesh.shape["trial"]
     keys = jax.random.split(jax.random.key(0), count)
     shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)

@@ -1,6 +1,7 @@
 """The report of a sweep: report.html (one file, no requests), report.md and trials.csv.
 
-It has no times and no path of the sweep: a resumed sweep has the report of an uninterrupted one.
+It holds neither times nor the path of the sweep, so that a resumed sweep has the same report as an
+uninterrupted one.
 """
 
 import base64
@@ -27,9 +28,9 @@ from bert_jax.training.workdir import write_text
 
 TITLE = "Sweep of fine-tuning hyperparameters"
 ABOUT_POINTS = (
-    "Sorted by the median over seeds of the score on dev, that of the best checkpoint of a trial; "
-    "std is the standard deviation of a sample (n - 1). Diverged trials have no score. Collapsed "
-    "ones, which predict the same for every input, count."
+    "Sorted by the median over seeds of the score on dev, each of the best checkpoint of a trial; "
+    "std is the sample standard deviation (n - 1). Diverged trials have no score; collapsed ones, "
+    "which predict the same for every input, count."
 )
 Table = list[list[str]]
 """A header and rows."""
@@ -189,7 +190,7 @@ def points_table(ranked: Sequence[Summary]) -> Table:
 
 
 def scores_table(scores: dict[str, dict[str, float]]) -> Table:
-    """Returns a row per split and score, from those that `summarize_seeds` gives."""
+    """Returns a row per split and score, from those of `summarize_seeds`."""
     names = ("median", "min", "max")
     rows = [[key, *(f"{value[name]:.4f}" for name in names)] for key, value in scores.items()]
     return [["score", *names], *rows]
@@ -264,8 +265,8 @@ def draw_figures(points: Sequence[Summary], ranked: Sequence[Summary]) -> str:
             draw(axis)
             axis.set_title(title)
             axis.grid(alpha=0.3)
-            file, nothing = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            drawing.savefig(file, format="svg", metadata=nothing)
+            file, no_metadata = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            drawing.savefig(file, format="svg", metadata=no_metadata)
         data = base64.b64encode(file.getvalue()).decode()
         return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
 

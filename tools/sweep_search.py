@@ -2,13 +2,13 @@
 
 Each round asks Optuna for `config.trials_per_round` points. They are run with the first number of
 epochs in `config.halving`, then the best 1/R of them with the second, which is R times as large,
-and so on: successive halving (Jamieson and Talwalkar, 2016). Each run begins anew, because the
-learning rate decays over its own number of steps. The score of a point is the median over its
+and so on: successive halving (Jamieson and Talwalkar, 2016). Each run starts from step 0, because
+the learning rate decays over its own number of steps. The score of a point is the median over its
 seeds; points that were dropped or diverged tell Optuna where not to look.
 
 There is no database: a proposal is a function of the scores before it and of its number, so the
 results of the trials are the state of a search. Resumed, or on another machine, it proposes the
-same points again, finds their results, and goes on.
+same points again, finds their results, and continues.
 """
 
 import importlib.metadata
@@ -28,14 +28,14 @@ KINDS = ("uniform", "log_uniform", "integer", "choice")
 
 
 def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
-    """Yields lists of points; when it is asked for the next, those before must have been run."""
+    """Yields the points of each stage; they must have been run when the next are requested."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     search = distributions(config)
     epochs = [float(number) for number in config.halving] or [config.base.num_epochs]
-    run: dict[str, Point] = {}
+    points: dict[str, Point] = {}  # All so far, by their values.
     for first in range(0, config.num_trials, config.trials_per_round):
         asked = []
         for number in range(first, min(first + config.trials_per_round, config.num_trials)):
@@ -51,13 +51,13 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
             ]
             new = {}
             for where, values in overrides:
-                if repr(values) not in run:
+                if repr(values) not in points:
                     new.setdefault(repr(values), (where, values))
-            run |= zip(new, make_points(config, list(new.values()), directory), strict=True)
-            yield [run[key] for key in new]
+            points |= zip(new, make_points(config, list(new.values()), directory), strict=True)
+            yield [points[key] for key in new]
             scored = []
             for (trial, values), (_, overridden) in zip(asked, overrides, strict=True):
-                score = median_score(run[repr(overridden)])
+                score = median_score(points[repr(overridden)])
                 if score is None:  # All of its trials diverged.
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 else:
@@ -80,7 +80,7 @@ def distributions(config: ConfigDict) -> dict[str, tuple]:
 
 
 def suggest(trial, name: str, spec: tuple) -> object:
-    """Asks for a value of a field; floats have three digits, so that they fit in names."""
+    """Asks for a value of a field; floats have three significant digits, to fit in names."""
     kind, *limits = spec
     if kind == "choice":
         return trial.suggest_categorical(name, limits)
@@ -90,6 +90,7 @@ def suggest(trial, name: str, spec: tuple) -> object:
 
 
 def median_score(point: Point) -> float | None:
+    """Returns the median score over the seeds of a point that was run; None if all diverged."""
     results = [trial.result for trial in point.trials]
     metric = next(result["metric"] for result in results)
     scores = summarize(point, metric).scores

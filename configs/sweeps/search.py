@@ -30,9 +30,9 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     config.search.batch_size = ("choice", 16, 32)
     config.num_trials = 32  # Points in all.
     config.trials_per_round = 16  # Points that are proposed at once, and train as stacks.
-    # Numbers of epochs: all points of a round get the first, the best third of them the second
-    # (as 3 / 1 = 3). Empty: all get `base.num_epochs`.
+    # Numbers of epochs: all points of a round get the first; the best third of them (3 / 1 = 3)
+    # then get the second. Empty: all get `base.num_epochs`.
     config.halving = (1.0, 3.0)
     config.num_seeds = 1  # Trials of each point, from `base.seed` on; their median is the score.
-    config.max_stacked_trials = 0  # The maximum per program, for their memory; 0: all.
+    config.max_stacked_trials = 0  # As in paper.py.
     return config.lock()
