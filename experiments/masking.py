@@ -56,7 +56,7 @@ STUDY = study.Study(
     f"weighted sum of both layers. {study_tasks.LAPTOP_TEXT} Paper: BERT_BASE, last four "
     "layers.",
     limits="In the paper the rows differ by at most one point, which is less than our seeds "
-    "differ. What could show at this scale is a large cost of never seeing the true "
+    "differ. This scale could only show a large cost of never seeing the true "
     "token, or of never seeing [MASK], and of the mismatch between pre-training and a "
     "frozen encoder.",
     rows=rows,

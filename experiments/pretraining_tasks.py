@@ -1,4 +1,4 @@
-r"""Table 5: what pre-training without next sentences, or left to right, costs the tasks.
+r"""Table 5: pre-training without next-sentence prediction, or left to right.
 
     python experiments/pretraining_tasks.py --scale=laptop --workdir=runs/studies
     python experiments/pretraining_tasks.py --scale=pod --workdir=/gcs/studies \
@@ -48,7 +48,7 @@ STUDY = study.Study(
     limits="After so few steps the encoders know frequent words and little more. The first three "
     "rows differ by no more than their seeds do, and none chooses the next sentence clearly better "
     "than chance: whether next-sentence prediction and context from both sides help, as in the "
-    "paper, cannot show at this scale. What shows is that a new BiLSTM needs more labels than 500.",
+    "paper, cannot be seen at this scale; that a new BiLSTM needs more than 500 labels can.",
     rows=rows,
     tasks=tasks,
 )

@@ -1,4 +1,4 @@
-r"""RoBERTa's steps one by one: masks, what a row of text is, and the size of the batch.
+r"""RoBERTa's changes one by one: dynamic masking, the kind of rows, and the batch size.
 
     python experiments/roberta.py --scale=laptop --workdir=runs/studies
     python experiments/roberta.py --scale=pod --workdir=/gcs/studies --glue_dir=/gcs/glue_data \
@@ -42,7 +42,7 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def small_batch(factor: int) -> study.Settings:
-    """Returns larger batches, fewer steps, and a rate that grows with the root of the batch."""
+    """Returns larger batches, fewer steps, and a learning rate that grows with their root."""
     base = study.PRETRAINING
     fewer = {name: base[name] // factor for name in ("num_steps", "warmup_steps")}
     rate = round(base["learning_rate"] * factor**0.5, 4)
@@ -73,7 +73,7 @@ STUDY = study.Study(
     "perplexity 3.99), a run that is not the first row. Perplexities of different kinds "
     "of rows are of different held-out rows.",
     limits="The paper's rows differ by less than one point after a million steps; nothing here "
-    "can confirm or contradict that. What can show is the cost of larger batches when "
+    "can confirm or contradict that. It can show the cost of larger batches when "
     "epochs are so few that steps run out, and that dropping next-sentence prediction "
     "does no harm to these tasks.",
     rows=rows,

@@ -33,7 +33,7 @@ def read_tales(directory: pathlib.Path) -> list[list[str]]:
 
 
 def make_examples(sentences: list[str], rng: random.Random) -> list[dict[str, str]]:
-    """Returns an example for each sentence of a tale that another follows."""
+    """Returns an example for each usable sentence that is followed by another usable one."""
     usable = [len(sentence.split()) in WORDS for sentence in sentences]
     examples = []
     for index in range(len(sentences) - 1):

@@ -1,8 +1,8 @@
 """What the studies share: their runs as commands, the scores of these runs, and the report.
 
 A study is a list of rows, as in the paper's tables. A row is a pre-training, or given weights, and
-the settings with which the tasks are fine-tuned from it, each task as one `tools/sweep.py` whose
-seeds train as one stacked program. At laptop scale the commands are run one after another; at pod
+the settings with which the tasks are fine-tuned from it, each task and its seeds with one
+`tools/sweep.py`. At laptop scale the commands are run one after another; at pod
 scale they have the paper's sizes and are written to a script. Runs are named after their settings,
 so that studies with the same --workdir share them, and a finished run is not repeated.
 """
@@ -28,7 +28,7 @@ WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs;
 REPORTS = flags.DEFINE_string("reports", "experiments/reports", "Directory of the reports.")
 TEXT = flags.DEFINE_string("text", "", "Text of the corpus; laptop scale has a sample by default.")
 LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script on this TPU VM.")
-REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report, of finished runs.")
+REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
 
 Settings = dict[str, object]
 """Values of fields of a configuration, by dotted name."""
@@ -102,7 +102,7 @@ class Task(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A command, and the path that exists once it has finished ("": it must be run again)."""
+    """A command, and the path that exists once it has finished ("": it is always run)."""
 
     command: list[str]
     product: str = ""
@@ -129,6 +129,7 @@ class Study:
 
 
 def fetched(name: str) -> str:
+    """Returns the directory of the dataset or weights `name`."""
     return f"{WORKDIR.value}/data/{name}"
 
 
@@ -147,6 +148,7 @@ def plan(study: Study, scale: str) -> list[Step]:
 
 
 def rows_to_run(study: Study, scale: str) -> list[Row]:
+    """Returns the rows that are not only quoted from the paper."""
     return [row for row in study.rows(scale) if row.pretraining is not None]
 
 
@@ -155,7 +157,7 @@ def fetch_step(name: str) -> Step:
 
 
 def data_steps(tasks: list[Task]) -> list[Step]:
-    """Fetches, or makes, the files that the tasks read from WORKDIR/data."""
+    """Returns the commands that fetch or make the files that the tasks read from WORKDIR/data."""
     values = [str(value) for task in tasks for value in task.settings.values()]
     read = {value.split("/data/")[1].split("/")[0] for value in values if "/data/" in value}
     names = [name for name in ("reuters-r8", "conll2003") if name in read]
@@ -167,7 +169,7 @@ def data_steps(tasks: list[Task]) -> list[Step]:
 
 
 def corpus_steps(rows: list[Row], scale: str) -> list[Step]:
-    """Fetches the text, trains the vocabulary, and builds a corpus for each kind of rows."""
+    """Returns the commands for the text, the vocabulary, and a corpus for each kind of rows."""
     kinds = dict.fromkeys(row.rows for row in rows if not row.weights)
     if not kinds:
         return []
@@ -190,6 +192,7 @@ def corpus_steps(rows: list[Row], scale: str) -> list[Step]:
 
 
 def pretrain_step(row: Row, scale: str) -> Step:
+    """Returns the pre-training of a row."""
     corpus, workdir = f"{WORKDIR.value}/corpus", encoder(dataclasses.replace(row, step=0))
     if scale == "laptop":
         config = "configs/pretrain/bert_tiny.py"
@@ -214,7 +217,7 @@ def encoder(row: Row) -> str:
 
 
 def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
-    """Returns the fine-tuning: one point at laptop scale, the paper's grid at pod scale."""
+    """Returns the sweep of a row and task: one point at laptop scale, the paper's grid at pod."""
     config, settings = row.finetune_config or task.config, task.settings | row.finetuning
     if scale == "laptop":
         settings = FINETUNING | settings
@@ -231,7 +234,7 @@ def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
 
 
 def sweep_workdir(row: Row, task: Task) -> pathlib.Path:
-    """Returns the directory of a fine-tuning, which is named after its settings."""
+    """Returns the directory of a sweep, which is named after its settings."""
     config, settings = row.finetune_config or task.config, task.settings | row.finetuning
     digest = hashlib.sha256(repr([encoder(row), sorted(settings.items())]).encode()).hexdigest()
     names = "_".join([config.replace(":", "_"), *map(str, row.finetuning.values())])
@@ -244,7 +247,7 @@ def overrides(settings: Settings, prefix: str = "--config.") -> list[str]:
 
 def run(steps: list[Step]) -> None:
     """Runs the commands that have not finished. Exits with the code of the first that fails."""
-    # Compiles a program once, whatever run needs it.
+    # All runs share the compiled programs.
     cache = str(pathlib.Path(WORKDIR.value, "compiled").absolute())
     # XLA's default schedule on CPU (jaxlib 0.10.2) hangs in the first step of stacked BiLSTMs.
     schedule = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
@@ -280,7 +283,7 @@ def collect(study: Study, scale: str) -> study_report.Scores:
 
 
 def main(study: Study) -> None:
-    """Parses the flags, then runs the study, or writes its script, and writes the report."""
+    """Parses the flags, then runs the study and writes its report, or writes its script."""
 
     def start(argv: list[str]) -> None:
         if len(argv) > 1:
@@ -296,7 +299,7 @@ def main(study: Study) -> None:
 
 
 def run_study(study: Study, scale: str) -> None:
-    """Runs the steps that have not finished, or writes their script; then reports."""
+    """Runs the steps that have not finished and writes the report, or writes their script."""
     steps = plan(study, scale)
     if scale == "laptop" and not REPORT_ONLY.value:
         run(steps)

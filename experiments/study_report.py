@@ -17,7 +17,7 @@ Scores = dict[tuple[str, str], list[float]]
 
 
 def best_scores(workdir: pathlib.Path, metric: str) -> list[float]:
-    """Returns the scores over seeds of the point of a sweep whose median is best.
+    """Returns the scores over seeds of the point of a sweep with the best median.
 
     Raises FileNotFoundError if no trial has a result.
     """
@@ -48,9 +48,9 @@ def table(rows: Sequence, columns: Sequence[str], scores: Scores, measures: Sequ
     header += [f"paper: {name}" for name in paper]
     lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for row in rows:
-        own = [show(scores.get((row.name, name)), 1) for name in measures]
-        own += [show(scores.get((row.name, name)), 100) for name in columns]
-        lines.append([row.name, *own, *(str(row.paper.get(name, "")) for name in paper)])
+        ours = [show(scores.get((row.name, name)), 1) for name in measures]
+        ours += [show(scores.get((row.name, name)), 100) for name in columns]
+        lines.append([row.name, *ours, *(str(row.paper.get(name, "")) for name in paper)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -4,7 +4,7 @@ import study
 from absl import flags
 
 DIRECTORIES = {
-    "glue_dir": "The GLUE download.",
+    "glue_dir": "Directory of the GLUE download.",
     "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
     "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
     "swag_dir": "Directory of SWAG's train.csv and val.csv.",
@@ -36,7 +36,7 @@ def topics() -> study.Task:
 
 
 def entities(scale: str) -> study.Task:
-    """Returns the tagging of CoNLL-2003's named entities, of --conll_dir or fetched."""
+    """Returns the tagging of CoNLL-2003's named entities, from --conll_dir or fetched."""
     files = flags.FLAGS.conll_dir or study.fetched("conll2003")
     settings = {"data.train": f"{files}/train.txt", "data.dev": f"{files}/valid.txt"}
     if scale == "laptop":
@@ -47,7 +47,7 @@ def entities(scale: str) -> study.Task:
 
 
 def endings(scale: str) -> study.Task:
-    """Returns SWAG, of --swag_dir, or at laptop scale a task like it, made from tales."""
+    """Returns SWAG, from --swag_dir, or at laptop scale a task like it, made from tales."""
     if scale == "laptop" and not flags.FLAGS.swag_dir:
         settings = {"data.directory": study.fetched("story-endings")}
         return study.Task("next sentence in tales, accuracy", "swag", "dev/accuracy", settings)
@@ -56,7 +56,7 @@ def endings(scale: str) -> study.Task:
 
 
 def glue(*names: str) -> list[study.Task]:
-    """Returns tasks of GLUE, of --glue_dir: "mnli", or "mrpc/f1" to name another metric."""
+    """Returns tasks of GLUE, from --glue_dir: "mnli", or "mrpc/f1" for another metric."""
     tasks = []
     for name in names:
         name, _, metric = name.partition("/")
@@ -68,7 +68,7 @@ def glue(*names: str) -> list[study.Task]:
 
 
 def squad(version: str = "1.1", metric: str = "f1") -> study.Task:
-    """Returns SQuAD, of --squad_dir or --squad2_dir."""
+    """Returns SQuAD, from --squad_dir or --squad2_dir."""
     name, config = {"1.1": ("squad", "v1"), "2.0": ("squad2", "v2")}[version]
     files = flags.FLAGS[f"{name}_dir"].value or name
     settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
@@ -77,7 +77,7 @@ def squad(version: str = "1.1", metric: str = "f1") -> study.Task:
 
 
 def with_settings(task: study.Task, settings: study.Settings) -> study.Task:
-    """Returns the task with other `settings`, in addition to its own."""
+    """Returns the task with `settings` added to its own, which they override."""
     return task._replace(settings=task.settings | settings)
 
 
@@ -97,5 +97,5 @@ def full_encoders(paper: dict[str, dict[str, float]]) -> list[study.Row]:
 
 
 def rows_of_paper(paper: dict[str, dict[str, float]]) -> list[study.Row]:
-    """Returns rows that are not run."""
+    """Returns the rows of the paper, which are not run."""
     return [study.Row(f"paper: {name}", scores, None) for name, scores in paper.items()]
