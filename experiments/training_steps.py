@@ -73,7 +73,7 @@ STUDY = study.Study(
     limits="On topics left to right, which has a label at every token, is ahead at first, and "
     "masked LM catches up at the end; entities, with so few labels, do not depend on the "
     "steps. The runs end far before the paper's first point: whether masked LM is better "
-    "from then on, and where the curves go, cannot show at this scale.",
+    "from then on, and where the curves go, cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
     draw=draw,
