@@ -180,9 +180,9 @@ def rows_of_group(
         parts = sorted(parts, key=lambda part: part.document_index)
         indices = [part.document_index for part in parts]  # Ascending.
         documents = [part.ids() for part in parts]
-        for part, index in enumerate(indices):
+        for position, index in enumerate(indices):
             own = range(bisect.bisect_left(indices, index), bisect.bisect_right(indices, index))
-            new_pairs = make_pairs(documents, part, length, config.short_seq_prob, rng, own)
+            new_pairs = make_pairs(documents, position, length, config.short_seq_prob, rng, own)
             counts["dropped_parts_without_pairs"] += not new_pairs
             pairs += new_pairs
         counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
