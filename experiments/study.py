@@ -229,8 +229,9 @@ def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
     workdir = sweep_workdir(row, task)
     command = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
     command += [f"--workdir={workdir}", *overrides(settings)]
-    # At pod scale the grid has two programs, and each writes the report.
-    return Step(command, f"{workdir}/report.md" if scale == "laptop" else "")
+    # At laptop scale the sweep has one point; its seeds end in order.
+    last_result = f"{workdir}/trials/seed={study.num_seeds - 1}/result.json"
+    return Step(command, last_result if scale == "laptop" else "")
 
 
 def sweep_workdir(row: Row, task: Task) -> pathlib.Path:

@@ -304,6 +304,7 @@ def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
     assert_equal_runs(tmp_path / "whole/trial_2", tmp_path / "resumed/trial_2")
 
 
+@pytest.mark.slow
 def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_path, monkeypatch):
     first, second = {"num_epochs": 1.0}, {"num_epochs": 1.0, "seed": 1}
     with monkeypatch.context() as patched:

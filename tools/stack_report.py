@@ -75,9 +75,9 @@ def compile_stack(
     """Compiles the step of `num_trials` sharded over `devices`, as `tpu.compile_program` does."""
     mesh = partitioning.make_mesh(trial=len(devices), data=1, devices=devices)
     fields = {name: value for name, value in config.model.items() if value is not None}
-    bert_config = dataclasses.replace(BertConfig(dtype="float32"), **fields)
     head = HEADS[config.task]
-    settings = {"task": head.name, "labels": ["a", "b"]}
+    settings = {"task": head.name, "labels": ["a", "b"], "lstm_size": fields.pop("lstm_size", 0)}
+    bert_config = dataclasses.replace(BertConfig(dtype="float32"), **fields)
     shape = RowShape(
         config.max_seq_length, max(config.max_seq_length // 8, 1), head.label_layout, 0
     )

@@ -156,6 +156,7 @@ def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path, monkeypatch):
     setups, prepare = [], sweep.prepare
     monkeypatch.setattr(sweep, "prepare", lambda *each: setups.append(prepare(*each)) or setups[-1])
