@@ -32,7 +32,7 @@ from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.tasks.trials import (
     Trial,
     TrialRun,
-    fill_up,
+    pad_to_trial_axis,
     score_split,
     seed_directories,
     stack_trees,
@@ -163,7 +163,7 @@ def run_stack(
         positions = [names.index(trial_name(trial, directory)) for trial in trials]
     else:
         positions = range(len(runs))
-        keys = stack_trees([run.key for run in fill_up(runs, mesh)])
+        keys = stack_trees([run.key for run in pad_to_trial_axis(runs, mesh)])
         state = setup.jitted_init(keys, setup.pretrained)
 
     last_step, step = max(run.num_steps for run in runs), first_step
@@ -192,8 +192,8 @@ def run_stack(
 
     while not all(run.ended for run in runs):  # Until the next trials end.
         start, stop = step, min(run.num_steps for run in runs)
-        members = fill_up(runs, mesh)
-        indices = fill_up(positions, mesh)
+        members = pad_to_trial_axis(runs, mesh)
+        indices = pad_to_trial_axis(positions, mesh)
         if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
             state = select(state, np.array(indices))
         keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
@@ -266,7 +266,7 @@ def run_stack(
             runs[index].keep(stop, pick(state.params, index), scores)
         if not all(run.ended for run in ending):
             watchdog.beat("predicting with the best checkpoints")
-            best = [read_model(run.best).params for run in fill_up(ending, mesh)]
+            best = [read_model(run.best).params for run in pad_to_trial_axis(ending, mesh)]
             params = jax.device_put(stack_trees(best), stack_shardings.params)
             predictions = {split.name: predict(split, params) for split in task.splits}
             for index, run in enumerate(ending):

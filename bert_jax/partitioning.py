@@ -82,7 +82,7 @@ def fsdp_size() -> int:
     return jax.sharding.get_abstract_mesh().shape.get("fsdp", 1)
 
 
-def on_fsdp_shards(
+def map_fsdp_shards(
     function: Callable,
     in_specs: tuple,
     *arrays,
@@ -174,7 +174,7 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
     Raises ValueError for a leaf that no rule matches, an indivisible leaf, or an unused rule.
     """
     device, unused = mesh.devices.flat[0].device_kind, dict(rules)
-    logging.info("Layout over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), device)
+    logging.info("Shardings over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), device)
 
     def infer(path, leaf):
         name = path_name(path)

@@ -35,13 +35,13 @@ def rows(scale: str) -> list[study.Row]:
         result.append(study.Row(name, paper, static if settings == "static" else settings, kind))
     for factor, large, scores in BATCHES:
         paper = dict(zip(COLUMNS, scores, strict=True))
-        settings = small_batch(factor) if scale == "laptop" else large_batch(*large)
+        settings = batch_at_equal_epochs(factor) if scale == "laptop" else large_batch(*large)
         name = f"Batches of {settings['batch_size']:,}, learning rate {settings['learning_rate']:g}"
         result.append(study.Row(name, paper, settings))
     return result
 
 
-def small_batch(factor: int) -> study.Settings:
+def batch_at_equal_epochs(factor: int) -> study.Settings:
     """Returns larger batches, fewer steps, and a learning rate that grows with their root."""
     base = study.PRETRAINING
     fewer = {name: base[name] // factor for name in ("num_steps", "warmup_steps")}

@@ -15,7 +15,7 @@ from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, dropout
 from bert_jax.model.layers import Dense, LayerNorm, gelu
-from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, on_fsdp_shards
+from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
@@ -46,7 +46,7 @@ class Embeddings(nn.Module):
 
         # One copy per shard of the rows, `[fsdp, vocab, hidden]`: gathered once for both the lookup
         # and the MLM head, whose gradients are added first and then summed over `fsdp` once.
-        self.gathered_token_embedding = on_fsdp_shards(
+        self.gathered_token_embedding = map_fsdp_shards(
             lambda shard: all_gather(shard, config.dtype, 0)[None],
             (EMBEDDING_SPEC,),
             table("token_embedding", config.padded_vocab_size),
@@ -64,7 +64,7 @@ class Embeddings(nn.Module):
             return jnp.take(copies[0], tokens, axis=0) + jnp.take(positions, position_ids, axis=0)
 
         tables = self.gathered_token_embedding, self.position_embedding
-        x = on_fsdp_shards(
+        x = map_fsdp_shards(
             lookup,
             (FSDP_BATCH_SPEC, P(), FSDP_BATCH_SPEC, FSDP_BATCH_SPEC),
             *tables,
@@ -185,7 +185,7 @@ class MlmHead(nn.Module):
             table, axes = copies[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
             return jax.lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
 
-        logits = on_fsdp_shards(
+        logits = map_fsdp_shards(
             product, (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC), gathered_token_embedding, x
         )
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
-from bert_jax.partitioning import FSDP_BATCH_SPEC, all_gather, on_fsdp_shards
+from bert_jax.partitioning import FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -82,7 +82,7 @@ class Dense(nn.Module):
             return x @ kernel.astype(x.dtype) + bias.astype(x.dtype)
 
         specs = FSDP_BATCH_SPEC, P(*[None] * self.fsdp_axis, "fsdp"), P()
-        return on_fsdp_shards(dense, specs, x.astype(self.config.dtype), kernel, bias)
+        return map_fsdp_shards(dense, specs, x.astype(self.config.dtype), kernel, bias)
 
 
 class LayerNorm(nn.Module):

@@ -156,8 +156,8 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
     Without `null_answers`, as in version 1.1, each question needs an answer. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
-    has_lines = source.startswith("tfds:") or source.endswith(".jsonl")
-    objects = tables.read_objects(source, data_dir) if has_lines else _read_json(source)
+    has_objects = source.startswith("tfds:") or source.endswith(".jsonl")
+    objects = tables.read_objects(source, data_dir) if has_objects else _read_json(source)
     questions = [_question(*each, number) for number, each in enumerate(objects)]
     if not questions:
         raise ValueError(f"{source} holds no questions")

@@ -138,7 +138,7 @@ def score_split(split: Split, outputs: Outputs, loss: float | None) -> dict[str,
     return scores | ({"loss": loss} if scores and loss is not None else {})
 
 
-def fill_up(items: Sequence, mesh: Mesh) -> list:
+def pad_to_trial_axis(items: Sequence, mesh: Mesh) -> list:
     """Repeats the last of `items` until their number is a multiple of the `trial` axis."""
     return [*items, *[items[-1]] * (-len(items) % mesh.shape["trial"])]
 

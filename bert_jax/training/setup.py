@@ -115,7 +115,7 @@ def setup_pretraining(
         )
     model = BertForPreTraining(bert_config, config.next_sentence)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
-    schedule = schedule_of_run(config)
+    schedule = pretraining_schedule(config)
     names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
     options = {name: config[name] for name in names}
     optimizer = make_optimizer(config.optimizer, schedule, **options)
@@ -133,7 +133,7 @@ def setup_pretraining(
     return setup
 
 
-def schedule_of_run(config: ConfigDict) -> optax.Schedule:
+def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
     """Returns the learning rate of each step: one ramp and decay over both phases, or two.
 
     Each phase has its own if `long_phase` has a learning rate or a warm-up (LAMB's re-warm-up).

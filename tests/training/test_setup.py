@@ -14,7 +14,7 @@ from bert_jax.tpu.compile import UNCASED_ENGLISH
 from bert_jax.training.setup import (
     model_config,
     plan_phase,
-    schedule_of_run,
+    pretraining_schedule,
     setup_pretraining,
 )
 
@@ -58,7 +58,7 @@ def test_given_max_predictions_are_kept():
 
 def rates(config) -> list[float]:
     num_steps = config.num_steps + config.long_phase.num_steps
-    schedule = jax.jit(schedule_of_run(config))
+    schedule = jax.jit(pretraining_schedule(config))
     return [float(schedule(step)) for step in range(num_steps + 1)]
 
 
