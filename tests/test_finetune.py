@@ -133,7 +133,9 @@ def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):
     assert result["dev"]["accuracy"] == scores[best]
 
 
-@pytest.mark.parametrize(("stop_at", "saved"), [(4, True), (8, True), (8, False)])
+@pytest.mark.parametrize(
+    ("stop_at", "saved"), [(4, True), (8, True), pytest.param(8, False, marks=pytest.mark.slow)]
+)
 def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at, saved):
     """Includes a run that ended between writing its best checkpoint and saving its state."""
 

@@ -85,7 +85,7 @@ def test_load_needs_only_the_directory(finished, tmp_path):
     assert fills[0].text == filled("the ", fills[0].token, " of the river")
 
 
-@pytest.mark.parametrize("stop_at", [2, 6])
+@pytest.mark.parametrize("stop_at", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_resumed_run_equals_uninterrupted_run(
     finished, corpus, long_corpus, tmp_path, stop_at, caplog
 ):

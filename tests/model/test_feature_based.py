@@ -154,6 +154,7 @@ def test_frozen_encoder_does_not_change(tagger, weights):
     assert all(jax.tree.leaves(same)) == (module is feature_based)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tagger", [feature_based], indirect=True)
 def test_head_with_other_features_or_size_is_an_error(tagger):
     _, _, model = tagger

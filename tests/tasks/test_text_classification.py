@@ -339,6 +339,7 @@ def test_bad_input_raises_a_clear_error(given, message, read):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_learns_a_number_and_the_loaded_model_predicts_it(tokenizer, tmp_path):
     rng, texts, lines = np.random.default_rng(0), [], ["text,label"]
     for _ in range(64):

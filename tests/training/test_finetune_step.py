@@ -198,7 +198,7 @@ def test_another_learning_rate_compiles_nothing():
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("kind", ["tagging", "embedding"])
+@pytest.mark.parametrize("kind", ["tagging", pytest.param("embedding", marks=pytest.mark.slow)])
 def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
     one, four = (
         update(
