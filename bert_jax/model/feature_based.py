@@ -67,7 +67,7 @@ class BiLstmHead(nn.Module):
             x = choose_features(states, self.features)
         for number in (1, 2):
             x = apply_dropout(self, x, dropout)
-            x = _both_directions(x, sequence_ids, self.lstm_size, number)
+            x = _both_directions(self, x, sequence_ids, self.lstm_size, number)
         x = apply_dropout(self, x, dropout)
         return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(x)
 
@@ -80,41 +80,42 @@ class BiLstm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
         """Maps `[B, L, H]` and int32 `[B, L]` to float32 `[B, L, H]`."""
-        both = _both_directions(x.astype(jnp.float32), sequence_ids, self.lstm_size, 1)
+        both = _both_directions(self, x.astype(jnp.float32), sequence_ids, self.lstm_size, 1)
         return nn.Dense(x.shape[-1], dtype=jnp.float32, name="output")(both)
 
 
-def _both_directions(x, sequence_ids, lstm_size: int, number: int) -> jax.Array:
-    """Runs layer `number` of a BiLSTM in the calling module: returns `[B, L, 2 * lstm_size]`."""
-    forward = SequenceLstm(lstm_size, reverse=False, name=f"forward_{number}")
-    backward = SequenceLstm(lstm_size, reverse=True, name=f"backward_{number}")
-    return jnp.concatenate([forward(x, sequence_ids), backward(x, sequence_ids)], axis=-1)
+def _both_directions(module, x, sequence_ids, lstm_size: int, number: int) -> jax.Array:
+    """Runs layer `number` of a BiLSTM in one loop: returns `[B, L, 2 * lstm_size]`."""
+    zeros = jnp.zeros((2, len(x), lstm_size), jnp.float32)
+
+    def init(key):
+        cell = nn.OptimizedLSTMCell(lstm_size, parent=None)
+        return {"OptimizedLSTMCell_0": cell.init(key, zeros, x[:, 0])["params"]}
+
+    params = [module.param(f"{name}_{number}", init) for name in ("forward", "backward")]
+    params = jax.tree.map(lambda *pair: jnp.stack(pair), *params)["OptimizedLSTMCell_0"]
+    x_kernel, kernel, bias = (
+        jnp.concatenate([params[letter + gate][kind] for gate in "ifgo"], axis=-1)
+        for letter, kind in (("i", "kernel"), ("h", "kernel"), ("h", "bias"))
+    )
+    inputs = jnp.einsum("blf,dfg->dlbg", x, x_kernel) + bias[:, None, None]
+    changes = (sequence_ids[:, 1:] != sequence_ids[:, :-1]).T
+    starts = [jnp.pad(changes, (width, (0, 0))) for width in ((1, 0), (0, 1))]
+
+    def step(carry, inputs):
+        x, starts = inputs
+        cell, hidden = (jnp.where(starts[..., None], 0.0, state) for state in carry)
+        write, keep, values, show = jnp.split(x + hidden @ kernel, 4, axis=-1)
+        cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(write) * jnp.tanh(values)
+        hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
+        return (cell, hidden), hidden
+
+    both = [jnp.stack([first, last[::-1]], axis=1) for first, last in (inputs, starts)]
+    outputs = jax.lax.scan(step, (zeros, zeros), both)[1].swapaxes(0, 2)
+    return jnp.concatenate([outputs[:, 0], outputs[:, 1, ::-1]], axis=-1)
 
 
 def choose_features(states: jax.Array, features: str) -> jax.Array:
     """Maps `[1 + layers, B, L, H]` to `[B, L, H]`, or `[B, L, 4 * H]` for a concatenation."""
     chosen = [states[layer] for layer in FEATURES[features]]
     return jnp.concatenate(chosen, axis=-1) if features == "concat_last_four" else sum(chosen)
-
-
-class SequenceLstm(nn.Module):
-    """An LSTM over rows of several sequences, whose state is reset at the start of each."""
-
-    size: int
-    reverse: bool
-
-    @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
-        """Maps float32 `[B, L, features]` and int32 `[B, L]` to float32 `[B, L, size]`."""
-        changes = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-        starts = jnp.pad(changes, ((0, 0), (0, 1) if self.reverse else (1, 0)))
-
-        def step(cell, carry, inputs):
-            x, starts = inputs
-            carry = jax.tree.map(lambda state: jnp.where(starts[:, None], 0.0, state), carry)
-            return cell(carry, x)
-
-        axes = {"in_axes": 1, "out_axes": 1, "reverse": self.reverse}
-        run = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **axes)
-        zeros = jnp.zeros((len(x), self.size), jnp.float32)
-        return run(nn.OptimizedLSTMCell(self.size), (zeros, zeros), (x, starts))[1]
