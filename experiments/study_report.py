@@ -84,18 +84,26 @@ def machine() -> str:
 
 
 def draw_scores(title: str, rows: Sequence, columns: Sequence[str], scores: Scores) -> Figure:
-    """Returns a panel per column: each seed as a dot, their median as a bar."""
+    """Returns a panel per measure and column: each seed as a dot, their median as a bar.
+
+    Measures are the columns of `scores` that are not in `columns`; they are not in percent.
+    """
     rows = [row for row in rows if (row.name, columns[0]) in scores]
-    figure = Figure((3.2 + 2.9 * len(columns), 1.3 + 0.42 * len(rows)), layout="constrained")
-    axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-    for axis, column, color in zip(axes, columns, COLORS, strict=False):
+    measures = list(dict.fromkeys(name for _, name in scores if name not in columns))
+    panels = [(name, "Pre-training", name, 1) for name in measures]
+    for column in columns:
+        task, _, metric = column.rpartition(", ")
+        panels.append((column, task, f"{metric} on dev (%)", 100))
+    figure = Figure((3.2 + 2.9 * len(panels), 1.3 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (column, name, label, scale), color in zip(axes, panels, COLORS, strict=False):
         for place, row in enumerate(rows):
-            values = [100 * value for value in scores[row.name, column]]
+            values = [scale * value for value in scores.get((row.name, column), [])]
             axis.plot(values, [place] * len(values), "o", color=color, alpha=0.45)
             if values:
                 axis.plot(statistics.median(values), place, "|", color=color, ms=16, mew=2.5)
-        axis.set_title(column.rpartition(", ")[0], fontsize=10)
-        axis.set_xlabel(f"{column.rpartition(', ')[2]} on dev (%)")
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel(label)
         axis.grid(alpha=0.3)
         axis.margins(x=0.12)
     axes[0].set_yticks(range(len(rows)), [row.name for row in rows])

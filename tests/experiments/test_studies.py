@@ -116,6 +116,20 @@ def test_scores_are_those_of_the_best_point_of_a_sweep(tmp_path):
     assert study_report.show(None, 100) == ""
 
 
+def test_perplexity_has_a_panel_of_its_own_beside_the_scores():
+    rows = [study.Row("small"), study.Row("large")]
+    scores = {(row.name, "topics, accuracy"): [0.5, 0.7] for row in rows}
+    scores |= {("small", "held-out perplexity"): [250.0], ("large", "held-out perplexity"): [90.0]}
+    figure = study_report.draw_scores("Size", rows, ["topics, accuracy"], scores)
+    perplexity, accuracy = figure.axes
+    assert [perplexity.get_xlabel(), accuracy.get_xlabel()] == [
+        "held-out perplexity",
+        "accuracy on dev (%)",
+    ]
+    values = [[x for line in axis.lines for x in line.get_xdata()] for axis in figure.axes]
+    assert values[0] == [250, 250, 90, 90] and max(values[1]) == 70
+
+
 def test_report_of_runs_that_are_missing_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no results: run the study"):
         study_report.best_scores(tmp_path, "dev/accuracy")
