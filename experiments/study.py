@@ -248,11 +248,12 @@ def overrides(settings: Settings, prefix: str = "--config.") -> list[str]:
 
 def run(steps: list[Step]) -> None:
     """Runs the commands that have not finished. Exits with the code of the first that fails."""
-    # All runs share the compiled programs.
-    cache = str(pathlib.Path(WORKDIR.value, "compiled").absolute())
+    # All runs share the compiled programs, the many small ones too.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(WORKDIR.value, "compiled").absolute())}
+    cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     # XLA's default schedule on CPU (jaxlib 0.10.2) hangs in the first step of stacked BiLSTMs.
     schedule = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-    environment = {"JAX_COMPILATION_CACHE_DIR": cache, "XLA_FLAGS": schedule} | os.environ
+    environment = cache | {"XLA_FLAGS": schedule} | os.environ
     for number, step in enumerate(steps, 1):
         if step.product and pathlib.Path(step.product).exists():
             continue
