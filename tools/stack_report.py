@@ -100,9 +100,8 @@ def compile_stack(
     stacked = setup.shardings.map_trials(partitioning.stack_shardings)
     state = partitioning.with_shardings(state, stacked)
     row_axes = partitioning.batch_sharding(mesh).spec
-    rows = {
-        name: abstract(array, *row_axes) for name, array in shape.empty(config.batch_size).items()
-    }
+    empty = shape.build([], config.batch_size)
+    rows = {name: abstract(array, *row_axes) for name, array in empty.items()}
     hyperparameters = jax.tree.map(abstract, setup.hyperparameters(config))
     num_microbatches = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
     rest = num_microbatches, abstract(key), hyperparameters

@@ -6,7 +6,8 @@ the rest, and one compiled program serves all lengths.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -79,44 +80,40 @@ class RowShape:
         max_features = self.num_sequences // self.sequences_per_feature
         return pack_lengths(lengths, self.length, max_features)
 
-    def empty(self, num_rows: int) -> dict[str, np.ndarray]:
-        """Returns `num_rows` rows of padding, for `fill`."""
-        weights = (num_rows, self.num_sequences // self.sequences_per_feature)
-        passages = (self.sequences_per_feature - 1,) if self.label_layout.per_passage else ()
-        labels = np.zeros((*weights, *self.label_layout.shape, *passages), self.label_layout.dtype)
-        if self.label_layout.per_position:
-            labels = np.full((num_rows, self.length), NO_LABEL, self.label_layout.dtype)
-        return {
-            "tokens": np.full((num_rows, self.length), self.pad_id, np.int32),
-            "sequence_bounds": np.zeros((num_rows, self.num_sequences, 3), np.int32),
-            "weights": np.zeros(weights, np.float32),
-            "labels": labels,
-        }
-
-    def fill(self, rows: dict[str, np.ndarray], row: int, features: Sequence[Feature]) -> None:
-        """Writes `features` into one row, in order."""
-        end = slot = 0
-        for index, feature in enumerate(features):
-            feature_start = end
-            for tokens, second in zip(feature.sequences, feature.second_starts, strict=True):
-                start, end = end, end + len(tokens)
-                rows["tokens"][row, start:end] = tokens
-                rows["sequence_bounds"][row, slot] = start, start + second, end
-                slot += 1
-            if feature.label is not None:
-                rows["weights"][row, index] = 1
-                slots = slice(feature_start, end) if self.label_layout.per_position else index
-                shift = feature_start if self.label_layout.holds_positions else 0
-                rows["labels"][row, slots] = np.add(feature.label, shift)
-
     def build(
-        self, row_features: Mapping[int, Sequence[Feature]], num_rows: int
+        self, row_features: Iterable[Sequence[Feature]], num_rows: int
     ) -> dict[str, np.ndarray]:
-        """Returns `num_rows` rows; `row_features` holds the features of those not empty."""
-        rows = self.empty(num_rows)
-        for row, features in row_features.items():
-            self.fill(rows, row, features)
-        return rows
+        """Returns `num_rows` rows: the first hold `row_features`, in order, the others padding."""
+        layout, each = self.label_layout, self.sequences_per_feature
+        tokens = np.full((num_rows, self.length), self.pad_id, np.int32)
+        bounds = np.zeros((num_rows, self.num_sequences, 3), np.int32)
+        weights = np.zeros((num_rows, self.num_sequences // each), np.float32)
+        labels = np.full(tokens.shape, NO_LABEL, layout.dtype)
+        if not layout.per_position:
+            passages = (each - 1,) * layout.per_passage
+            labels = np.zeros((*weights.shape, *layout.shape, *passages), layout.dtype)
+        for row, features in enumerate(row_features):
+            end = 0
+            for index, feature in enumerate(features):
+                first, sequences = end, zip(feature.sequences, feature.second_starts, strict=True)
+                for slot, (sequence, second) in enumerate(sequences, index * each):
+                    start, end = end, end + len(sequence)
+                    tokens[row, start:end] = sequence
+                    bounds[row, slot] = start, start + second, end
+                if feature.label is not None:
+                    weights[row, index] = 1
+                    slots = slice(first, end) if layout.per_position else index
+                    labels[row, slots] = np.add(feature.label, first * layout.holds_positions)
+        return dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
+
+    def batches(
+        self, features: Sequence[Feature], num_rows: int
+    ) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
+        """Yields every feature once: the indices of those in each row, and the `num_rows` rows."""
+        packed = self.pack(features)
+        for start in range(0, len(packed), num_rows):
+            members = packed[start : start + num_rows]
+            yield members, self.build(([features[i] for i in row] for row in members), num_rows)
 
 
 def to_devices(rows: dict[str, np.ndarray], sharding: Sharding) -> dict[str, jax.Array]:
@@ -188,30 +185,17 @@ def finetune_batches(
     m is at index `r * max_microbatches + m`, so that every device holds a shard of every
     microbatch.
     """
-    max_microbatches = -(-batch_size // rows_per_microbatch)
+    sizes = -(-batch_size // rows_per_microbatch), rows_per_microbatch
 
-    def build(indices):
-        chosen = [features[index] for index in indices]
-        packed, row_features = shape.pack(chosen), {}
-        for number, members in enumerate(packed):
-            microbatch, row = divmod(number, rows_per_microbatch)
-            row_features[row * max_microbatches + microbatch] = [chosen[m] for m in members]
-        rows = shape.build(row_features, rows_per_microbatch * max_microbatches)
-        return rows, -(-len(packed) // rows_per_microbatch)
+    def interleave(*arrays):
+        stacked = np.stack(arrays)
+        microbatches = stacked.reshape(len(seeds), *sizes, *stacked.shape[2:])
+        return microbatches.swapaxes(1, 2).reshape(stacked.shape)
 
     for step in range(start, stop):
         orders = [batch_indices(len(features), batch_size, seed, step) for seed in seeds]
-        rows, num_microbatches = zip(*map(build, orders), strict=True)
-        stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *rows)
-        yield to_devices(stacked, sharding), max(num_microbatches)
-
-
-def predict_batches(
-    features: Sequence[Feature], shape: RowShape, sharding: Sharding, num_rows: int
-) -> Iterator[tuple[dict[str, jax.Array], list[list[int]]]]:
-    """Yields every feature once: (`num_rows` rows, indices of the features in each row)."""
-    packed = shape.pack(features)
-    for first in range(0, len(packed), num_rows):
-        members = packed[first : first + num_rows]
-        row_features = {row: [features[i] for i in indices] for row, indices in enumerate(members)}
-        yield to_devices(shape.build(row_features, num_rows), sharding), members
+        chosen = [[features[index] for index in order] for order in orders]
+        batches = [next(shape.batches(batch, math.prod(sizes))) for batch in chosen]
+        members, rows = zip(*batches, strict=True)
+        num_microbatches = -(-max(map(len, members)) // rows_per_microbatch)
+        yield to_devices(jax.tree.map(interleave, *rows), sharding), num_microbatches

@@ -29,14 +29,12 @@ def batch_by_length(
     row_lengths = sorted({min(length, max_length) for length in (*ROW_LENGTHS, max_length)})
     for shorter, length in reversed(list(zip([0, *row_lengths], row_lengths, strict=False))):
         chosen = [i for i, feature in enumerate(features) if shorter < len(feature) <= length]
+        bucket = [features[index] for index in chosen]
         shape = RowShape(length, max_per_row, LabelLayout(), pad_id=0)
-        packed = shape.pack([features[index] for index in chosen])
         max_rows = max(1, batch_size * row_lengths[0] // length)
-        num_rows = min(max_rows, 1 << (len(packed) - 1).bit_length())
-        for start in range(0, len(packed), max_rows):
-            members = [[chosen[i] for i in row] for row in packed[start : start + max_rows]]
-            row_features = {r: [features[i] for i in row] for r, row in enumerate(members)}
-            yield members, shape.build(row_features, num_rows)
+        num_rows = min(max_rows, 1 << (len(shape.pack(bucket)) - 1).bit_length())
+        for members, rows in shape.batches(bucket, num_rows):
+            yield [[chosen[i] for i in row] for row in members], rows
 
 
 def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Array:

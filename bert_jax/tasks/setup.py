@@ -111,7 +111,7 @@ class FinetuneSetup:
 
     def init(self, key: jax.Array, pretrained: dict) -> TrainState:
         """Returns the initial state: `pretrained` parameters, the others randomly initialized."""
-        row = {name: jnp.asarray(values) for name, values in self.shape.empty(1).items()}
+        row = {name: jnp.asarray(values) for name, values in self.shape.build([], 1).items()}
         fresh = self.model.init(key, row)["params"]
         params = fresh | pretrained | {"bert": fresh["bert"] | pretrained["bert"]}
         opt_state = self.optimizer(self.hyperparameters(self.config)).init(params)

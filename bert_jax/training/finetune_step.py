@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
-from bert_jax.data.features import Feature, RowShape, predict_batches
+from bert_jax.data.features import Feature, RowShape, to_devices
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, label_weights
 from bert_jax.training.optimizer import Hyperparameters
@@ -187,8 +187,8 @@ def predict(
     num_trials = len(jax.tree.leaves(params)[0])
     predictions = [[np.zeros(0)] * len(features) for _ in range(num_trials)]
     total = np.zeros((num_trials, 2))
-    for rows, members in predict_batches(features, shape, sharding, num_rows):
-        outputs, sums = map(np.asarray, predict_step(params, rows))
+    for members, rows in shape.batches(features, num_rows):
+        outputs, sums = map(np.asarray, predict_step(params, to_devices(rows, sharding)))
         total += sums.sum(1)
         for row, indices in enumerate(members):
             start = 0

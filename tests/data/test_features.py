@@ -13,7 +13,6 @@ from bert_jax.data.features import (
     batch_indices,
     finetune_batches,
     make_sequence,
-    predict_batches,
     steps_per_epoch,
 )
 from bert_jax.model.heads import HEADS
@@ -147,11 +146,10 @@ def test_batches_of_a_trial_do_not_depend_on_the_first_step_and_other_trials(tri
 
 
 @pytest.mark.parametrize("head", HEAD_NAMES)
-def test_prediction_takes_every_feature_once_and_returns_its_row(head, sharding):
+def test_batches_take_every_feature_once_and_return_its_row(head):
     features, shape = make_features(head, 45), make_shape(head)
     predicted, indices = [], []
-    for rows, members in predict_batches(features, shape, sharding, num_rows=8):
-        rows = jax.device_get(rows)
+    for members, rows in shape.batches(features, num_rows=8):
         predicted += read_back(rows, shape)
         indices += [index for row in members for index in row]
         for row, row_members in enumerate(members):
@@ -179,10 +177,9 @@ def test_feature_longer_than_a_row_is_an_error():
 
 def test_features_without_labels_have_no_weight():
     shape = make_shape("multiple_choice")
-    rows = shape.empty(1)
     features = make_features("multiple_choice", 2, longest=9)
     unlabeled = Feature(features[0].sequences, features[0].second_starts)
-    shape.fill(rows, 0, [unlabeled, features[1]])
+    rows = shape.build([[unlabeled, features[1]]], 1)
     assert rows["weights"][0].tolist() == [0, 1, 0]
     assert rows["labels"][0].tolist() == [0, 1, 0]
 

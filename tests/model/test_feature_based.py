@@ -36,10 +36,8 @@ def test_packed_sequences_do_not_touch_each_other():
         Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
     ]
     shape = RowShape(16, 3, TAGGING.label_layout, 0)
-    packed, single = shape.empty(1), shape.empty(3)
-    shape.fill(packed, 0, sequences)
-    for row, feature in enumerate(sequences):
-        shape.fill(single, row, [feature])
+    packed = shape.build([sequences], 1)
+    single = shape.build([[feature] for feature in sequences], 3)
     params = jax.jit(model.init)(jax.random.key(0), packed)
     together, alone = (jax.jit(model.apply)(params, rows) for rows in (packed, single))
     alone = np.concatenate([alone[row, : len(each)] for row, each in enumerate(sequences)])

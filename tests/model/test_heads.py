@@ -65,9 +65,8 @@ def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, cau
         return [Feature((tokens,), (len(tokens),)) for tokens in (first, *sequences[1:])]
 
     changed = [sequences[0] + (np.arange(5) == position) for position in range(5)]
-    rows = {row: packed(first) for row, first in enumerate([sequences[0], *changed])}
-    rows |= {6 + row: [feature] for row, feature in enumerate(packed(sequences[0]))}
-    rows = shape.build(rows, 9)
+    together = [packed(first) for first in (sequences[0], *changed)]
+    rows = shape.build([*together, *([feature] for feature in together[0])], 9)
     params = jax.jit(model.init)(jax.random.key(0), rows)
     outputs = np.asarray(jax.jit(model.apply)(params, rows))
     if head is CLASSIFICATION:

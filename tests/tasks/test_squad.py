@@ -49,7 +49,7 @@ def pretrained(tokenizer, tmp_path_factory):
     """A tiny untrained BERT."""
     directory = tmp_path_factory.mktemp("pretrained") / "1"
     config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
-    row = RowShape(8, 1, SPAN.label_layout, 0).empty(1)
+    row = RowShape(8, 1, SPAN.label_layout, 0).build([], 1)
     params = jax.jit(BertForTask(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
     settings = {"bert": dataclasses.asdict(config), "absent": ["bert/pooler", "mlm", "nsp"]}
     write_checkpoint(directory, {"bert": params["bert"]}, settings, tokenizer)

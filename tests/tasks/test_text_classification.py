@@ -232,8 +232,7 @@ def test_a_text_may_have_any_number_of_labels(suffix, train, test, read, tmp_pat
     assert [line["prediction"] for line in lines] == [["a", "b"], [], ["b", "c"], []]
     assert lines[0]["probabilities"]["a"] == pytest.approx(1 / (1 + np.exp(-2)))
     shape = RowShape(16, 2, task.head.label_layout, 0)
-    rows = shape.empty(1)
-    shape.fill(rows, 0, task.train[:2])
+    rows = shape.build([task.train[:2]], 1)
     assert rows["labels"].tolist() == [labels[:2]] and rows["weights"].tolist() == [[1, 1]]
 
 

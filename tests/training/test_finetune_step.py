@@ -72,7 +72,7 @@ def row_shape(kind: str, packed: bool = True) -> RowShape:
 
 
 def initial(model: BertForTask) -> dict:
-    row = jax.tree.map(jnp.asarray, row_shape(model.task_head.name).empty(1))
+    row = jax.tree.map(jnp.asarray, row_shape(model.task_head.name).build([], 1))
     return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
 
@@ -242,9 +242,7 @@ def test_packed_predictions_and_their_loss_equal_unpacked(kind):
 def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     model = make_model("embedding", pooling=pooling, normalize=normalize)
     params, features = initial(model), make_features("embedding")[:2]
-    shape = row_shape("embedding")
-    rows = shape.empty(1)
-    shape.fill(rows, 0, features)
+    rows = row_shape("embedding").build([features], 1)
     found = model.apply({"params": params}, rows)[0]
     for slot, tokens in enumerate([*features[0].sequences, *features[1].sequences]):
         ids = jnp.asarray(tokens)[None]
