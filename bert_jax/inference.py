@@ -280,21 +280,22 @@ class PretrainedModel:
             ranked = [labels[0] for labels in ranked]
         return ranked[chosen]
 
-    def rank(self, text: str, candidates: Sequence[str]) -> list[Ranked]:
+    def rank(self, query: Texts, candidates: Sequence[str]) -> list[Ranked] | list[list[Ranked]]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
         head = self._need_head("rank texts", "multiple_choice")
-        texts = [text, *candidates]
-        if isinstance(candidates, str) or not all(isinstance(string, str) for string in texts):
-            raise TypeError("text must be one string, and candidates a list of strings")
-        if not candidates:
-            return []
-        pairs, limit = [(text, candidate) for candidate in candidates], head["max_seq_length"]
+        (queries, chosen), limit = _as_list(query), head["max_seq_length"]
+        texts = [*queries, *candidates]
+        if isinstance(candidates, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("query must be a string or a list, and candidates a list of strings")
+        pairs = list(itertools.product(queries, candidates))
         max_first = head.get("max_query_length", limit) - 2
         features = self._features(pairs, limit, pairs=True, max_first=max_first)
-        scores = np.concatenate(self._head_outputs(features))
-        probabilities = softmax(scores)
-        order = np.argsort(-scores, kind="stable").tolist()
-        return [Ranked(candidates[i], i, float(scores[i]), float(probabilities[i])) for i in order]
+        rankings = []
+        for scores in np.reshape(self._head_outputs(features), (len(queries), len(candidates))):
+            probabilities = softmax(scores).tolist() if candidates else []
+            ranked = map(Ranked, candidates, itertools.count(), scores.tolist(), probabilities)
+            rankings.append(sorted(ranked, key=lambda candidate: -candidate.score))
+        return rankings[chosen]
 
     def tag(self, texts: str | Sequence[str | Sequence[str]]) -> Tagging | list[Tagging]:
         """Tags the words of texts of any length, and finds the entities that the tags mark.

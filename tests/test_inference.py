@@ -458,7 +458,12 @@ def test_rank_equals_each_pair_alone_and_truncates_as_in_fine_tuning(model):
     np.testing.assert_allclose(
         [candidate.probability for candidate in ranked], softmax[order], atol=1e-5
     )
-    assert ranker.rank("the river", []) == []
+    assert ranker.rank("the river", []) == ranker.rank([], candidates) == []
+    both = ranker.rank(["the river", "a town"], candidates)
+    for one, other in zip(both, (ranked, ranker.rank("a town", candidates)), strict=True):
+        assert [candidate.index for candidate in one] == [candidate.index for candidate in other]
+        np.testing.assert_allclose([c.score for c in one], [c.score for c in other], atol=1e-4)
+    assert ranker.rank(["the river", "a town"], []) == [[], []]
     short = with_head(model, "multiple_choice", ["score"], max_seq_length=10, max_query_length=4)
     with pytest.warns(UserWarning, match="2 of 2 texts are truncated to 10 tokens"):
         first, second = short.rank("the river " * 3, ["the " * 9, "the " * 5])
@@ -467,9 +472,9 @@ def test_rank_equals_each_pair_alone_and_truncates_as_in_fine_tuning(model):
 
 def test_invalid_arguments_of_rank_are_clear_errors(model):
     ranker = with_head(model, "multiple_choice", ["score"])
-    for text, candidates in ((1, ["a"]), ("a", "b"), ("a", [None])):
-        with pytest.raises(TypeError, match="one string, and candidates a list of strings"):
-            ranker.rank(text, candidates)
+    for query, candidates in ((1, ["a"]), ("a", "b"), ("a", [None]), (["a", 1], ["b"])):
+        with pytest.raises(TypeError, match="a list, and candidates a list of strings"):
+            ranker.rank(query, candidates)
     with pytest.raises(ValueError, match=r"so it cannot rank texts: load one .* multiple_choice"):
         model.rank("a", ["b"])
 
