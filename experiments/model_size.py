@@ -28,7 +28,8 @@ def rows(scale: str) -> list[study.Row]:
         shape = ours if scale == "laptop" else paper
         fields = ("model.num_layers", "model.hidden_size", "model.num_heads")
         large = scale == "pod" and paper[1] > 768
-        name = "{} layers, {} wide, {} heads".format(*shape)
+        layers, width, heads = shape
+        name = f"{layers} layer{'s' * (layers > 1)}, {width} wide, {heads} head{'s' * (heads > 1)}"
         if scale == "laptop":
             name += " (paper: {}, {}, {})".format(*paper)
         result.append(
@@ -54,10 +55,11 @@ STUDY = study.Study(
     about="Six sizes, trained alike. Ours have about a third of the paper's layers and a "
     f"twelfth of its width. {study_tasks.LAPTOP_TEXT} The perplexity is that of masked "
     "tokens of held-out text; the paper's is for another text and another vocabulary.",
-    limits="All sizes see the same number of steps, too few for any of them: the order of the "
-    "perplexities shows how fast a size learns at first, not what it reaches in the end. "
-    "Gains of very large models on very small tasks, the point of the paper's table, "
-    "cannot show.",
+    limits="After so few steps the width decides the perplexity (about 750 at 64, 700 at 96) and "
+    "more layers do not lower it, which shows how fast a size learns at first, not what it "
+    "reaches in the end. On topics only the largest model learns more than the most frequent one "
+    "(49.2 %). Gains of very large models on very small tasks, the point of the paper's table, "
+    "cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
     measures={"held-out perplexity": "perplexity"},
