@@ -56,8 +56,9 @@ STUDY = study.Study(
     f"weighted sum of both layers. {study_tasks.LAPTOP_TEXT} Paper: BERT_BASE, last four "
     "layers.",
     limits="Entities are better in the three rows that keep some tokens the same: fine-tuned, by "
-    "more than the two seeds differ, which the paper's rows hardly show; never seeing [MASK] has "
-    "no visible cost. Topics vary by chance: four of the twelve runs know only the most frequent "
+    "more than the two seeds differ, though each row is pre-trained only once, and the paper's "
+    "rows hardly show it; never seeing [MASK] has no visible cost. Topics "
+    "vary by chance: four of the twelve runs know only the most frequent "
     "topic (49.2 %). The paper's differences, of one point at most, cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
