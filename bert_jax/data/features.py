@@ -93,13 +93,14 @@ class RowShape:
             passages = (each - 1,) * layout.per_passage
             labels = np.zeros((*weights.shape, *layout.shape, *passages), layout.dtype)
         for row, features in enumerate(row_features):
-            end = 0
+            end = slot = 0
             for index, feature in enumerate(features):
-                first, sequences = end, zip(feature.sequences, feature.second_starts, strict=True)
-                for slot, (sequence, second) in enumerate(sequences, index * each):
+                first = end
+                for sequence, second in zip(feature.sequences, feature.second_starts, strict=True):
                     start, end = end, end + len(sequence)
                     tokens[row, start:end] = sequence
                     bounds[row, slot] = start, start + second, end
+                    slot += 1
                 if feature.label is not None:
                     weights[row, index] = 1
                     slots = slice(first, end) if layout.per_position else index
