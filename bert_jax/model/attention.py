@@ -1,44 +1,88 @@
-"""Scaled dot-product attention within each sequence of a row."""
+"""Scaled dot-product attention within each sequence of a row: in plain JAX, or in a kernel."""
 
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
+from absl import logging
+from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.dropout import dropout
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import AttentionDropout, Dropout, attention_dropout
+from bert_jax.model.kernels import attention_tpu
 
 
 @jax.named_scope("attention")
 def attention(
-    query, key, value, sequence_ids, *, causal=False, dropout_key=None, dropout_settings=None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequence_ids: jax.Array,
+    config: BertConfig,
+    dropout_key: jax.Array | None = None,
+    dropout_settings: Dropout | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
     Args:
-      query, key, value: `[batch, length, heads, head_dim]`, any float dtype.
+      query, key, value: `[batch, length, hidden]`, any float dtype.
       sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
-      causal: whether positions attend only to themselves and earlier ones.
+      config: of the model: the number of heads, whether it is causal, and the implementation.
       dropout_key, dropout_settings: for dropout of the probabilities; None disables it.
 
     Returns:
-      `[batch, length, heads, head_dim]` in the dtype of `value`. The softmax is in float32.
+      `[batch, length, hidden]` in the dtype of `value`. The softmax is in float32.
     """
-    probabilities = attention_probabilities(query, key, sequence_ids, causal)
+    length, dropout = query.shape[1], None
+    if dropout_settings:
+        dropout = attention_dropout(dropout_key, dropout_settings, config.num_heads, length)
+    arguments = query, key, value, sequence_ids, dropout
+    mesh = jax.sharding.get_abstract_mesh()
+    device = mesh.abstract_device or jax.devices()[0]
+    if config.attention == "plain" or (config.attention == "auto" and device.platform != "tpu"):
+        return _plain_attention(config, *arguments)
+    head_dim, shard_size = (
+        config.hidden_size // n for n in (config.num_heads, mesh.shape.get("tensor", 1))
+    )
+    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim, device.device_kind):
+        message = "Attention runs without the TPU kernel, which is slower: %s"
+        logging.log_first_n(logging.WARNING, message, 1, reason)
+        return _plain_attention(config, *arguments)
+    settings = {"head_dim": head_dim, "causal": config.causal}
+    settings["interpret"] = device.platform != "tpu"
+    kernel = functools.partial(attention_tpu.attention, **settings)
+    if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
+        rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
+        dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
+        specs = rows, rows, rows, P("fsdp"), dropout_specs
+        kernel = jax.shard_map(
+            kernel, in_specs=specs, out_specs=rows, axis_names=axes, check_vma=False
+        )
+    return kernel(*arguments)
+
+
+def _plain_attention(config, query, key, value, sequence_ids, dropout):
+    query, key, value = (x.reshape(*x.shape[:2], config.num_heads, -1) for x in (query, key, value))
+    probabilities = attention_probabilities(query, key, sequence_ids, config.causal)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def weighted_sum(probabilities, value):
         """Recomputes dropout in the backward pass, so that the layer loop saves `probabilities`."""
-        if dropout_settings:
-            probabilities = dropout(dropout_key, probabilities, dropout_settings)
+        if dropout:
+            probabilities = dropout.apply(probabilities)
         return jnp.einsum("bhqk,bhkd->bhqd", probabilities, value)
 
-    return jnp.swapaxes(weighted_sum(probabilities, jnp.swapaxes(value, 1, 2)), 1, 2)
+    context = jnp.swapaxes(weighted_sum(probabilities, jnp.swapaxes(value, 1, 2)), 1, 2)
+    return context.reshape(*context.shape[:2], -1)
 
 
 def attention_probabilities(query, key, sequence_ids, causal: bool) -> jax.Array:
-    """Returns attention probabilities, `[batch, heads, from, to]` in the dtype of `key`."""
+    """Returns attention probabilities, `[batch, heads, from, to]` in the dtype of `key`.
+
+    `query` and `key` are `[batch, length, heads, head_dim]`.
+    """
     # With heads before length, both products are plain batched matrix products.
     query, key = (jnp.swapaxes(x, 1, 2) for x in (query, key))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, dropout
+from bert_jax.model.layer_loop import run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
 from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
 
@@ -85,21 +86,11 @@ class EncoderLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout=None) -> jax.Array:
         config = self.config
-        batch, length, hidden = x.shape
-
-        def heads(name):
-            projected = Dense(config, hidden, name=name)(x)
-            return projected.reshape(batch, length, config.num_heads, -1)
-
-        # [batch, length, hidden] -> [batch, length, heads, head_dim] and back.
-        context = attention(
-            *map(heads, ("query", "key", "value")),
-            sequence_ids,
-            causal=config.causal,
-            dropout_key=self.make_rng("dropout") if dropout else None,
-            dropout_settings=dropout,
-        )
-        y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context.reshape(x.shape))
+        hidden = config.hidden_size
+        projections = [Dense(config, hidden, name=name)(x) for name in ("query", "key", "value")]
+        dropout_key = self.make_rng("dropout") if dropout else None
+        context = attention(*projections, sequence_ids, config, dropout_key, dropout)
+        y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context)
         y = apply_dropout(self, y, dropout)
         x = LayerNorm(config, name="attention_layer_norm")(x + y)
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
@@ -118,24 +109,37 @@ class Encoder(nn.Module):
         """Returns `[B, L, H]`; with `all_layers`, `x` and all outputs: `[1 + layers, B, L, H]`."""
         config = self.config
 
-        def apply_layer(layer, carry, *inputs):
-            carry = layer(carry, *inputs)
-            return carry, carry if all_layers else None
+        def init_layers(key):
+            layer, inputs = EncoderLayer(config, parent=None), (x[:1, :1], sequence_ids[:1, :1])
+            keys = jax.random.split(key, config.num_layers)
+            return jax.vmap(lambda key: layer.init(key, *inputs)["params"])(keys)
 
+        if self.is_initializing():
+            self.param("layers", init_layers)
+        params = self.get_variable("params", "layers")
+        layer = functools.partial(_apply_layer, config)
         if config.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if config.remat == "dots" else None
-            # Inside the loop the compiler cannot merge the recomputation with the original.
-            apply_layer = nn.remat(apply_layer, policy=policy, prevent_cse=not config.scan_layers)
-        layers = nn.scan(
-            apply_layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=config.num_layers,
-            unroll=1 if config.scan_layers else config.num_layers,
-        )
-        last, outputs = layers(EncoderLayer(config, name="layers"), x, sequence_ids, dropout)
+            layer = jax.checkpoint(layer, policy=policy, prevent_cse=not config.scan_layers)
+        inputs = sequence_ids, self.make_rng("dropout") if dropout else None, dropout
+        if config.scan_layers and not all_layers:
+            return run_layers(layer, params, x, inputs)
+
+        def apply_layer(x, layer_and_index):
+            x = layer(layer_and_index[0], x, layer_and_index[1], inputs)
+            return x, x if all_layers else None
+
+        indexed = params, jnp.arange(config.num_layers)
+        unroll = 1 if config.scan_layers else config.num_layers
+        last, outputs = jax.lax.scan(apply_layer, x, indexed, unroll=unroll)
         return jnp.concatenate([x[None], outputs]) if all_layers else last
+
+
+def _apply_layer(config: BertConfig, params, x, index, inputs) -> jax.Array:
+    sequence_ids, key, dropout = inputs
+    rngs = {"dropout": jax.random.fold_in(key, index)} if dropout else {}
+    layer = EncoderLayer(config, parent=None)
+    return layer.apply({"params": params}, x, sequence_ids, dropout, rngs=rngs)
 
 
 class Bert(nn.Module):

@@ -41,6 +41,8 @@ class BertConfig:
     """Dtype of activations and products. Parameters, LayerNorm, softmax and loss are float32."""
     scan_layers: bool = True
     """Compile one layer and loop over it, or unroll all layers. The parameters are the same."""
+    attention: str = "auto"
+    """Attention in plain JAX, in the TPU kernel, or ("auto") in the kernel where it runs."""
     remat: str = "none"
     """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
 
@@ -55,7 +57,8 @@ class BertConfig:
             )
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"BertConfig.dropout_rate must be in [0, 1), got {self.dropout_rate}")
-        for name, allowed in (("dtype", ("float32", "bfloat16")), ("remat", REMAT_POLICIES)):
+        choices = {"dtype": ("float32", "bfloat16"), "attention": ("auto", "plain", "tpu")}
+        for name, allowed in (choices | {"remat": REMAT_POLICIES}).items():
             if (value := getattr(self, name)) not in allowed:
                 expected = ", ".join(allowed)
                 raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")

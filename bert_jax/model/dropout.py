@@ -1,8 +1,8 @@
 """Dropout whose mask is a hash of (key, position): not stored, and the same on every mesh.
 
 JAX's generators spend more time on dropout bits than some of BERT's matrix products take. Here each
-element hashes the index of its row in the global batch and its own index in the row, keyed by two
-random words. The hash fuses into the operation that produced `x`, and the backward pass repeats it.
+element hashes two random words of its position with two of its column. The hash fuses into the
+operation that produced `x`, and the backward pass repeats it, as does the kernel of attention.
 """
 
 import math
@@ -10,30 +10,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-
-def hashed_bits(words: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns uint32 pseudo-random bits of the given shape, keyed by `words` (uint32 [2]).
-
-    Two xorshift-multiply rounds over the index in the row, with the constants of Wellons' hash
-    search ("lowbias32"). Each of `rows` (int32 [shape[0]]), hashed with the first word, sets the
-    start index and, with the second, enters between the rounds: under one key, no two rows get the
-    same bits, even shifted. Compare the values with a threshold instead of masking bits: the high
-    bits are the most random. The values repeat in rows of more than 2^32 elements.
-    """
-    index = jnp.zeros(shape, jnp.uint32)
-    for axis in range(1, len(shape)):
-        stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
-        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
-    rows = rows.astype(jnp.uint32).reshape(-1, *[1] * (len(shape) - 1))
-    return _mix(index, *[_mix(rows, word, jnp.uint32(0)) for word in words])
-
-
-def _mix(bits, first, second):
-    bits = bits + first
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
-    bits = bits ^ second
-    return (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+# Seeds the words of columns: fractional digits of the golden ratio, e, pi and sqrt(2).
+COLUMN_SEED = np.array([[0x9E3779B9, 0xB7E15162], [0x243F6A88, 0x6A09E667]], np.uint32)
 
 
 class Dropout(NamedTuple):
@@ -48,16 +29,58 @@ class Dropout(NamedTuple):
     rate: float | jax.Array
 
 
+def random_words(seed: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns int32 `[2, rows, *shape]`: two words for each place, keyed by `seed` (uint32 [2, 2]).
+
+    Two xorshift-multiply rounds over the place in the row, with the constants of Wellons' hash
+    search ("lowbias32"). Each of `rows` (int32), hashed with the seed, sets the start and enters
+    between the rounds: no two rows get the same words.
+    """
+    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    start, between = _mix(rows.astype(jnp.uint32), seed[..., None], jnp.uint32(0)).swapaxes(0, 1)
+    start, between = (x.reshape(2, -1, *[1] * len(shape)) for x in (start, between))
+    bits = _mix(index, start, between)
+    return lax.bitcast_convert_type(bits ^ (bits >> 16), jnp.int32)
+
+
+def column_words(num_columns: int) -> jax.Array:
+    """Returns int32 `[2, columns]`, always the same."""
+    return random_words(jnp.array(COLUMN_SEED), jnp.zeros(1, jnp.int32), (num_columns,))[:, 0]
+
+
+def _mix(bits, first, second):
+    bits = bits + first
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = bits ^ second
+    return (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+
+
+def random_bits(words, column_words) -> tuple[jax.Array, jax.Array]:
+    """Returns two random int32 from two words of a place and two of a column.
+
+    The high 16 bits of both are independent; the first has 32 random bits. Compare them with a
+    threshold. Uses no multiplication of integers, which TPUs emulate.
+    """
+    bits = (words[0] ^ column_words[0]) + (words[1] ^ column_words[1])
+    bits += bits << 7
+    bits ^= lax.shift_right_logical(bits, jnp.int32(15))
+    bits += bits << 10
+    second = bits << 16
+    return bits ^ second, second
+
+
 def dropout(key: jax.Array, x: jax.Array, settings: Dropout) -> jax.Array:
     """Zeroes elements of `x`, `[batch, ...]`, at the rate of `settings`, and scales the others."""
-    words = jax.random.bits(key, (2,), jnp.uint32)
-    return _dropout(words, settings.rows, jnp.asarray(settings.rate, jnp.float32), x)
+    seed = jax.random.bits(key, (2, 2), jnp.uint32)
+    return _dropout(seed, settings.rows, jnp.asarray(settings.rate, jnp.float32), x)
 
 
 @jax.custom_vjp
-def _dropout(words, rows, rate, x):
-    keep = hashed_bits(words, rows, x.shape) >= jnp.round(rate * 2.0**32).astype(jnp.uint32)
-    return jnp.where(keep, x * (1.0 / (1.0 - rate)).astype(x.dtype), 0)
+def _dropout(seed, rows, rate, x):
+    words = random_words(seed, rows, x.shape[1:-1])[..., None]
+    bits, _ = random_bits(words, column_words(x.shape[-1]))
+    threshold = jnp.round((rate - 0.5) * 2.0**32).astype(jnp.int32)
+    return jnp.where(bits < threshold, 0, x * (1.0 / (1.0 - rate)).astype(x.dtype))
 
 
 def _dropout_backward(residuals, dy):
@@ -65,3 +88,39 @@ def _dropout_backward(residuals, dy):
 
 
 _dropout.defvjp(lambda *args: (_dropout(*args), args[:3]), _dropout_backward)
+
+
+class AttentionDropout(NamedTuple):
+    """Dropout of attention probabilities, a function of (row, head, query, key).
+
+    Attributes:
+      query_words: int32 `[batch, pairs of heads, 2, length]`; the bits of a pair have one hash.
+      key_words: int32 `[2, length]`.
+      threshold: int32 scalar; the share of int32 below it is the rate, a multiple of 2^-16.
+      scale: float32 scalar, 1 / (1 - rate).
+    """
+
+    query_words: jax.Array
+    key_words: jax.Array
+    threshold: jax.Array
+    scale: jax.Array
+
+    def apply(self, probabilities: jax.Array) -> jax.Array:
+        """Applies dropout to attention probabilities, `[batch, heads, query, key]`."""
+        num_heads, dtype = probabilities.shape[1], probabilities.dtype
+        words = jnp.repeat(self.query_words, 2, axis=1)[:, :num_heads, :, :, None]
+        even, odd = random_bits((words[:, :, 0], words[:, :, 1]), self.key_words)
+        bits = jnp.where(jnp.arange(num_heads)[:, None, None] % 2, odd, even)
+        return jnp.where(bits < self.threshold, 0, probabilities * self.scale.astype(dtype))
+
+
+def attention_dropout(
+    key: jax.Array, settings: Dropout, num_heads: int, length: int
+) -> AttentionDropout:
+    """Returns dropout of attention probabilities with a key."""
+    seed = jax.random.bits(key, (2, 2), jnp.uint32)
+    words = random_words(seed, settings.rows, (-(-num_heads // 2), length))
+    steps = jnp.minimum(jnp.round(settings.rate * 2.0**16), 2.0**16 - 1)
+    threshold = (steps.astype(jnp.int32) - 2**15) << 16
+    words = jnp.moveaxis(words, 0, 2), column_words(length)
+    return AttentionDropout(*words, threshold, 2.0**16 / (2.0**16 - steps))

@@ -57,6 +57,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.layer_norm_epsilon = 1e-12
     config.model.max_position_embeddings = 512
     config.model.dtype = "bfloat16"
+    config.model.attention = "auto"  # The TPU kernel on TPU; or "plain".
     config.model.scan_layers = True
     config.model.remat = "none"
 
@@ -94,6 +95,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.checkpoint_every = 5_000
     config.keep_checkpoints = 3  # Keeps the last N checkpoints,
     config.keep_every = 0  # and one every N steps; 0 means none.
+    config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
     # Seconds without a step before the stacks of all threads are printed.
     config.stall_seconds = 600
 

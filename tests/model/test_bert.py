@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from bert_jax.interop.huggingface import params_from_huggingface
-from bert_jax.model import attention, bert, layers
+from bert_jax.model import attention as attention_module
+from bert_jax.model import bert, layers
+from bert_jax.model.attention import attention
 from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout, dropout
+from bert_jax.model.dropout import Dropout, attention_dropout
 from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
 from tests.golden import make_model as golden
 from tools.pod_report import num_params
@@ -163,6 +166,23 @@ def test_gelu_and_its_gradient_equal_float64():
     assert_gradients_equal_autodiff(layers.gelu, plain, np.linspace(-6, 6, 101))
 
 
+def test_gelu_of_every_bfloat16_is_within_its_rounding():
+    bits = np.arange(2**16, dtype=np.uint16)
+    x = jax.lax.bitcast_convert_type(jnp.array(bits), jnp.bfloat16)
+    x = x[jnp.isfinite(x.astype(jnp.float32))]
+    value, derivative = jax.vmap(jax.value_and_grad(layers.gelu))(x)
+    exact = np.asarray(x, np.float64)
+    phi = scipy.stats.norm.pdf(exact)
+    for actual, expected, slope in (
+        (value, exact * scipy.stats.norm.cdf(exact), np.minimum(np.abs(exact), 4)),
+        (derivative, scipy.stats.norm.cdf(exact) + exact * phi, 4),
+    ):
+        assert np.isfinite(actual).all()
+        rounding = np.abs(expected) * 2**-8
+        error = np.abs(np.asarray(actual, np.float64) - expected)
+        assert np.max(error - rounding - 2**-15 * slope) < 1e-37  # Subnormals are flushed.
+
+
 @pytest.mark.parametrize("offset", [0, 30])
 def test_layer_norm_and_its_gradients_equal_float64(offset):
     def plain(x, scale, bias):
@@ -182,19 +202,21 @@ def test_attention_and_its_gradients_equal_float64(dropout_rate):
     sequence_ids, rows = jnp.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7]), jnp.arange(2)
     key = jax.random.key(3)
     dropout_settings = Dropout(rows, dropout_rate)
-    kept = dropout(key, jnp.ones((2, 3, 7, 7)), dropout_settings)
+    config = BertConfig(hidden_size=12, num_heads=3)
+    words = attention_dropout(key, dropout_settings, 3, 7)
+    kept = words.apply(jnp.ones((2, 3, 7, 7)))
 
-    def plain(query, keys, value):
+    def plain(*arrays):
+        query, keys, value = (x.reshape(2, 7, 3, 4) for x in arrays)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / 2.0  # sqrt(head_dim)
         same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
         weights = jax.nn.softmax(jnp.where(same, scores, -jnp.inf))
-        return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value).reshape(2, 7, 12)
 
-    def function(query, keys, value):
-        options = {"dropout_key": key, "dropout_settings": dropout_settings}
-        return attention.attention(query, keys, value, sequence_ids, **options)
+    def function(*arrays):
+        return attention(*arrays, sequence_ids, config, key, dropout_settings)
 
-    inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 3, 4)).astype(np.float32)
+    inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 12)).astype(np.float32)
     assert_gradients_equal_autodiff(function, plain, *inputs)
 
 
@@ -226,12 +248,18 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
     config = dataclasses.replace(config, scan_layers=scan_layers)
     used = []
 
-    def recorded(key, x, settings):
-        jax.debug.callback(lambda words: used.append(words.tobytes()), jax.random.key_data(key))
-        return dropout(key, x, settings)
+    def record(module, name):
+        function = getattr(module, name)
 
-    monkeypatch.setattr(bert, "dropout", recorded)
-    monkeypatch.setattr(attention, "dropout", recorded)
+        def recorded(key, *args):
+            words = jax.random.key_data(key)
+            jax.debug.callback(lambda words: used.append(words.tobytes()), words)
+            return function(key, *args)
+
+        monkeypatch.setattr(module, name, recorded)
+
+    record(bert, "dropout")
+    record(attention_module, "attention_dropout")
     metric_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.

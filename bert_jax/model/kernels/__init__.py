@@ -1,0 +1,1 @@
+"""Kernels for accelerators, each tested against the plain JAX beside it."""

@@ -1,0 +1,248 @@
+"""Attention in one TPU kernel: nothing of size length x length reaches memory.
+
+A program takes one block of 128 lanes (two heads of 64, where the projections left them) of one
+row, or of several short rows. All scores of a head fit on the chip, so there is no tiling over
+keys. They are transposed, `[key, query]`: sums over keys add whole registers, and what belongs to a
+query (maximum, sum, dropout words) is a row of lanes. The backward pass recomputes the
+probabilities from the saved logarithms of their sums, and dropout from the same words.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bert_jax.model.dropout import AttentionDropout, random_bits
+
+LANES = 128
+MAX_LENGTH = 512
+
+
+def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
+    """Returns why the kernel cannot compute this attention on a device; "" if it can."""
+    if length > MAX_LENGTH:
+        return f"rows of {length} tokens are longer than {MAX_LENGTH}"
+    if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
+        return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
+    if device_kind in ("TPU v2", "TPU v3"):
+        return f"kernels on {device_kind} cannot multiply bfloat16 matrices"
+    return ""
+
+
+class _Settings(NamedTuple):
+    head_dim: int
+    causal: bool
+    interpret: bool
+
+
+class _Inputs(NamedTuple):
+    query_ids: jax.Array  # [batch, 1, length]
+    key_ids: jax.Array  # [batch, length, 1]
+    scale: jax.Array  # [1, 1]: of dropout, or 1.
+    query: jax.Array  # [batch, length, hidden], as key and value.
+    key: jax.Array
+    value: jax.Array
+    query_words: jax.Array | None = None  # [batch, pairs of heads, 2, length]
+    key_words: jax.Array | None = None  # [2, length, LANES]
+    threshold: jax.Array | None = None  # [1, 1]
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: AttentionDropout | None = None,
+    *,
+    head_dim: int,
+    causal: bool = False,
+    interpret: bool = False,
+) -> jax.Array:
+    """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
+
+    `query`, `key` and `value` are `[batch, length, hidden]`, float32 or bfloat16, as is the result.
+    `interpret` runs the kernel on any device, for tests.
+    """
+    length = query.shape[1]
+    end = (0, -length % LANES)
+    ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
+    constants, words = (ids[:, None], ids[..., None], jnp.ones((1, 1))), ()
+    if dropout:
+        constants = *constants[:2], dropout.scale.reshape(1, 1)
+        key_words = jnp.pad(dropout.key_words, ((0, 0), end))[..., None]
+        words = (
+            jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end)),
+            jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES)),
+            dropout.threshold.reshape(1, 1),
+        )
+    padded = (jnp.pad(x, ((0, 0), end, (0, 0))) for x in (query, key, value))
+    settings = _Settings(head_dim, causal, interpret)
+    return _attention(settings, constants, words, *padded)[:, :length]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(settings, constants, words, *arrays):
+    return _attention_forward(settings, constants, words, *arrays)[0]
+
+
+def _attention_forward(settings, constants, words, *arrays):
+    out, log_sum = _call(_forward_kernel, settings, _Inputs(*constants, *arrays, *words), (), "xl")
+    return out, (constants, words, arrays, out, log_sum)
+
+
+def _attention_backward(settings, residuals, dout):
+    constants, words, arrays, out, log_sum = residuals
+    inputs, rest = _Inputs(*constants, *arrays, *words), (("x", out), ("l", log_sum), ("x", dout))
+    gradients = _call(_backward_kernel, settings, inputs, rest, "xxx")
+    return None, None, *gradients
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> list[jax.Array]:
+    """Runs `kernel` for each block of lanes of each row.
+
+    `rest` are further inputs, of "x" (like the query) or "l" (`[batch, blocks, heads, length]`), as
+    are the letters of `outputs`.
+    """
+    batch, length, hidden = inputs.query.shape
+    rows = math.gcd(batch, max(MAX_LENGTH // length, 1))  # So that a program has enough to do.
+    heads = LANES // settings.head_dim
+
+    def spec(*block, at):
+        return pl.BlockSpec((rows, *block), lambda row, lanes: (row, *at(lanes)))
+
+    specs = {
+        "x": spec(length, LANES, at=lambda lanes: (0, lanes)),
+        "l": spec(1, heads, length, at=lambda lanes: (lanes, 0, 0)),
+    }
+    shapes = {
+        "x": jax.ShapeDtypeStruct(inputs.query.shape, inputs.query.dtype),
+        "l": jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
+    }
+    scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
+    blocks_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
+    input_specs = (
+        spec(1, length, at=lambda _: (0, 0)),
+        spec(length, 1, at=lambda _: (0, 0)),
+        *(scalar, *[specs["x"]] * 3),
+        spec(pairs, 2, length, at=lambda lanes: (lanes // blocks_per_pair, 0, 0)),
+        pl.BlockSpec((2, length, LANES), lambda *_: (0, 0, 0)),
+        scalar,
+    )
+    given = [x for x in inputs if x is not None]
+    return pl.pallas_call(
+        lambda *refs: kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :]),
+        grid=(batch // rows, hidden // LANES),
+        in_specs=[*input_specs[: len(given)], *(specs[kind] for kind, _ in rest)],
+        out_specs=[specs[kind] for kind in outputs],
+        out_shape=[shapes[kind] for kind in outputs],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=settings.interpret,
+        name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tools/hlo_cost.py.
+    )(*given, *(x for _, x in rest))
+
+
+def _forward_kernel(settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref):
+    rows, length, _ = inputs.query.shape
+    for row in range(rows):
+        value = _transpose(inputs.value[row])
+        for start in range(0, length, LANES):
+            queries, outputs = pl.ds(start, LANES), []
+            for lanes, _, scores, is_dropped in _heads(settings, inputs, row, start):
+                maximum = jnp.max(scores, axis=0, keepdims=True)
+                weights = jnp.exp2(scores - maximum)
+                total = jnp.sum(weights, axis=0, keepdims=True)
+                log_sum_ref[row, 0, pl.ds(len(outputs), 1), queries] = maximum + jnp.log2(total)
+                weights = _drop(weights, is_dropped).astype(value.dtype)
+                outputs.append(_dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
+            out_ref[row, queries, :] = jnp.concatenate(outputs).T.astype(out_ref.dtype)
+
+
+def _backward_kernel(
+    settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, dquery, dkey, dvalue
+):
+    rows, length, _ = inputs.query.shape
+    scale, dtype = inputs.scale[0, 0], dquery.dtype
+    for row in range(rows):
+        key, value = _transpose(inputs.key[row]), inputs.value[row]
+        dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
+        for start in range(0, length, LANES):
+            queries, dqueries = pl.ds(start, LANES), []
+            dout = dout_ref[row, queries, :].astype(jnp.float32)
+            dout_transposed = dout.T
+            # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
+            weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
+            dout_transposed = dout_transposed.astype(dtype)
+            for lanes, query, scores, is_dropped in _heads(settings, inputs, row, start):
+                head = len(dqueries)
+                log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
+                probabilities = jnp.exp2(scores - log_sum)
+                dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
+                mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
+                dscores = probabilities * (_drop(dweights, is_dropped) - mean)
+                dscores = dscores.astype(dtype)
+                weights = _drop(probabilities, is_dropped).astype(dtype)
+                dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
+                dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
+                dqueries.append(_dot(key[lanes], dscores, 1, 0))
+            gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
+            dquery[row, queries, :] = gradient.astype(dtype)
+        # The query had a factor of log2(e).
+        dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
+        dvalue[row] = (jnp.concatenate(dvalues).T * scale).astype(dtype)
+
+
+def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
+    """Yields the lanes of each head, its scaled queries from `start`, scores, and what is dropped.
+
+    Of the queries, only the lanes of the head are not 0. Scores `[key, query]` are logarithms to
+    the base 2.
+    """
+    head_dim, queries = settings.head_dim, pl.ds(start, LANES)
+    query = inputs.query[row, queries, :].astype(jnp.float32)
+    query *= math.log2(math.e) / math.sqrt(head_dim)
+    key = inputs.key[row]
+    is_visible = inputs.key_ids[row] == inputs.query_ids[row, :, queries]
+    if settings.causal:
+        key_position, query_position = (
+            lax.broadcasted_iota(jnp.int32, is_visible.shape, axis) for axis in (0, 1)
+        )
+        is_visible &= key_position <= query_position + start
+    bias = jnp.where(is_visible, 0.0, -1e30)
+    for head in range(LANES // head_dim):
+        lanes, is_dropped = slice(head * head_dim, (head + 1) * head_dim), None
+        if inputs.threshold is not None:
+            if head % 2 == 0:
+                words = (inputs.query_words[row, head // 2, pl.ds(n, 1), queries] for n in (0, 1))
+                bits = random_bits(tuple(words), inputs.key_words)
+                if head_dim == LANES:
+                    bits = (jnp.where(pl.program_id(1) % 2 == 0, *bits),)
+            is_dropped = bits[head % 2] < inputs.threshold[0, 0]
+        head_query = _only(lanes, query).astype(key.dtype)
+        yield lanes, head_query, _dot(key, head_query, 1, 1) + bias, is_dropped
+
+
+def _drop(x, is_dropped):
+    return x if is_dropped is None else jnp.where(is_dropped, 0.0, x)
+
+
+def _only(lanes: slice, x):
+    """Sets all other lanes to 0, which costs less than moving the lanes of a head."""
+    lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, 0.0)
+
+
+def _transpose(x):
+    return x.astype(jnp.float32).T.astype(x.dtype)
+
+
+def _dot(left, right, left_axis: int, right_axis: int):
+    axes = ((left_axis,), (right_axis,)), ((), ())
+    return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)

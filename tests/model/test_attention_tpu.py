@@ -1,0 +1,190 @@
+"""The TPU kernel, run in interpret mode, equals plain JAX, with the same dropout mask."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import logging
+
+from bert_jax.model.attention import attention
+from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
+
+BATCH = 3
+
+
+def make_config(kind: str, head_dim: int = 64, **fields) -> BertConfig:
+    num_heads = 256 // head_dim
+    return BertConfig(hidden_size=256, num_heads=num_heads, attention=kind, **fields)
+
+
+def make_inputs(length: int, seed: int = 0, dtype="float32"):
+    """Returns query, key, value and the gradient of the output, then packed sequence ids."""
+    rng = np.random.default_rng(seed)
+    arrays = [jnp.asarray(rng.normal(size=(BATCH, length, 256)), dtype) for _ in range(4)]
+    ids = np.ones((BATCH, length), np.int32)
+    ids[1, length // 3 :] = 2
+    ids[1, length // 2 :] = 0  # Padding.
+    ids[2] = 0
+    return *arrays, jnp.array(ids)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "rate"))
+def outputs_and_gradients(config, query, key, value, dout, ids, rate=0.0):
+    settings = Dropout(jnp.array([5, 0, 1000]), rate) if rate else None
+
+    def run(*arrays):
+        return attention(*arrays, ids, config, jax.random.key(3), settings)
+
+    out, vjp = jax.vjp(run, query, key, value)
+    return out, *vjp(dout)
+
+
+@pytest.mark.parametrize(
+    ("length", "head_dim", "rate", "causal"),
+    [
+        (8, 64, 0.1, False),
+        (100, 64, 0.0, False),
+        (130, 128, 0.1, False),
+        (200, 64, 0.5, True),
+        pytest.param(128, 32, 0.3, False, marks=pytest.mark.slow),
+        pytest.param(384, 64, 0.1, False, marks=pytest.mark.slow),
+        pytest.param(512, 64, 0.1, False, marks=pytest.mark.slow),
+        pytest.param(512, 128, 0.1, True, marks=pytest.mark.slow),
+    ],
+)
+def test_kernel_equals_plain_attention(length, head_dim, rate, causal):
+    inputs = make_inputs(length)
+    expected, actual = (
+        outputs_and_gradients(make_config(kind, head_dim, causal=causal), *inputs, rate)
+        for kind in ("plain", "tpu")
+    )
+    for plain, kernel in zip(expected, actual, strict=True):
+        assert np.isfinite(kernel).all()
+        np.testing.assert_allclose(kernel, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
+    exact = make_inputs(128)
+    rounded = [x.astype(jnp.bfloat16) for x in exact[:4]]
+    inputs = *(x.astype(jnp.float32) for x in rounded), exact[4]
+    expected = outputs_and_gradients(make_config("plain"), *inputs, 0.1)
+    errors = {}
+    for kind in ("plain", "tpu"):
+        actual = outputs_and_gradients(make_config(kind, dtype="bfloat16"), *rounded, exact[4], 0.1)
+        errors[kind] = [
+            float(jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32) - y))))
+            for x, y in zip(actual, expected, strict=True)
+        ]
+    for plain, kernel in zip(errors["plain"], errors["tpu"], strict=True):
+        assert kernel < 2 * plain
+
+
+def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
+    query, key, value, _, ids = make_inputs(16)
+    rates, keys = jnp.array([0.1, 0.4]), jax.random.split(jax.random.key(0), 2)
+
+    def run(kind):
+        def trial(key_of_trial, rate, query):
+            settings = Dropout(jnp.arange(BATCH), rate)
+            return attention(query, key, value, ids, make_config(kind), key_of_trial, settings)
+
+        return jax.vmap(trial)(keys, rates, jnp.stack([query, 2 * query]))
+
+    np.testing.assert_allclose(run("tpu"), run("plain"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_model_has_the_same_loss_and_gradients_with_the_kernel():
+    rng = np.random.default_rng(0)
+    tokens = jnp.array(rng.integers(5, 50, (2, 24)))
+    ids = jnp.array(np.repeat([[1, 2, 0], [1, 1, 1]], 8, axis=1))
+    inputs = tokens, tokens % 2, jnp.arange(24) % 8 + jnp.zeros((2, 1), int), ids
+    inputs += jnp.array([[1, 2], [3, 4]]), jnp.array([[0, 8], [0, 0]])
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def value_and_gradients(params, kind):
+        return jax.value_and_grad(loss)(params, kind)
+
+    def loss(params, kind):
+        model = BertForPreTraining(BertConfig.named("tiny", vocab_size=50, attention=kind))
+        settings = Dropout(jnp.arange(2), 0.1)
+        rngs = {"dropout": jax.random.key(1)}
+        mlm, nsp = model.apply({"params": params}, *inputs, dropout=settings, rngs=rngs)
+        return jnp.mean(jax.nn.logsumexp(mlm[..., :50], -1)) + jnp.mean(jnp.square(nsp))
+
+    model = BertForPreTraining(BertConfig.named("tiny", vocab_size=50))
+    params = model.init(jax.random.key(0), *inputs)["params"]
+    (plain, dplain), (kernel, dkernel) = (
+        value_and_gradients(params, kind) for kind in ("plain", "tpu")
+    )
+    np.testing.assert_allclose(kernel, plain, rtol=1e-6)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), dkernel, dplain
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "reason"),
+    [
+        (520, {}, "rows of 520 tokens are longer than 512"),
+        (16, {"hidden_size": 192, "num_heads": 3}, "heads of 64 in 192 lanes"),
+        (16, {"hidden_size": 96, "num_heads": 1}, "heads of 96 in 96 lanes"),
+    ],
+)
+def test_what_the_kernel_does_not_support_falls_back_and_says_so_once(
+    monkeypatch, length, fields, reason
+):
+    warnings = []
+    monkeypatch.setattr(logging, "_log_counter_per_token", {})
+    monkeypatch.setattr(
+        logging, "log", lambda level, message, *args: warnings.append(message % args)
+    )
+    config = BertConfig(**({"hidden_size": 128, "num_heads": 2} | fields), attention="tpu")
+    x = jnp.ones((1, length, config.hidden_size))
+    for _ in range(2):
+        out = attention(x, x, x, jnp.ones((1, length), jnp.int32), config)
+    np.testing.assert_allclose(out, x, rtol=1e-5)
+    assert len(warnings) == 1 and reason in warnings[0]
+
+
+@pytest.fixture(scope="module")
+def dropped() -> np.ndarray:
+    """10.5 million draws, [rows, heads, query, key]: True where a probability is dropped."""
+    settings = Dropout(jnp.arange(10), 0.1)
+    words = attention_dropout(jax.random.key(0), settings, 4, 512)
+    query = words.query_words[:, :, :, :, None]
+    bits = random_bits((query[:, :, 0], query[:, :, 1]), words.key_words)
+    return np.stack([np.asarray(half < words.threshold) for half in bits], 2).reshape(
+        10, 4, 512, 512
+    )
+
+
+def test_attention_keeps_the_rate_over_ten_million_draws(dropped):
+    sigma = np.sqrt(0.1 * 0.9 / dropped.size)
+    assert abs(dropped.mean() - 0.1) < 4 * sigma + 2**-17  # The rate is a multiple of 2^-16.
+    for axis in range(4):
+        shares = dropped.mean(axis=tuple({0, 1, 2, 3} - {axis}))
+        deviations = (shares - 0.1) / (sigma * np.sqrt(dropped.shape[axis]))
+        assert np.max(np.abs(deviations)) < 5
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3], ids=["rows", "heads", "queries", "keys"])
+def test_no_two_masks_of_attention_are_correlated(dropped, axis):
+    draws = np.moveaxis(dropped, axis, 0).reshape(dropped.shape[axis], -1)[:256]
+    correlations = np.corrcoef(draws, dtype=np.float32)[np.triu_indices(len(draws), 1)]
+    scores = correlations * np.sqrt(draws.shape[1])
+    assert np.max(np.abs(scores)) < 5.5
+    assert np.mean(scores**2) < 1 + 5 * np.sqrt(2 / len(scores))
+
+
+def test_four_draws_at_the_corners_of_a_rectangle_are_independent(dropped):
+    draws = (dropped - 0.1) / 0.3
+    for query in (1, 2, 64):
+        for key in (1, 7, 256):
+            corners = draws[:, :, query:, key:] * draws[:, :, :-query, :-key]
+            corners *= draws[:, :, query:, :-key] * draws[:, :, :-query, key:]
+            assert abs(corners.mean() * np.sqrt(corners.size)) < 5
