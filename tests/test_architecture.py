@@ -13,7 +13,7 @@ LEVELS = (
     ("data",),
     ("model",),
     ("training",),
-    ("tasks", "interop", "tpu"),
+    ("tasks", "interop"),
     ("pretrain", "finetune", "inference"),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}

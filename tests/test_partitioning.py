@@ -20,8 +20,8 @@ from bert_jax.data.batches import local_row_ranges
 from bert_jax.data.masking import Masking
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.tpu import compile as tpu
-from bert_jax.tpu import hlo_cost
+from bert_jax.tools import hlo_cost
+from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training import pretrain_step
 from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 

@@ -21,7 +21,7 @@ from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.tasks import setup
 from bert_jax.tools import sweep
-from bert_jax.tpu import compile as tpu
+from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training.setup import check_numbers, setup_pretraining
 
 

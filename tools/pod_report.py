@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.tpu import compile as tpu
-from bert_jax.tpu.hlo_cost import step_cost
+from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tools.hlo_cost import step_cost
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, PretrainSetup, setup_pretraining
 
@@ -46,7 +46,7 @@ def report(
     for phase in phases:
         started = time.monotonic()
         path = hlo_path if phase is phases[0] else None
-        phase_figures = _phase_figures(setup, phase, chip, num_costliest, path)
+        phase_figures = _phase_figures(setup, phase, topology, num_costliest, path)
         figures.append(phase_figures | {"compile_seconds": time.monotonic() - started})
     # Without a figure, a step that does not fit counts as the largest.
     largest = max(
@@ -72,7 +72,9 @@ def report(
     return result
 
 
-def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_path) -> dict:
+def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, hlo_path) -> dict:
+    chip_name, *_ = tpu.parse_topology(topology)
+    chip = tpu.CHIPS[chip_name]
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
     row_flops = metrics.flops_per_row(
@@ -99,7 +101,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, chip, num_costliest, hlo_
         }
     if hlo_path:
         pathlib.Path(hlo_path).write_text(hlo)
-    cost, devices = step_cost(hlo), setup.mesh.devices
+    cost, devices = step_cost(hlo, chip_name), setup.mesh.devices
     num_chips = devices.size // chip.devices_per_chip
     collectives = cost.collectives.values()
     link_bytes = sum(totals["link_bytes"] for totals in collectives)

@@ -18,8 +18,8 @@ from bert_jax.data.features import RowShape
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers
-from bert_jax.tpu import compile as tpu
-from bert_jax.tpu.hlo_cost import step_cost
+from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tools.hlo_cost import step_cost
 
 HEADS = {
     "text_classification": heads.CLASSIFICATION,
@@ -51,7 +51,8 @@ def report(config: ConfigDict, topology: str) -> dict:
         except tpu.DoesNotFit as error:
             stacks.append(figures | {"fits": False, "hbm_bytes_per_device": error.num_bytes})
             continue
-        cost, used_bytes = step_cost(hlo), sum(hbm.values())
+        cost = step_cost(hlo, tpu.parse_topology(topology)[0])
+        used_bytes = sum(hbm.values())
         figures |= {
             "fits": used_bytes <= chip.usable_hbm_bytes,
             "hbm_bytes_per_device": used_bytes,

@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from bert_jax.model.config import REMAT_POLICIES
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.tools import pod_report, stack_report
-from bert_jax.tpu import compile as tpu
+from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training import setup
 
 CONFIG = define_config("Configuration of a pre-training, a fine-tuning or a sweep.")

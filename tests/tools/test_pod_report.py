@@ -6,8 +6,8 @@ import types
 import jax
 import pytest
 
-from bert_jax.tpu import compile as tpu
-from bert_jax.tpu.hlo_cost import Cost
+from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tools.hlo_cost import Cost
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, setup_pretraining
 from configs.pretrain import bert_tiny
@@ -153,7 +153,7 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
         return {"activations": outcome}, ""
 
     cost = Cost(collections.Counter({("other", "update"): 1}), 1.0, {}, {}, [], {}, [])
-    monkeypatch.setattr(pod_report, "step_cost", lambda hlo: cost)
+    monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
     monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
     monkeypatch.setattr(tpu, "compile_step", fake_compile_step)

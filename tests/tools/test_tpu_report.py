@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from bert_jax.tpu import compile as tpu
-from bert_jax.tpu import hlo_cost
+from bert_jax.tools import hlo_cost
+from bert_jax.tools import tpu_compile as tpu
 from tests.helpers import ROOT
 
 TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"

@@ -16,7 +16,7 @@ from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
+from bert_jax.tools.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 

@@ -10,7 +10,7 @@ import pytest
 from bert_jax import partitioning
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
-from bert_jax.tpu import compile as tpu
+from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase
 from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large

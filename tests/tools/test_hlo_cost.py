@@ -1,10 +1,12 @@
 """Cycles, FLOPs and collectives of HLO text, handwritten and compiled for the CPU."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.tpu import hlo_cost
+from bert_jax.tools import hlo_cost
 
 # A loop of three trips with a matrix product, an all-reduce and a sort; then an update.
 MODULE = """
@@ -220,3 +222,39 @@ def test_flops_of_a_loop_compiled_for_the_cpu():
     cost = hlo_cost.step_cost(repeated.lower(*shapes).compile().as_text())
     assert cost.flops == 5 * 2 * 64 * 256 * 256
     assert cost.cycles == {} and cost.loops_counted_once == []
+
+
+KERNEL = """
+HloModule step, is_scheduled=true
+
+ENTRY %main (q: bf16[8,128,256]) -> bf16[8,128,256] {
+  %ids = s32[8,1,128] parameter(0)
+  %columns = s32[8,128,1] parameter(1)
+  %scale = f32[1,1] parameter(2)
+  %q = bf16[8,128,256]{2,1,0} parameter(3)
+  ROOT %forward_kernel.1 = (bf16[8,128,256]{2,1,0}, f32[8,2,2,128]{3,2,1,0}) custom-call(%ids, \
+%columns, %scale, %q, %q, %q), custom_call_target="tpu_custom_call", \
+metadata={op_name="jit(step)/bert/encoder/attention/forward_kernel_64/pallas_call"}
+}
+"""
+
+
+def test_kernel_of_attention_costs_what_its_table_says(tmp_path, monkeypatch):
+    table = tmp_path / "kernels.json"
+    table.write_text('{"v4": {"128 64 bfloat16": {"forward": 1000}}, "v5e": {}}')
+    monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
+    cost = hlo_cost.step_cost(KERNEL, "v4")
+    # Two programs of four rows for each of two blocks of 128 lanes, on two cores.
+    assert cost.cycles == {("attention kernel", "forward"): 2000}
+    assert cost.flops == 2 * 2 * 8 * 128 * 128 * 256
+    assert not cost.without_estimate
+    with pytest.raises(ValueError, match="no entry '128 64 bfloat16' for v5e: add it to"):
+        hlo_cost.step_cost(KERNEL, "v5e")
+
+
+def test_every_chip_with_kernels_has_the_entries_of_the_paper():
+    table = json.loads(hlo_cost.KERNEL_TABLE.read_text())
+    assert table.keys() == {"v4", "v5e", "v5p", "v6e"}
+    for entries in table.values():
+        assert {"128 64 bfloat16 dropout", "512 64 bfloat16 dropout"} <= entries.keys()
+        assert all(set(entry) == {"forward", "backward"} for entry in entries.values())

@@ -2,17 +2,24 @@
 
 The TPU compiler annotates nearly every scheduled instruction with `estimated_cycles`: its cost
 model's estimate of arithmetic and memory traffic, whichever takes longer. Loops (whose bodies are
-annotated), collectives and custom kernels have no estimate.
+annotated) and collectives have no estimate. The cycles of our kernels are in a table beside them,
+which tools/kernel_cycles.py makes.
 """
 
 import collections
+import json
 import math
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.model.kernels import attention_tpu
+
+KERNEL_TABLE = pathlib.Path(attention_tpu.__file__).with_suffix(".json")
+CORES_PER_DEVICE = {"v4": 2, "v5p": 2}
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
 MODEL_PARTS = (
@@ -97,14 +104,18 @@ class Cost(NamedTuple):
     loops_counted_once: list[str]  # Those with an unknown trip count.
 
 
-def step_cost(text: str) -> Cost:
-    """Returns the cost of an HLO module (`compiled.as_text()`). Raises ValueError otherwise."""
+def step_cost(text: str, chip: str = "v4") -> Cost:
+    """Returns the cost of an HLO module (`compiled.as_text()`) on a chip.
+
+    Raises ValueError for other text, or a kernel that is not in the table.
+    """
     computations, entry = parse_hlo(text)
     cycles, without_estimate = collections.Counter(), collections.Counter()
     collectives, costliest, unknown_loops, total_flops = {}, [], [], 0.0
     communicating = set()  # Fusions with collectives.
     for runs, instruction, fusion in executed_instructions(computations, entry):
-        total_flops += runs * flops(instruction)
+        kernel = kernel_cost(instruction, chip)
+        total_flops += runs * (kernel[1] if kernel else flops(instruction))
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             unknown_loops.append(instruction.name)
         if figures := collective_traffic(instruction, fusion):
@@ -120,8 +131,10 @@ def step_cost(text: str) -> Cost:
             continue  # The estimate of the fusion includes its instructions.
         is_free = instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES)
         is_free |= instruction in communicating
-        if estimate := instruction.attribute(r'"estimated_cycles":"?(\d+)'):
-            cycles[part_of(instruction.op_name)] += runs * int(estimate)
+        estimate = instruction.attribute(r'"estimated_cycles":"?(\d+)')
+        if estimate := kernel[0] if kernel else estimate:
+            part, direction = part_of(instruction.op_name)
+            cycles["attention kernel" if kernel else part, direction] += runs * int(estimate)
             costliest.append((runs * int(estimate), runs, instruction))
         elif not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape)):
             without_estimate[instruction.kind] += runs
@@ -229,6 +242,36 @@ def flops(instruction: Instruction) -> float:
         index, between = np.divmod(position, field.get("lhs_dilate", 1))
         total *= int(np.sum((between == 0) & (index >= 0) & (index < left[axis])))
     return total
+
+
+def kernel_cost(instruction: Instruction, chip: str) -> tuple[int, float] | None:
+    """Returns (cycles, FLOPs) of a kernel of attention; None for any other instruction.
+
+    The FLOPs are those of two products of size length x length forward and four backward, without
+    the scores that the backward pass computes again. Raises ValueError if the table has no entry.
+    """
+    name = re.search(r"/(forward|backward)_kernel_(\d+)/", instruction.op_name)
+    if instruction.kind != "tpu_custom_call" or not name:
+        return None
+    operands = _arrays(instruction.operands)
+    bits, (*batch, length, hidden) = operands[3]
+    direction, head_dim = name.groups()
+    has_dropout = len(operands) > (6 if direction == "forward" else 9)
+    dtype = {16: "bfloat16", 32: "float32"}[bits]
+    entry = f"{length} {head_dim} {dtype}{' dropout' * has_dropout}"
+    try:
+        bundles = json.loads(KERNEL_TABLE.read_text())[chip][entry][direction]
+    except KeyError as error:
+        raise ValueError(
+            f"{KERNEL_TABLE.name} has no entry {entry!r} for {chip}: add it to "
+            "tools/kernel_cycles.py and run that"
+        ) from error
+    rows_per_program = attention_tpu.MAX_LENGTH // length
+    programs = math.prod(batch) / rows_per_program * hidden / attention_tpu.LANES
+    products = 2 if direction == "forward" else 4
+    product_flops = 2.0 * math.prod(batch) * length**2 * hidden
+    cores = CORES_PER_DEVICE.get(chip, 1)
+    return math.ceil(programs * bundles / cores), products * product_flops
 
 
 def collective_traffic(instruction: Instruction, fusion: Instruction | None) -> tuple | None:

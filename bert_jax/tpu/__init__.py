@@ -1,1 +1,0 @@
-"""Compiles a training step ahead of time for a TPU topology and reads its cost."""

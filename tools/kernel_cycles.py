@@ -1,0 +1,115 @@
+"""Counts the cycles of the TPU kernels of attention, for tools/tpu_report.py.
+
+The compiler gives kernels no `estimated_cycles`, but it can write their schedule. This compiles
+them alone, for each chip and shape, and counts the instruction bundles of one program of the grid,
+one a cycle. It is an estimate like the others: no waiting for memory, no start of a program.
+
+python tools/kernel_cycles.py     # writes bert_jax/model/kernels/attention_tpu.json, in 15 minutes
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from bert_jax.tools import hlo_cost
+
+CHIPS = ("v4", "v5e", "v5p", "v6e")
+LENGTHS = (128, 384, 512)
+HEAD_DIM = 64
+DTYPES = ("bfloat16", "float32")
+
+
+def compile_kernels(chip: str, *shape) -> None:
+    """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from bert_jax import partitioning
+    from bert_jax.model.dropout import AttentionDropout
+    from bert_jax.model.kernels import attention_tpu
+    from bert_jax.tools import tpu_compile
+
+    length, dtype, has_dropout = shape
+    chip_shape = "x".join("2" * tpu_compile.CHIPS[chip].dimensions)
+    chip_shape = chip_shape if chip_shape == "2x2" else "2x2x1"
+    _, devices = tpu_compile.describe_topology(f"{chip}:{chip_shape}")
+    mesh = partitioning.make_mesh(devices=devices[:1])
+    sharding = NamedSharding(mesh, P())
+
+    def abstract(*sizes, dtype="int32"):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+    batch = 2 * attention_tpu.MAX_LENGTH // length
+    x, ids = abstract(batch, length, 256, dtype=dtype), abstract(batch, length)
+    num_pairs = 256 // HEAD_DIM // 2
+    words = (
+        abstract(batch, num_pairs, 2, length),
+        abstract(2, length),
+        abstract(),
+        abstract(dtype="float32"),
+    )
+    dropout = AttentionDropout(*words) if has_dropout else None
+
+    def loss(query, key, value, ids, dropout):
+        out = attention_tpu.attention(query, key, value, ids, dropout, head_dim=HEAD_DIM)
+        return jnp.sum(out.astype(jnp.float32))
+
+    gradients = jax.shard_map(
+        jax.grad(loss, (0, 1, 2)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    jax.jit(gradients).lower(x, x, x, ids, dropout).compile()
+
+
+def count_bundles(schedule: str) -> int:
+    """Returns the bundles of one program of a kernel: of the loop over the grid in a schedule."""
+    return sum(
+        bool(re.match(r" *0x[0-9a-f]+ +(\w\w)?: +> +\{", line)) for line in schedule.splitlines()
+    )
+
+
+def measure(chip: str, *shape) -> dict[str, int]:
+    """Returns the bundles of the forward and of the backward kernel."""
+    with tempfile.TemporaryDirectory() as directory:
+        environment = os.environ | {
+            "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={directory} --xla_jf_dump_llo_text=true",
+            **{
+                "JAX_PLATFORMS": "cpu",
+                "TPU_SKIP_MDS_QUERY": "1",
+                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            },
+            "TPU_ACCELERATOR_TYPE": "v4-8",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+        }
+        subprocess.run(
+            [sys.executable, __file__, chip, json.dumps(shape)], env=environment, check=True
+        )
+        return {
+            kernel: count_bundles(path.read_text())
+            for kernel in ("forward", "backward")
+            for path in pathlib.Path(directory).glob(f"*{kernel}_kernel*[0-9]-final_bundles.txt")
+        }
+
+
+def main() -> None:
+    table = {}
+    for chip, *shape in itertools.product(CHIPS, LENGTHS, DTYPES, (False, True)):
+        bundles = measure(chip, *shape)
+        print(chip, *shape, bundles, flush=True)
+        length, dtype, has_dropout = shape
+        entry = f"{length} {HEAD_DIM} {dtype}{' dropout' * has_dropout}"
+        table.setdefault(chip, {})[entry] = bundles
+    hlo_cost.KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        compile_kernels(sys.argv[1], *json.loads(sys.argv[2]))
