@@ -29,7 +29,7 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
-from bert_jax.training.setup import check_numbers, open_phases, setup_pretraining
+from bert_jax.training.setup import check_bounds, check_numbers, open_phases, setup_pretraining
 from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
@@ -83,6 +83,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
     if first_step == num_steps and result_path.exists():
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
+    check_bounds(config, ("profile_steps", 0, max(num_steps - first_step - 2, 0)))
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
@@ -134,6 +135,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
             state, step_metrics = update_step(state, batch)
             unreported.append(step_metrics)
             main.limit_dispatch(unreported)
+            main.profile(workdir / "profile", step - first_step, config.profile_steps, state)
             progress.update()
             if compiles:
                 jax.block_until_ready(state)

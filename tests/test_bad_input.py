@@ -564,6 +564,8 @@ BAD_FIELDS = [
     ),
     ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps are both 0"),
     ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
+    ({"profile_steps": 7}, r"--config\.profile_steps=7: expected at least 0 and at most 6"),
+    ({"model__attention": "flash"}, r"attention is 'flash': expected one of auto, plain, tpu"),
     ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
     ({"eval_batch_size": -8}, r"--config\.eval_batch_size=-8: expected at least 1"),
     ({"per_device_batch_size": -4}, r"per_device_batch_size=-4: expected at least 0"),

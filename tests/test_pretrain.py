@@ -49,8 +49,9 @@ def assert_equal_trees(tree, expected):
 def finished(corpus, long_corpus, tmp_path_factory):
     """Runs both phases without interruption."""
     workdir = tmp_path_factory.mktemp("finished")
-    result = pretrain.train_and_evaluate(small_config(corpus, long_corpus), workdir)
-    return workdir, result
+    config = small_config(corpus, long_corpus)
+    config.profile_steps = 2
+    return workdir, pretrain.train_and_evaluate(config, workdir)
 
 
 def filled(before: str, piece: str, after: str) -> str:
@@ -69,6 +70,7 @@ def test_run_leaves_what_the_readme_promises(finished):
     assert set(promised.split()) <= result.keys()
     assert json.loads((workdir / "config.json").read_text())["bert"]["num_layers"] == 2
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+    assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
     steps = [record["step"] for record in records(workdir)]
     assert steps == sorted(steps) and steps[-1] == 9
     assert all(np.isfinite(list(record.values())).all() for record in records(workdir))

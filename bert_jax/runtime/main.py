@@ -116,6 +116,13 @@ def limit_dispatch(step_metrics: list[dict]) -> None:
         jax.block_until_ready(step_metrics[-1 - STEPS_AHEAD])
 
 
+def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> None:
+    """Traces `num_steps` steps into `directory`, from the third of a run: the first compiles."""
+    if num_steps and steps_done in (2, 2 + num_steps):
+        jax.block_until_ready(state)
+        jax.profiler.start_trace(directory) if steps_done == 2 else jax.profiler.stop_trace()
+
+
 def check_finite(step_metrics: list[dict], last_step: int) -> dict:
     """Returns the mean of each metric over the steps up to `last_step`; raises NonFiniteLoss."""
     for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):

@@ -245,7 +245,7 @@ def check_numbers(config: ConfigDict) -> None:
         ("learning_rate long_phase.learning_rate clip_norm epsilon", 1e-30, math.inf),
         ("masking.rate", 0.001, 0.999),
         ("beta1 beta2", 0, 1 - 1e-9),
-        ("warmup_steps", 0, config.num_steps + config.long_phase.num_steps),
+        ("warmup_steps profile_steps", 0, config.num_steps + config.long_phase.num_steps),
         ("long_phase.warmup_steps", 0, config.long_phase.num_steps),
     )
     if not config.num_steps + config.long_phase.num_steps:

@@ -28,8 +28,9 @@ CHANGEABLE_ON_RESUME = (
     *("data.train", "data.dev", "data.test", "data.passages", "data.directory", "data.data_dir"),
     *("mesh.", "shard_weight_update", "per_device_batch_size", "long_phase.per_device_batch_size"),
     *("log_every", "eval_", "max_eval_batches", "checkpoint_every", "keep_"),
-    *("stall_seconds", "num_seeds", "stacked_trials"),
+    *("stall_seconds", "profile_steps", "num_seeds", "stacked_trials"),
     *("model.remat", "model.scan_layers", "bert.remat", "bert.scan_layers"),
+    *("model.attention", "bert.attention"),
     # Written only to the checkpoint in `best`.
     *("has_training_state", "score", "step", "tuned_head_settings"),
 )
