@@ -154,7 +154,7 @@ def transformers_trial(directory: pathlib.Path) -> dict:
     )
 
     def read(path):
-        rows = [row.split("\t") for row in path.read_text().splitlines()[3:]]
+        rows = [row.split("\t") for row in path.read_text().splitlines()[3:] if row]
         return [text for _, text in rows], [label for label, _ in rows]
 
     sets = read(directory / "train.tab"), read(directory / "dev.tab")
