@@ -16,7 +16,13 @@ import subprocess
 import sys
 import tempfile
 
+from absl import app, flags
+
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tools import hlo_cost
+
+CHIP = flags.DEFINE_string("chip", None, "Only compile the kernels for this chip and --shape.")
+SHAPE = flags.DEFINE_string("shape", None, "JSON list of length, dtype, and whether with dropout.")
 
 CHIPS = ("v4", "v5e", "v5p", "v6e")
 LENGTHS = (128, 384, 512)
@@ -88,7 +94,9 @@ def measure(chip: str, *shape) -> dict[str, int]:
             "TPU_WORKER_HOSTNAMES": "localhost",
         }
         subprocess.run(
-            [sys.executable, __file__, chip, json.dumps(shape)], env=environment, check=True
+            [sys.executable, __file__, f"--chip={chip}", f"--shape={json.dumps(shape)}"],
+            env=environment,
+            check=True,
         )
         return {
             kernel: count_bundles(path.read_text())
@@ -97,7 +105,10 @@ def measure(chip: str, *shape) -> dict[str, int]:
         }
 
 
-def main() -> None:
+def main(_) -> None:
+    if CHIP.value:
+        compile_kernels(CHIP.value, *json.loads(SHAPE.value))
+        return
     table = {}
     for chip, *shape in itertools.product(CHIPS, LENGTHS, DTYPES, (False, True)):
         bundles = measure(chip, *shape)
@@ -109,7 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        main()
-    else:
-        compile_kernels(sys.argv[1], *json.loads(sys.argv[2]))
+    app.run(main, flags_parser=parse_flags)
