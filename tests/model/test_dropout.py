@@ -22,9 +22,9 @@ def mask(seed: int, rate: float = 0.1, shape=SHAPE) -> np.ndarray:
     )
 
 
-def bits(rows, shape: tuple[int, ...]) -> np.ndarray:
+def bits(rows, shape: tuple[int, ...], seed=((7, 11), (13, 17))) -> np.ndarray:
     """Returns uniform uint32 of rows of a shape, from which masks are drawn."""
-    words = random_words(jnp.array([[7, 11], [13, 17]], jnp.uint32), jnp.asarray(rows), shape[:-1])
+    words = random_words(jnp.array(seed, jnp.uint32), jnp.asarray(rows), shape[:-1])
     first, _ = random_bits(words[..., None], column_words(shape[-1]))
     return np.asarray(first).astype(np.int64) + 2**31
 
@@ -69,6 +69,18 @@ def test_keys_are_independent_of_each_other_at_every_shift(other):
     one, two = mask(0), mask(other)
     for shift in (0, 1, -1, 2, 256, -256):
         assert abs(correlation(one, np.roll(two.ravel(), shift))) < 5 / np.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("word", range(4))
+def test_seeds_that_differ_in_one_word_give_independent_masks(word):
+    rng, shape = np.random.default_rng(word), (SIZE // 256, 256)
+    for difference in (1, 100, 2**16):
+        seed = rng.integers(0, 2**32, 4, np.uint32)
+        other = seed + np.uint32(difference) * (np.arange(4, dtype=np.uint32) == word)
+        one, two = (bits([0], shape, each.reshape(2, 2)).ravel() for each in (seed, other))
+        one, two = (each >= 0.1 * 2**32 for each in (one, two))
+        for shift in (0, 1, 100, 256, 25600):
+            assert abs(correlation(one[shift:], two[: SIZE - shift])) < 5 / np.sqrt(SIZE)
 
 
 def test_every_bit_is_set_half_of_the_time():
