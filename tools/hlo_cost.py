@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.model.kernels import attention_tpu
+from bert_jax.tools.tpu_compile import CHIPS
 
 KERNEL_TABLE = pathlib.Path(attention_tpu.__file__).with_suffix(".json")
-CORES_PER_DEVICE = {"v4": 2, "v5p": 2}
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
 MODEL_PARTS = (
@@ -99,6 +99,7 @@ class Cost(NamedTuple):
     flops: float  # Of the matrix products, two per multiply-add.
     collectives: dict[str, dict[str, float]]  # {kind: {"count", "bytes", "link_bytes"}}.
     largest_collectives: dict[str, dict[str, float]]  # By kind and arrays, descending bytes.
+    exposed_link_bytes: float  # Of collectives, those that no arithmetic overlaps.
     costliest: list[tuple[int, int, Instruction]]  # (Cycles of all runs, runs, ...), descending.
     without_estimate: dict[str, int]  # Runs without an estimate, by `Instruction.kind`.
     loops_counted_once: list[str]  # Those with an unknown trip count.
@@ -112,9 +113,11 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
     computations, entry = parse_hlo(text)
     cycles, without_estimate = collections.Counter(), collections.Counter()
     collectives, costliest, unknown_loops, total_flops = {}, [], [], 0.0
+    cycles_by_name, links_by_name = {}, collections.Counter()  # Of one run.
     communicating = set()  # Fusions with collectives.
+    kernels = json.loads(KERNEL_TABLE.read_text()).get(chip, {})
     for runs, instruction, fusion in executed_instructions(computations, entry):
-        kernel = kernel_cost(instruction, chip)
+        kernel = kernel_cost(instruction, chip, kernels)
         total_flops += runs * (kernel[1] if kernel else flops(instruction))
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             unknown_loops.append(instruction.name)
@@ -122,9 +125,13 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
             kind, arrays, num_bytes, link_bytes = figures
             communicating.add(fusion)
             # An overlapped collective is split into steps that share a channel: count one step.
-            # Explicit collectives share a channel too, so `op_name` distinguishes them.
+            # Explicit collectives share a channel too: `op_name` and arrays distinguish them.
             channel = instruction.attribute(r"channel_id=(\d+)") or instruction.name
-            channel = kind, channel, instruction.op_name
+            channel = kind, channel, instruction.op_name, arrays
+            if instruction.opcode.endswith("-start"):
+                channel = instruction.name
+            if channel not in collectives:
+                links_by_name[(fusion or instruction).name] += link_bytes
             total = runs * num_bytes, runs * link_bytes, runs, kind, arrays
             collectives[channel] = max(total, collectives.get(channel, total))
         if fusion:
@@ -135,6 +142,7 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
         if estimate := kernel[0] if kernel else estimate:
             part, direction = part_of(instruction.op_name)
             cycles["attention kernel" if kernel else part, direction] += runs * int(estimate)
+            cycles_by_name[instruction.name] = int(estimate)
             costliest.append((runs * int(estimate), runs, instruction))
         elif not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape)):
             without_estimate[instruction.kind] += runs
@@ -144,7 +152,47 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
             total.update(count=runs, bytes=num_bytes, link_bytes=link_bytes)
     largest = dict(sorted(by_arrays.items(), key=lambda item: -item[1]["bytes"]))
     costliest.sort(key=lambda row: -row[0])
-    return Cost(cycles, total_flops, by_kind, largest, costliest, without_estimate, unknown_loops)
+    rate = CHIPS[chip].link_bytes_per_second / CHIPS[chip].clock_hz
+    overlaps = {name: count * rate for name, count in cycles_by_name.items()}
+    _, exposed = exposed_link_bytes(computations, entry, overlaps, links_by_name)
+    return Cost(
+        *(cycles, total_flops, by_kind, largest, exposed, costliest),
+        *(without_estimate, unknown_loops),
+    )
+
+
+def exposed_link_bytes(
+    computations: Computations, name: str, overlaps: dict[str, float], links: dict[str, float]
+) -> tuple[float, float]:
+    """Returns the bytes that the links can send during a computation, and those it waits for.
+
+    `overlaps` and `links` are, by instruction, the bytes that the links can send during its
+    arithmetic, and those of a collective. The links serve collectives in the order in which they
+    start; "done" waits for its own and those before it, and a synchronous one for all its bytes.
+    """
+    total, exposed, in_flight = 0.0, 0.0, {}
+    for instruction in computations[name]:
+        overlap = overlaps.get(instruction.name, 0.0)
+        if instruction.opcode in ("while", "call", "conditional"):
+            runs = (
+                trip_count(instruction, computations) or 1 if instruction.opcode == "while" else 1
+            )
+            for called in instruction.called:
+                inner = exposed_link_bytes(computations, called, overlaps, links)
+                overlap, exposed = overlap + runs * inner[0], exposed + runs * inner[1]
+        total += overlap
+        for started in in_flight:
+            hidden = min(overlap, in_flight[started])
+            in_flight[started], overlap = in_flight[started] - hidden, overlap - hidden
+        if instruction.opcode.endswith("-start"):
+            in_flight[instruction.name] = links.get(instruction.name, 0.0)
+        elif instruction.opcode.endswith("-done"):
+            start = instruction.name.replace("-done", "-start")
+            while start in in_flight:
+                exposed += in_flight.pop(next(iter(in_flight)))
+        else:
+            exposed += links.get(instruction.name, 0.0)
+    return total, exposed
 
 
 def parse_hlo(text: str) -> tuple[Computations, str]:
@@ -244,11 +292,12 @@ def flops(instruction: Instruction) -> float:
     return total
 
 
-def kernel_cost(instruction: Instruction, chip: str) -> tuple[int, float] | None:
+def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int, float] | None:
     """Returns (cycles, FLOPs) of a kernel of attention; None for any other instruction.
 
-    The FLOPs are those of two products of size length x length forward and four backward, without
-    the scores that the backward pass computes again. Raises ValueError if the table has no entry.
+    `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs are those of two products of size
+    length x length forward and four backward, without the scores that the backward pass computes
+    again. Raises ValueError if the table has no entry.
     """
     name = re.search(r"/(forward|backward)_kernel_(\d+)/", instruction.op_name)
     if instruction.kind != "tpu_custom_call" or not name:
@@ -256,11 +305,11 @@ def kernel_cost(instruction: Instruction, chip: str) -> tuple[int, float] | None
     operands = _arrays(instruction.operands)
     bits, (*batch, length, hidden) = operands[3]
     direction, head_dim = name.groups()
-    has_dropout = len(operands) > (6 if direction == "forward" else 9)
+    has_dropout = len(operands) > (8 if direction == "forward" else 11)
     dtype = {16: "bfloat16", 32: "float32"}[bits]
     entry = f"{length} {head_dim} {dtype}{' dropout' * has_dropout}"
     try:
-        bundles = json.loads(KERNEL_TABLE.read_text())[chip][entry][direction]
+        bundles = kernels[entry][direction]
     except KeyError as error:
         raise ValueError(
             f"{KERNEL_TABLE.name} has no entry {entry!r} for {chip}: add it to "
@@ -270,7 +319,7 @@ def kernel_cost(instruction: Instruction, chip: str) -> tuple[int, float] | None
     programs = math.prod(batch) / rows_per_program * hidden / attention_tpu.LANES
     products = 2 if direction == "forward" else 4
     product_flops = 2.0 * math.prod(batch) * length**2 * hidden
-    cores = CORES_PER_DEVICE.get(chip, 1)
+    cores = 2 if CHIPS[chip].megacore else 1
     return math.ceil(programs * bundles / cores), products * product_flops
 
 

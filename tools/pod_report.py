@@ -2,7 +2,8 @@
 
 Times come from the compiler's estimated cycles, which exclude collectives. `collective_seconds`
 is the minimum time of those: their bytes over the data-sheet bandwidth of all links of a device.
-Hours "with exposed collectives" add it in full, as if no collective overlapped with computation.
+Hours "with exposed collectives" add `exposed_seconds`, the part of it that the schedule does not
+overlap with computation.
 """
 
 import contextlib
@@ -107,7 +108,10 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
     link_bytes = sum(totals["link_bytes"] for totals in collectives)
     step_cycles = cost.cycles.total()
     seconds = step_cycles / chip.clock_hz
-    collective_seconds = link_bytes / chip.link_bytes_per_second
+    collective_seconds, exposed_seconds = (
+        num_bytes / chip.link_bytes_per_second
+        for num_bytes in (link_bytes, cost.exposed_link_bytes)
+    )
     rate = phase.batch_size / seconds / num_chips
     peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
     used = sum(hbm.values())
@@ -130,10 +134,11 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
         "collective_bytes_per_step": sum(totals["bytes"] for totals in collectives),
         "step_seconds": seconds,
         "collective_seconds": collective_seconds,
+        "exposed_seconds": exposed_seconds,
         "rows_per_second_per_chip": rate,
         "mfu": row_flops * rate / peak,
         "hours": phase.num_steps * seconds / 3600,
-        "hours_with_exposed_collectives": phase.num_steps * (seconds + collective_seconds) / 3600,
+        "hours_with_exposed_collectives": phase.num_steps * (seconds + exposed_seconds) / 3600,
         "without_estimate": cost.without_estimate,
         "loops_counted_once": cost.loops_counted_once,
         "costliest": [

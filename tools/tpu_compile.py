@@ -1,12 +1,13 @@
 """Compiles a training step ahead of time for a TPU topology, and holds the chips' data sheets.
 
-Import it with JAX_PLATFORMS=cpu and TPU_SKIP_MDS_QUERY=1 in the environment, so that nothing looks
-for a TPU. The compiler is part of `libtpu`, which the `tpu` extra installs.
+Sets what keeps JAX and libtpu from looking for a TPU, so import it before anything computes. The
+compiler is part of `libtpu`, which the `tpu` extra installs.
 """
 
 import dataclasses
 import importlib.util
 import math
+import os
 import re
 import types
 
@@ -22,6 +23,12 @@ from bert_jax.model.config import BertConfig
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.setup import Phase, PretrainSetup, plan_phase
 from bert_jax.training.state import TrainState
+
+jax.config.update("jax_platforms", "cpu")
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # Two reports may run at the same time.
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")  # Required by libtpu, but not used.
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 GIB = 2**30
 # The attributes that a step reads from a tokenizer with the released uncased English vocabulary.
@@ -93,6 +100,13 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
         reason = str(error).splitlines()[0]
         raise ValueError(f"the compiler rejects topology {topology!r}: {reason}") from error
     return CHIPS[name], list(description.devices)
+
+
+def describe_chip(name: str) -> tuple[Chip, jax.Device]:
+    """Returns a chip and one of its devices, to compile for it alone."""
+    dimensions = CHIPS[name].dimensions
+    chip, devices = describe_topology(f"{name}:{'2x2' if dimensions == 2 else '2x2x1'}")
+    return chip, devices[0]
 
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:

@@ -152,7 +152,7 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
             raise tpu.DoesNotFit(*outcome, 5)
         return {"activations": outcome}, ""
 
-    cost = Cost(collections.Counter({("other", "update"): 1}), 1.0, {}, {}, [], {}, [])
+    cost = Cost(collections.Counter({("other", "update"): 1}), 1.0, {}, {}, 0.0, [], {}, [])
     monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
     monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
