@@ -17,7 +17,7 @@ import sys
 import time
 
 from absl import app, flags, logging
-from train_step import REPEATS, STEPS, bert_jax_step
+from train_step import REPEATS, STEPS, Workload, bert_jax_step
 
 from bert_jax.model import attention, dropout, layers
 from bert_jax.model.config import BertConfig
@@ -42,7 +42,8 @@ def use_automatic_gradient(variant: str) -> None:
 def measure(variant: str) -> tuple[float, float]:
     """Returns the median seconds per step and the peak memory in bytes of this process."""
     use_automatic_gradient(variant)
-    step = bert_jax_step(BertConfig.named(SIZE.value, scan_layers=SCAN.value))
+    config = BertConfig.named(SIZE.value, scan_layers=SCAN.value)
+    step = bert_jax_step(config, Workload(SIZE.value, 32, 128))
     seconds = []
     for _ in range(2 + STEPS.value):
         started = time.perf_counter()

@@ -1,0 +1,98 @@
+"""Compares the estimated cycles of our update step on TPU with transformers' Flax BERT.
+
+pip install --target=runs/transformers-flax transformers==4.57.1     # The last with Flax.
+pip install 'jax[tpu]'
+python benchmarks/tpu_cycles.py --transformers=runs/transformers-flax
+
+Both steps are compiled for one device of each chip by the TPU compiler, without a TPU: BERT_LARGE,
+rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentence, Adam. Ours is
+that of configs/pretrain/pod_large.py, with masking on the device; theirs is FlaxBertForPreTraining
+with `optax.adamw` and their loss, over the logits of all positions. Cycles are the compiler's
+estimates, those of our kernel from its schedule: see docs/tpu.md.
+"""
+
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+from absl import app, flags
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.configs.pretrain import pod_large
+from bert_jax.partitioning import make_mesh
+from bert_jax.tools import hlo_cost, tpu_compile
+from bert_jax.training.setup import setup_pretraining
+
+CHIPS = flags.DEFINE_list("chips", list(tpu_compile.CHIPS), "Chips to compile for.")
+ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
+TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
+LENGTH = 512
+
+
+def our_cycles(chip: str) -> int:
+    config = pod_large.get_config(chip if chip in pod_large.TOPOLOGIES else "")
+    config.batch_size = config.long_phase.batch_size = ROWS.value
+    phases = tpu_compile.planned_phases(config, (128, LENGTH))
+    _, device = tpu_compile.describe_chip(chip)
+    setup = setup_pretraining(config, phases, tpu_compile.UNCASED_ENGLISH, [device])
+    _, hlo = tpu_compile.compile_step(setup, phases[-1])
+    return hlo_cost.step_cost(hlo, chip).cycles.total()
+
+
+def their_cycles(chip: str) -> int:
+    from transformers import BertConfig, FlaxBertForPreTraining
+
+    config = BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    )
+    model = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
+    optimizer = optax.adamw(1e-4)
+
+    def init():
+        params = model.init_weights(jax.random.key(0), (1, LENGTH))
+        return params, optimizer.init(params)
+
+    def loss_fn(params, batch, key):
+        inputs = batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]
+        outputs = model(*inputs, params=params, dropout_rng=key, train=True)
+        labels, is_labeled = batch["labels"], batch["labels"] >= 0
+        loss = optax.softmax_cross_entropy_with_integer_labels
+        mlm = loss(outputs.prediction_logits.astype(jnp.float32), labels * is_labeled)
+        nsp = loss(outputs.seq_relationship_logits.astype(jnp.float32), batch["next_sentence"])
+        return jnp.sum(mlm * is_labeled) / jnp.sum(is_labeled) + jnp.mean(nsp)
+
+    def update_step(params, opt_state, batch, key):
+        key = jax.random.wrap_key_data(key)
+        loss, gradients = jax.value_and_grad(loss_fn)(params, batch, key)
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    _, device = tpu_compile.describe_chip(chip)
+    sharding = NamedSharding(make_mesh(devices=[device]), P())
+    names = ("input_ids", "attention_mask", "token_type_ids", "labels")
+    batch = {name: jax.ShapeDtypeStruct((ROWS.value, LENGTH), jnp.int32) for name in names}
+    batch["next_sentence"] = jax.ShapeDtypeStruct((ROWS.value,), jnp.int32)
+    arguments = (*jax.eval_shape(init), batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
+    arguments = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
+    compiled = jax.jit(update_step, donate_argnums=(0, 1)).lower(*arguments).compile()
+    return hlo_cost.step_cost(compiled.as_text(), chip).cycles.total()
+
+
+def main(_) -> None:
+    if TRANSFORMERS.value:
+        sys.path.insert(0, str(pathlib.Path(TRANSFORMERS.value).resolve()))
+    print(
+        f"BERT_LARGE, {ROWS.value} rows of {LENGTH} tokens per device: estimated cycles per row\n\n"
+        "| chip | bert_jax | transformers | ratio |\n| --- | --- | --- | --- |",
+        flush=True,
+    )
+    for chip in CHIPS.value:
+        ours, theirs = (cycles(chip) / ROWS.value for cycles in (our_cycles, their_cycles))
+        print(f"| {chip} | {ours:,.0f} | {theirs:,.0f} | {theirs / ours:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
