@@ -54,10 +54,8 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, de
     if -1 in sizes:
         sizes[sizes.index(-1)] = len(devices) // math.prod(size for size in sizes if size > 0)
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
-        raise ValueError(
-            f"{mesh} does not divide the {len(devices)} devices of this run: choose sizes whose "
-            f"product is {len(devices)}, or set one of them to -1"
-        )
+        fix = f"choose sizes whose product is {len(devices)}, or set one of them to -1"
+        raise ValueError(f"{mesh} does not divide the {len(devices)} devices of this run: {fix}")
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
     if sizes[1] % num_slices:
         raise ValueError(
@@ -75,6 +73,20 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, de
     except (AssertionError, NotImplementedError) as error:
         raise ValueError(f"{mesh} does not fit the links of these devices: {error}") from error
     return Mesh(array, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
+
+
+def compiler_options(mesh: Mesh, hidden_size: int) -> dict:
+    """Returns, and logs, the compiler's options for update steps on a mesh.
+
+    By default, the compiler for TPU v4 gathers parameters as a sum of shards padded with zeros. A
+    real gather of shards that fill no tile of 16 rows would cost a copy in each layer.
+    """
+    is_v4 = mesh.devices.flat[0].device_kind == "TPU v4"
+    if not is_v4 or hidden_size // mesh.shape["data"] % 16:
+        return {}
+    names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
+    logging.info("Options of the TPU compiler: %s", ", ".join(names))
+    return dict.fromkeys(names, True)
 
 
 def fsdp_size() -> int:

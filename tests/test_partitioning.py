@@ -161,6 +161,16 @@ def test_mesh_that_does_not_divide_the_devices_is_an_error(sizes):
         partitioning.make_mesh(**sizes)
 
 
+@pytest.mark.parametrize(
+    ("kind", "hidden_size", "has_options"),
+    [("TPU v4", 1024, True), ("TPU v4", 768, False), ("TPU v5e", 1024, False), ("cpu", 32, False)],
+)
+def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_options):
+    device = types.SimpleNamespace(device_kind=kind)
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
+    assert bool(partitioning.compiler_options(mesh, hidden_size)) == has_options
+
+
 def test_batch_is_sharded_over_data_and_fsdp():
     mesh = partitioning.make_mesh(data=2, fsdp=2, tensor=2)
     rows = jax.device_put(jnp.zeros((8, 3)), partitioning.batch_sharding(mesh))

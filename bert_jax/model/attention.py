@@ -18,6 +18,7 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    biases: tuple[jax.Array, jax.Array],
     sequence_ids: jax.Array,
     config: BertConfig,
     dropout_key: jax.Array | None = None,
@@ -26,7 +27,9 @@ def attention(
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
     Args:
-      query, key, value: `[batch, length, hidden]`, any float dtype.
+      query, key, value: `[batch, length, hidden]`, any float dtype, without their biases.
+      biases: of queries and values, `[hidden]`. A bias of keys would add the same to all scores of
+        a query, which softmax ignores.
       sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
       config: of the model: the number of heads, whether it is causal, and the implementation.
@@ -38,14 +41,13 @@ def attention(
     length, dropout = query.shape[1], None
     if dropout_settings:
         dropout = attention_dropout(dropout_key, dropout_settings, config.num_heads, length)
-    arguments = query, key, value, sequence_ids, dropout
+    arguments = query, key, value, biases, sequence_ids, dropout
     mesh = jax.sharding.get_abstract_mesh()
     device = mesh.abstract_device or jax.devices()[0]
     if config.attention == "plain" or (config.attention == "auto" and device.platform != "tpu"):
         return _plain_attention(config, *arguments)
-    head_dim, shard_size = (
-        config.hidden_size // n for n in (config.num_heads, mesh.shape.get("tensor", 1))
-    )
+    head_dim = config.hidden_size // config.num_heads
+    shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
     if reason := attention_tpu.why_unsupported(length, shard_size, head_dim, device.device_kind):
         message = "Attention runs without the TPU kernel, which is slower: %s"
         logging.log_first_n(logging.WARNING, message, 1, reason)
@@ -56,14 +58,15 @@ def attention(
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
-        specs = rows, rows, rows, P("fsdp"), dropout_specs
+        specs = rows, rows, rows, P("tensor"), P("fsdp"), dropout_specs
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=rows, axis_names=axes, check_vma=False
         )
     return kernel(*arguments)
 
 
-def _plain_attention(config, query, key, value, sequence_ids, dropout):
+def _plain_attention(config, query, key, value, biases, sequence_ids, dropout):
+    query, value = query + biases[0].astype(query.dtype), value + biases[1].astype(value.dtype)
     query, key, value = (x.reshape(*x.shape[:2], config.num_heads, -1) for x in (query, key, value))
     probabilities = attention_probabilities(query, key, sequence_ids, config.causal)
 

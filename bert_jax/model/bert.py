@@ -87,9 +87,13 @@ class EncoderLayer(nn.Module):
     def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout=None) -> jax.Array:
         config = self.config
         hidden = config.hidden_size
-        projections = [Dense(config, hidden, name=name)(x) for name in ("query", "key", "value")]
+        (query, query_bias), (key, _), (value, value_bias) = (
+            Dense(config, hidden, adds_bias=False, name=name)(x)
+            for name in ("query", "key", "value")
+        )
         dropout_key = self.make_rng("dropout") if dropout else None
-        context = attention(*projections, sequence_ids, config, dropout_key, dropout)
+        biases = query_bias, value_bias
+        context = attention(query, key, value, biases, sequence_ids, config, dropout_key, dropout)
         y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context)
         y = apply_dropout(self, y, dropout)
         x = LayerNorm(config, name="attention_layer_norm")(x + y)

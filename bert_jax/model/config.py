@@ -51,10 +51,8 @@ class BertConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"BertConfig.{name} must be at least 1, got {getattr(self, name)}")
         if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"BertConfig.hidden_size ({self.hidden_size}) must be a multiple of num_heads "
-                f"({self.num_heads})"
-            )
+            multiple = f"a multiple of num_heads ({self.num_heads})"
+            raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
         if not 0.0 <= self.dropout_rate < 1.0:
             raise ValueError(f"BertConfig.dropout_rate must be in [0, 1), got {self.dropout_rate}")
         choices = {"dtype": ("float32", "bfloat16"), "attention": ("auto", "plain", "tpu")}

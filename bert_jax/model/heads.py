@@ -180,10 +180,6 @@ def _multi_label_loss(outputs, rows):
     return jnp.mean(jax.nn.softplus(outputs) - outputs * rows["labels"], axis=-1)
 
 
-def _regression_loss(outputs, rows):
-    return jnp.square(outputs[..., 0] - rows["labels"])
-
-
 def _choice_loss(outputs, rows):
     scores = outputs[..., 0].reshape(*rows["labels"].shape, -1)  # [B, examples, choices]
     return cross_entropy(scores, rows["labels"])[0]
@@ -220,17 +216,15 @@ def in_batch_loss(
 
 
 CLASSIFICATION = Head("classification", _classification_loss)
-MULTI_LABEL = Head(  # Any number of labels per text. Tasks set the shape of `labels`.
-    "multi_label",
-    _multi_label_loss,
-    label_layout=LabelLayout(dtype=np.float32),
-    is_collapsed=_one_label_set,
-)
 REGRESSION = Head(
     "regression",
-    _regression_loss,
+    lambda outputs, rows: jnp.square(outputs[..., 0] - rows["labels"]),
     label_layout=LabelLayout(dtype=np.float32),
     is_collapsed=_one_value,
+)
+# Any number of labels per text. Tasks set the shape of `labels`.
+MULTI_LABEL = dataclasses.replace(
+    REGRESSION, name="multi_label", loss=_multi_label_loss, is_collapsed=_one_label_set
 )
 MULTIPLE_CHOICE = Head("multiple_choice", _choice_loss)
 TAGGING = Head(

@@ -51,10 +51,14 @@ def layer_norm(x, scale, bias, epsilon: float, dtype) -> jax.Array:
 
 
 def _layer_norm_forward(x, scale, bias, epsilon, dtype):
-    centered = x.astype(jnp.float32)
-    mean = jnp.mean(centered, axis=-1, keepdims=True)
-    centered -= mean  # E[x^2] - E[x]^2 would lose precision where the mean is large.
-    inverse_std = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
+    y = x.astype(jnp.float32)
+    mean = jnp.mean(y, axis=-1, keepdims=True)
+    centered = y - mean
+    # E[x^2] - E[x]^2 loses precision where the mean is large: less than rounding to bfloat16 does.
+    squared = y if x.dtype == jnp.bfloat16 else centered
+    variance = jnp.mean(jnp.square(squared), axis=-1, keepdims=True)
+    variance -= jnp.square(mean) if x.dtype == jnp.bfloat16 else 0
+    inverse_std = jax.lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
     return (centered * (inverse_std * scale) + bias).astype(dtype), (x, scale, mean, inverse_std)
 
 
@@ -74,24 +78,30 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 class Dense(nn.Module):
-    """A dense layer in the model's dtype, whose kernel is sharded over `fsdp` on `fsdp_axis`."""
+    """A dense layer in the model's dtype, whose kernel is sharded over `fsdp` on `fsdp_axis`.
+
+    Without `adds_bias`, returns the product and the bias.
+    """
 
     config: BertConfig
     features: int
     fsdp_axis: int = 0
+    adds_bias: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array):
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         kernel = self.param("kernel", initializer, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
 
         def dense(x, kernel, bias):
             kernel = all_gather(kernel, x.dtype, self.fsdp_axis)
-            return x @ kernel.astype(x.dtype) + bias.astype(x.dtype)
+            y = x @ kernel.astype(x.dtype)
+            return y + bias.astype(x.dtype) if self.adds_bias else y
 
         specs = FSDP_BATCH_SPEC, P(*[None] * self.fsdp_axis, "fsdp"), P()
-        return map_fsdp_shards(dense, specs, x.astype(self.config.dtype), kernel, bias)
+        y = map_fsdp_shards(dense, specs, x.astype(self.config.dtype), kernel, bias)
+        return y if self.adds_bias else (y, bias)
 
 
 class LayerNorm(nn.Module):

@@ -66,7 +66,9 @@ def make_pretrain_step(
         zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, batch, counts, key))
         return jax.lax.scan(add, zeros, microbatches)[0]
 
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, replicated))
+    jit = functools.partial(jax.jit, out_shardings=(shardings, replicated), donate_argnums=0)
+
+    @jit(compiler_options=partitioning.compiler_options(mesh, model.config.hidden_size))
     def update_step(state, rows):
         batch = mask_batch(mesh, rows, mask_key, masking)
         batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])

@@ -1,13 +1,17 @@
 """The TPU kernel, run in interpret mode, equals plain JAX, with the same dropout mask."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import logging
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from bert_jax import partitioning
 from bert_jax.model.attention import attention
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
@@ -22,25 +26,27 @@ def make_config(kind: str, head_dim: int = 64, **fields) -> BertConfig:
 
 
 def make_inputs(length: int, seed: int = 0, dtype="float32"):
-    """Returns query, key, value and the gradient of the output, then packed sequence ids."""
+    """Returns query, key, value, the gradient of the output, biases, and packed sequence ids."""
     rng = np.random.default_rng(seed)
     arrays = [jnp.asarray(rng.normal(size=(BATCH, length, 256)), dtype) for _ in range(4)]
+    biases = tuple(jnp.asarray(0.1 * rng.normal(size=256), dtype) for _ in range(2))
     ids = np.ones((BATCH, length), np.int32)
     ids[1, length // 3 :] = 2
     ids[1, length // 2 :] = 0  # Padding.
     ids[2] = 0
-    return *arrays, jnp.array(ids)
+    return *arrays, biases, jnp.array(ids)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "rate"))
-def outputs_and_gradients(config, query, key, value, dout, ids, rate=0.0):
+def outputs_and_gradients(config, query, key, value, dout, biases, ids, rate=0.0):
     settings = Dropout(jnp.array([5, 0, 1000]), rate) if rate else None
 
     def run(*arrays):
         return attention(*arrays, ids, config, jax.random.key(3), settings)
 
-    out, vjp = jax.vjp(run, query, key, value)
-    return out, *vjp(dout)
+    out, vjp = jax.vjp(run, query, key, value, biases)
+    *gradients, dbiases = vjp(dout)
+    return out, *gradients, *dbiases
 
 
 @pytest.mark.parametrize(
@@ -62,19 +68,21 @@ def test_kernel_equals_plain_attention(length, head_dim, rate, causal):
         outputs_and_gradients(make_config(kind, head_dim, causal=causal), *inputs, rate)
         for kind in ("plain", "tpu")
     )
-    for plain, kernel in zip(expected, actual, strict=True):
+    for index, (plain, kernel) in enumerate(zip(expected, actual, strict=True)):
         assert np.isfinite(kernel).all()
+        if index >= 4:  # Of the biases: sums over all positions.
+            plain, kernel = (x / np.abs(plain).max() for x in (plain, kernel))
         np.testing.assert_allclose(kernel, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
     exact = make_inputs(128)
-    rounded = [x.astype(jnp.bfloat16) for x in exact[:4]]
-    inputs = *(x.astype(jnp.float32) for x in rounded), exact[4]
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact[:5])
+    inputs = *jax.tree.map(lambda x: x.astype(jnp.float32), rounded), exact[5]
     expected = outputs_and_gradients(make_config("plain"), *inputs, 0.1)
     errors = {}
     for kind in ("plain", "tpu"):
-        actual = outputs_and_gradients(make_config(kind, dtype="bfloat16"), *rounded, exact[4], 0.1)
+        actual = outputs_and_gradients(make_config(kind, dtype="bfloat16"), *rounded, exact[5], 0.1)
         errors[kind] = [
             float(jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32) - y))))
             for x, y in zip(actual, expected, strict=True)
@@ -84,17 +92,46 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
 
 
 def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
-    query, key, value, _, ids = make_inputs(16)
+    query, key, value, _, biases, ids = make_inputs(16)
     rates, keys = jnp.array([0.1, 0.4]), jax.random.split(jax.random.key(0), 2)
 
     def run(kind):
         def trial(key_of_trial, rate, query):
             settings = Dropout(jnp.arange(BATCH), rate)
-            return attention(query, key, value, ids, make_config(kind), key_of_trial, settings)
+            arguments = query, key, value, biases, ids, make_config(kind), key_of_trial, settings
+            return attention(*arguments)
 
         return jax.vmap(trial)(keys, rates, jnp.stack([query, 2 * query]))
 
     np.testing.assert_allclose(run("tpu"), run("plain"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
+def test_kernel_on_a_mesh_has_the_gradients_of_plain_attention_on_one_device(sizes):
+    arrays = [jnp.concatenate([x, x[:1]]) for x in make_inputs(16)[:4]]  # Four rows.
+    batch = dict(zip(("query", "key", "value", "dout"), arrays, strict=True))
+    batch |= {"ids": jnp.array([[1] * 10 + [0] * 6] * 4), "rows": jnp.arange(4)}
+    params = {"factors": jnp.array([1.1, 0.9, 1.2]), "biases": make_inputs(16)[4]}
+
+    def gradients(kind, params, batch):
+        def loss(params):
+            projections = [batch[name] for name in ("query", "key", "value")]
+            projections = [x * params["factors"][i] for i, x in enumerate(projections)]
+            settings = Dropout(batch["rows"], 0.1)
+            arguments = params["biases"], batch["ids"], make_config(kind), jax.random.key(1)
+            return jnp.sum(attention(*projections, *arguments, settings) * batch["dout"])
+
+        return jax.grad(loss)(params)
+
+    expected = gradients("plain", params, batch)
+    mesh = partitioning.make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+    replicated = NamedSharding(mesh, P())
+    run = partitioning.sum_over_data(functools.partial(gradients, "tpu"), mesh, replicated)
+    batch = jax.device_put(batch, partitioning.batch_sharding(mesh))
+    actual = jax.jit(run)(jax.device_put(params, replicated), batch)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-4), actual, expected
+    )
 
 
 @pytest.mark.slow
@@ -146,7 +183,8 @@ def test_what_the_kernel_does_not_support_falls_back_and_says_so_once(
     config = BertConfig(**({"hidden_size": 128, "num_heads": 2} | fields), attention="tpu")
     x = jnp.ones((1, length, config.hidden_size))
     for _ in range(2):
-        out = attention(x, x, x, jnp.ones((1, length), jnp.int32), config)
+        biases = (jnp.zeros(config.hidden_size),) * 2
+        out = attention(x, x, x, biases, jnp.ones((1, length), jnp.int32), config)
     np.testing.assert_allclose(out, x, rtol=1e-5)
     assert len(warnings) == 1 and reason in warnings[0]
 

@@ -183,6 +183,17 @@ def test_gelu_of_every_bfloat16_is_within_its_rounding():
         assert np.max(error - rounding - 2**-15 * slope) < 1e-37  # Subnormals are flushed.
 
 
+@pytest.mark.parametrize("offset", [0, 3, 30])
+def test_layer_norm_of_bfloat16_is_within_its_rounding(offset):
+    x = np.random.default_rng(0).normal(size=(64, 768)) + offset
+    x = jnp.asarray(x, jnp.bfloat16)
+    actual = layers.layer_norm(x, jnp.ones(768), jnp.zeros(768), 1e-12, jnp.bfloat16)
+    exact = np.asarray(x, np.float64)
+    expected = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True)
+    error = np.abs(np.asarray(actual, np.float64) - expected)
+    assert np.max(error - 2**-8 * np.abs(expected)) < 2**-12
+
+
 @pytest.mark.parametrize("offset", [0, 30])
 def test_layer_norm_and_its_gradients_equal_float64(offset):
     def plain(x, scale, bias):
@@ -206,15 +217,20 @@ def test_attention_and_its_gradients_equal_float64(dropout_rate):
     words = attention_dropout(key, dropout_settings, 3, 7)
     kept = words.apply(jnp.ones((2, 3, 7, 7)))
 
-    def plain(*arrays):
-        query, keys, value = (x.reshape(2, 7, 3, 4) for x in arrays)
+    query_bias, key_bias, value_bias = np.random.default_rng(1).normal(size=(3, 12))
+    biases = jnp.float32(query_bias), jnp.float32(value_bias)
+
+    def plain(query, keys, value):
+        projections = query + query_bias, keys + key_bias, value + value_bias
+        query, keys, value = (x.reshape(2, 7, 3, 4) for x in projections)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / 2.0  # sqrt(head_dim)
         same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
         weights = jax.nn.softmax(jnp.where(same, scores, -jnp.inf))
         return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value).reshape(2, 7, 12)
 
     def function(*arrays):
-        return attention(*arrays, sequence_ids, config, key, dropout_settings)
+        """Needs no bias of the keys."""
+        return attention(*arrays, biases, sequence_ids, config, key, dropout_settings)
 
     inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 12)).astype(np.float32)
     assert_gradients_equal_autodiff(function, plain, *inputs)

@@ -47,6 +47,8 @@ class _Inputs(NamedTuple):
     query: jax.Array  # [batch, length, hidden], as key and value.
     key: jax.Array
     value: jax.Array
+    query_bias: jax.Array  # [1, hidden], float32, as that of values.
+    value_bias: jax.Array
     query_words: jax.Array | None = None  # [batch, pairs of heads, 2, length]
     key_words: jax.Array | None = None  # [2, length, LANES]
     threshold: jax.Array | None = None  # [1, 1]
@@ -56,6 +58,7 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    biases: tuple[jax.Array, jax.Array],
     sequence_ids: jax.Array,
     dropout: AttentionDropout | None = None,
     *,
@@ -65,8 +68,9 @@ def attention(
 ) -> jax.Array:
     """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
 
-    `query`, `key` and `value` are `[batch, length, hidden]`, float32 or bfloat16, as is the result.
-    `interpret` runs the kernel on any device, for tests.
+    `query`, `key` and `value` are `[batch, length, hidden]`, float32 or bfloat16, as is the result;
+    `biases`, of queries and values, `[hidden]`. Adding those here gives their gradients without
+    another pass. `interpret` runs the kernel on any device, for tests.
     """
     length = query.shape[1]
     end = (0, -length % LANES)
@@ -81,8 +85,9 @@ def attention(
             dropout.threshold.reshape(1, 1),
         )
     padded = (jnp.pad(x, ((0, 0), end, (0, 0))) for x in (query, key, value))
+    biases = (bias.astype(query.dtype).astype(jnp.float32)[None] for bias in biases)
     settings = _Settings(head_dim, causal, interpret)
-    return _attention(settings, constants, words, *padded)[:, :length]
+    return _attention(settings, constants, words, *padded, *biases)[:, :length]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -98,8 +103,8 @@ def _attention_forward(settings, constants, words, *arrays):
 def _attention_backward(settings, residuals, dout):
     constants, words, arrays, out, log_sum = residuals
     inputs, rest = _Inputs(*constants, *arrays, *words), (("x", out), ("l", log_sum), ("x", dout))
-    gradients = _call(_backward_kernel, settings, inputs, rest, "xxx")
-    return None, None, *gradients
+    *gradients, dquery_bias, dvalue_bias = _call(_backward_kernel, settings, inputs, rest, "xxxbb")
+    return None, None, *gradients, jnp.sum(dquery_bias, 0), jnp.sum(dvalue_bias, 0)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -108,8 +113,8 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
 
-    `rest` are further inputs, of "x" (like the query) or "l" (`[batch, blocks, heads, length]`), as
-    are the letters of `outputs`.
+    `rest` are further inputs, of "x" (like the query) or "l" (`[batch, blocks, heads, length]`).
+    The letters of `outputs` are these or "b" (`[programs, 1, hidden]`, a row of each program).
     """
     batch, length, hidden = inputs.query.shape
     rows = math.gcd(batch, max(MAX_LENGTH // length, 1))  # So that a program has enough to do.
@@ -121,10 +126,12 @@ def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> l
     specs = {
         "x": spec(length, LANES, at=lambda lanes: (0, lanes)),
         "l": spec(1, heads, length, at=lambda lanes: (lanes, 0, 0)),
+        "b": pl.BlockSpec((1, 1, LANES), lambda row, lanes: (row, 0, lanes)),
     }
     shapes = {
         "x": jax.ShapeDtypeStruct(inputs.query.shape, inputs.query.dtype),
         "l": jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
+        "b": jax.ShapeDtypeStruct((batch // rows, 1, hidden), jnp.float32),
     }
     scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
     blocks_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
@@ -132,6 +139,7 @@ def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> l
         spec(1, length, at=lambda _: (0, 0)),
         spec(length, 1, at=lambda _: (0, 0)),
         *(scalar, *[specs["x"]] * 3),
+        *[pl.BlockSpec((1, LANES), lambda _, lanes: (0, lanes))] * 2,
         spec(pairs, 2, length, at=lambda lanes: (lanes // blocks_per_pair, 0, 0)),
         pl.BlockSpec((2, length, LANES), lambda *_: (0, 0, 0)),
         scalar,
@@ -152,7 +160,7 @@ def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> l
 def _forward_kernel(settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref):
     rows, length, _ = inputs.query.shape
     for row in range(rows):
-        value = _transpose(inputs.value[row])
+        value = _add(inputs.value[row], inputs.value_bias).T.astype(inputs.value.dtype)
         for start in range(0, length, LANES):
             queries, outputs = pl.ds(start, LANES), []
             for lanes, _, scores, is_dropped in _heads(settings, inputs, row, start):
@@ -166,12 +174,15 @@ def _forward_kernel(settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref):
 
 
 def _backward_kernel(
-    settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, dquery, dkey, dvalue
+    settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, *gradient_refs
 ):
+    dquery, dkey, dvalue, dquery_bias, dvalue_bias = gradient_refs
     rows, length, _ = inputs.query.shape
     scale, dtype = inputs.scale[0, 0], dquery.dtype
+    dquery_sum, dvalue_sum = 0.0, 0.0
     for row in range(rows):
-        key, value = _transpose(inputs.key[row]), inputs.value[row]
+        key = _transpose(inputs.key[row])
+        value = _add(inputs.value[row], inputs.value_bias).astype(dtype)
         dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
         for start in range(0, length, LANES):
             queries, dqueries = pl.ds(start, LANES), []
@@ -194,9 +205,13 @@ def _backward_kernel(
                 dqueries.append(_dot(key[lanes], dscores, 1, 0))
             gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
             dquery[row, queries, :] = gradient.astype(dtype)
+            dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
         # The query had a factor of log2(e).
         dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
-        dvalue[row] = (jnp.concatenate(dvalues).T * scale).astype(dtype)
+        gradient = jnp.concatenate(dvalues).T * scale
+        dvalue[row] = gradient.astype(dtype)
+        dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
+    dquery_bias[0], dvalue_bias[0] = dquery_sum, dvalue_sum
 
 
 def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
@@ -206,7 +221,7 @@ def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
     the base 2.
     """
     head_dim, queries = settings.head_dim, pl.ds(start, LANES)
-    query = inputs.query[row, queries, :].astype(jnp.float32)
+    query = _add(inputs.query[row, queries, :], inputs.query_bias)
     query *= math.log2(math.e) / math.sqrt(head_dim)
     key = inputs.key[row]
     is_visible = inputs.key_ids[row] == inputs.query_ids[row, :, queries]
@@ -227,6 +242,10 @@ def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
             is_dropped = bits[head % 2] < inputs.threshold[0, 0]
         head_query = _only(lanes, query).astype(key.dtype)
         yield lanes, head_query, _dot(key, head_query, 1, 1) + bias, is_dropped
+
+
+def _add(x, bias_ref):
+    return x.astype(jnp.float32) + bias_ref[:]
 
 
 def _drop(x, is_dropped):
