@@ -27,7 +27,6 @@ from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import (
     find_checkpoint,
-    load_training_state,
     saved_steps,
     write_checkpoint,
 )
@@ -37,6 +36,7 @@ from bert_jax.training.workdir import claim_workdir
 from configs.finetune import text_classification
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
+from tools.check_checkpoint import load_training_state
 from tools.train_vocab import train_sentencepiece
 
 

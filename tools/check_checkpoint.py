@@ -25,9 +25,18 @@ import jax
 
 from bert_jax.interop.read import abstract_params
 from bert_jax.runtime.command_line import CheckpointError, parse_flags
-from bert_jax.training.checkpoint import find_checkpoint, load_checkpoint, load_training_state
+from bert_jax.training.checkpoint import find_checkpoint, load_checkpoint, read_arrays, reading
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
+
+
+def load_training_state(directory: pathlib.Path) -> dict:
+    """Returns `step` and `opt_state` on the default device; raises CheckpointError."""
+    with reading(directory):
+        training = read_arrays(directory / "training")
+        if set(training) != {"step", "opt_state"}:
+            raise ValueError("training/ is incomplete, or not a training state")
+        return training
 
 
 def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:

@@ -249,8 +249,7 @@ def build_corpus(
         )
     paths = find_inputs(inputs)
     sizes = [input_bytes(path, config.data_dir) for path in paths]
-    needed_shards = math.ceil(sum(sizes) / INPUT_BYTES_PER_SHARD)
-    num_train = config.num_shards or min(needed_shards, MAX_SHARDS)
+    num_train = config.num_shards or min(math.ceil(sum(sizes) / INPUT_BYTES_PER_SHARD), MAX_SHARDS)
     shards = {"train": range(num_train)}
     if config.heldout_fraction:
         num_heldout = math.ceil(num_train * config.heldout_fraction)

@@ -77,8 +77,7 @@ class RowShape:
         lengths = [len(feature) for feature in features]
         if lengths and max(lengths) > self.length:
             raise ValueError(f"a feature of {max(lengths)} tokens in rows of {self.length}")
-        max_features = self.num_sequences // self.sequences_per_feature
-        return pack_lengths(lengths, self.length, max_features)
+        return pack_lengths(lengths, self.length, self.num_sequences // self.sequences_per_feature)
 
     def build(
         self, row_features: Iterable[Sequence[Feature]], num_rows: int

@@ -139,8 +139,7 @@ def _choose_words(key, maskable, word, budget):
     Returns bool `[length]`.
     """
     length = maskable.shape[0]
-    words = jnp.arange(length)
-    word_sizes = jnp.sum((word[None, :] == words[:, None]) & maskable, axis=1)
+    word_sizes = jnp.sum((word[None, :] == jnp.arange(length)[:, None]) & maskable, axis=1)
     order = jax.random.permutation(key, length)
 
     def select(remaining, size):

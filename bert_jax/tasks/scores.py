@@ -14,9 +14,8 @@ def accuracy(predicted: np.ndarray, expected: np.ndarray) -> float:
 def f1(predicted: np.ndarray, expected: np.ndarray, positive=1) -> float:
     """Returns 2 tp / (2 tp + fp + fn) for `positive`; 0 for 0 / 0. Micro F1 for several labels."""
     predicted, expected = np.asarray(predicted) == positive, np.asarray(expected) == positive
-    correct = np.sum(predicted & expected)
     total = np.sum(predicted) + np.sum(expected)
-    return float(2 * correct / total) if total else 0.0
+    return float(2 * np.sum(predicted & expected) / total) if total else 0.0
 
 
 def macro_f1(predicted: np.ndarray, expected: np.ndarray) -> float:

@@ -50,8 +50,9 @@ class FinetuneSetup:
     """The task, model and optimizer that all trials of a stack share.
 
     Their configurations differ from `config` at most in `PER_TRIAL`. `head_settings` and `contents`
-    are stored in checkpoints; `rows_per_prediction` is the number of rows per forward pass in
-    prediction; the hyperparameters given to `schedule` and `optimizer` may be traced.
+    (hashes of the files, weights and vocabulary that are read, by name) are stored in checkpoints;
+    `rows_per_prediction` is the number of rows per forward pass in prediction; the hyperparameters
+    given to `schedule` and `optimizer` may be traced.
     """
 
     config: ConfigDict
@@ -125,8 +126,7 @@ class FinetuneSetup:
 
     def init_stack(self, keys: jax.Array, pretrained: dict) -> TrainState:
         """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""
-        init = jax.vmap(self.init, in_axes=(0, None), out_axes=TRIAL_AXES)
-        return init(keys, pretrained)
+        return jax.vmap(self.init, in_axes=(0, None), out_axes=TRIAL_AXES)(keys, pretrained)
 
     # Jitted once, so that all stacks of one size share the compiled programs.
     @functools.cached_property
@@ -203,7 +203,9 @@ def setup_finetuning(
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
 
-    contents = hash_contents(config, task, pretrained, tokenizer)
+    data_dir = config.data.get("data_dir", "")
+    contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
+    contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
     num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
     logging.info(
         "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
@@ -225,13 +227,6 @@ def setup_finetuning(
     setup.settings(config)
     setup.optimizer(setup.hyperparameters(config))
     return setup
-
-
-def hash_contents(config: ConfigDict, task: Task, params: dict, tokenizer: Tokenizer) -> dict:
-    """Returns hashes of the files, weights and vocabulary that a run reads, by name."""
-    data_dir = config.data.get("data_dir", "")
-    hashes = {name: content_hash(each, data_dir) for name, each in task.files.items()}
-    return hashes | {"init_from": parameters_hash(params), "vocabulary": tokenizer.sha256[:16]}
 
 
 def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer) -> Task:

@@ -202,5 +202,4 @@ def _question(values: dict, location: str, number: int) -> Question:
         if answers:
             raise ValueError(f"{location}: is_impossible, but it has answers: remove one")
         answers = ()
-    id_ = str(values.get("id", number))
-    return Question(id_, question, context, answers, location)
+    return Question(str(values.get("id", number)), question, context, answers, location)

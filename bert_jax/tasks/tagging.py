@@ -15,6 +15,7 @@ from scipy.special import softmax
 
 from bert_jax.data.features import NO_LABEL, Feature, make_sequence
 from bert_jax.model import heads
+from bert_jax.model.feature_based import FEATURES
 from bert_jax.tasks import scores, tagging_scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
 from bert_jax.tasks.labels import labels_from_config
@@ -28,9 +29,18 @@ from bert_jax.tokenization import Tokenizer
 WORD = re.compile(r"['\u2019]s\b|\w+(?:[-.,]\w+|['\u2019](?!s\b)\w+)*|[^\w\s]")
 
 
+def get_head(config: ConfigDict) -> heads.Head:
+    return heads.FEATURE_BASED if "features" in config else heads.TAGGING
+
+
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/tagging.py."""
     data, labels, files = config.data, labels_from_config(config), files_from_config(config.data)
+    settings = {name: data[name] for name in ("scheme", "document_context")}
+    if config.get("features", "last") not in FEATURES:
+        raise ValueError(f"features is {config.features!r}: expected one of {', '.join(FEATURES)}")
+    if "features" in config:
+        settings |= {"features": config.features, "lstm_size": config.lstm_size}
     if data.scheme not in (*SCHEMES, "none"):
         expected = f"{', '.join(SCHEMES)} to train, or none for tags that mark no entities"
         raise ValueError(f"--config.data.scheme={data.scheme}: expected {expected}")
@@ -64,13 +74,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         else:
             splits.append(make_split(name, sentences, features, positions, labels, data.scheme))
     return Task(
-        head=heads.TAGGING,
+        head=get_head(config),
         labels=labels,
         train=train,
         splits=tuple(splits),
         metric="dev/accuracy" if data.scheme == "none" else "dev/f1",
         notes=notes,
-        head_settings={name: data[name] for name in ("scheme", "document_context")},
+        head_settings=settings,
         files=files,
     )
 

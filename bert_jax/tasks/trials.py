@@ -24,9 +24,6 @@ from bert_jax.training.checkpoint import load_settings, saved_steps, write_check
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_json
 
-Prediction = tuple[Outputs, float | None]
-"""A head's output for each feature of a split, and their mean loss."""
-
 
 class Trial(NamedTuple):
     """The configuration of one run, and its workdir."""
@@ -78,13 +75,9 @@ class TrialRun:
 
     def give_up(self, error: NonFiniteLoss) -> None:
         """Ends a trial that diverged, with a result that says so."""
-        self.ended, self.diverged, self.loss = True, error.step, math.inf
+        self.diverged, self.loss = error.step, math.inf
         logging.error("%s diverged: %s", self.trial.workdir.name, error)
-        self.writer.close()
-        if self.writes:
-            result = {"seed": self.seed, "metric": self._setup.task.metric}
-            result |= {"diverged": error.step, "message": str(error)}
-            write_json(self.trial.result_path, result)
+        self._end({"diverged": error.step, "message": str(error)})
 
     def evaluate(self, step: int, split: str, scores: dict[str, float]) -> None:
         """Writes and logs the scores of a split after `step`."""
@@ -105,11 +98,10 @@ class TrialRun:
             if old_step != step and self.writes:
                 shutil.rmtree(self.best / str(old_step))
 
-    def finish(self, predictions: dict[str, Prediction], began: float) -> None:
+    def finish(self, predictions: dict[str, tuple[Outputs, float | None]], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._setup.task, self.trial.workdir / "predictions"
-        result = {"seed": self.seed, "metric": task.metric, "steps": self.num_steps}
-        result["best_step"] = self.best_step
+        result = {"steps": self.num_steps, "best_step": self.best_step}
         # Without a selector, collapse is judged on the first split with labels, or on the first.
         labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
         collapse_split = task.selection_split or labeled_first
@@ -125,10 +117,13 @@ class TrialRun:
             if self.writes:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name][0], directory)
-        result["seconds"] = time.monotonic() - began
+        self._end(result | {"seconds": time.monotonic() - began})
+
+    def _end(self, result: dict) -> None:
         self.ended = True
         self.writer.close()
         if self.writes:
+            result = {"seed": self.seed, "metric": self._setup.task.metric} | result
             write_json(self.trial.result_path, result)
 
 

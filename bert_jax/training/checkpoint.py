@@ -192,30 +192,21 @@ def load_checkpoint(
     """
     directory = find_checkpoint(path)
     settings = load_settings(directory)
-    with _reading(directory):
+    with reading(directory):
         vocabulary = json.loads((directory / "vocabulary/metadata").read_text())
         content = base64.b64decode(vocabulary["base64"])
         tokenizer = tokenizer_from_bytes(vocabulary["filename"], content)
-        params = _read_arrays(directory / "params", get_abstract_params(settings))
+        params = read_arrays(directory / "params", get_abstract_params(settings))
     return params, settings, tokenizer
 
 
 def load_settings(directory: pathlib.Path) -> dict:
     """Returns the settings of the run that wrote a checkpoint; raises CheckpointError."""
-    with _reading(directory):
+    with reading(directory):
         return json.loads((directory / "config/metadata").read_text())
 
 
-def load_training_state(directory: pathlib.Path) -> dict:
-    """Returns `step` and `opt_state` on the default device; raises CheckpointError."""
-    with _reading(directory):
-        training = _read_arrays(directory / "training")
-        if set(training) != {"step", "opt_state"}:
-            raise ValueError("training/ is incomplete, or not a training state")
-        return training
-
-
-def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
+def read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     """Reads a tree of arrays onto the default device; ValueError unless it is as `expected`.
 
     Uses TensorStore, largest array first: restoring BERT_BASE with Orbax alone takes 1.4 to 1.6
@@ -248,5 +239,6 @@ def _read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     return structure.unflatten([arrays[leaf.name] for leaf in leaves])
 
 
-def _reading(directory: pathlib.Path) -> contextlib.AbstractContextManager:
+def reading(directory: pathlib.Path) -> contextlib.AbstractContextManager:
+    """Turns errors while reading a checkpoint into CheckpointErrors."""
     return _checkpoint_errors(f"{directory} could not be read as a checkpoint of bert_jax")

@@ -258,7 +258,6 @@ def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:
     for names, minimum, maximum in bounds:
         for name in names.split():
             if flat[name] is not None and not minimum <= flat[name] <= maximum:
-                raise ValueError(
-                    f"--config.{name}={flat[name]}: expected at least {minimum:g}"
-                    + (f" and at most {maximum:g}" if maximum < math.inf else "")
-                )
+                limit = f" and at most {maximum:g}" if maximum < math.inf else ""
+                expected = f"expected at least {minimum:g}{limit}"
+                raise ValueError(f"--config.{name}={flat[name]}: {expected}")

@@ -25,7 +25,6 @@ from bert_jax.configs.finetune import conll2003, text_classification
 
 def get_config(arg: str = "") -> ConfigDict:
     config = conll2003.get_config()
-    config.task = "feature_based"
     config.features = "concat_last_four"
     config.lstm_size = 768  # Units per direction, in each of two layers.
     config.learning_rate = 1e-3  # Only the new head is trained.

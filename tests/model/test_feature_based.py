@@ -15,8 +15,8 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.config import BertConfig
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
 from bert_jax.model.heads import FEATURE_BASED, TAGGING
-from bert_jax.tasks import feature_based as task
 from bert_jax.tasks import tagging
+from bert_jax.tasks import tagging as task
 from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
@@ -94,6 +94,10 @@ def weights(tmp_path_factory):
 
 
 @functools.cache
+def weights_for(module, weights):
+    return weights / ("frozen" if module is feature_based else "random")
+
+
 def trained(module, weights, workdir):
     """A tagger that has learned `TEXT` by heart."""
     for name in ("train", "dev"):
@@ -101,7 +105,7 @@ def trained(module, weights, workdir):
     config = module.get_config()
     config.data.train, config.data.dev = str(workdir / "train.txt"), str(workdir / "dev.txt")
     config.data.test = ""
-    config.init_from = str(weights / ("frozen" if module is feature_based else "random"))
+    config.init_from = str(weights_for(module, weights))
     config.max_seq_length, config.batch_size, config.learning_rate = 16, 16, 1e-2
     config.num_epochs = 8.0
     if module is feature_based:
@@ -150,12 +154,8 @@ def test_a_list_of_texts_is_tagged_as_each_alone_with_probabilities(tagger):
 
 def test_frozen_encoder_does_not_change(tagger, weights):
     module, _, model = tagger
-    before, after = (
-        bert_jax.load(weights / ("frozen" if tagger[0] is feature_based else "random")).params[
-            "bert"
-        ],
-        model.params["bert"],
-    )
+    before = bert_jax.load(weights_for(module, weights)).params["bert"]
+    after = model.params["bert"]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
     assert all(jax.tree.leaves(same)) == (module is feature_based)
 
