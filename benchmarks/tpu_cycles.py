@@ -8,7 +8,8 @@ Both steps are compiled for one device of each chip by the TPU compiler, without
 rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentence, Adam. Ours is
 that of configs/pretrain/pod_large.py, with masking on the device; theirs is FlaxBertForPreTraining
 with `optax.adamw` and their loss, over the logits of all positions. Cycles are the compiler's
-estimates, those of our kernel from its schedule: see docs/tpu.md.
+estimates, those of our kernel from its schedule: see docs/tpu.md. Their unrolled layers take the
+compiler many minutes per chip; the comparison has not been run to its end yet.
 """
 
 import pathlib
