@@ -34,11 +34,11 @@ LENGTH = 512
 
 
 def our_cycles(chip: str) -> int:
-    config = pod_large.get_config(chip if chip in pod_large.TOPOLOGIES else "")
+    config = pod_large.get_config(chip)
     config.batch_size = config.long_phase.batch_size = ROWS.value
     phases = tpu_compile.planned_phases(config, (128, LENGTH))
-    _, device = tpu_compile.describe_chip(chip)
-    setup = setup_pretraining(config, phases, tpu_compile.UNCASED_ENGLISH, [device])
+    devices = [tpu_compile.describe_device(chip)]
+    setup = setup_pretraining(config, phases, tpu_compile.UNCASED_ENGLISH, devices)
     _, hlo = tpu_compile.compile_step(setup, phases[-1])
     return hlo_cost.step_cost(hlo, chip).cycles.total()
 
@@ -71,8 +71,7 @@ def their_cycles(chip: str) -> int:
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    _, device = tpu_compile.describe_chip(chip)
-    sharding = NamedSharding(make_mesh(devices=[device]), P())
+    sharding = NamedSharding(make_mesh(devices=[tpu_compile.describe_device(chip)]), P())
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
     batch = {name: jax.ShapeDtypeStruct((ROWS.value, LENGTH), jnp.int32) for name in names}
     batch["next_sentence"] = jax.ShapeDtypeStruct((ROWS.value,), jnp.int32)

@@ -174,9 +174,8 @@ def exposed_link_bytes(
     for instruction in computations[name]:
         overlap = overlaps.get(instruction.name, 0.0)
         if instruction.opcode in ("while", "call", "conditional"):
-            runs = (
-                trip_count(instruction, computations) or 1 if instruction.opcode == "while" else 1
-            )
+            trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
+            runs = trips or 1
             for called in instruction.called:
                 inner = exposed_link_bytes(computations, called, overlaps, links)
                 overlap, exposed = overlap + runs * inner[0], exposed + runs * inner[1]
@@ -185,14 +184,16 @@ def exposed_link_bytes(
             hidden = min(overlap, in_flight[started])
             in_flight[started], overlap = in_flight[started] - hidden, overlap - hidden
         if instruction.opcode.endswith("-start"):
-            in_flight[instruction.name] = links.get(instruction.name, 0.0)
+            # Of itself, or of what it wraps.
+            names = [each.name for called in instruction.called for each in computations[called]]
+            in_flight[instruction.name] = sum(links.get(n, 0.0) for n in [instruction.name, *names])
         elif instruction.opcode.endswith("-done"):
             start = instruction.name.replace("-done", "-start")
             while start in in_flight:
                 exposed += in_flight.pop(next(iter(in_flight)))
         else:
             exposed += links.get(instruction.name, 0.0)
-    return total, exposed
+    return total, exposed + sum(in_flight.values())
 
 
 def parse_hlo(text: str) -> tuple[Computations, str]:

@@ -40,8 +40,7 @@ DTYPES = ("bfloat16", "float32")
 def compile_kernels(chip: str, *shape) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
     length, dtype, has_dropout = shape
-    _, device = tpu_compile.describe_chip(chip)
-    mesh = partitioning.make_mesh(devices=[device])
+    mesh = partitioning.make_mesh(devices=[tpu_compile.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
     def abstract(*sizes, dtype="int32"):

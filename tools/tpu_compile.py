@@ -102,11 +102,10 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
     return CHIPS[name], list(description.devices)
 
 
-def describe_chip(name: str) -> tuple[Chip, jax.Device]:
-    """Returns a chip and one of its devices, to compile for it alone."""
-    dimensions = CHIPS[name].dimensions
-    chip, devices = describe_topology(f"{name}:{'2x2' if dimensions == 2 else '2x2x1'}")
-    return chip, devices[0]
+def describe_device(chip: str) -> jax.Device:
+    """Returns one device of a chip, to compile for it alone."""
+    shape = "2x2" if CHIPS[chip].dimensions == 2 else "2x2x1"
+    return describe_topology(f"{chip}:{shape}")[1][0]
 
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:

@@ -286,6 +286,22 @@ def test_exposed_collectives_are_those_without_arithmetic_beside_them(
     assert cost.exposed_link_bytes == pytest.approx(expected, rel=1e-3)
 
 
+def test_collective_that_is_wrapped_to_run_asynchronously_is_exposed_too():
+    wrapped = (
+        "%wrapped = ((f32[262144]), f32[1048576]) async-start(%shard.1), calls=%gather\n"
+        "  %unwrapped = f32[1048576] async-done(%wrapped)"
+    )
+    text = GATHERS.replace(
+        "ROOT %reduced = f32[1048576] all-reduce(%all-gather-done), GROUPS, to_apply=%add", wrapped
+    )
+    gather = "%gather (p: f32[262144]) -> f32[1048576] {\n  %p = f32[262144] parameter(0)\n"
+    gather += "  ROOT %gathered = f32[1048576] all-gather(%p), GROUPS\n}\n\nENTRY"
+    text = text.replace("ENTRY", gather).replace("FIRST", "22020").replace("SECOND", "0")
+    text = text.replace("GROUPS", "replica_groups={{0,1,2,3}}, dimensions={0}")
+    cost = hlo_cost.step_cost(text, "v4")
+    assert cost.exposed_link_bytes == pytest.approx(0.75 * 2**22, rel=1e-3)
+
+
 KERNEL = """
 HloModule step, is_scheduled=true
 
