@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo notebooks test test-all slow-tests parity tf-parity faults report-test lint lock clean
+.PHONY: demo notebooks test test-all slow-tests parity tf-parity faults report-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -49,8 +49,9 @@ tf-parity: .venv-parity/tensorflow
 	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v \
 		tests/parity/test_interop.py -k tensorflow
 
-# Kills a run of two processes at 20 random moments, and a sweep at 10.
+# Kills a run of two processes at 20 random moments, a sweep at 10, and the building of a corpus at 10.
 faults: .venv/installed
+	BERT_JAX_KILLS=10 $(BIN)/python -m pytest -s tests/corpus/test_build.py -k killed
 	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/runtime/test_faults.py
 	BERT_JAX_KILLS=10 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s -k killed tests/tools/test_sweep.py
 
@@ -58,6 +59,14 @@ faults: .venv/installed
 report-test: .venv/compiler
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py \
 		tests/test_partitioning.py
+
+# Builds a corpus with Apache Beam on three runners, one of them a cluster of processes.
+beam-test: .venv/beam
+	$(BIN)/python -m pytest tests/corpus/test_beam.py
+
+.venv/beam: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[beam]" dask distributed
+	touch $@
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv

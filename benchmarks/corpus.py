@@ -19,9 +19,10 @@ import time
 import numpy as np
 from absl import app, flags
 
-from bert_jax.corpus.build import CorpusConfig, build_corpus
-from bert_jax.corpus.parallel import usable_cores
-from bert_jax.corpus.readers import find_inputs
+from bert_corpus.build import build_corpus
+from bert_corpus.config import CorpusConfig
+from bert_corpus.parallel import usable_cores
+from bert_corpus.readers import find_inputs
 from bert_jax.tokenization import SPECIAL_TOKENS, load_tokenizer
 
 INPUT = flags.DEFINE_string("input", None, "Glob of text files or dumps; default: synthetic text.")

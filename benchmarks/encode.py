@@ -13,6 +13,7 @@ count, loading does not. The aims are a ratio of at least 1 and at most 8 compil
 `--start` measures instead the time from the start of a process to the first vector.
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -25,8 +26,9 @@ import time
 import numpy as np
 from absl import app, flags
 
-from bert_jax.corpus.readers import find_inputs, read_documents
-from bert_jax.corpus.sentences import split_sentences
+from bert_corpus.inputs import Unit, find_inputs
+from bert_corpus.readers import read_documents
+from bert_corpus.sentences import split_sentences
 
 MODEL = flags.DEFINE_string("model", "runs/data/minilm", "Directory of the weights.")
 DUMP = flags.DEFINE_string("dump", "runs/data/wikipedia-sample/*.bz2", "Text to encode.")
@@ -99,8 +101,8 @@ def main(argv: list[str]) -> None:
         return
     sentences = [
         sentence
-        for path in find_inputs(DUMP.value)
-        for document in read_documents(path)
+        for source in find_inputs(DUMP.value)
+        for document in read_documents(Unit(source, 0, 1), collections.Counter())
         for sentence in split_sentences(document)
     ][: SENTENCES.value]
     counts = np.percentile([len(s.split()) for s in sentences], (10, 50, 90, 100)).astype(int)

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 from absl import app, flags
 
+from bert_corpus import writing
 from bert_jax import partitioning
-from bert_jax.corpus import writing
-from bert_jax.corpus.packing import row_dtype
 from bert_jax.data.batches import pretrain_batches
-from bert_jax.data.rows import Rows
+from bert_jax.data.packing import row_dtype
+from bert_jax.data.rows import FORMAT_VERSION, Rows
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
 
 CORPUS = flags.DEFINE_string("corpus", None, "Directory of a corpus.")
@@ -36,21 +36,21 @@ def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
     zipf = np.random.default_rng(0).zipf(1.3, (num_rows, 128))
     rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
     rows["sequence_bounds"][:, 0] = (0, 64, 128)
-    with writing.scratch_directory(directory, overwrite=False) as scratch:
-        path = scratch / "train-00000-of-00001.array_record"
-        shard = writing.write_shard(path, rows, 256)
-        (scratch / tokenizer.filename).write_bytes(tokenizer.content)
-        manifest = {
-            "format_version": writing.FORMAT_VERSION,
-            "splits": {"train": {"rows": num_rows, "shards": [shard]}},
-            "config": {"max_seq_length": 128, "max_pairs_per_row": 8, "block_rows": 256},
-            "vocabulary": {
-                "filename": tokenizer.filename,
-                "sha256": tokenizer.sha256,
-                "size": tokenizer.vocab_size,
-            },
-        }
-        writing.publish(scratch, manifest)
+    scratch = writing.open_scratch(directory, [])
+    path = scratch / "train-00000-of-00001.array_record"
+    shard = writing.write_shard(path, rows, 256)
+    (scratch / tokenizer.filename).write_bytes(tokenizer.content)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "splits": {"train": {"rows": num_rows, "shards": [shard]}},
+        "config": {"max_seq_length": 128, "max_pairs_per_row": 8, "block_rows": 256},
+        "vocabulary": {
+            "filename": tokenizer.filename,
+            "sha256": tokenizer.sha256,
+            "size": tokenizer.vocab_size,
+        },
+    }
+    writing.publish(scratch, [path.name, "vocab.txt"], manifest)
 
 
 def main(argv: list[str]) -> None:

@@ -13,8 +13,8 @@ import pathlib
 import random
 import sys
 
-from bert_jax.corpus.readers import Document
-from bert_jax.corpus.sentences import split_sentences
+from bert_corpus.readers import Document
+from bert_corpus.sentences import split_sentences
 
 FILES = {"grimm-tales.tab": 3, "andersen.tab": 1}  # The column of the text.
 COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")

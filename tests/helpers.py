@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 import bert_jax
-from bert_jax.corpus.build import CorpusConfig, build_corpus
+from bert_corpus.build import build_corpus
+from bert_corpus.config import CorpusConfig
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, BertForTask

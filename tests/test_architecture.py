@@ -1,6 +1,8 @@
 """Imports run one way: a folder imports only what is below it in the flow, never back."""
 
 import ast
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +11,6 @@ from tests.helpers import ROOT
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
     ("tokenization", "partitioning", "runtime"),
-    ("corpus",),
     ("data",),
     ("model",),
     ("training",),
@@ -60,10 +61,20 @@ def test_no_cycle_within_a_folder():
         remaining = {name: imports for name, imports in remaining.items() if name not in free}
 
 
-def test_no_file_is_over_400_lines_and_the_package_under_10000():
-    lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+def test_corpora_are_built_without_jax():
+    program = "import bert_corpus.build, sys; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
+def test_no_run_needs_what_builds_corpora():
+    assert not [name for name, path in MODULES.items() if "bert_corpus" in path.read_text()]
+
+
+@pytest.mark.parametrize(("package", "max_lines"), [("bert_jax", 10_000), ("bert_corpus", 2_500)])
+def test_no_file_is_over_400_lines_and_the_packages_are_small(package, max_lines):
+    lines = {path: len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py")}
     assert {path.name: count for path, count in lines.items() if count > 400} == {}
-    assert sum(lines.values()) < 10_000
+    assert sum(lines.values()) < max_lines
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 

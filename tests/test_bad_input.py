@@ -21,8 +21,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 import bert_jax
+from bert_corpus.build import build_corpus
+from bert_corpus.config import CorpusConfig
 from bert_jax import finetune, pretrain
-from bert_jax.corpus.build import CorpusConfig, build_corpus
 from bert_jax.data.rows import CorpusError
 from bert_jax.inference import PretrainedModel
 from bert_jax.interop.huggingface import head_from_huggingface

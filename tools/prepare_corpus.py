@@ -1,8 +1,14 @@
 r"""Builds a training corpus from text: sentence pairs, packed into rows, in shuffled shards.
 
 python tools/prepare_corpus.py --input='texts/*.txt' --vocab=vocab.txt --output=corpus
-python tools/prepare_corpus.py --input=enwiki-latest-pages-articles.xml.bz2 --vocab=vocab.txt \
-    --output=corpus --max_seq_length=512
+python tools/prepare_corpus.py --input=enwiki-latest-pages-articles-multistream.xml.bz2 \
+    --vocab=vocab.txt --output=corpus --max_seq_length=512
+
+With --runner=NAME, a runner of Apache Beam does the work; further flags are its options:
+
+python tools/prepare_corpus.py --input='gs://BUCKET/texts/*' --vocab=vocab.txt \
+    --output=gs://BUCKET/corpus --runner=DataflowRunner --project=PROJECT --region=REGION \
+    --temp_location=gs://BUCKET/temp --sdk_container_image=IMAGE
 """
 
 import dataclasses
@@ -12,18 +18,23 @@ from concurrent.futures.process import BrokenProcessPool
 
 from absl import app, flags
 
-from bert_jax.corpus.build import ROWS, CorpusConfig, build_corpus
-from bert_jax.corpus.sentences import MODES
+from bert_corpus.build import run_processes
+from bert_corpus.config import ROWS, CorpusConfig
+from bert_corpus.plan import Plan
+from bert_corpus.sentences import MODES
+from bert_corpus.steps import MAX_SAMPLES
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.tools.corpus_card import read_samples, write_card
 
 DEFAULT = CorpusConfig()
 
 INPUT = flags.DEFINE_list(
     "input",
     None,
-    "Globs of UTF-8 text files with blank lines between documents, a Wikipedia dump (.xml or "
-    ".xml.bz2), or tfds:NAME, a TFDS dataset that was prepared with file_format=array_record.",
+    "Globs, here or on a bucket, of UTF-8 text with blank lines between documents (.txt, .text or "
+    "no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), all also as .gz, .bz2, .zst "
+    "or .xz, or Parquet; or tfds:NAME, a TFDS dataset prepared with file_format=array_record.",
     required=True,
 )
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
@@ -35,12 +46,26 @@ PROCESSES = flags.DEFINE_integer(
     "Number of worker processes; 0 means one per core. The corpus does not depend on it.",
     lower_bound=0,
 )
+RUNNER = flags.DEFINE_string(
+    "runner",
+    "",
+    "Runner of Apache Beam, such as DataflowRunner; by default, processes of this machine. The "
+    "corpus does not depend on it.",
+)
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would be built from what, and stop.")
+SAMPLES = flags.DEFINE_integer(
+    "samples",
+    0,
+    f"Number of dropped documents of each kind to print, at most {MAX_SAMPLES}.",
+    lower_bound=0,
+)
 # The fields of CorpusConfig.
 flags.DEFINE_enum(
     "rows",
     DEFAULT.rows,
     ROWS,
-    "sentence_pairs: with next-sentence labels, as in BERT. The others have none (RoBERTa, section "
+    "sentence_pairs: with next-sentence labels, as in BERT; sentence_order: with the labels of "
+    "ALBERT, whether two consecutive spans are swapped. The others have none (RoBERTa, section "
     "4.2). full_sentences: consecutive sentences up to the length of a row, which continue in "
     "another document after a [SEP]; document_sentences: the same, ending with their document.",
 )
@@ -81,22 +106,55 @@ flags.DEFINE_integer(
     DEFAULT.num_shards,
     "Number of shards per split; 0 chooses it by the size of the input.",
 )
+flags.DEFINE_string("text_field", DEFAULT.text_field, "Field of JSON, Parquet and TFDS to read.")
+flags.DEFINE_bool(
+    "drop_duplicates",
+    DEFAULT.drop_duplicates,
+    "Drop a document whose text is equal to that of an earlier one.",
+)
+flags.DEFINE_float(
+    "near_duplicates",
+    DEFAULT.near_duplicates,
+    "Drop a document that is about this similar to an earlier one, such as 0.8 (Jaccard similarity "
+    "of the sets of five consecutive words, estimated by MinHash); 0 keeps all.",
+)
+flags.DEFINE_integer("min_words", DEFAULT.min_words, "Drop documents of fewer words.")
+flags.DEFINE_integer(
+    "max_words", DEFAULT.max_words, "Drop documents of more words; 0 keeps those of any length."
+)
+flags.DEFINE_string(
+    "only_language",
+    DEFAULT.only_language,
+    "ISO 639-1 code; drop documents that are identified as in another language.",
+)
+
+
+def parse_all_flags(argv: list[str]) -> list[str]:
+    """Returns the arguments that are not flags of this tool: with --runner, Beam's options."""
+    arguments = parse_flags(argv, known_only=True)
+    return arguments if RUNNER.value else parse_flags(argv)
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
+    if len(argv) > 1 and not RUNNER.value:
         sys.exit(f"prepare_corpus: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     started = time.monotonic()
     names = [field.name for field in dataclasses.fields(CorpusConfig)]
     try:
-        manifest = build_corpus(
-            INPUT.value,
-            load_tokenizer(VOCAB.value),
-            OUTPUT.value,
-            CorpusConfig(**{name: flags.FLAGS[name].value for name in names}),
-            overwrite=OVERWRITE.value,
-            num_processes=PROCESSES.value,
-        )
+        config = CorpusConfig(**{name: flags.FLAGS[name].value for name in names})
+        plan = Plan(INPUT.value, load_tokenizer(VOCAB.value), config)
+        if RUNNER.value:
+            from bert_corpus import beam  # from the extra "beam"
+
+            options = beam.parse_options([f"--runner={RUNNER.value}", *argv[1:]], OUTPUT.value)
+        if DRY_RUN.value:
+            print(plan.describe())
+            return
+        if RUNNER.value:
+            manifest = beam.run_pipeline(plan, OUTPUT.value, options, OVERWRITE.value)
+        else:
+            manifest = run_processes(plan, OUTPUT.value, OVERWRITE.value, PROCESSES.value)
+        write_card(OUTPUT.value)
     except BrokenProcessPool as error:
         sys.exit(
             f"prepare_corpus: a worker process died, perhaps for lack of memory ({error}); use "
@@ -105,12 +163,12 @@ def main(argv: list[str]) -> None:
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"prepare_corpus: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nprepare_corpus: interrupted; run the same command to start again")
+        sys.exit("\nprepare_corpus: interrupted; run the same command to continue")
     for split, counts in manifest["splits"].items():
-        not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
-        pairs = f"{counts['pairs']:,} pairs ({not_next:.1%} NotNext)"
-        if flags.FLAGS.rows != "sentence_pairs":
-            pairs = f"{counts['pairs']:,} sequences"
+        pairs = f"{counts['pairs']:,} sequences"
+        if sum(counts["nsp_labels"].values()):
+            not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
+            pairs = f"{counts['pairs']:,} pairs ({not_next:.1%} NotNext)"
         print(
             f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
             f"{pairs}, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
@@ -118,8 +176,13 @@ def main(argv: list[str]) -> None:
         )
         for warning in counts["warnings"]:
             print(f"warning: {warning}", file=sys.stderr)
-    print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s")
+    if manifest["skipped"]:
+        print(f"skipped while reading: {manifest['skipped']}")
+    for reason, texts in read_samples(OUTPUT.value)["dropped"].items():
+        for text in texts[: SAMPLES.value]:
+            print(f"dropped, {reason}: {text}")
+    print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s; see its card.md")
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=parse_all_flags)

@@ -16,9 +16,9 @@ import numpy as np
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from bert_corpus.config import CorpusConfig
 from bert_jax import partitioning
-from bert_jax.corpus.build import CorpusConfig
-from bert_jax.corpus.packing import row_dtype
+from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.setup import Phase, PretrainSetup, plan_phase

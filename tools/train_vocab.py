@@ -25,10 +25,10 @@ import tokenizers
 import tqdm
 from absl import app, flags
 
-from bert_jax.corpus.build import CorpusConfig, make_batches
-from bert_jax.corpus.parallel import ordered_map
-from bert_jax.corpus.readers import Document, find_inputs, input_bytes, read_documents
-from bert_jax.corpus.sentences import UNREADABLE, split_sentences
+from bert_corpus.inputs import Unit, cut_into_units, find_inputs
+from bert_corpus.parallel import worker_processes
+from bert_corpus.readers import read_documents
+from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import (
     MAX_WORD_CHARACTERS,
@@ -64,12 +64,10 @@ class CharacterCounts:
     too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
-def text_of_batch(
-    batch: list[tuple[Document, str, int]], lower_case: bool
-) -> tuple[list[str], CharacterCounts, int]:
-    """Returns the sentences of a batch, their counts, and the number of bytes read."""
+def text_of_unit(unit: Unit, lower_case: bool) -> tuple[list[str], CharacterCounts]:
+    """Returns the sentences of a unit of the input, and their counts."""
     sentences: list[str] = []
-    for document, _, _ in batch:
+    for document in read_documents(unit, collections.Counter()):
         try:
             sentences += split_sentences(document)
         except UNREADABLE:
@@ -91,7 +89,7 @@ def text_of_batch(
         counts.word_initial[word[0]] += count
         for character in word[1:]:
             counts.word_internal[character] += count
-    return sentences, counts, sum(document.bytes_read for document, _, _ in batch)
+    return sentences, counts
 
 
 def spool_text(
@@ -106,19 +104,16 @@ def spool_text(
     Raises:
       FileNotFoundError, ValueError: see `find_inputs` and `read_documents`; or there are no words.
     """
-    paths = find_inputs(inputs)
-    documents = (document for path in paths for document in read_documents(path, data_dir))
-    batches = make_batches(documents, CorpusConfig(heldout_fraction=0))
+    sources = find_inputs(inputs, data_dir=data_dir)
+    units = [unit for source in sources for unit in cut_into_units(source)]
     counts = CharacterCounts()
-    split = functools.partial(text_of_batch, lower_case=lower_case)
-    total_bytes = sum(input_bytes(path, data_dir) for path in paths)
-    with tqdm.tqdm(total=total_bytes, desc="text", unit="B", unit_scale=True) as bar:
-        for sentences, batch_counts, bytes_read in ordered_map(split, batches, num_processes):
+    split = functools.partial(text_of_unit, lower_case=lower_case)
+    with worker_processes(split, num_processes) as ordered_map:
+        for sentences, unit_counts in tqdm.tqdm(ordered_map(units), "text", len(units)):
             stream.writelines(f"{sentence}\n".encode() for sentence in sentences)
-            counts.word_initial.update(batch_counts.word_initial)
-            counts.word_internal.update(batch_counts.word_internal)
-            counts.too_long.update(batch_counts.too_long)
-            bar.update(bytes_read)
+            counts.word_initial.update(unit_counts.word_initial)
+            counts.word_internal.update(unit_counts.word_internal)
+            counts.too_long.update(unit_counts.too_long)
     stream.flush()
     if not counts.word_initial:
         raise ValueError("the input holds no words to train on")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from bert_jax.corpus.packing import pack_lengths
+from bert_jax.data.packing import pack_lengths
 
 NO_LABEL = -1
 

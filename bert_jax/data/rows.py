@@ -15,10 +15,11 @@ import threading
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from bert_jax.corpus.packing import row_dtype
-from bert_jax.corpus.writing import FORMAT_VERSION, MANIFEST
+from bert_jax.data.packing import row_dtype
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 2
 # If batches are as large as blocks, rows that share a batch share one in the next epoch with a
 # probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
 WINDOW_BLOCKS = 8

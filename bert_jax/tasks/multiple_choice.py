@@ -4,7 +4,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from bert_jax.corpus.readers import tfds_source
+from bert_jax.data.tfds import tfds_source
 from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.labels import read_labels

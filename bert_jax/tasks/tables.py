@@ -12,7 +12,7 @@ from typing import NamedTuple
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax.corpus.readers import tfds_source
+from bert_jax.data.tfds import tfds_source
 
 csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
 _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.

@@ -1,23 +1,29 @@
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
-import pickle
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
-from bert_jax.corpus import build, readers, writing
-from bert_jax.corpus.build import ROWS, CorpusConfig, build_corpus, make_batches, rows_of_group
-from bert_jax.corpus.parallel import ordered_map
-from bert_jax.corpus.readers import Document
+from bert_corpus import build, inputs, plan, readers, steps, writing
+from bert_corpus.build import build_corpus
+from bert_corpus.config import LABELED_ROWS, ROWS, CorpusConfig
+from bert_corpus.parallel import worker_processes
+from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_of
 from bert_jax.data.rows import Rows
 from bert_jax.tokenization import tokenizer_from_bytes
+from tests.helpers import ROOT
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{index}" for index in range(400)]
@@ -54,9 +60,10 @@ def directory_bytes(directory):
 def use_small_units(monkeypatch):
     """Makes everything that bounds memory about a thousand times smaller."""
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1000)
-    monkeypatch.setattr(build.make_batches, "__defaults__", (1500,))
-    monkeypatch.setattr(build, "MAX_PART_TOKENS", 64)
-    monkeypatch.setattr(build, "GROUP_TOKENS", 1000)
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 4000)
+    monkeypatch.setattr(build, "SPILL_BYTES", 1500)
+    monkeypatch.setattr(steps, "MAX_PART_TOKENS", 64)
+    monkeypatch.setattr(steps, "GROUP_TOKENS", 1000)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def text(tmp_path):
 
 
 def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(build.make_batches, "__defaults__", (1500,))
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 1500)
     for processes in (1, 2, 3):
         build_corpus(
             text,
@@ -76,7 +83,7 @@ def test_output_is_the_same_for_any_number_of_processes(tmp_path, text, monkeypa
         )
     first, *others = (directory_bytes(tmp_path / str(processes)) for processes in (1, 2, 3))
     assert others == [first, first]
-    assert len(first) == 3 + 1 + 2  # shards, manifest, vocabulary
+    assert len(first) == 3 + 1 + 3  # shards; manifest, vocabulary, samples
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -98,7 +105,7 @@ def test_manifest_matches_the_rows(tmp_path, text, kind):
         assert entry["tokens"] == (batch["tokens"] != TOKENIZER.pad_id).sum()
         assert entry["fill"] == pytest.approx(entry["tokens"] / (rows.num_rows * 32), abs=1e-4)
         assert entry["nsp_labels"]["not_next"] == batch["nsp_labels"].sum()
-        has_labels = kind == "sentence_pairs"
+        has_labels = kind in LABELED_ROWS
         assert sum(entry["nsp_labels"].values()) == has_labels * entry["pairs"]
         if not has_labels:
             assert not any(entry["dropped"].values()) and entry["warnings"] == []
@@ -166,22 +173,10 @@ def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
 def test_split_depends_only_on_the_text_and_the_seed():
     texts = [f"text {index}" for index in range(2000)]
     config = CorpusConfig(heldout_fraction=0.1)
-    splits = [build.split_of(text, config) for text in texts]
-    assert splits == [build.split_of(text, config) for text in texts]
+    splits = [split_of(text, config) for text in texts]
+    assert splits == [split_of(text, config) for text in texts]
     assert abs(splits.count("heldout") - 200) < 3 * (2000 * 0.09) ** 0.5
-    assert splits != [build.split_of(t, CorpusConfig(heldout_fraction=0.1, seed=1)) for t in texts]
-
-
-def test_batches_hold_every_document_once_and_its_parts_share_a_split_and_a_number():
-    documents = [Document(f"{index:04d} " * 30, continues=index % 5 > 0) for index in range(300)]
-    batches = list(make_batches(documents, CorpusConfig(heldout_fraction=0.3), 1000))
-    assignments = [assignment for batch in batches for assignment in batch]
-    assert [document for document, _, _ in assignments] == documents
-    for index, (_, split, source) in enumerate(assignments):
-        assert (split, source) == (assignments[index - index % 5][1], index // 5)
-    assert {split for _, split, _ in assignments} == {"train", "heldout"}
-    sizes = [sum(len(document.text) for document, _, _ in batch) for batch in batches]
-    assert all(1000 <= size < 1200 for size in sizes[:-1])
+    assert splits != [split_of(t, CorpusConfig(heldout_fraction=0.1, seed=1)) for t in texts]
 
 
 def test_half_of_the_pairs_of_three_books_are_not_next(tmp_path, monkeypatch):
@@ -257,8 +252,8 @@ def test_another_document_is_found_in_constant_time():
         operations += 1
         return result
 
-    documents = [[[5, 6, 7]] * 2 for _ in range(2000)]
-    group = [p for n, ids in enumerate(documents) for p in build.cut_into_parts(Source(n), ids)]
+    documents = [[np.array([5, 6, 7], np.uint16).tobytes()] * 2 for _ in range(2000)]
+    group = [Part(Source(n), 0, b"", ids) for n, ids in enumerate(documents)]
     rows, counts = rows_of_group(group, (0, 2, 3), corpus_config(), random.Random(0))
     assert counts["pairs"] >= 2000 and len(rows) == counts["rows"]
     assert operations < 40 * len(group)
@@ -283,10 +278,11 @@ def test_ordered_map_keeps_order_and_reads_only_a_few_items_ahead():
             read.append(item)
             yield item
 
-    results = ordered_map(slow_for_early, items(), 2)
-    assert next(results) == 0
-    assert len(read) <= 6
-    assert list(results) == [item * item for item in range(1, 100)]
+    with worker_processes(slow_for_early, 2) as ordered_map:
+        results = ordered_map(items())
+        assert next(results) == 0
+        assert len(read) <= 6
+        assert list(results) == [item * item for item in range(1, 100)]
 
 
 def blocked_signals(item):
@@ -294,13 +290,17 @@ def blocked_signals(item):
 
 
 def test_ctrl_c_reaches_only_the_parent_process():
-    assert all(ordered_map(blocked_signals, range(10), 2))
+    with worker_processes(blocked_signals, 2) as ordered_map:
+        assert all(ordered_map(range(10)))
     assert not blocked_signals(None)
 
 
 def test_ordered_map_raises_the_error_of_a_worker():
-    with pytest.raises(ValueError, match="item 3"):
-        list(ordered_map(fail_at_three, range(10), 2))
+    with (
+        worker_processes(fail_at_three, 2) as ordered_map,
+        pytest.raises(ValueError, match="item 3"),
+    ):
+        list(ordered_map(range(10)))
 
 
 @pytest.mark.parametrize("paragraphs", [["only"], ["w1\nw2"], ["w1", "w2"], ["w1\nw2", "?", "w3"]])
@@ -335,7 +335,7 @@ def test_input_given_twice_is_read_twice(tmp_path, text):
 
 
 def test_the_number_of_shards_follows_the_size_of_the_input(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(build, "INPUT_BYTES_PER_SHARD", os.path.getsize(text) // 3)
+    monkeypatch.setattr(plan, "INPUT_BYTES_PER_SHARD", os.path.getsize(text) // 3)
     manifest = build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
     assert len(manifest["splits"]["train"]["shards"]) == 4
     assert len(manifest["splits"]["heldout"]["shards"]) == 1
@@ -426,6 +426,7 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
         "heldout-00000-of-00001.array_record",
         "manifest.json",
         "notes.md",
+        "samples.json",
         "train-00000-of-00001.array_record",
         "vocab.txt",
     ]
@@ -469,11 +470,150 @@ def test_write_shard_keeps_every_row_in_blocks(tmp_path):
 
 
 def test_parts_hold_every_sentence_and_are_equally_long(monkeypatch):
-    monkeypatch.setattr(build, "MAX_PART_TOKENS", 50)
-    sentences = [[number] * 10 for number in range(31)]
-    document_parts = list(build.cut_into_parts(3, sentences))
-    assert [ids for part in document_parts for ids in part.ids()] == sentences
-    assert {len(part.sentences) for part in document_parts} == {4, 5}
-    assert {part.document_index for part in document_parts} == {3}
-    assert pickle.loads(pickle.dumps(document_parts)) == document_parts
-    assert len(list(build.cut_into_parts(0, [[1] * 1000]))) == 1
+    monkeypatch.setattr(steps, "MAX_PART_TOKENS", 50)
+    sentences = [bytes([number, 0]) * 10 for number in range(31)]
+    parts = list(cut_into_parts(sentences))
+    assert [sentence for part in parts for sentence in part] == sentences
+    assert {len(part) for part in parts} == {4, 5}
+    assert len(list(cut_into_parts([bytes(2000)]))) == 1
+
+
+class Interrupted(Exception):
+    pass
+
+
+def files_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def interrupt(monkeypatch, function, after, calls=None):
+    """Makes one of the functions of `writing` fail after some calls."""
+    calls, original = [] if calls is None else calls, getattr(writing, function)
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) > after:
+            raise Interrupted
+        return original(*arguments)
+
+    monkeypatch.setattr(writing, function, interrupted)
+
+
+def test_interrupted_build_continues_to_the_same_corpus(tmp_path, text, monkeypatch):
+    use_small_units(monkeypatch)
+    config = corpus_config(num_shards=4, dupe_factor=2)
+    build_corpus(text, TOKENIZER, tmp_path / "whole", config, num_processes=1)
+    for function, num_calls in (("replace_file", 40), ("write_shard", 5)):
+        for after in range(0, num_calls, 4):
+            out = tmp_path / f"{function}-{after}"
+            with monkeypatch.context() as patched:
+                interrupt(patched, function, after)
+                with pytest.raises(Interrupted):
+                    build_corpus(text, TOKENIZER, out, config, num_processes=1)
+            assert not (out / "manifest.json").exists()
+            finished = set((out / writing.SCRATCH).glob("*-?????*.json"))
+            with monkeypatch.context() as patched:
+                interrupt(patched, "replace_file", 10**9, written := [])
+                build_corpus(text, TOKENIZER, out, config, num_processes=1)
+            assert not finished & {path for (path,) in written}
+            assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("after", range(0, 8, 2))
+def test_interrupted_publication_continues(tmp_path, text, monkeypatch, after):
+    """The files of a corpus are replaced one by one; without a manifest it is not complete."""
+    out, config = tmp_path / "out", corpus_config(num_shards=4)
+    build_corpus(text, TOKENIZER, out, corpus_config(num_shards=6, seed=3), num_processes=1)
+    replaced, original = [], os.replace
+
+    def interrupted(source, target):
+        if pathlib.Path(target).parent == out:
+            replaced.append(target)
+            if len(replaced) > after:
+                raise Interrupted
+        original(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing.os, "replace", interrupted)
+        with pytest.raises(Interrupted):
+            build_corpus(text, TOKENIZER, out, config, overwrite=True, num_processes=1)
+    assert not (out / "manifest.json").exists()
+    build_corpus(text, TOKENIZER, out, config, num_processes=1)
+    build_corpus(text, TOKENIZER, tmp_path / "whole", config, num_processes=1)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["seed", "input", "vocabulary"])
+def test_interrupted_build_of_something_else_is_not_continued(tmp_path, text, monkeypatch, change):
+    out, config, tokenizer = tmp_path / "out", corpus_config(num_shards=2), TOKENIZER
+    with monkeypatch.context() as patched:
+        interrupt(patched, "write_shard", 1)
+        with pytest.raises(Interrupted):
+            build_corpus(text, TOKENIZER, out, config, num_processes=1)
+    if change == "seed":
+        config = corpus_config(num_shards=2, seed=2)
+    elif change == "input":
+        content = pathlib.Path(text).read_text()
+        pathlib.Path(text).write_text(content.replace("w1 ", "w2 "))
+    else:
+        words = "\n".join(SPECIAL + WORDS[::-1])
+        tokenizer = tokenizer_from_bytes("vocab.txt", words.encode())
+    build_corpus(text, tokenizer, out, config, num_processes=1)
+    build_corpus(text, tokenizer, tmp_path / "whole", config, num_processes=1)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
+    """Kills the parent, a worker, or both, at random moments; see BERT_JAX_KILLS."""
+    text = write_text(tmp_path / "text.txt", 190, 400)
+    (tmp_path / "vocab.txt").write_bytes(TOKENIZER.content)
+    program = (
+        "from bert_corpus import inputs, build\n"
+        "from bert_corpus.config import CorpusConfig\n"
+        "from bert_jax.tokenization import load_tokenizer\n"
+        "import sys\n"
+        "if __name__ == '__main__':\n"
+        "    inputs.UNIT_BYTES = 20_000\n"
+        "    config = CorpusConfig(max_seq_length=32, heldout_fraction=0.1, dupe_factor=3,\n"
+        "                          num_shards=30, sentences='lines')\n"
+        f"    arguments = {text!r}, load_tokenizer({str(tmp_path / 'vocab.txt')!r}), sys.argv[1]\n"
+        "    build.build_corpus(*arguments, config, num_processes=2)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+
+    def start(directory):
+        command = [sys.executable, str(tmp_path / "program.py"), str(directory)]
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+    begun = time.monotonic()
+    assert start(tmp_path / "whole").wait() == 0
+    seconds = time.monotonic() - begun
+    rng, out, num_kills = random.Random(0), tmp_path / "out", 0
+    kinds = itertools.cycle(("parent", "worker", "both"))
+    for _ in range(100):
+        process = start(out)
+        time.sleep(rng.uniform(0.2, 0.5) * seconds)
+        workers = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if "spawn_main" in " ".join(child.cmdline())
+        ]
+        kind = next(kinds)
+        victims = {"parent": [], "worker": workers[:1], "both": workers}[kind]
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        if kind != "worker":
+            process.kill()
+        exit_code = process.wait()
+        assert not psutil.wait_procs(workers, timeout=20)[1], "workers outlive the parent"
+        if exit_code == 0:
+            break
+        num_kills += 1
+        if num_kills == int(os.environ.get("BERT_JAX_KILLS", 3)):
+            assert start(out).wait() == 0
+            break
+    print(f"killed {num_kills} times")
+    assert num_kills and files_of(out) == files_of(tmp_path / "whole")
+    assert not (out / writing.SCRATCH).exists()

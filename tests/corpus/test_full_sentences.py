@@ -6,8 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from bert_jax.corpus.build import CorpusConfig, DocumentPart, rows_of_group
-from bert_jax.corpus.full_sentences import make_full_sentences
+from bert_corpus.config import CorpusConfig
+from bert_corpus.full_sentences import make_full_sentences
+from bert_corpus.steps import Part, rows_of_group
 from bert_jax.data.features import unpack_rows
 
 SEP, MAX_TOKENS = 3, 14
@@ -61,7 +62,7 @@ def test_only_a_sentence_longer_than_a_sequence_is_cut():
 def test_rows_hold_all_tokens_as_one_segment_without_next_sentence_label(mode):
     documents = random_documents(4, longest=30)
     parts = [
-        DocumentPart(index, [np.array(ids, np.uint16).tobytes() for ids in document])
+        Part(index, 0, b"", [np.array(ids, np.uint16).tobytes() for ids in document])
         for index, document in enumerate(documents)
     ]
     config = CorpusConfig(rows=mode, max_seq_length=32, max_pairs_per_row=4)

@@ -2,8 +2,9 @@ import random
 
 import numpy as np
 
-from bert_jax.corpus.packing import pack_lengths, pack_pairs, row_dtype
-from bert_jax.corpus.pairs import Pair
+from bert_corpus.packing import pack_pairs
+from bert_corpus.pairs import Pair
+from bert_jax.data.packing import pack_lengths, row_dtype
 
 
 def random_pairs(count, longest=60, seed=0):

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from bert_jax.corpus import pairs as pairs_module
-from bert_jax.corpus.pairs import IS_NEXT, NOT_NEXT, make_pairs, truncate_pair
+from bert_corpus import pairs as pairs_module
+from bert_corpus.pairs import IS_NEXT, NOT_NEXT, make_pairs, truncate_pair
 
 
 def numbered_documents(num_documents, num_sentences, sentence_length):
@@ -62,7 +62,7 @@ def test_is_next_continues_the_document_and_not_next_is_from_another():
     documents = numbered_documents(20, 30, 7)
     document_tokens = 30 * 7
     # No pair reaches this length, so none is truncated.
-    for first, second, label, _ in all_pairs(documents, max_seq_length=10_000):
+    for first, second, label, *_ in all_pairs(documents, max_seq_length=10_000):
         assert first == list(range(first[0], first[0] + len(first)))
         if label == IS_NEXT:
             assert second[0] == first[-1] + 1
@@ -76,7 +76,7 @@ def test_every_sentence_is_used():
         pairs = all_pairs(documents, max_seq_length, short_seq_prob)
         firsts_and_true_seconds = {
             token
-            for first, second, label, _ in pairs
+            for first, second, label, *_ in pairs
             for token in first + (second if label == IS_NEXT else [])
         }
         # Sentences replaced by a random span begin the next pair.
@@ -84,7 +84,7 @@ def test_every_sentence_is_used():
 
 
 def test_pairs_fit_and_no_span_is_empty():
-    for first, second, _, _ in all_pairs(numbered_documents(30, 30, 23), max_seq_length=32):
+    for first, second, *_ in all_pairs(numbered_documents(30, 30, 23), max_seq_length=32):
         assert first and second
         assert len(first) + len(second) <= 29
 

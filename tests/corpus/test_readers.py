@@ -1,13 +1,25 @@
 import bz2
+import collections
+import itertools
+import json
+import math
+import pathlib
+import random
 import sys
 
+import fsspec
+import pyarrow
 import pytest
 import tensorflow_datasets
+from pyarrow import parquet
 
-from bert_jax.corpus import readers
-from bert_jax.corpus.build import CorpusConfig, build_corpus
-from bert_jax.corpus.readers import find_inputs, input_bytes, read_documents
-from bert_jax.corpus.sentences import split_sentences
+from bert_corpus import inputs, readers
+from bert_corpus.build import build_corpus
+from bert_corpus.config import CorpusConfig
+from bert_corpus.inputs import cut_into_units, find_inputs
+from bert_corpus.readers import read_documents
+from bert_corpus.sentences import split_sentences
+from bert_jax.data.tfds import tfds_source
 from bert_jax.tokenization import load_tokenizer
 from tests.helpers import random_text, write_tfds, write_vocabulary
 
@@ -29,10 +41,30 @@ def dump(*pages):
     return DUMP.format(pages=text).encode()
 
 
+def read(pattern, data_dir="", text_field="text", skipped=None):
+    """Returns the documents of the inputs, read in units."""
+    return [
+        document
+        for source in find_inputs(pattern, text_field, data_dir)
+        for unit in cut_into_units(source)
+        for document in read_documents(unit, collections.Counter() if skipped is None else skipped)
+    ]
+
+
+def write_compressed(path, content):
+    """Writes a file, compressed as its suffix says."""
+    if path.endswith(".zst"):
+        with pyarrow.CompressedOutputStream(path, "zstd") as stream:
+            stream.write(content)
+    else:
+        with fsspec.open(path, "wb", compression="infer") as stream:
+            stream.write(content)
+
+
 def test_blank_lines_separate_documents(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes("\ufeffone\ntwo\n\n \nthrée\n\n\n".encode())
-    documents = list(read_documents(str(path)))
+    documents = read(str(path))
     assert [document.text for document in documents] == ["one\ntwo\n", "thrée\n"]
     assert not any(document.continues for document in documents)
 
@@ -42,22 +74,16 @@ def test_all_line_endings_give_the_same_documents(tmp_path, end):
     content = "one\ntwo\x85\u2028\n\n\nthrée".encode()
     (tmp_path / "unix.txt").write_bytes(content)
     (tmp_path / "other_end.txt").write_bytes(content.replace(b"\n", end))
-    unix, other_end = (
-        list(read_documents(str(tmp_path / f"{name}.txt"))) for name in ("unix", "other_end")
-    )
+    unix, other_end = (read(str(tmp_path / f"{name}.txt")) for name in ("unix", "other_end"))
     assert [document.text for document in unix] == [document.text for document in other_end]
     assert [document.text for document in unix] == ["one\ntwo\x85\u2028\n", "thrée\n"]
-    assert (
-        sum(document.bytes_read for document in other_end)
-        == (tmp_path / "other_end.txt").stat().st_size
-    )
 
 
 def test_long_document_is_read_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 8)
     path = tmp_path / "text.txt"
     path.write_text("aaaa\nbbbb\ncccc\n\ndddd\n")
-    documents = list(read_documents(str(path)))
+    documents = read(str(path))
     assert [document.text for document in documents] == ["aaaa\nbbbb\n", "cccc\n", "dddd\n"]
     assert [document.continues for document in documents] == [False, True, False]
 
@@ -66,7 +92,7 @@ def test_document_that_ends_at_the_size_limit_does_not_continue(tmp_path, monkey
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 8)
     path = tmp_path / "text.txt"
     path.write_text("aaaa\nbbbb\n\ncccc\n")
-    documents = list(read_documents(str(path)))
+    documents = read(str(path))
     assert [document.continues for document in documents] == [False, False]
 
 
@@ -76,7 +102,7 @@ def test_dump_yields_only_articles(tmp_path, name):
     content = content.replace(b"</mediawiki>", dump((0, False, "Last."))[57:])
     path = tmp_path / name
     path.write_bytes(bz2.compress(content) if name.endswith(".bz2") else content)
-    documents = list(read_documents(str(path)))
+    documents = read(str(path))
     assert [document.text for document in documents] == ["First & best.", "Last."]
     assert {document.markup for document in documents} == {"wikitext"}
 
@@ -84,8 +110,10 @@ def test_dump_yields_only_articles(tmp_path, name):
 def test_inputs_of_several_globs_are_found_in_sorted_order(tmp_path):
     for name in ("b.txt", "a.txt", "c", "d.xml"):
         (tmp_path / name).write_text("x")
-    inputs = find_inputs(f"{tmp_path}/*.txt,{tmp_path}/c,{tmp_path}/d.xml,tfds:wiki")
-    assert [path.rsplit("/")[-1] for path in inputs] == [
+    write_tfds(tmp_path, "wiki", {"train": [{"text": "x"}]}, {"text": TEXT})
+    patterns = f"{tmp_path}/*.txt,{tmp_path}/c,{tmp_path}/d.xml,tfds:wiki"
+    sources = find_inputs(patterns, data_dir=str(tmp_path))
+    assert [source.path.rsplit("/")[-1] for source in sources] == [
         "a.txt",
         "b.txt",
         "c",
@@ -112,20 +140,16 @@ def test_bad_input_is_a_clear_error(tmp_path, name, content, error, message):
     if name:
         path.write_bytes(content)
     with pytest.raises(error, match=message) as caught:
-        for file in find_inputs(str(path)):
-            list(read_documents(file))
+        read(str(path))
     assert str(path) in str(caught.value)
 
 
 def test_tfds_yields_the_text_field_without_tensorflow(tmp_path):
     texts = ["première\n\nfin", "second"]
     write_tfds(tmp_path, "news", {"train": [{"text": text} for text in texts]}, {"text": TEXT})
-    documents = list(read_documents("tfds:news", str(tmp_path)))
+    documents = read("tfds:news", str(tmp_path))
     assert sorted(document.text for document in documents) == texts
     assert {document.markup for document in documents} == {""}
-    num_bytes = sum(document.bytes_read for document in documents)
-    assert num_bytes == len("".join(texts).encode())
-    assert input_bytes("tfds:news", str(tmp_path)) >= num_bytes
     assert "tensorflow" not in sys.modules
 
 
@@ -180,7 +204,7 @@ Rivers of the north
 )
 def test_articles_of_tfds_lose_their_headings_and_marks(tmp_path, name, text, expected):
     write_tfds(tmp_path, name, {"train": [{"text": text}]}, {"text": TEXT})
-    (document,) = read_documents(f"tfds:{name}", str(tmp_path))
+    (document,) = read(f"tfds:{name}", str(tmp_path))
     assert split_sentences(document) == expected
 
 
@@ -203,13 +227,13 @@ def test_articles_of_tfds_lose_their_headings_and_marks(tmp_path, name, text, ex
 def test_tfds_that_cannot_be_read_is_a_clear_error(tmp_path, name, field, prepared, error, message):
     write_tfds(tmp_path, "news", {"train": [{field: "a"}]}, {field: TEXT}, prepared)
     with pytest.raises(error, match=message):
-        list(read_documents(f"tfds:{name}", str(tmp_path)))
+        read(f"tfds:{name}", str(tmp_path))
 
 
 def test_unknown_tfds_split_is_a_clear_error(tmp_path):
     write_tfds(tmp_path, "news", {"train": [{"text": "a"}]}, {"text": TEXT})
     with pytest.raises(ValueError, match=r"tfds:news in .*: Unknown split 'dev'.* \['train'\]"):
-        readers.tfds_source("news", "dev", str(tmp_path))
+        tfds_source("news", "dev", str(tmp_path))
 
 
 def test_overlong_line_is_a_clear_error(tmp_path, monkeypatch):
@@ -217,4 +241,138 @@ def test_overlong_line_is_a_clear_error(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_text("x" * 30)
     with pytest.raises(ValueError, match="line of over 10 bytes"):
-        list(read_documents(str(path)))
+        read(str(path))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "dos", "old_mac"])
+def test_units_of_text_hold_each_document_once(tmp_path, monkeypatch, end):
+    rng = random.Random(0)
+    documents = [
+        "".join("x" * rng.randint(1, 30) + end for _ in range(rng.randint(1, 5))) for _ in range(60)
+    ]
+    blank = ["", end, end * 3, f" {end}"]
+    text = "".join(f"{document}{end}{rng.choice(blank)}" for document in documents)
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    whole = read(str(tmp_path / "text.txt"))
+    assert len(whole) == 60
+    for unit_bytes in (1, 2, 7, 50, 1000):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        assert read(str(tmp_path / "text.txt")) == whole
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst", ".xz"])
+def test_units_of_json_lines_hold_each_line_once(tmp_path, monkeypatch, suffix):
+    path = f"{tmp_path}/text.jsonl{suffix}"
+    texts = [f"text {n} " + "é" * (n % 7) for n in range(50)]
+    lines = [json.dumps({"text": text, "id": 1}, ensure_ascii=False) for text in texts]
+    lines[10:10] = ["", "{", "[1]", '{"id": 2}', '{"text": 3}']
+    write_compressed(path, "\n".join(lines).encode())
+    for unit_bytes in (1 << 22, 40):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        skipped = collections.Counter()
+        documents = read(path, skipped=skipped)
+        assert sorted(document.text for document in documents) == sorted(texts)
+        assert skipped == {"lines": 54, "lines_without_text": 4}
+
+
+def multistream_dump(num_streams, pages_of_a_stream):
+    """A dump as Wikimedia writes it: the header, pages and end of the document compressed apart."""
+    head, tail = DUMP.split("{pages}\n")
+    streams = [head]
+    number = 0
+    for _ in range(num_streams):
+        pages = range(number, number + pages_of_a_stream)
+        number += pages_of_a_stream
+        streams.append(
+            "".join(PAGE.format(ns=0, redirect="", text=f"Page {n}. " * 50) for n in pages)
+        )
+    return b"".join(bz2.compress(stream.encode()) for stream in (*streams, tail))
+
+
+def test_units_of_a_multistream_dump_hold_each_page_once(tmp_path, monkeypatch):
+    path = tmp_path / "wiki-pages-articles-multistream.xml.bz2"
+    path.write_bytes(multistream_dump(9, 3))
+    expected = [f"Page {n}. " * 50 for n in range(27)]
+    for unit_bytes in (1 << 22, 1000, 100, 10):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        (source,) = find_inputs(str(path))
+        assert len(cut_into_units(source)) == math.ceil(path.stat().st_size / unit_bytes)
+        assert [document.text for document in read(str(path))] == expected
+
+
+@pytest.mark.parametrize("name", ["wiki.xml.bz2", "wiki.xml.gz", "text.txt.zst"])
+def test_compressed_files_are_read_by_several_workers(tmp_path, monkeypatch, name):
+    content = dump(*[(0, n % 3 == 0, f"Page {n}.") for n in range(30)])
+    if name.startswith("text"):
+        content = "\n\n".join(f"Page {n}." for n in range(20)).encode()
+    write_compressed(f"{tmp_path}/{name}", content)
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 40)
+    (source,) = find_inputs(f"{tmp_path}/{name}")
+    units, skipped = cut_into_units(source), collections.Counter()
+    parts = [[d.text.strip() for d in read_documents(unit, skipped)] for unit in units]
+    assert len(units) > 4 and max(map(len, parts)) - min(map(len, parts)) <= 1
+    numbers = [n for n in range(30) if n % 3] if name.startswith("wiki") else range(20)
+    assert sorted(itertools.chain(*parts)) == sorted(f"Page {n}." for n in numbers)
+    assert skipped == ({"redirects": 10} if name.startswith("wiki") else {})
+
+
+def write_parquet(path, columns):
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=3)
+
+
+def test_units_of_parquet_hold_each_row_once(tmp_path, monkeypatch):
+    texts = [f"text {n}" for n in range(20)]
+    write_parquet(tmp_path / "text.parquet", {"body": [*texts, None], "id": list(range(21))})
+    for unit_bytes in (1 << 22, 100):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        skipped = collections.Counter()
+        documents = read(f"{tmp_path}/text.parquet", text_field="body", skipped=skipped)
+        assert [document.text for document in documents] == texts
+        assert skipped == {"lines": 21, "lines_without_text": 1}
+
+
+def test_parquet_without_the_column_is_a_clear_error(tmp_path):
+    write_parquet(tmp_path / "text.parquet", {"body": ["a"], "id": [1]})
+    with pytest.raises(ValueError, match=r"has the columns body, id; expected 'text': .*--text_fi"):
+        read(f"{tmp_path}/text.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "text.parquet").read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"cut\.parquet is damaged or cut off"):
+        read(f"{tmp_path}/cut.parquet")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst", ".xz"])
+def test_cut_off_compressed_text_is_a_clear_error(tmp_path, suffix):
+    path = f"{tmp_path}/text.txt{suffix}"
+    write_compressed(path, random.Random(0).randbytes(20_000).hex().encode())
+    content = pathlib.Path(path).read_bytes()
+    pathlib.Path(path).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="damaged or cut off"):
+        read(path)
+
+
+def test_damaged_stream_of_a_multistream_dump_is_a_clear_error(tmp_path):
+    path = tmp_path / "wiki-multistream.xml.bz2"
+    content = bytearray(multistream_dump(3, 2))
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"wiki-multistream.xml.bz2 is damaged at byte \d+"):
+        read(str(path))
+
+
+def test_inputs_on_a_bucket_are_found_and_read(monkeypatch):
+    bucket = fsspec.filesystem("memory")
+    bucket.pipe({f"/bucket/part-{n}.txt": f"one {n}\n\ntwo {n}".encode() for n in range(3)})
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 4)
+    texts = [document.text for document in read("memory://bucket/*.txt")]
+    assert texts == [f"{word} {n}\n" for n in range(3) for word in ("one", "two")]
+    with pytest.raises(FileNotFoundError, match="matches no file"):
+        read("memory://bucket/*.md")
+
+
+def test_bucket_without_credentials_is_a_clear_error(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("401 Anonymous caller")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "glob", refuse)
+    with pytest.raises(OSError, match=r"--input=memory://a: 401 .*; check .* log in to the cloud"):
+        read("memory://a")

@@ -1,10 +1,16 @@
 import random
 
+import numpy as np
 import pytest
 
-from bert_jax.corpus.pairs import make_pairs
-from bert_jax.corpus.readers import Document
-from bert_jax.corpus.sentences import cut_sentence, split_sentences
+from bert_corpus.pairs import make_pairs
+from bert_corpus.readers import Document
+from bert_corpus.sentences import cut_sentence, split_sentences
+
+
+def cut(ids, max_seq_length):
+    pieces = cut_sentence(np.array(ids, np.uint16).tobytes(), max_seq_length)
+    return [np.frombuffer(piece, np.uint16).tolist() for piece in pieces]
 
 
 @pytest.mark.parametrize(
@@ -22,14 +28,14 @@ from bert_jax.corpus.sentences import cut_sentence, split_sentences
     ],
 )
 def test_only_sentences_longer_than_pairs_and_prose_are_cut(length, max_seq_length, piece_lengths):
-    pieces = cut_sentence(list(range(length)), max_seq_length)
+    pieces = cut(list(range(length)), max_seq_length)
     assert [len(piece) for piece in pieces] == piece_lengths
     assert [token for piece in pieces for token in piece] == list(range(length))
 
 
 @pytest.mark.parametrize("max_seq_length", [5, 16, 64, 127, 128, 512])
 def test_two_pieces_fill_a_pair_and_lose_at_most_one_token(max_seq_length):
-    documents = [cut_sentence([number] * 20_000, max_seq_length) for number in range(2)]
+    documents = [cut([number] * 20_000, max_seq_length) for number in range(2)]
     pairs = make_pairs(documents, 0, max_seq_length, 0.0, random.Random(0), range(1))
     lengths = [len(pair.first) + len(pair.second) for pair in pairs[:-1]]
     assert set(lengths) == {max_seq_length - 3}
@@ -40,6 +46,6 @@ def test_pages_between_brackets_stay_in_the_pairs():
     text = "A river runs (past the town. " + "It is old. The bridge is older. " * 600 + ")"
     (sentence,) = split_sentences(Document(text))
     num_tokens = len(sentence.split())
-    document = cut_sentence(list(range(num_tokens)), 128)
+    document = cut(list(range(num_tokens)), 128)
     pairs = make_pairs([document], 0, 128, 0.0, random.Random(0), range(1))
     assert sum(pair.num_truncated for pair in pairs) < 0.02 * num_tokens

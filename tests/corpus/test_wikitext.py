@@ -1,8 +1,8 @@
 import pytest
 
-from bert_jax.corpus import sentences
-from bert_jax.corpus.readers import Document
-from bert_jax.corpus.wikitext import extract_passages
+from bert_corpus import sentences
+from bert_corpus.readers import Document
+from bert_corpus.wikitext import extract_passages
 
 ARTICLE = """{{Infobox person|name=Ada|born={{birth date|1815|12|10}}}}
 [[File:Ada.jpg|thumb|right|A portrait, with a [[link]] inside.]]

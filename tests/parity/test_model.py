@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.corpus.packing import row_dtype
+from bert_jax.data.packing import row_dtype
 from bert_jax.interop.huggingface import (
     _CONFIG_KEYS,
     config_from_huggingface,

@@ -83,7 +83,7 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path, argument
 
 
 def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
-    (tmp_path / "text.txt").write_text("A river.\n\n" * 200)
+    (tmp_path / "text.txt").write_text("".join(f"A river {n}.\n\n" for n in range(200)))
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
     files = (f"--{name}={tmp_path}/{name}.txt" for name in ("vocab", "output"))
     flags = ("--heldout_fraction=0", "--max_seq_length=9", "--processes=1")

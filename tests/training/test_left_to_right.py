@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from bert_jax import partitioning
-from bert_jax.corpus.packing import row_dtype
 from bert_jax.data.features import unpack_rows
+from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import BERT_INPUTS, Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.training import pretrain_step

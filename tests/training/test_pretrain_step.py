@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from bert_jax import partitioning
-from bert_jax.corpus.packing import row_dtype
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
+from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tools.hlo_cost import COLLECTIVES, array_bytes, parse_hlo

@@ -1,24 +1,29 @@
-"""Maps a function over a stream of any length on all cores, in order and in bounded memory."""
+"""Maps a function over streams of any length on all cores, in order and in bounded memory."""
 
 import collections
 import concurrent.futures
+import contextlib
+import functools
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 _function: Callable  # set once when a worker process starts
 
 
-def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> Iterator:
-    """Yields `function(item)` for each item, in order; `num_processes` 0 means one per core.
+@contextlib.contextmanager
+def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Callable]:
+    """Starts processes, one per core if 0, and yields `ordered_map(items)`.
 
-    Unlike `Pool.imap`, reads ahead only two items per process, and raises when a process dies, for
-    instance from lack of memory. `function`, sent to each process once, may bind large objects.
+    That yields `function(item)` for each item, in order. Unlike `Pool.imap`, it reads ahead only
+    two items per process, and raises when a process dies, for instance from lack of memory.
+    `function`, sent to each process once, may bind large objects.
     """
     num_processes = num_processes or usable_cores()
     if num_processes == 1:
-        yield from map(function, items)
+        yield functools.partial(map, function)
         return
     executor = concurrent.futures.ProcessPoolExecutor(
         num_processes,
@@ -27,7 +32,8 @@ def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> 
         _start_worker,
         (function,),
     )
-    try:
+
+    def ordered_map(items: Iterable) -> Iterator:
         pending: collections.deque = collections.deque()
         for item in items:
             # A worker started here inherits the mask, so that only the parent handles Ctrl-C.
@@ -40,6 +46,9 @@ def ordered_map(function: Callable, items: Iterable, num_processes: int = 0) -> 
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+    try:
+        yield ordered_map
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -52,7 +61,14 @@ def usable_cores() -> int:
 def _start_worker(function: Callable) -> None:
     global _function
     _function = function
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Every core already has a process.
+
+
+def _exit_with_parent() -> None:
+    """Ends this process when its parent is killed; it would wait for work forever."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _apply(item):

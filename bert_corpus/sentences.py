@@ -3,9 +3,9 @@
 import sentencex
 from mwparserfromhell.parser import ParserError
 
-from bert_jax.corpus.pairs import SPECIAL_TOKENS_PER_PAIR
-from bert_jax.corpus.readers import Document
-from bert_jax.corpus.wikitext import article_passages, extract_passages
+from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
+from bert_corpus.readers import Document
+from bert_corpus.wikitext import article_passages, extract_passages
 
 MODES = ("split", "lines")
 MAX_SENTENCE_TOKENS = 128  # 0.14 % of Wikipedia's sentences are longer, none has more than 210
@@ -31,15 +31,15 @@ def split_sentences(document: Document, mode: str = "split", language: str = "en
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def cut_sentence(ids: list[int], max_seq_length: int) -> list[list[int]]:
-    """Cuts a sentence that is longer than a pair into pieces; two fill a pair.
+def cut_sentence(ids: bytes, max_seq_length: int) -> list[bytes]:
+    """Cuts a sentence (uint16 ids) that is longer than a pair into pieces; two fill a pair.
 
     The splitter returns pages as one sentence if their quotes or brackets are unbalanced, or there
     is no punctuation. Prose (`MAX_SENTENCE_TOKENS`) stays whole; pairs truncate it, as
     in the released code.
     """
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
-    if len(ids) <= max(max_tokens, MAX_SENTENCE_TOKENS):
+    if len(ids) <= 2 * max(max_tokens, MAX_SENTENCE_TOKENS):
         return [ids]
-    half = (max_tokens + 1) // 2
+    half = 2 * ((max_tokens + 1) // 2)  # in bytes
     return [ids[start : start + half] for start in range(0, len(ids), half)]

@@ -20,7 +20,12 @@ class Pair(NamedTuple):
     first: list[int]
     second: list[int]
     nsp_label: int
-    num_truncated: int = 0  # tokens truncated, except those of a random span, which is a copy
+    num_truncated: int = 0  # tokens truncated, except those of a random span
+    num_copied: int = 0  # tokens that other pairs have too: of a random span, or used twice
+
+    def swapped(self) -> "Pair":
+        """Returns the pair with its spans swapped, labeled 1 (ALBERT's sentence order)."""
+        return self._replace(first=self.second, second=self.first, nsp_label=NOT_NEXT)
 
 
 def make_pairs(
@@ -51,7 +56,7 @@ def make_pairs(
     # Drawn once per document, as in the released code.
     target_length = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
     pairs, sentences = [], []
-    num_tokens = position = 0
+    num_tokens = position = num_copied = 0
     while position < len(document):
         sentences.append(document[position])
         num_tokens += len(document[position])
@@ -65,6 +70,7 @@ def make_pairs(
             ):
                 sentences.insert(0, document[-len(sentences) - 1])
                 num_tokens += len(sentences[0])
+                num_copied += len(sentences[0])
         split = rng.randint(1, len(sentences) - 1) if len(sentences) > 1 else 1
         first = list(itertools.chain(*sentences[:split]))
         if is_next:
@@ -82,8 +88,10 @@ def make_pairs(
             position -= len(sentences) - split
         spans = truncate_pair(first, second, max_tokens, rng)
         num_truncated = len(first) - len(spans[0]) + is_next * (len(second) - len(spans[1]))
-        pairs.append(Pair(*spans, IS_NEXT if is_next else NOT_NEXT, num_truncated))
-        sentences, num_tokens = [], 0
+        num_copied += 0 if is_next else len(spans[1])
+        label = IS_NEXT if is_next else NOT_NEXT
+        pairs.append(Pair(*spans, label, num_truncated, num_copied))
+        sentences, num_tokens, num_copied = [], 0, 0
     return pairs
 
 

@@ -1,0 +1,144 @@
+"""Builds a corpus with Apache Beam: the same steps and files as `build`, on many machines."""
+
+import argparse
+import json
+import pathlib
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+import fsspec
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.runners import create_runner
+
+from bert_corpus.manifest import check_skipped
+from bert_corpus.plan import Plan
+from bert_corpus.steps import Report
+from bert_corpus.writing import encode_manifest
+from bert_jax.data.rows import MANIFEST
+
+
+def parse_options(flags: Sequence[str], output: str) -> PipelineOptions:
+    """Returns Beam's options. Raises ValueError for an unknown one, or one that cannot work."""
+    options = PipelineOptions(list(flags))
+    runner = options.view_as(StandardOptions).runner
+    create_runner(runner)  # Raises ValueError, or defines the options of the runner.
+    parser = argparse.ArgumentParser(conflict_handler="resolve", allow_abbrev=False)
+    for group in PipelineOptions.__subclasses__():
+        group._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(flags))
+    if unknown:
+        raise ValueError(f"neither a flag of this tool nor an option of Beam: {' '.join(unknown)}")
+    if runner == "DataflowRunner":
+        values = options.get_all_options()
+        missing = [n for n in ("project", "region", "temp_location") if not values.get(n)]
+        if missing:
+            needed = " ".join(f"--{name}=..." for name in missing)
+            raise ValueError(f"--runner=DataflowRunner needs {needed}")
+        if "://" not in output:
+            raise ValueError(f"--output={output}: workers on Dataflow write to gs://BUCKET/DIR")
+        if not (values.get("setup_file") or values.get("sdk_container_image")):
+            raise ValueError(
+                "workers on Dataflow need this package: give --setup_file=./setup.py or "
+                "--sdk_container_image=IMAGE (docs/corpora.md)"
+            )
+    return options
+
+
+def run_pipeline(plan: Plan, output: str, options: PipelineOptions, overwrite: bool) -> dict:
+    """Runs the pipeline until it is finished; returns the manifest.
+
+    All workers must reach the inputs and `output`, a directory or an address on a bucket. The
+    engine repeats what fails. Raises FileExistsError for a complete corpus unless `overwrite`.
+    """
+    files, directory = fsspec.core.url_to_fs(output)
+    if files.exists(f"{directory}/{MANIFEST}"):
+        if not overwrite:
+            raise FileExistsError(f"{output} holds a complete corpus; replace it with --overwrite")
+        files.rm(f"{directory}/{MANIFEST}")
+    files.makedirs(directory, exist_ok=True)
+    with beam.Pipeline(options=options) as pipeline:
+        _build(pipeline, plan, output)
+    return json.loads(files.cat_file(f"{directory}/{MANIFEST}"))
+
+
+def _build(pipeline: beam.Pipeline, plan: Plan, output: str) -> None:
+    tokenized = (
+        pipeline
+        | "units" >> beam.Create(range(len(plan.units)))
+        | beam.Reshuffle()
+        | "tokenize" >> beam.FlatMap(_tokenize, plan)
+    )
+    shards = pipeline | "shards" >> beam.Create([(n, b"") for n in range(len(plan.files))])
+    parts = tokenized | "parts" >> beam.FlatMap(_select, "part")
+    near_duplicates = (
+        tokenized
+        | "keys" >> beam.FlatMap(_select, "key")
+        | "documents of a key" >> beam.GroupByKey()
+        | "near duplicates" >> beam.FlatMap(lambda item: sorted(item[1])[1:])
+    )
+    rows = (
+        (parts, shards)
+        | "parts and shards" >> beam.Flatten()
+        | "parts of a shard" >> beam.GroupByKey()
+        | "rows" >> beam.Map(_write_shard, plan, output, beam.pvalue.AsList(near_duplicates))
+    )
+    reports = tokenized | "reports" >> beam.FlatMap(_select, "report")
+    (
+        (reports, rows)
+        | "all reports" >> beam.Flatten()
+        | "of all" >> beam.Map(lambda report: (None, report))
+        | "together" >> beam.GroupByKey()
+        | "manifest" >> beam.Map(_write_manifest, plan, output)
+    )
+
+
+def _tokenize(unit: int, plan: Plan) -> Iterator[tuple]:
+    """Yields ("part", shard, part), ("key", (band, key), document) and ("report", ...)."""
+    report = Report()
+    for shard, part in plan.tokenize(unit, report):
+        yield "part", shard, pickle.dumps(part)
+    for document, *keys in report.keys:
+        for band, key in enumerate(keys):
+            yield "key", (band, key), document
+    report.keys = []
+    yield "report", "unit", pickle.dumps((unit, report, None))
+
+
+def _select(item: tuple, kind: str) -> Iterator[tuple[Any, Any]]:
+    if item[0] == kind:
+        yield item[1:]
+
+
+def _write_shard(
+    item: tuple[int, Iterable[bytes]], plan: Plan, output: str, near_duplicates: list[int]
+) -> tuple[Any, Any]:
+    number, report = item[0], Report()
+    parts = sorted(pickle.loads(part) for part in item[1] if part)
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = pathlib.Path(scratch)
+        entry = plan.write_shard(directory, number, parts, set(near_duplicates), report)
+        _write(output, entry["file"], (directory / entry["file"]).read_bytes())
+    return "shard", pickle.dumps((number, report, entry))
+
+
+def _write_manifest(item: tuple[None, Iterable[tuple]], plan: Plan, output: str) -> None:
+    results = sorted(
+        ((kind, *pickle.loads(result)) for kind, result in item[1]),
+        key=lambda result: (result[0] == "shard", result[1]),
+    )
+    report = Report()
+    for _, _, part, _ in results:
+        report.add(part)
+    check_skipped(report, plan.config)
+    manifest = plan.manifest([entry for *_, entry in results if entry], report)
+    for name, content in plan.small_files(report).items():
+        _write(output, name, content)
+    _write(output, MANIFEST, encode_manifest(manifest))  # Last: it says that all is complete.
+
+
+def _write(output: str, name: str, content: bytes) -> None:
+    files, directory = fsspec.core.url_to_fs(output)
+    files.pipe_file(f"{directory}/{name}", content)

@@ -1,0 +1,158 @@
+"""Builds a corpus on one machine: shuffled shards of packed rows, and a manifest.
+
+Worker processes tokenize units of the input, each into a file that is ordered by shard; then they
+read the parts of each shard from all of these files, and write its rows. A file that has its report
+is final: the same command continues an interrupted build. Randomness depends on the seed, the text
+and the number of the shard, not on the number of processes.
+"""
+
+import collections
+import functools
+import json
+import os
+import pathlib
+import pickle
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import tqdm
+
+from bert_corpus import writing
+from bert_corpus.cleaning import near_duplicates
+from bert_corpus.config import CorpusConfig
+from bert_corpus.manifest import check_skipped
+from bert_corpus.parallel import usable_cores, worker_processes
+from bert_corpus.plan import Plan
+from bert_corpus.steps import Part, Report
+from bert_jax.tokenization import Tokenizer
+
+SPILL_BYTES = 1 << 24  # of parts, which a worker holds before it writes them
+
+
+def build_corpus(
+    inputs: str | Sequence[str],
+    tokenizer: Tokenizer,
+    output: str | os.PathLike,
+    config: CorpusConfig,
+    overwrite: bool = False,
+    num_processes: int = 0,
+) -> dict:
+    """Builds a corpus of `inputs`, as in `find_inputs`; see `run_processes`."""
+    return run_processes(Plan(inputs, tokenizer, config), output, overwrite, num_processes)
+
+
+def run_processes(
+    plan: Plan, output: str | os.PathLike, overwrite: bool = False, num_processes: int = 0
+) -> dict:
+    """Builds a corpus in the directory `output` and returns its manifest.
+
+    `output` is new, empty, left by an interrupted build, which is continued, or a corpus to
+    `overwrite`. The output is the same for any `num_processes`; 0 means one per core.
+
+    Raises OSError or ValueError for an invalid input, or an output that is not writable.
+    """
+    scratch = writing.open_scratch(output, plan.fingerprint(), overwrite)
+    units = [f"unit-{number:06d}" for number in range(len(plan.units))]
+    names = [name for *_, name in plan.files]
+    # Starting a process takes as long as building a few shards.
+    num_processes = min(num_processes or usable_cores(), len(units))
+    try:
+        with worker_processes(functools.partial(_run, plan, scratch), num_processes) as ordered_map:
+            report, _ = _run_all(ordered_map, scratch, _spill_unit, units)
+            check_skipped(report, plan.config)
+            if plan.config.near_duplicates:
+                _find_near_duplicates(scratch, units)
+            shard_report, entries = _run_all(ordered_map, scratch, _build_shard, names)
+        report.add(shard_report)
+        manifest = plan.manifest(entries, report)
+    except ValueError:
+        writing.remove_scratch(scratch)  # The input or a setting must change.
+        raise
+    files = plan.small_files(report)
+    for name, content in files.items():
+        with writing.replace_file(scratch / name) as stream:
+            stream.write(content)
+    writing.publish(scratch, [*names, *files], manifest)
+    return manifest
+
+
+def _run_all(
+    ordered_map: Callable, scratch: pathlib.Path, job: Callable, names: list[str]
+) -> tuple[Report, list]:
+    """Runs `job` for each name that has no result yet; returns the sum of reports, and results."""
+    paths = [scratch / f"{name}.json" for name in names]
+    remaining = [(job, n, names[n]) for n, path in enumerate(paths) if not path.exists()]
+    description = job.__name__.strip("_").replace("_", " ") + "s"
+    first = len(names) - len(remaining)
+    for _ in tqdm.tqdm(ordered_map(remaining), description, len(names), initial=first):
+        pass
+    report, results = Report(), []
+    for path in paths:
+        fields, result = json.loads(path.read_bytes())
+        report.add(Report(**fields))
+        results.append(result)
+    return report, results
+
+
+def _run(plan: Plan, scratch: pathlib.Path, item: tuple[Callable, int, str]) -> None:
+    """Runs a job, whose result is a file that is written last."""
+    job, number, name = item
+    report = Report()
+    result = job(plan, scratch / name, number, report)
+    with writing.replace_file(scratch / f"{name}.json") as stream:
+        stream.write(json.dumps((vars(report), result)).encode())
+
+
+def _spill_unit(plan, path, number, report) -> None:
+    """Writes the parts of a unit, ordered by shard, and where those of each shard are."""
+    parts, num_bytes, offsets = collections.defaultdict(list), 0, []
+    with writing.replace_file(path) as stream:
+
+        def write():
+            start = stream.tell()
+            blobs = [pickle.dumps(parts.pop(n, [])) for n in range(len(plan.files))]
+            stream.write(b"".join(blobs))
+            offsets.append(np.cumsum([start, *map(len, blobs)]))
+
+        for shard, part in plan.tokenize(number, report):
+            parts[shard].append(part)
+            num_bytes += sum(map(len, part.sentences))
+            if num_bytes > SPILL_BYTES:
+                write()
+                num_bytes = 0
+        write()
+    keys = np.array(report.keys, np.uint64)
+    report.keys = []
+    for suffix, array in (("offsets", np.array(offsets)), ("keys", keys)):
+        with writing.replace_file(path.with_suffix(f".{suffix}")) as stream:
+            np.save(stream, array)
+
+
+def _find_near_duplicates(scratch: pathlib.Path, units: list[str]) -> None:
+    keys = [np.load(scratch / f"{unit}.keys", mmap_mode="r") for unit in units]
+    keys = [array for array in keys if len(array)]
+    columns = (np.concatenate([array[:, n] for array in keys]) for n in range(keys[0].shape[1]))
+    with writing.replace_file(scratch / "near_duplicates") as stream:
+        np.save(stream, near_duplicates(next(columns), columns))
+
+
+def _build_shard(plan, path, number, report) -> dict:
+    """Writes the rows of a shard; returns its entry for the manifest."""
+    dropped: Collection[int] = ()
+    if plan.config.near_duplicates:
+        dropped = set(np.load(path.with_name("near_duplicates")).tolist())
+    return plan.write_shard(
+        path.parent, number, _read_parts(plan, path.parent, number), dropped, report
+    )
+
+
+def _read_parts(plan: Plan, scratch: pathlib.Path, shard: int) -> list[Part]:
+    parts = []
+    for unit in range(len(plan.units)):
+        path = scratch / f"unit-{unit:06d}"
+        offsets = np.load(path.with_suffix(".offsets"), mmap_mode="r")
+        with open(path, "rb") as stream:
+            for start in offsets[:, shard].tolist():
+                stream.seek(start)
+                parts += pickle.load(stream)
+    return parts

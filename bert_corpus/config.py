@@ -1,0 +1,58 @@
+"""Settings of a corpus."""
+
+import dataclasses
+import math
+
+from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
+from bert_corpus.sentences import MODES
+
+MAX_VOCABULARY = 1 << 16  # token ids in rows are uint16
+LABELED_ROWS = ("sentence_pairs", "sentence_order")
+ROWS = ("sentence_pairs", "full_sentences", "document_sentences", "sentence_order")
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusConfig:
+    """Settings of a corpus, recorded in its manifest. Raises ValueError for an invalid field."""
+
+    # "sentence_pairs"; "sentence_order" (of two consecutive spans, which is first?); or, without
+    # labels, "full_sentences" (a sequence may continue in another document) or
+    # "document_sentences" (a sequence ends with its document).
+    rows: str = "sentence_pairs"
+    max_seq_length: int = 128  # tokens per row
+    max_pairs_per_row: int = 8
+    short_seq_prob: float = 0.1  # probability that a document is cut into shorter pairs
+    dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
+    heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
+    seed: int = 0
+    sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
+    language: str = "en"  # for the sentence splitter, ISO 639-1; unknown ones are split as English
+    block_rows: int = 256  # rows per record
+    num_shards: int = 0  # of the train split; 0 chooses by the size of the input
+    data_dir: str = ""  # directory of prepared TFDS datasets; "" means TFDS's default
+    text_field: str = "text"  # of JSON lines, Parquet and TFDS
+    drop_duplicates: bool = True  # documents whose text is equal to that of an earlier one
+    near_duplicates: float = 0.0  # Jaccard similarity from which documents are dropped; 0 keeps all
+    min_words: int = 0  # of a document
+    max_words: int = 0  # of a document; 0 means any number
+    only_language: str = ""  # ISO 639-1; drops documents that are identified as another one
+
+    def __post_init__(self):
+        bounds = dict.fromkeys(("max_pairs_per_row", "dupe_factor", "block_rows"), (1, math.inf))
+        bounds |= {
+            "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_VOCABULARY - 1),
+            "short_seq_prob": (0, 1),
+            "heldout_fraction": (0, 0.5),
+            "seed": (0, math.inf),
+            "num_shards": (0, 99_999),
+            "near_duplicates": (0, 1),
+            "min_words": (0, math.inf),
+            "max_words": (0, math.inf),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name}={value}; expected {low} to {high}")
+        for name, values in (("sentences", MODES), ("rows", ROWS)):
+            if (value := getattr(self, name)) not in values:
+                raise ValueError(f"{name}={value!r}; expected one of {', '.join(values)}")

@@ -1,0 +1,137 @@
+"""Finds the inputs of a corpus, here or on a bucket, and cuts them into what one worker reads."""
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import fsspec
+
+from bert_jax.data.tfds import tfds_source
+
+UNIT_BYTES = 1 << 22  # of an input, read by one worker
+MAX_DECOMPRESSIONS = 16  # of a compressed file that cannot be read from the middle
+COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
+# Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
+FORMATS = {
+    name: re.compile(pattern + COMPRESSED, re.IGNORECASE)
+    for name, pattern in {
+        "text": r"([^.]+|.*\.(txt|text))",
+        "dump": r".+\.xml(-p\d+p\d+[\w-]*)?",
+        "jsonl": r".+\.(jsonl|ndjson)",
+        "parquet": r".+\.parquet",
+    }.items()
+}
+
+
+class Source(NamedTuple):
+    """One input: a file, here or on a bucket, or "tfds:NAME".
+
+    Attributes:
+      path: as given, or as found by a glob.
+      size: in bytes.
+      state: changes when the file is written again.
+      text_field: of JSON lines, Parquet and TFDS.
+      data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
+    """
+
+    path: str
+    size: int
+    state: str
+    text_field: str = "text"
+    data_dir: str = ""
+
+
+class Unit(NamedTuple):
+    """Part `index` of the `count` parts of an input: what one worker reads."""
+
+    source: Source
+    index: int
+    count: int
+
+    def bounds(self, size: int) -> tuple[int, int]:
+        """Returns where the unit begins and ends among `size` bytes, row groups or examples."""
+        return size * self.index // self.count, size * (self.index + 1) // self.count
+
+    def whole(self) -> "Unit":
+        """Returns the whole input as one unit."""
+        return Unit(self.source, 0, 1)
+
+
+def find_inputs(
+    patterns: str | Sequence[str], text_field: str = "text", data_dir: str = ""
+) -> list[Source]:
+    """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
+
+    Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
+    without its library, and ValueError for an empty file or an unknown suffix.
+    """
+    if isinstance(patterns, str):
+        patterns = [pattern for pattern in patterns.split(",") if pattern]
+    inputs = []
+    for pattern in patterns:
+        if pattern.startswith("tfds:"):
+            info = tfds_source(pattern, "train", data_dir).dataset_info
+            size = info.splits["train"].num_bytes
+            inputs.append(Source(pattern, size, str(info.version), text_field, data_dir))
+            continue
+        for path, size, state in _find_files(pattern):
+            format_of(path)
+            if size == 0:
+                raise ValueError(f"{path} is empty; remove it from --input")
+            inputs.append(Source(path, size, state, text_field))
+    return inputs
+
+
+def _find_files(pattern: str) -> list[tuple[str, int, str]]:
+    """Returns the path, size and state of each file that matches a glob, sorted."""
+    is_remote = "://" in pattern
+    try:
+        files, path = fsspec.core.url_to_fs(pattern)
+        # The glob of local files would resolve a relative path.
+        names = sorted(name for name in files.glob(path) if files.isfile(name))
+        found = [(name, files.size(name), files.ukey(name)) for name in names]
+    except ImportError:
+        raise
+    except Exception as error:  # Each library of a cloud raises its own.
+        fix = "check the address, and log in to the cloud" if is_remote else "check the path"
+        raise OSError(f"cannot read --input={pattern}: {error}; {fix}") from error
+    if not found:
+        raise FileNotFoundError(f"--input={pattern} matches no file; check it and quote a *")
+    if is_remote:
+        return [(files.unstrip_protocol(name), *rest) for name, *rest in found]
+    is_relative = not os.path.isabs(os.path.expanduser(pattern))
+    return [(os.path.relpath(name) if is_relative else name, *rest) for name, *rest in found]
+
+
+def format_of(path: str) -> tuple[str, str]:
+    """Returns a format ("text", "dump", "jsonl", "parquet" or "tfds") and the compression's suffix.
+
+    Raises ValueError for an unknown suffix.
+    """
+    if path.startswith("tfds:"):
+        return "tfds", ""
+    for name, pattern in FORMATS.items():
+        if match := pattern.fullmatch(os.path.basename(path)):
+            return name, (match["compression"] or "").lower()
+    raise ValueError(
+        f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none), a Wikipedia "
+        "dump (.xml), JSON lines (.jsonl, .ndjson), all also as .gz, .bz2, .zst or .xz; or .parquet"
+    )
+
+
+def cut_into_units(source: Source) -> list[Unit]:
+    """Returns the units of an input, a function of its size."""
+    count = math.ceil(source.size / UNIT_BYTES)
+    if not can_seek(source.path):
+        count = min(math.ceil(4 * source.size / UNIT_BYTES), MAX_DECOMPRESSIONS)
+    return [Unit(source, index, count) for index in range(count)]
+
+
+def can_seek(path: str) -> bool:
+    """Returns whether an input can be read from the middle."""
+    name, compression = format_of(path)
+    if name == "dump":
+        return compression == ".bz2" and "-multistream" in os.path.basename(path)
+    return not compression

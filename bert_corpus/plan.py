@@ -1,0 +1,97 @@
+"""What a corpus is built from and into: the same wherever its steps run."""
+
+import json
+import math
+import pathlib
+from collections.abc import Collection, Iterator, Sequence
+
+from bert_corpus import writing
+from bert_corpus.config import MAX_VOCABULARY, CorpusConfig
+from bert_corpus.inputs import Source, Unit, cut_into_units, find_inputs
+from bert_corpus.manifest import make_manifest
+from bert_corpus.steps import Part, Report, make_rows, tokenize_unit
+from bert_jax.data.rows import FORMAT_VERSION
+from bert_jax.tokenization import Tokenizer
+
+# A shard holds many parts and is shuffled in memory.
+INPUT_BYTES_PER_SHARD = 2 << 20
+MAX_SHARDS = 512
+SAMPLES = "samples.json"  # some rows, and the beginnings of some of the dropped documents
+
+
+class Plan:
+    """The units of the input and the shards of the output, with the steps between them.
+
+    Attributes:
+      sources: the inputs.
+      units: what one worker reads, in the order of the input.
+      shards: of each split, the numbers of its shards.
+      files: of each shard, its split, its index in the split, and its file name.
+    """
+
+    def __init__(self, inputs: str | Sequence[str], tokenizer: Tokenizer, config: CorpusConfig):
+        """Finds the inputs. Raises OSError or ValueError as `find_inputs` does."""
+        if tokenizer.vocab_size > MAX_VOCABULARY:
+            raise ValueError(
+                f"the vocabulary has {tokenizer.vocab_size:,} pieces; rows hold ids below "
+                f"{MAX_VOCABULARY:,}, train a smaller one"
+            )
+        self.tokenizer, self.config = tokenizer, config
+        self.sources: list[Source] = find_inputs(inputs, config.text_field, config.data_dir)
+        self.units: list[Unit] = [unit for s in self.sources for unit in cut_into_units(s)]
+        num_bytes = sum(source.size for source in self.sources)
+        by_size = min(math.ceil(num_bytes / INPUT_BYTES_PER_SHARD), MAX_SHARDS)
+        num_train = config.num_shards or by_size
+        num_heldout = math.ceil(num_train * config.heldout_fraction)
+        self.shards = {"train": range(num_train)}
+        if num_heldout:
+            self.shards["heldout"] = range(num_train, num_train + num_heldout)
+        self.files = [
+            (split, index, f"{split}-{index:05d}-of-{len(shards):05d}.array_record")
+            for split, shards in self.shards.items()
+            for index in range(len(shards))
+        ]
+
+    def fingerprint(self) -> list:
+        """Returns what tells this build from any other."""
+        return [FORMAT_VERSION, repr(self.config), self.tokenizer.sha256, self.sources]
+
+    def tokenize(self, number: int, report: Report) -> Iterator[tuple[int, Part]]:
+        """Yields the parts of a unit, each with the number of its shard."""
+        arguments = self.tokenizer, self.config, self.shards, report
+        return tokenize_unit(number, self.units[number], *arguments)
+
+    def write_shard(
+        self,
+        directory: pathlib.Path,
+        number: int,
+        parts: Sequence[Part],
+        near_duplicates: Collection[int],
+        report: Report,
+    ) -> dict:
+        """Writes the rows of a shard, whose parts are in order; returns its entry."""
+        split, index, name = self.files[number]
+        arguments = self.tokenizer, self.config, near_duplicates, report
+        rows = make_rows(parts, split, index, *arguments)
+        return writing.write_shard(directory / name, rows, self.config.block_rows)
+
+    def small_files(self, report: Report) -> dict[str, bytes]:
+        """Returns the name and content of what else a corpus holds: the vocabulary, and samples."""
+        samples = {"rows": report.rows, "dropped": dict(sorted(report.samples.items()))}
+        content = json.dumps(samples, indent=2, ensure_ascii=False)
+        return {self.tokenizer.filename: self.tokenizer.content, SAMPLES: f"{content}\n".encode()}
+
+    def describe(self) -> str:
+        """Returns what would be built, for a dry run."""
+        lines = [f"{source.path}: {source.size:,} bytes" for source in self.sources]
+        num_heldout = len(self.shards.get("heldout", ()))
+        lines.append(
+            f"{len(self.units):,} units of text; {len(self.shards['train']):,} shards of the train "
+            f"split and {num_heldout:,} of the heldout split"
+        )
+        return "\n".join(lines)
+
+    def manifest(self, entries: Sequence[dict], report: Report) -> dict:
+        """Returns the manifest of the entries of all shards, in order."""
+        shards = {split: entries[s.start : s.stop] for split, s in self.shards.items()}
+        return make_manifest(self.sources, self.tokenizer, self.config, shards, report)

@@ -1,0 +1,249 @@
+"""Reads documents from text, JSON lines, Parquet, Wikipedia dumps and TFDS, also on buckets.
+
+An input is read in parts, each by one worker: a range of the bytes of plain text, JSON lines and
+multistream dumps, of the row groups of Parquet, of the examples of TFDS. Other compressed files
+cannot be read from the middle: each worker decompresses all, and takes every n-th document.
+"""
+
+import bz2
+import collections
+import contextlib
+import io
+import itertools
+import json
+import lzma
+import math
+import re
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+from xml.etree import ElementTree
+
+import fsspec
+import pyarrow
+
+from bert_corpus.inputs import Unit, can_seek, format_of
+from bert_jax.data.tfds import tfds_source
+
+# Longer documents are cut at a line break, which bounds memory for files without blank lines.
+MAX_DOCUMENT_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 26
+# Each stream of a multistream dump begins so: a header, and the magic number of a block.
+BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS datasets of Wikipedia articles without markup
+
+
+class Document(NamedTuple):
+    """One document, as read from its source."""
+
+    text: str
+    markup: str = ""  # "wikitext" (a dump), "article" (`ARTICLE_SETS`), or "" for lines of text
+    continues: bool = False  # a further part of the previous document, which was too long
+
+
+def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the documents of a unit, in order and in constant memory; counts what it skips.
+
+    Raises ValueError for a damaged file, and OSError.
+    """
+    name = format_of(unit.source.path)[0]
+    readers = {"text": _read_text, "jsonl": _read_json_lines, "dump": _read_dump}
+    read = (readers | {"parquet": _read_parquet, "tfds": _read_tfds})[name]
+    if can_seek(unit.source.path):
+        yield from read(unit, skipped)
+        return
+    number = -1
+    # All workers of the file skip the same: the first counts it.
+    for document in read(unit.whole(), skipped if unit.index == 0 else collections.Counter()):
+        number += not document.continues
+        if number % unit.count == unit.index:
+            yield document
+
+
+@contextlib.contextmanager
+def _open(unit: Unit, decompresses: bool = True) -> Iterator[tuple[BinaryIO, int, int]]:
+    """Opens a file, decompressed; yields it, and the bytes at which a unit begins and ends."""
+    # fsspec would not notice that a file of Zstandard is cut off.
+    is_zstd = decompresses and format_of(unit.source.path)[1] == ".zst"
+    compression = "infer" if decompresses and not is_zstd else None
+    try:
+        with fsspec.open(unit.source.path, "rb", compression=compression) as stream:
+            stream = pyarrow.CompressedInputStream(stream, "zstd") if is_zstd else stream
+            yield stream, *unit.bounds(unit.source.size)
+    except DAMAGED as error:
+        raise ValueError(
+            f"{unit.source.path} is damaged or cut off ({error}); download it again"
+        ) from error
+
+
+def _read_lines(unit: Unit) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (offset, where the unit ends, line) for lines that begin in a unit, and all after.
+
+    Raises ValueError for a line that is too long to be text.
+    """
+    with _open(unit) as (stream, start, stop):
+        if unit.count == 1:
+            stop = math.inf  # The size of a compressed file says nothing.
+        # Latin-1 maps each byte to one character, so bytes can be counted; "\r" also ends a line.
+        offset = max(start - 1, 0)
+        if offset:
+            stream.seek(offset)
+        lines = io.TextIOWrapper(stream, encoding="latin-1", newline="")
+        while line := lines.readline(MAX_LINE_BYTES).encode("latin-1"):
+            if len(line) == MAX_LINE_BYTES:
+                raise ValueError(
+                    f"{unit.source.path} has a line of over {MAX_LINE_BYTES:,} bytes at byte "
+                    f"{offset}; is it text?"
+                )
+            if offset >= start:
+                yield offset, stop, line
+            offset += len(line)
+
+
+def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the documents of a UTF-8 file, which are separated by blank lines.
+
+    A document belongs to the unit in which the blank line before it begins. Raises ValueError if a
+    byte is not valid UTF-8.
+    """
+    del skipped
+    lines, document_bytes, continues = [], 0, False
+    is_ours = unit.index == 0
+    end = itertools.repeat((0, 0, b""), 1)  # An empty line ends the last document.
+    for offset, stop, line in itertools.chain(_read_lines(unit), end):
+        try:
+            text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
+        except UnicodeDecodeError as error:
+            line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
+            raise ValueError(
+                f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
+                f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
+            ) from None
+        is_blank = not text.strip()
+        if is_ours and not is_blank:
+            lines.append(text.rstrip("\r\n") + "\n")
+            document_bytes += len(line)
+        if (is_blank and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
+            yield Document("".join(lines), continues=continues)
+            lines, document_bytes, continues = [], 0, True
+        continues = continues and not is_blank
+        if is_blank:
+            is_ours = offset < stop
+            if not is_ours:
+                return
+        elif not is_ours and offset >= stop:
+            return
+
+
+def _read_json_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the text field of each line; counts lines that are not JSON objects with text."""
+    for offset, stop, line in _read_lines(unit):
+        if offset >= stop:
+            return
+        if line.isspace():
+            continue
+        skipped["lines"] += 1
+        try:
+            text = json.loads(line)[unit.source.text_field]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            text = None
+        if isinstance(text, str):
+            yield Document(text)
+        else:
+            skipped["lines_without_text"] += 1
+
+
+def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the text field of the row groups of a unit."""
+    from pyarrow import parquet  # here, because the import takes long
+
+    path, field = unit.source.path, unit.source.text_field
+    try:
+        with fsspec.open(path, "rb") as stream:
+            file = parquet.ParquetFile(stream)
+            names = file.schema_arrow.names
+            if field not in names:
+                raise ValueError(
+                    f"{path} has the columns {', '.join(names)}; expected {field!r}: name the "
+                    "column with --text_field"
+                )
+            groups = range(*unit.bounds(file.num_row_groups))
+            for batch in file.iter_batches(1024, groups, [field]):
+                for text in batch.column(0).to_pylist():
+                    skipped["lines"] += 1
+                    if isinstance(text, str):
+                        yield Document(text)
+                    else:
+                        skipped["lines_without_text"] += 1
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path} is damaged or cut off ({error}); download it again") from error
+
+
+def _read_dump(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the articles of a MediaWiki dump, and counts redirects and pages of other kinds.
+
+    Raises ValueError if the file is damaged, or not a MediaWiki dump.
+    """
+    path, num_pages = unit.source.path, 0
+    try:
+        for stream in _streams(unit) if can_seek(path) else [_open(unit)]:
+            with stream as (content, *_):
+                events = ElementTree.iterparse(content, events=("start", "end"))
+                _, root = next(events)
+                for event, element in events:
+                    if event != "end" or not element.tag.endswith("page"):
+                        continue
+                    num_pages += 1
+                    if element.findtext("{*}ns") != "0":
+                        skipped["pages_of_other_namespaces"] += 1
+                    elif element.find("{*}redirect") is not None:
+                        skipped["redirects"] += 1
+                    elif text := element.findtext("{*}revision/{*}text"):
+                        yield Document(text, "wikitext")
+                    else:
+                        skipped["pages_without_text"] += 1
+                    root.clear()  # The root would otherwise keep every page.
+    except ElementTree.ParseError as error:
+        raise ValueError(
+            f"{path} is damaged or cut off after {num_pages} pages ({error}); download it again"
+        ) from error
+    if not num_pages and unit.count == 1:
+        raise ValueError(f"{path} holds no <page>; expected a MediaWiki XML export")
+
+
+def _streams(unit: Unit) -> Iterator[contextlib.AbstractContextManager]:
+    """Yields the streams of a multistream dump that begin in a unit, each as an XML document."""
+    with _open(unit, decompresses=False) as (stream, start, stop):
+        stream.seek(start)
+        content, begins, tail = stream.read(stop - start), [], b"-"
+        # The last stream of the unit ends where the first of the next unit begins.
+        while tail and not (begins and begins[-1] >= stop - start):
+            tail = stream.read(1 << 20)
+            content += tail
+            begins = [match.start() for match in BZIP2_START.finditer(content)]
+    for begin, after in itertools.pairwise([*begins, len(content)]):
+        if begin >= stop - start:
+            return
+        try:
+            pages = bz2.decompress(content[begin:after])
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(
+                f"{unit.source.path} is damaged at byte {start + begin} ({error}); download it "
+                "again"
+            ) from error
+        # The first stream opens the root element, the last closes it.
+        pages = re.search(rb"<page>.*</page>|$", pages, re.DOTALL)[0]
+        yield contextlib.nullcontext((io.BytesIO(b"<pages>" + pages + b"</pages>"), 0, 0))
+
+
+def _read_tfds(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the text field of the examples of a unit, from the train split."""
+    del skipped
+    name, field = unit.source.path, unit.source.text_field
+    source = tfds_source(name, "train", unit.source.data_dir)
+    if field not in (fields := source.dataset_info.features):
+        raise ValueError(f"{name} has the fields {', '.join(fields)}; expected {field!r}")
+    markup = "article" if name.removeprefix("tfds:").startswith(ARTICLE_SETS) else ""
+    for index in range(*unit.bounds(len(source))):
+        yield Document(source[index][field].decode(), markup)

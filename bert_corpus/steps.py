@@ -1,0 +1,273 @@
+"""The two steps of building a corpus: the text of a unit to tokens, the tokens of a shard to rows.
+
+Between them, tokens are shuffled: each part of a document goes to a shard that a hash chooses. What
+a step returns depends on its input and the configuration alone, so it can run anywhere.
+"""
+
+import bisect
+import collections
+import dataclasses
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_corpus.cleaning import near_duplicate_keys, why_dropped
+from bert_corpus.config import LABELED_ROWS, CorpusConfig
+from bert_corpus.full_sentences import make_full_sentences
+from bert_corpus.inputs import Unit
+from bert_corpus.packing import pack_pairs
+from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
+from bert_corpus.readers import read_documents
+from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
+from bert_jax.tokenization import Tokenizer
+
+# About 32 KiB of text: even a few long documents give many parts, each with many pairs.
+MAX_PART_TOKENS = 1 << 13
+# Enough parts to draw random next sentences from; a worker holds a group as Python integers.
+GROUP_TOKENS = 1 << 18
+MAX_SAMPLES = 20  # of dropped documents, for each reason
+SAMPLE_CHARACTERS = 200
+HISTOGRAM_BINS = 16
+
+
+class Part(NamedTuple):
+    """Consecutive sentences of one document.
+
+    Attributes:
+      document: number of the document, ascending in the order of the input.
+      number: of the part in the document.
+      digest: hash of the text up to this part's end; parts of copies have the same.
+      sentences: uint16 token ids; Python integers take 20 times the memory.
+    """
+
+    document: int
+    number: int
+    digest: bytes
+    sentences: list[bytes]
+
+    def ids(self) -> list[list[int]]:
+        """Returns the token ids of each sentence."""
+        return [memoryview(sentence).cast("H").tolist() for sentence in self.sentences]
+
+    def num_tokens(self) -> int:
+        """Returns the number of tokens."""
+        return sum(map(len, self.sentences)) // 2
+
+
+@dataclasses.dataclass
+class Report:
+    """What a step counted.
+
+    Attributes:
+      counts: of each split, for the manifest.
+      skipped: what readers skipped before there was a document.
+      samples: the beginnings of some of the dropped documents, by reason.
+      rows: the text of the first rows, with their special tokens.
+      keys: number and keys of each document, to find near duplicates.
+    """
+
+    counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    samples: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    rows: list[str] = dataclasses.field(default_factory=list)
+    keys: list[list[int]] = dataclasses.field(default_factory=list)
+
+    def count(self, split: str) -> collections.Counter:
+        """Returns the counts of a split, to add to."""
+        return self.counts.setdefault(split, collections.Counter())
+
+    def drop(self, split: str, reason: str, text: str) -> None:
+        """Counts a dropped document, and keeps its text if there are few others."""
+        self.count(split)[f"dropped_{reason}"] += 1
+        if len(samples := self.samples.setdefault(reason, [])) < MAX_SAMPLES:
+            samples.append(" ".join(text[:SAMPLE_CHARACTERS].split()))
+
+    def add(self, other: "Report") -> None:
+        """Adds the counts and samples of another report, but not its keys."""
+        for split, counts in other.counts.items():
+            self.count(split).update(counts)
+        self.skipped.update(other.skipped)
+        for reason, texts in other.samples.items():
+            self.samples[reason] = (self.samples.get(reason, []) + texts)[:MAX_SAMPLES]
+        self.rows = (self.rows + other.rows)[:MAX_SAMPLES]
+
+
+def split_of(text: str, config: CorpusConfig) -> str:
+    """Returns the split of a document, a function of its text and the seed."""
+    key = str(config.seed).encode()
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
+    is_heldout = int.from_bytes(digest) < config.heldout_fraction * 2**64
+    return "heldout" if is_heldout else "train"
+
+
+def tokenize_unit(
+    number: int,
+    unit: Unit,
+    tokenizer: Tokenizer,
+    config: CorpusConfig,
+    shards: dict[str, range],
+    report: Report,
+) -> Iterator[tuple[int, Part]]:
+    """Reads, cleans and tokenizes the documents of a unit; yields parts, each with its shard.
+
+    `number` is that of the unit, `shards` holds the shard indices of each split.
+    """
+    document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
+    for document in read_documents(unit, report.skipped):
+        if not document.continues:
+            document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
+            split = split_of(document.text, config)  # Of all parts: no pair joins two splits.
+            report.count(split)["documents"] += 1
+        digest = hashlib.blake2b(digest + document.text.encode(), digest_size=16).digest()
+        count = report.count(split)
+        try:
+            texts = split_sentences(document, config.sentences, config.language)
+        except UNREADABLE:
+            report.drop(split, "unreadable_documents", document.text)
+            continue
+        if not document.continues:
+            if reason := why_dropped(texts, config):
+                report.drop(split, reason, " ".join(texts))
+                is_dropped = True
+            elif config.near_duplicates:
+                keys = near_duplicate_keys(texts, config.near_duplicates)
+                report.keys.append([document_number, *keys])
+        if is_dropped:
+            continue
+        sentences = [ids for ids in tokenizer.encode_to_bytes(texts) if ids]
+        count["sentences"] += len(sentences)
+        count["dropped_empty_sentences"] += len(texts) - len(sentences)
+        if not sentences:
+            report.drop(split, "empty_documents", document.text)
+            continue
+        pieces = [piece for ids in sentences for piece in cut_sentence(ids, config.max_seq_length)]
+        for sentences in cut_into_parts(pieces):
+            part = Part(document_number, part_number, digest, sentences)
+            count["text_tokens"] += part.num_tokens()
+            part_number += 1
+            yield _shard_of(part, shards[split], config), part
+
+
+def _shard_of(part: Part, shards: range, config: CorpusConfig) -> int:
+    """Returns a shard that depends on the text alone, so that copies meet and can be dropped."""
+    copy = 0 if config.drop_duplicates else part.document
+    identity = f"{config.seed}/{part.digest.hex()}/{copy}/{part.number}".encode()
+    digest = hashlib.blake2b(identity, digest_size=8).digest()
+    return shards[int.from_bytes(digest) * len(shards) >> 64]
+
+
+def cut_into_parts(sentences: list[bytes]) -> Iterator[list[bytes]]:
+    """Yields equal numbers of sentences, of at most about `MAX_PART_TOKENS` tokens together."""
+    num_tokens = sum(map(len, sentences)) // 2
+    num_parts = min(math.ceil(num_tokens / MAX_PART_TOKENS), len(sentences))
+    bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
+    for start, stop in itertools.pairwise(bounds):
+        yield sentences[start:stop]
+
+
+def make_rows(
+    parts: Sequence[Part],
+    split: str,
+    index: int,
+    tokenizer: Tokenizer,
+    config: CorpusConfig,
+    near_duplicates: Collection[int],
+    report: Report,
+) -> np.ndarray:
+    """Returns the rows of a shard, `row_dtype` `[num_rows]`, shuffled.
+
+    `parts` are in the order of the input, `index` is that of the shard in its split.
+    """
+    parts = _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report)
+    num_groups = max(1, sum(part.num_tokens() for part in parts) // GROUP_TOKENS)
+    rng = random.Random(f"{config.seed}/{split}/{index}")
+    special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    rows = []
+    # Held-out documents are never duplicated.
+    for _ in range(config.dupe_factor if split == "train" else 1):
+        rng.shuffle(parts)
+        for group in range(num_groups):
+            group_rows, counts = rows_of_group(parts[group::num_groups], special_ids, config, rng)
+            rows.append(group_rows)
+            report.count(split).update(counts)
+    rows = np.concatenate(rows)
+    rows = rows[np.random.default_rng(rng.getrandbits(64)).permutation(len(rows))]
+    if index == 0:
+        ends = rows["sequence_bounds"][:MAX_SAMPLES, :, 2].max(axis=1, initial=0)
+        tokens = (row[:end].tolist() for row, end in zip(rows["tokens"], ends, strict=False))
+        report.rows += map(tokenizer.decode, tokens)
+    return rows
+
+
+def _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report) -> list[Part]:
+    """Returns the parts of documents that are not copies of earlier ones."""
+    kept, seen, count = [], set(), report.count(split)
+    for part in parts:
+        is_copy = config.drop_duplicates and (part.digest, part.number) in seen
+        seen.add((part.digest, part.number))
+        if not is_copy and part.document not in near_duplicates:
+            kept.append(part)
+            continue
+        count["dropped_duplicate_tokens"] += part.num_tokens()
+        if part.number == 0:
+            text = tokenizer.decode(part.ids()[0])
+            report.drop(split, "duplicates" if is_copy else "near_duplicates", text)
+    return kept
+
+
+def histogram(lengths: np.ndarray, max_length: int) -> list[int]:
+    """Returns how many of the lengths are in each of equal bins, the last up to `max_length`."""
+    bins = np.ceil(lengths * HISTOGRAM_BINS / max_length).astype(int) - 1
+    return np.bincount(bins, minlength=HISTOGRAM_BINS).tolist()
+
+
+def rows_of_group(
+    parts: Sequence[Part],
+    special_ids: tuple[int, int, int],
+    config: CorpusConfig,
+    rng: random.Random,
+) -> tuple[np.ndarray, collections.Counter]:
+    """Makes rows of parts; returns them, `row_dtype` [num_rows], and counts for the manifest.
+
+    `special_ids` are those of [PAD], [CLS] and [SEP].
+    """
+    length, counts = config.max_seq_length, collections.Counter()
+    if config.rows in LABELED_ROWS:
+        pairs = []
+        parts = sorted(parts, key=lambda part: (part.document, part.number))
+        indices = [part.document for part in parts]  # Ascending.
+        documents = [part.ids() for part in parts]
+        for position, index in enumerate(indices):
+            own = range(bisect.bisect_left(indices, index), bisect.bisect_right(indices, index))
+            if config.rows == "sentence_order":
+                own = range(len(parts))  # So that all second spans are true.
+            new_pairs = make_pairs(documents, position, length, config.short_seq_prob, rng, own)
+            if not new_pairs:
+                counts["dropped_parts_without_pairs"] += 1
+                counts["dropped_tokens_without_pairs"] += parts[position].num_tokens()
+            pairs += new_pairs
+        if config.rows == "sentence_order":
+            pairs = [pair.swapped() if rng.random() < 0.5 else pair for pair in pairs]
+        counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
+        counts["copied_tokens"] = sum(pair.num_copied for pair in pairs)
+    else:
+        documents, crosses = (part.ids() for part in parts), config.rows == "full_sentences"
+        sequences = make_full_sentences(documents, length - 2, special_ids[2], crosses)
+        pairs = [Pair(sequence, [], IS_NEXT) for sequence in sequences]
+    rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
+    counts["pairs"] = len(pairs)
+    counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
+    counts["rows"] = len(rows)
+    start, _, end = np.moveaxis(rows["sequence_bounds"].astype(int), -1, 0)
+    row_tokens = end.max(axis=1, initial=0)
+    counts["tokens"] = int(row_tokens.sum())
+    for name, lengths in (("pair_lengths", (end - start)[end > 0]), ("row_tokens", row_tokens)):
+        for number, count in enumerate(histogram(lengths, length)):
+            counts[f"{name}_{number:02d}"] = count
+    counts["special_tokens"] = int(np.isin(rows["tokens"], special_ids[1:]).sum())
+    return rows, counts

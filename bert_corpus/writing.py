@@ -1,0 +1,109 @@
+"""The corpus on disk: shuffled shards of blocks of rows, and a manifest, which is written last."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+from absl import logging
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from bert_jax.data.rows import MANIFEST
+
+SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
+FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: tells whose files these are
+
+
+def open_scratch(
+    directory: str | os.PathLike, fingerprint: list, overwrite: bool = False
+) -> pathlib.Path:
+    """Returns the scratch directory in `directory`, with what a build of `fingerprint` left there.
+
+    Raises FileExistsError for a complete corpus unless `overwrite` is set, and OSError.
+    """
+    directory = pathlib.Path(directory)
+    scratch, content = directory / SCRATCH, json.dumps(fingerprint).encode()
+    if (directory / MANIFEST).exists() and not overwrite:
+        raise FileExistsError(f"{directory} holds a complete corpus; replace it with --overwrite")
+    try:
+        if scratch.exists() and _read(scratch / FINGERPRINT) == content:
+            logging.info("continuing the interrupted build in %s", scratch)
+            return scratch
+        remove_scratch(scratch)  # of a build of something else
+        scratch.mkdir(parents=True)
+        with replace_file(scratch / FINGERPRINT) as stream:
+            stream.write(content)
+    except OSError as error:
+        raise type(error)(f"cannot write into --output={directory}: {error.strerror}") from error
+    return scratch
+
+
+def _read(path: pathlib.Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def remove_scratch(scratch: pathlib.Path) -> None:
+    """Removes the scratch directory; if interrupted, what is left belongs to no build."""
+    (scratch / FINGERPRINT).unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replace_file(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Opens a file that gets its name when it is complete. Raises OSError if the disk is full."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error}; free disk space and run again") from error
+    os.replace(partial, path)
+
+
+def write_shard(path: pathlib.Path, rows: np.ndarray, block_rows: int) -> dict[str, str | int]:
+    """Writes records of `block_rows` rows (the last may hold fewer); returns the manifest's entry.
+
+    Raises OSError if the disk is full.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        # Compresses each record separately, so that a block can be read without its neighbors.
+        writer = ArrayRecordWriter(str(partial), "group_size:1")
+        for start in range(0, len(rows), block_rows):
+            writer.write(rows[start : start + block_rows].tobytes())
+        writer.close()
+    except RuntimeError as error:  # raised by the writer when the disk is full
+        partial.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error}; free disk space and run again") from error
+    os.replace(partial, path)
+    return {"file": path.name, "rows": len(rows), "bytes": path.stat().st_size}
+
+
+def encode_manifest(manifest: dict) -> bytes:
+    """Returns the content of the manifest's file."""
+    return f"{json.dumps(manifest, indent=2)}\n".encode()
+
+
+def publish(scratch: pathlib.Path, names: list[str], manifest: dict) -> None:
+    """Moves the finished files to the parent of `scratch`, replacing an older corpus there.
+
+    Can be interrupted and repeated. A directory with a manifest holds a complete corpus.
+    """
+    directory = scratch.parent
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for name in names:
+        if (scratch / name).exists():  # Otherwise an interrupted call has moved it.
+            os.replace(scratch / name, directory / name)
+    for path in directory.glob("*-?????-of-?????.array_record"):
+        if path.name not in names:
+            path.unlink()
+    with replace_file(directory / MANIFEST) as stream:
+        stream.write(encode_manifest(manifest))
+    remove_scratch(scratch)

@@ -1,1 +1,0 @@
-"""Text to packed rows on disk. Imports no JAX, so that worker processes start fast."""
