@@ -1,92 +1,154 @@
-"""Measures the speed of corpus building, and that its memory does not grow with the corpus.
+r"""Measures the speed and memory of corpus building, against the script released with BERT.
 
-python benchmarks/corpus.py [--input=GLOB --vocab=vocab.txt]
+python benchmarks/corpus.py --dump=enwiki-latest-pages-articles1.xml.bz2 --vocab=vocab.txt \
+    [--released=DIR --tensorflow_python=PYTHON]
 
-Builds a corpus from the input and one from ten copies of it, each in a fresh process, and prints
-both and their ratios; the target is a peak memory ratio of about 1. The input must be large enough
-to occupy all processes (each with a megabyte of text), as the default synthetic text is.
+The text of a Wikipedia dump, a sentence per line, is copied once, 10 and 100 times; each document
+begins with the number of its copy, so that none is dropped. Builds rows of 128 tokens in fresh
+processes pinned to one core and to two, and prints medians of words per second from the start of
+the process to its end, and peak memory. DIR holds `create_pretraining_data.py` and
+`tokenization.py` of github.com/google-research/bert, which then make the pairs of ten copies with
+`dupe_factor=1` in PYTHON, an environment with TensorFlow.
 """
 
-import concurrent.futures
+import collections
 import json
-import multiprocessing
+import os
 import pathlib
 import resource
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
 
-import numpy as np
 from absl import app, flags
 
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_corpus.parallel import usable_cores
-from bert_corpus.readers import find_inputs
-from bert_jax.tokenization import SPECIAL_TOKENS, load_tokenizer
+from bert_corpus.inputs import Unit, find_inputs
+from bert_corpus.readers import read_documents
+from bert_corpus.sentences import split_sentences
+from bert_jax.tokenization import load_tokenizer
 
-INPUT = flags.DEFINE_string("input", None, "Glob of text files or dumps; default: synthetic text.")
-VOCAB = flags.DEFINE_string("vocab", None, "Vocabulary for --input.")
-COPIES = flags.DEFINE_integer("copies", 10, "Copies of the input in the large corpus.")
-MEGABYTES = flags.DEFINE_integer("megabytes", 12, "Size of the synthetic text.")
+DUMP = flags.DEFINE_string("dump", None, "A Wikipedia dump.", required=True)
+VOCAB = flags.DEFINE_string("vocab", None, "A WordPiece vocabulary.", required=True)
+RELEASED = flags.DEFINE_string("released", None, "Directory of the released script.")
+PYTHON = flags.DEFINE_string("tensorflow_python", sys.executable, "Python with TensorFlow.")
+REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each measurement; the median is printed.")
+BUILD = flags.DEFINE_string("build", None, "Internal: a text to build a corpus of, and stop.")
+WORDS_OF_BERT = 3.3e9  # Devlin et al. (2018), section 3.1
+CORES = 96
+
+# Runs the script, which is written for TensorFlow 1, as it is.
+SHIM = """
+import runpy, sys
+import tensorflow.compat.v1 as tensorflow
+sys.modules["tensorflow"] = tensorflow
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0] + "/create_pretraining_data.py", run_name="__main__")
+"""
 
 
-def write_synthetic_text(path: pathlib.Path, vocabulary: pathlib.Path, megabytes: int) -> None:
-    """Writes documents of 20 sentences with Zipf-distributed words, and their vocabulary."""
-    words = np.array([f"word{index}" for index in range(20_000)])
-    vocabulary.write_text("\n".join([*SPECIAL_TOKENS, ".", *words]) + "\n")
-    generator = np.random.default_rng(0)
+def write_copies(documents: list[list[str]], path: pathlib.Path, copies: int) -> None:
     with open(path, "w") as stream:
-        while stream.tell() < megabytes * 1_000_000:
-            for length in generator.integers(5, 40, size=20):
-                ids = generator.zipf(1.3, length) % len(words)
-                stream.write(" ".join(words[ids]) + ".\n")
-            stream.write("\n")
+        for copy in range(copies):
+            for sentences in documents:
+                stream.write("\n".join([f"Copy {copy} .", *sentences]) + "\n\n")
 
 
-def build_and_measure(inputs: list[str], vocabulary: str, output: str) -> dict:
-    """Builds a corpus in this process and its workers; returns speed and peak memory."""
+def build(text: str) -> None:
+    """Builds a corpus on the cores of this process; prints seconds of work and peak memory."""
     started = time.perf_counter()
-    manifest = build_corpus(inputs, load_tokenizer(vocabulary), output, CorpusConfig())
-    seconds = time.perf_counter() - started
-    rows = sum(split["rows"] for split in manifest["splits"].values())
-    unit = 1 << (20 if sys.platform == "darwin" else 10)  # ru_maxrss is in bytes or in KiB
-    return {
-        "rows": rows,
-        "seconds": round(seconds, 1),
-        "rows_per_second": round(rows / seconds),
-        "parent_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit,
-        "worker_peak_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // unit,
+    with tempfile.TemporaryDirectory() as output:
+        build_corpus(text, load_tokenizer(VOCAB.value), output, CorpusConfig(sentences="lines"))
+    parent, workers = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    result = {
+        "wall": time.perf_counter() - started,
+        "parent_cpu": parent.ru_utime + parent.ru_stime,
+        "parent_mib": parent.ru_maxrss >> 10,
+        "worker_mib": workers.ru_maxrss >> 10,
     }
+    print(json.dumps(result))
+
+
+def run(command: list[str], cores: int) -> tuple[float, str, int]:
+    """Returns the seconds, output and peak memory in MiB of a process pinned to some cores."""
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, chosen),
+    ) as process:
+        output = process.stdout.read()
+        _, exit_code, usage = os.wait4(process.pid, 0)
+    if exit_code:
+        sys.exit(f"{' '.join(command)} failed")
+    return time.perf_counter() - started, output, usage.ru_maxrss >> 10
 
 
 def main(argv: list[str]) -> None:
     del argv
+    if BUILD.value:
+        build(BUILD.value)
+        return
+    documents = [
+        sentences
+        for source in find_inputs(DUMP.value)
+        for document in read_documents(Unit(source, 0, 1), collections.Counter())
+        if (sentences := split_sentences(document))
+    ]
+    words = sum(3 + sum(len(s.split()) for s in sentences) for sentences in documents)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch)
-        if INPUT.value:
-            inputs, vocabulary = find_inputs(INPUT.value), VOCAB.value
-        else:
-            inputs, vocabulary = [str(folder / "text.txt")], str(folder / "vocab.txt")
-            write_synthetic_text(pathlib.Path(inputs[0]), pathlib.Path(vocabulary), MEGABYTES.value)
-        measurements = []
-        for copies in (1, COPIES.value):
-            # Peak memory is measured over a process's lifetime, so each build gets a new one.
-            with concurrent.futures.ProcessPoolExecutor(
-                1, mp_context=multiprocessing.get_context("spawn")
-            ) as process_pool:
-                output = str(folder / f"corpus-{copies}")
-                arguments = (inputs * copies, vocabulary, output)
-                measurements.append(process_pool.submit(build_and_measure, *arguments).result())
-    single, multiple = measurements
-    result = {
-        "cores": usable_cores(),
-        "one": single,
-        f"times_{COPIES.value}": multiple,
-        "parent_peak_ratio": round(multiple["parent_peak_mib"] / single["parent_peak_mib"], 2),
-        "worker_peak_ratio": round(multiple["worker_peak_mib"] / single["worker_peak_mib"], 2),
-    }
-    print(json.dumps(result, indent=2))
+        texts = {copies: pathlib.Path(scratch, f"{copies}.txt") for copies in (1, 10, 100)}
+        for copies, path in texts.items():
+            write_copies(documents, path, copies)
+        command = [sys.executable, __file__, *sys.argv[1:]]
+        seconds = {}
+        for cores, copies in ((2, 1), (1, 10), (2, 10), (1, 100), (2, 100)):
+            # Of a hundred copies, one run is long enough.
+            repeats = 1 if copies == 100 else REPEATS.value
+            runs = [run([*command, f"--build={texts[copies]}"], cores) for _ in range(repeats)]
+            seconds[cores, copies] = statistics.median(taken for taken, _, _ in runs)
+            reports = [json.loads(output.splitlines()[-1]) for _, output, _ in runs]
+            parent, worker = (max(r[n] for r in reports) for n in ("parent_mib", "worker_mib"))
+            share = statistics.median(r["parent_cpu"] / r["wall"] for r in reports)
+            busy = f"; parent busy {share:.1%} of the time" if cores > 1 else ""
+            print(
+                f"{copies:>3} copies, {cores} cores: {seconds[cores, copies]:6.2f} s, "
+                f"{copies * words / seconds[cores, copies]:9,.0f} words/s; peak MiB: parent "
+                f"{parent}, largest worker {worker}{busy}",
+                flush=True,
+            )
+        for copies in (10, 100):
+            ratio = seconds[1, copies] / seconds[2, copies]
+            print(f"{copies} copies: two cores are {ratio:.2f} times as fast as one")
+        per_core = 100 * words / seconds[1, 100]
+        minutes = WORDS_OF_BERT / per_core / CORES / 60
+        print(f"3.3 billion words on {CORES} cores, at the rate of one core: {minutes:.1f} minutes")
+        if RELEASED.value:
+            flags_of_script = {
+                "input_file": texts[10],
+                "output_file": f"{scratch}/out.tfrecord",
+                "vocab_file": VOCAB.value,
+                "max_seq_length": 128,
+                "max_predictions_per_seq": 20,
+                "dupe_factor": 1,
+            }
+            arguments = [f"--{name}={value}" for name, value in flags_of_script.items()]
+            command = [PYTHON.value, "-c", SHIM, RELEASED.value, *arguments]
+            runs = [run(command, 1) for _ in range(REPEATS.value)]
+            released = statistics.median(taken for taken, _, _ in runs)
+            ratio = released / seconds[1, 10]
+            print(
+                f"released script, 10 copies, one core: {released:.1f} s, "
+                f"{10 * words / released:,.0f} words/s, {max(mib for *_, mib in runs)} MiB; "
+                f"ours is {ratio:.1f} times as fast"
+            )
 
 
 if __name__ == "__main__":

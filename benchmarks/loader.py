@@ -1,13 +1,14 @@
-"""Measures how many shuffled rows per second one core reads.
+"""Measures whether one host's loader, on one core, keeps its share of a pod fed.
 
 python benchmarks/loader.py [--corpus=DIR]
 
-Measures reading from disk alone, and as in training, prefetched by Grain and copied to the device.
-The target is 20,000 rows of length 128. Without --corpus, uses a synthetic one with
-Zipf-distributed ids, which compress about as well as text.
+64 chips train on 192 rows of 512 tokens per second each, or 1,000 of 128, in batches over 16 hosts.
+A host reads all blocks, shuffles them, and takes its share of each batch, as in training. Prints
+the rows per second of all hosts' batches and the ratio to the need; then the same where each read
+of a block takes 50 ms longer, as on a bucket. The targets are 3 and 1. Without --corpus, uses
+synthetic ones with Zipf-distributed ids, which compress about as well as text.
 """
 
-import json
 import os
 import tempfile
 import time
@@ -17,71 +18,82 @@ import numpy as np
 from absl import app, flags
 
 from bert_corpus import writing
-from bert_jax import partitioning
-from bert_jax.data.batches import pretrain_batches
+from bert_jax.data.batches import local_batches
 from bert_jax.data.packing import row_dtype
 from bert_jax.data.rows import FORMAT_VERSION, Rows
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
 
-CORPUS = flags.DEFINE_string("corpus", None, "Directory of a corpus.")
-BATCH_SIZE = flags.DEFINE_integer("batch_size", 256, "Rows per batch.")
-NUM_ROWS = flags.DEFINE_integer("num_rows", 1_000_000, "Total number of rows to read.")
-TARGET_ROWS_PER_SECOND = 20_000
+CORPUS = flags.DEFINE_string("corpus", None, "Directory of a corpus of rows of 128 or 512 tokens.")
+SECONDS = flags.DEFINE_integer("seconds", 10, "Duration of each measurement.")
+CHIPS, HOSTS, ROWS_PER_CHIP = 64, 16, 64
+NEEDED = {128: 1000 * CHIPS, 512: 192 * CHIPS}  # rows per second
+NUM_SHARDS, SHARD_ROWS = 64, 8192
 
 
-def write_synthetic_corpus(directory: str, num_rows: int = 100_000) -> None:
+def write_synthetic_corpus(directory: str, length: int) -> None:
     vocabulary = [*SPECIAL_TOKENS, *(f"w{index}" for index in range(30_517))]
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(vocabulary).encode())
-    rows = np.zeros(num_rows, row_dtype(128, 8))
-    zipf = np.random.default_rng(0).zipf(1.3, (num_rows, 128))
+    rows = np.zeros(SHARD_ROWS, row_dtype(length, 8))
+    zipf = np.random.default_rng(0).zipf(1.3, (SHARD_ROWS, length))
     rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
-    rows["sequence_bounds"][:, 0] = (0, 64, 128)
+    rows["sequence_bounds"][:, 0] = (0, length // 2, length)
     scratch = writing.open_scratch(directory, [])
-    path = scratch / "train-00000-of-00001.array_record"
-    shard = writing.write_shard(path, rows, 256)
+    names = [f"train-{n:05d}-of-{NUM_SHARDS:05d}.array_record" for n in range(NUM_SHARDS)]
+    shards = [writing.write_shard(scratch / name, rows, 256) for name in names]
     (scratch / tokenizer.filename).write_bytes(tokenizer.content)
     manifest = {
         "format_version": FORMAT_VERSION,
-        "splits": {"train": {"rows": num_rows, "shards": [shard]}},
-        "config": {"max_seq_length": 128, "max_pairs_per_row": 8, "block_rows": 256},
+        "splits": {"train": {"rows": NUM_SHARDS * SHARD_ROWS, "shards": shards}},
+        "config": {"max_seq_length": length, "max_pairs_per_row": 8, "block_rows": 256},
         "vocabulary": {
             "filename": tokenizer.filename,
             "sha256": tokenizer.sha256,
             "size": tokenizer.vocab_size,
         },
     }
-    writing.publish(scratch, [path.name, "vocab.txt"], manifest)
+    writing.publish(scratch, [*names, tokenizer.filename], manifest)
+
+
+class SlowRows(Rows):
+    """Rows on a bucket whose reads take 50 ms longer."""
+
+    def _read_block(self, block: int) -> np.ndarray:
+        time.sleep(0.05)
+        return super()._read_block(block)
+
+
+def rows_per_second(rows: Rows) -> float:
+    """Returns the rate of global batches, of which a host copies its share to a device."""
+    batch_size = CHIPS * ROWS_PER_CHIP
+    share = batch_size // HOSTS
+    batches = local_batches(rows, [(3 * share, 4 * share)], batch_size, 0, 1 << 30)
+    jax.block_until_ready(jax.device_put(next(batches)))
+    started, count = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - started) < SECONDS.value:
+        jax.block_until_ready(jax.device_put(next(batches)))
+        count += 1
+    return count * batch_size / seconds
 
 
 def main(argv: list[str]) -> None:
     del argv
-    if hasattr(os, "sched_setaffinity"):  # The reader's threads share one core.
+    if hasattr(os, "sched_setaffinity"):  # All threads share one core.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as scratch:
-        if CORPUS.value is None:
-            write_synthetic_corpus(scratch)
-        rows = Rows(CORPUS.value or scratch, "train", shuffle_seed=0)
-        started = time.perf_counter()
-        for start in range(0, NUM_ROWS.value, BATCH_SIZE.value):
-            rows.read(start, start + BATCH_SIZE.value)
-        rows_read = NUM_ROWS.value / (time.perf_counter() - started)
-
-        mesh = partitioning.make_mesh(devices=jax.devices("cpu")[:1])
-        sharding = partitioning.batch_sharding(mesh)
-        num_batches = NUM_ROWS.value // BATCH_SIZE.value
-        batches = pretrain_batches(rows, sharding, BATCH_SIZE.value, 0, num_batches)
-        started = time.perf_counter()
-        for batch in batches:
-            jax.block_until_ready(batch)
-        on_device = num_batches * BATCH_SIZE.value / (time.perf_counter() - started)
-    result = {
-        "rows_read_per_second": round(rows_read),
-        "rows_on_device_per_second": round(on_device),
-        "ratio_to_target": round(on_device / TARGET_ROWS_PER_SECOND, 1),
-        "max_seq_length": rows.max_seq_length,
-        "rows_in_corpus": rows.num_rows,
-    }
-    print(json.dumps(result))
+        directories = [CORPUS.value] if CORPUS.value else []
+        for length in () if directories else NEEDED:
+            directories.append(f"{scratch}/{length}")
+            write_synthetic_corpus(directories[-1], length)
+        for directory in directories:
+            for kind, name in ((Rows, "local disk"), (SlowRows, "50 ms more per read")):
+                rows = kind(directory, "train", shuffle_seed=0)
+                rate = rows_per_second(rows)
+                length = rows.max_seq_length
+                print(
+                    f"{length} tokens, {name}: {rate:,.0f} rows/s, "
+                    f"{rate / NEEDED[length]:.1f} times the need of {NEEDED[length]:,}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

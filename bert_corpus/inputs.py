@@ -10,7 +10,8 @@ import fsspec
 
 from bert_jax.data.tfds import tfds_source
 
-UNIT_BYTES = 1 << 22  # of an input, read by one worker
+UNIT_BYTES = 1 << 21  # of an input, read by one worker
+MAX_UNITS = 1 << 11  # about; units of a large input are larger
 MAX_DECOMPRESSIONS = 16  # of a compressed file that cannot be read from the middle
 COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
 # Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
@@ -121,12 +122,16 @@ def format_of(path: str) -> tuple[str, str]:
     )
 
 
-def cut_into_units(source: Source) -> list[Unit]:
-    """Returns the units of an input, a function of its size."""
-    count = math.ceil(source.size / UNIT_BYTES)
-    if not can_seek(source.path):
-        count = min(math.ceil(4 * source.size / UNIT_BYTES), MAX_DECOMPRESSIONS)
-    return [Unit(source, index, count) for index in range(count)]
+def cut_into_units(sources: Sequence[Source]) -> list[Unit]:
+    """Returns the units of the inputs, in order: a function of their sizes."""
+    unit_bytes = max(UNIT_BYTES, sum(source.size for source in sources) // MAX_UNITS)
+    units = []
+    for source in sources:
+        count = math.ceil(source.size / unit_bytes)
+        if not can_seek(source.path):
+            count = min(math.ceil(4 * source.size / unit_bytes), MAX_DECOMPRESSIONS)
+        units += [Unit(source, index, count) for index in range(count)]
+    return units
 
 
 def can_seek(path: str) -> bool:

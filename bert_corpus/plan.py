@@ -38,7 +38,7 @@ class Plan:
             )
         self.tokenizer, self.config = tokenizer, config
         self.sources: list[Source] = find_inputs(inputs, config.text_field, config.data_dir)
-        self.units: list[Unit] = [unit for s in self.sources for unit in cut_into_units(s)]
+        self.units: list[Unit] = cut_into_units(self.sources)
         num_bytes = sum(source.size for source in self.sources)
         by_size = min(math.ceil(num_bytes / INPUT_BYTES_PER_SHARD), MAX_SHARDS)
         num_train = config.num_shards or by_size

@@ -128,8 +128,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
             rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
         logging.info("Compiling the training step ...")
-        unreported = []
-        for step, batch in enumerate(batches, start + 1):
+        unreported, waits = [], []
+        for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
             compiles = step == start + 1
             watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch)
@@ -153,6 +153,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
                 values["loss"] = sum(values[name] for name in values if name.endswith("_loss"))
                 values = {f"train/{name}": value for name, value in values.items()}
                 values["learning_rate"] = float(setup.schedule(step - 1))
+                values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values["seconds"] = time.monotonic() - began
                 if step > timed_step:
                     num_rows = (step - timed_step) * phase.batch_size
@@ -160,7 +161,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
                 writer.write(step, values)
                 shown = {name.removeprefix("train/"): value for name, value in values.items()}
                 progress.set_postfix({name: shown[name] for name in PROGRESS if name in shown})
-                unreported = []
+                unreported, waits[:] = [], []
                 checkpointer.check()
             if should_evaluate and not should_stop:
                 beat = functools.partial(watchdog.beat, f"evaluating after step {step}")

@@ -105,7 +105,7 @@ def spool_text(
       FileNotFoundError, ValueError: see `find_inputs` and `read_documents`; or there are no words.
     """
     sources = find_inputs(inputs, data_dir=data_dir)
-    units = [unit for source in sources for unit in cut_into_units(source)]
+    units = cut_into_units(sources)
     counts = CharacterCounts()
     split = functools.partial(text_of_unit, lower_case=lower_case)
     with worker_processes(split, num_processes) as ordered_map:

@@ -51,19 +51,25 @@ def _read(rows: Rows, first: int, ranges: list[tuple[int, int]]) -> dict[str, np
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def pretrain_batches(
-    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int, start: int, stop: int
-) -> Iterator[dict[str, jax.Array]]:
-    """Yields batches [start, stop) of the endless shuffled stream of rows, prefetched by threads.
+def local_batches(
+    rows: Rows, ranges: list[tuple[int, int]], batch_size: int, start: int, stop: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields `ranges` of batches [start, stop) of the endless stream of rows, read by threads.
 
     No row is dropped: a batch may hold the end of one epoch and the beginning of the next.
     """
-    ranges = local_row_ranges(sharding, batch_size)
     steps = grain.MapDataset.range(start, stop)
-    dataset = steps.map(lambda step: _read(rows, step * batch_size, ranges)).to_iter_dataset(
-        grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
-    )
-    return (make_global_batch(batch, sharding, batch_size) for batch in dataset)
+    dataset = steps.map(lambda step: _read(rows, step * batch_size, ranges))
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+
+
+def pretrain_batches(
+    rows: Rows, sharding: jax.sharding.Sharding, batch_size: int, start: int, stop: int
+) -> Iterator[dict[str, jax.Array]]:
+    """Yields batches [start, stop) of the endless shuffled stream of rows, on the devices."""
+    ranges = local_row_ranges(sharding, batch_size)
+    batches = local_batches(rows, ranges, batch_size, start, stop)
+    return (make_global_batch(batch, sharding, batch_size) for batch in batches)
 
 
 def heldout_batches(

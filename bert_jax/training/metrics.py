@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import time
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -89,6 +90,19 @@ def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[s
         "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         "unigram_accuracy": float(shares.max()),
     }
+
+
+def timed(items: Iterable, waits: list[float]) -> Iterator:
+    """Yields `items`; appends the seconds that the caller waited for each to `waits`."""
+    iterator = iter(items)
+    while True:
+        started = time.monotonic()
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        waits.append(time.monotonic() - started)
+        yield item
 
 
 def perplexity(loss: float) -> float:

@@ -45,8 +45,7 @@ def read(pattern, data_dir="", text_field="text", skipped=None):
     """Returns the documents of the inputs, read in units."""
     return [
         document
-        for source in find_inputs(pattern, text_field, data_dir)
-        for unit in cut_into_units(source)
+        for unit in cut_into_units(find_inputs(pattern, text_field, data_dir))
         for document in read_documents(unit, collections.Counter() if skipped is None else skipped)
     ]
 
@@ -295,8 +294,9 @@ def test_units_of_a_multistream_dump_hold_each_page_once(tmp_path, monkeypatch):
     expected = [f"Page {n}. " * 50 for n in range(27)]
     for unit_bytes in (1 << 22, 1000, 100, 10):
         monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
-        (source,) = find_inputs(str(path))
-        assert len(cut_into_units(source)) == math.ceil(path.stat().st_size / unit_bytes)
+        assert len(cut_into_units(find_inputs(str(path)))) == math.ceil(
+            path.stat().st_size / unit_bytes
+        )
         assert [document.text for document in read(str(path))] == expected
 
 
@@ -307,8 +307,7 @@ def test_compressed_files_are_read_by_several_workers(tmp_path, monkeypatch, nam
         content = "\n\n".join(f"Page {n}." for n in range(20)).encode()
     write_compressed(f"{tmp_path}/{name}", content)
     monkeypatch.setattr(inputs, "UNIT_BYTES", 40)
-    (source,) = find_inputs(f"{tmp_path}/{name}")
-    units, skipped = cut_into_units(source), collections.Counter()
+    units, skipped = cut_into_units(find_inputs(f"{tmp_path}/{name}")), collections.Counter()
     parts = [[d.text.strip() for d in read_documents(unit, skipped)] for unit in units]
     assert len(units) > 4 and max(map(len, parts)) - min(map(len, parts)) <= 1
     numbers = [n for n in range(30) if n % 3] if name.startswith("wiki") else range(20)
@@ -329,6 +328,14 @@ def test_units_of_parquet_hold_each_row_once(tmp_path, monkeypatch):
         documents = read(f"{tmp_path}/text.parquet", text_field="body", skipped=skipped)
         assert [document.text for document in documents] == texts
         assert skipped == {"lines": 21, "lines_without_text": 1}
+
+
+def test_a_large_input_has_a_bounded_number_of_units(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 10)
+    monkeypatch.setattr(inputs, "MAX_UNITS", 100)
+    (tmp_path / "text.txt").write_text("word\n\n" * 10_000)
+    assert len(cut_into_units(find_inputs(f"{tmp_path}/text.txt"))) == 100
+    assert len(read(f"{tmp_path}/text.txt")) == 10_000
 
 
 def test_parquet_without_the_column_is_a_clear_error(tmp_path):
