@@ -58,11 +58,11 @@ def run_processes(
     num_processes = min(num_processes or usable_cores(), len(units))
     try:
         with worker_processes(functools.partial(_run, plan, scratch), num_processes) as ordered_map:
-            report, _ = _run_all(ordered_map, scratch, _spill_unit, units)
+            report, _ = _run_all(ordered_map, scratch, _spill_unit, units, "text")
             check_skipped(report, plan.config)
             if plan.config.near_duplicates:
                 _find_near_duplicates(scratch, units)
-            shard_report, entries = _run_all(ordered_map, scratch, _build_shard, names)
+            shard_report, entries = _run_all(ordered_map, scratch, _build_shard, names, "rows")
         report.add(shard_report)
         manifest = plan.manifest(entries, report)
     except ValueError:
@@ -77,14 +77,14 @@ def run_processes(
 
 
 def _run_all(
-    ordered_map: Callable, scratch: pathlib.Path, job: Callable, names: list[str]
+    ordered_map: Callable, scratch: pathlib.Path, job: Callable, names: list[str], description: str
 ) -> tuple[Report, list]:
     """Runs `job` for each name that has no result yet; returns the sum of reports, and results."""
     paths = [scratch / f"{name}.json" for name in names]
     remaining = [(job, n, names[n]) for n, path in enumerate(paths) if not path.exists()]
-    description = job.__name__.strip("_").replace("_", " ") + "s"
     first = len(names) - len(remaining)
-    for _ in tqdm.tqdm(ordered_map(remaining), description, len(names), initial=first):
+    results = ordered_map(remaining)
+    for _ in tqdm.tqdm(results, description, len(names), initial=first, unit=" parts"):
         pass
     report, results = Report(), []
     for path in paths:

@@ -2,6 +2,7 @@ import gzip
 import json
 import pathlib
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -50,6 +51,26 @@ def test_wordpiece_ids_equal_the_reference_implementation(case):
         assert tokenizer.encode(text) == expected
     known = np.concatenate([np.array(row, int) for row in ids]) != tokenizer.unk_id
     assert known.mean() > 0.8, "the golden vocabulary is too small for this test"
+
+
+ODD = (
+    "abcXYZ  é\u0308[MASK]##'\u0301\u200b\x1c\x85"
+    "\u2028\u3000中文日本,.!İßΣς\t\n\r\ufeff\x00\ufffd😀-—１２ﬁ가각"
+)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypatch):
+    """Characters that normalization joins, splits, drops or changes, around spaces and words."""
+    monkeypatch.setattr(tokenization, "MAX_CACHED_CHARACTERS", 5000)
+    letters = [*"abcxyz", *("##" + letter for letter in "abcxyz"), *"[]#',.!-中é가"]
+    tokenizer = wordpiece(*letters, *(["X", "Y"] if cased else []))
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(ODD, k=rng.randint(0, 30))) for _ in range(20_000)]
+    for start in range(0, len(texts), 1000):
+        batch = texts[start : start + 1000]
+        expected = [np.array(ids, np.uint16).tobytes() for ids in tokenizer.encode_batch(batch)]
+        assert tokenizer.encode_to_bytes(batch) == expected
 
 
 def test_special_tokens_in_text_are_not_recognized():

@@ -10,6 +10,7 @@ import pytest
 from bert_jax.data.rows import Rows
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.training import metrics
 from bert_jax.training.metrics import MetricsWriter, flops_per_row, perplexity, unigram_baseline
 
 
@@ -78,3 +79,11 @@ def test_bert_base_takes_six_flops_per_parameter_and_token():
     head = 20 * (768**2 + 768 * 30592)
     expected = 6 * (128 * encoder + attention + head + 768**2 + 2 * 768)
     assert flops_per_row(config, 128, 20, 1) == expected
+
+
+def test_waits_are_measured_for_each_item(monkeypatch):
+    clock = iter([1.0, 1.5, 2.0, 5.0, 9.0])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+    waits = []
+    assert list(metrics.timed("ab", waits)) == ["a", "b"]
+    assert waits == [0.5, 3.0]
