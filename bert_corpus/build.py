@@ -130,10 +130,11 @@ def _spill_unit(plan, path, number, report) -> None:
 
 def _find_near_duplicates(scratch: pathlib.Path, units: list[str]) -> None:
     keys = [np.load(scratch / f"{unit}.keys", mmap_mode="r") for unit in units]
-    keys = [array for array in keys if len(array)]
-    columns = (np.concatenate([array[:, n] for array in keys]) for n in range(keys[0].shape[1]))
+    num_columns = max(array.shape[-1] for array in keys)  # Units without documents have none.
+    keys = [array.reshape(len(array), num_columns) for array in keys]
+    columns = (np.concatenate([array[:, n] for array in keys]) for n in range(num_columns))
     with writing.replace_file(scratch / "near_duplicates") as stream:
-        np.save(stream, near_duplicates(next(columns), columns))
+        np.save(stream, near_duplicates(next(columns, np.zeros(0)), columns))
 
 
 def _build_shard(plan, path, number, report) -> dict:

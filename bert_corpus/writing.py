@@ -23,8 +23,14 @@ def open_scratch(
 ) -> pathlib.Path:
     """Returns the scratch directory in `directory`, with what a build of `fingerprint` left there.
 
-    Raises FileExistsError for a complete corpus unless `overwrite` is set, and OSError.
+    Raises FileExistsError for a complete corpus unless `overwrite` is set, ValueError for a
+    directory on a bucket, and OSError.
     """
+    if "://" in str(directory):
+        raise ValueError(
+            f"--output={directory}: without --runner, a corpus is built in a local directory; "
+            "copy it to the bucket afterwards"
+        )
     directory = pathlib.Path(directory)
     scratch, content = directory / SCRATCH, json.dumps(fingerprint).encode()
     if (directory / MANIFEST).exists() and not overwrite:

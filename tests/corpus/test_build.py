@@ -344,8 +344,9 @@ def test_the_number_of_shards_follows_the_size_of_the_input(tmp_path, text, monk
 def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
     blank = tmp_path / "blank.txt"
     blank.write_text("\n  \n\n")
-    with pytest.raises(ValueError, match="holds no document"):
-        build_corpus(str(blank), TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
+    for config in (corpus_config(), corpus_config(near_duplicates=0.5)):
+        with pytest.raises(ValueError, match="holds no document"):
+            build_corpus(str(blank), TOKENIZER, tmp_path / "out", config, num_processes=1)
     few = write_text(tmp_path / "few.txt", num_documents=3)
     config = corpus_config(heldout_fraction=0.001)
     message = (
@@ -452,6 +453,10 @@ def test_bad_output_and_too_large_vocabulary_are_clear_errors(tmp_path, text):
     file.write_text("x")
     with pytest.raises(OSError, match="cannot write into --output="):
         build_corpus(text, TOKENIZER, file, corpus_config(), num_processes=1)
+    with pytest.raises(
+        ValueError, match=r"--output=gs://b/c: without --runner, .* local directory"
+    ):
+        build_corpus(text, TOKENIZER, "gs://b/c", corpus_config(), num_processes=1)
     large = tokenizer_from_bytes(
         "vocab.txt", "\n".join([*SPECIAL, *(f"w{index}" for index in range(65_532))]).encode()
     )
