@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
         for copies, path in texts.items():
             write_copies(documents, path, copies)
         command = [sys.executable, __file__, *sys.argv[1:]]
-        seconds = {}
+        seconds, parent_cpu = {}, {}
         for cores, copies in ((2, 1), (1, 10), (2, 10), (1, 100), (2, 100)):
             # Of a hundred copies, one run is long enough.
             repeats = 1 if copies == 100 else REPEATS.value
@@ -116,7 +116,8 @@ def main(argv: list[str]) -> None:
             seconds[cores, copies] = statistics.median(taken for taken, _, _ in runs)
             reports = [json.loads(output.splitlines()[-1]) for _, output, _ in runs]
             parent, worker = (max(r[n] for r in reports) for n in ("parent_mib", "worker_mib"))
-            share = statistics.median(r["parent_cpu"] / r["wall"] for r in reports)
+            parent_cpu[cores, copies] = statistics.median(r["parent_cpu"] for r in reports)
+            share = parent_cpu[cores, copies] / seconds[cores, copies]
             busy = f"; parent busy {share:.1%} of the time" if cores > 1 else ""
             print(
                 f"{copies:>3} copies, {cores} cores: {seconds[cores, copies]:6.2f} s, "
@@ -130,6 +131,9 @@ def main(argv: list[str]) -> None:
         per_core = 100 * words / seconds[1, 100]
         minutes = WORDS_OF_BERT / per_core / CORES / 60
         print(f"3.3 billion words on {CORES} cores, at the rate of one core: {minutes:.1f} minutes")
+        # Without the start, which does not depend on the input.
+        work = (parent_cpu[2, 100] - parent_cpu[2, 10]) / (seconds[1, 100] - seconds[1, 10])
+        print(f"the parent works {work:.2%} of the time of a worker: {work * CORES:.0%} at {CORES}")
         if RELEASED.value:
             flags_of_script = {
                 "input_file": texts[10],

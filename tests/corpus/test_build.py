@@ -453,9 +453,7 @@ def test_bad_output_and_too_large_vocabulary_are_clear_errors(tmp_path, text):
     file.write_text("x")
     with pytest.raises(OSError, match="cannot write into --output="):
         build_corpus(text, TOKENIZER, file, corpus_config(), num_processes=1)
-    with pytest.raises(
-        ValueError, match=r"--output=gs://b/c: without --runner, .* local directory"
-    ):
+    with pytest.raises(ValueError, match="--output=gs://b/c: without --runner, a corpus"):
         build_corpus(text, TOKENIZER, "gs://b/c", corpus_config(), num_processes=1)
     large = tokenizer_from_bytes(
         "vocab.txt", "\n".join([*SPECIAL, *(f"w{index}" for index in range(65_532))]).encode()
