@@ -22,8 +22,8 @@ from configs.pretrain import bert_tiny
 
 DUMP = flags.DEFINE_string("dump", None, "A Wikipedia dump.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A WordPiece vocabulary.", required=True)
-STEPS = flags.DEFINE_integer("steps", 1000, "Steps on packed rows.")
-BATCH_SIZE = 64
+STEPS = flags.DEFINE_integer("steps", 2000, "Steps on packed rows.")
+BATCH_SIZE = 32
 
 
 def train(corpus: pathlib.Path, workdir: pathlib.Path, num_steps: int) -> tuple[float, float]:
