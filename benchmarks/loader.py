@@ -37,21 +37,21 @@ def write_synthetic_corpus(directory: str, length: int) -> None:
     zipf = np.random.default_rng(0).zipf(1.3, (SHARD_ROWS, length))
     rows["tokens"] = 5 + zipf % (tokenizer.vocab_size - 5)
     rows["sequence_bounds"][:, 0] = (0, length // 2, length)
-    scratch = writing.open_scratch(directory, [])
-    names = [f"train-{n:05d}-of-{NUM_SHARDS:05d}.array_record" for n in range(NUM_SHARDS)]
-    shards = [writing.write_shard(scratch / name, rows, 256) for name in names]
-    (scratch / tokenizer.filename).write_bytes(tokenizer.content)
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "splits": {"train": {"rows": NUM_SHARDS * SHARD_ROWS, "shards": shards}},
-        "config": {"max_seq_length": length, "max_pairs_per_row": 8, "block_rows": 256},
-        "vocabulary": {
-            "filename": tokenizer.filename,
-            "sha256": tokenizer.sha256,
-            "size": tokenizer.vocab_size,
-        },
-    }
-    writing.publish(scratch, [*names, tokenizer.filename], manifest)
+    with writing.open_scratch(directory, []) as scratch:
+        names = [f"train-{n:05d}-of-{NUM_SHARDS:05d}.array_record" for n in range(NUM_SHARDS)]
+        shards = [writing.write_shard(scratch / name, rows, 256) for name in names]
+        (scratch / tokenizer.filename).write_bytes(tokenizer.content)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "splits": {"train": {"rows": NUM_SHARDS * SHARD_ROWS, "shards": shards}},
+            "config": {"max_seq_length": length, "max_pairs_per_row": 8, "block_rows": 256},
+            "vocabulary": {
+                "filename": tokenizer.filename,
+                "sha256": tokenizer.sha256,
+                "size": tokenizer.vocab_size,
+            },
+        }
+        writing.publish(scratch, [*names, tokenizer.filename], manifest)
 
 
 class SlowRows(Rows):

@@ -20,7 +20,7 @@ from bert_corpus.writing import encode_manifest
 from bert_jax.data.rows import MANIFEST
 
 
-def parse_options(flags: Sequence[str], output: str) -> PipelineOptions:
+def parse_options(flags: Sequence[str], plan: Plan, output: str) -> PipelineOptions:
     """Returns Beam's options. Raises ValueError for an unknown one, or one that cannot work."""
     options = PipelineOptions(list(flags))
     runner = options.view_as(StandardOptions).runner
@@ -33,16 +33,14 @@ def parse_options(flags: Sequence[str], output: str) -> PipelineOptions:
         raise ValueError(f"neither a flag of this tool nor an option of Beam: {' '.join(unknown)}")
     if runner == "DataflowRunner":
         values = options.get_all_options()
-        missing = [n for n in ("project", "region", "temp_location") if not values.get(n)]
-        if missing:
-            needed = " ".join(f"--{name}=..." for name in missing)
-            raise ValueError(f"--runner=DataflowRunner needs {needed}")
-        if "://" not in output:
-            raise ValueError(f"--output={output}: workers on Dataflow write to gs://BUCKET/DIR")
-        if not (values.get("setup_file") or values.get("sdk_container_image")):
+        needed = "project", "region", "temp_location", "sdk_container_image"
+        if missing := [name for name in needed if not values.get(name)]:
+            flags = " ".join(f"--{name}=..." for name in missing)
+            raise ValueError(f"--runner=DataflowRunner needs {flags}; see docs/corpora.md")
+        paths = output, values["temp_location"], *(source.path for source in plan.sources)
+        if local := [path for path in paths if "://" not in path]:
             raise ValueError(
-                "workers on Dataflow need this package: give --setup_file=./setup.py or "
-                "--sdk_container_image=IMAGE (docs/corpora.md)"
+                f"workers on Dataflow cannot reach {local[0]}; expected gs://BUCKET/..."
             )
     return options
 
@@ -50,14 +48,18 @@ def parse_options(flags: Sequence[str], output: str) -> PipelineOptions:
 def run_pipeline(plan: Plan, output: str, options: PipelineOptions, overwrite: bool) -> dict:
     """Runs the pipeline until it is finished; returns the manifest.
 
-    All workers must reach the inputs and `output`, a directory or an address on a bucket. The
-    engine repeats what fails. Raises FileExistsError for a complete corpus unless `overwrite`.
+    All workers must reach the inputs and `output`, a directory here or on a bucket. The engine
+    repeats what fails. Raises FileExistsError for a complete corpus unless `overwrite`, which
+    removes it first.
     """
     files, directory = fsspec.core.url_to_fs(output)
     if files.exists(f"{directory}/{MANIFEST}"):
         if not overwrite:
             raise FileExistsError(f"{output} holds a complete corpus; replace it with --overwrite")
         files.rm(f"{directory}/{MANIFEST}")
+        for split in ("train", "heldout"):
+            if shards := files.glob(f"{directory}/{split}-*.array_record"):
+                files.rm(shards)
     files.makedirs(directory, exist_ok=True)
     with beam.Pipeline(options=options) as pipeline:
         _build(pipeline, plan, output)
@@ -119,7 +121,7 @@ def _write_shard(
     parts = sorted(pickle.loads(part) for part in item[1] if part)
     with tempfile.TemporaryDirectory() as scratch:
         directory = pathlib.Path(scratch)
-        entry = plan.write_shard(directory, number, parts, set(near_duplicates), report)
+        entry = plan.write_shard(directory, number, parts, near_duplicates, report)
         _write(output, entry["file"], (directory / entry["file"]).read_bytes())
     return "shard", pickle.dumps((number, report, entry))
 

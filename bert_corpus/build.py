@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import pickle
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tqdm
@@ -22,7 +22,7 @@ from bert_corpus.cleaning import near_duplicates
 from bert_corpus.config import CorpusConfig
 from bert_corpus.manifest import check_skipped
 from bert_corpus.parallel import usable_cores, worker_processes
-from bert_corpus.plan import Plan
+from bert_corpus.plan import SAMPLES, Plan
 from bert_corpus.steps import Part, Report
 from bert_jax.tokenization import Tokenizer
 
@@ -42,21 +42,26 @@ def build_corpus(
 
 
 def run_processes(
-    plan: Plan, output: str | os.PathLike, overwrite: bool = False, num_processes: int = 0
+    plan: Plan,
+    output: str | os.PathLike,
+    overwrite: bool = False,
+    num_processes: int = 0,
+    more_files: Callable[[dict, dict], dict[str, bytes]] | None = None,
 ) -> dict:
     """Builds a corpus in the directory `output` and returns its manifest.
 
-    `output` is new, empty, left by an interrupted build, which is continued, or a corpus to
-    `overwrite`. The output is the same for any `num_processes`; 0 means one per core.
+    `output` is new, empty, left by an interrupted build, which is resumed, or a corpus to
+    `overwrite`, which stays until the new one is finished. The output is the same for any
+    `num_processes`; 0 means one per core. `more_files` makes further files, by name, of the
+    manifest and the samples.
 
     Raises OSError or ValueError for an invalid input, or an output that is not writable.
     """
-    scratch = writing.open_scratch(output, plan.fingerprint(), overwrite)
     units = [f"unit-{number:06d}" for number in range(len(plan.units))]
     names = [name for *_, name in plan.files]
     # Starting a process takes as long as building a few shards.
     num_processes = min(num_processes or usable_cores(), len(units))
-    try:
+    with writing.open_scratch(output, plan.fingerprint(), overwrite) as scratch:
         with worker_processes(functools.partial(_run, plan, scratch), num_processes) as ordered_map:
             report, _ = _run_all(ordered_map, scratch, _spill_unit, units, "text")
             check_skipped(report, plan.config)
@@ -64,15 +69,13 @@ def run_processes(
                 _find_near_duplicates(scratch, units)
             shard_report, entries = _run_all(ordered_map, scratch, _build_shard, names, "rows")
         report.add(shard_report)
-        manifest = plan.manifest(entries, report)
-    except ValueError:
-        writing.remove_scratch(scratch)  # The input or a setting must change.
-        raise
-    files = plan.small_files(report)
-    for name, content in files.items():
-        with writing.replace_file(scratch / name) as stream:
-            stream.write(content)
-    writing.publish(scratch, [*names, *files], manifest)
+        manifest, files = plan.manifest(entries, report), plan.small_files(report)
+        if more_files:
+            files |= more_files(manifest, json.loads(files[SAMPLES]))
+        for name, content in files.items():
+            with writing.replace_file(scratch / name) as stream:
+                stream.write(content)
+        writing.publish(scratch, [*names, *files], manifest)
     return manifest
 
 
@@ -139,12 +142,10 @@ def _find_near_duplicates(scratch: pathlib.Path, units: list[str]) -> None:
 
 def _build_shard(plan, path, number, report) -> dict:
     """Writes the rows of a shard; returns its entry for the manifest."""
-    dropped: Collection[int] = ()
+    parts, dropped = _read_parts(plan, path.parent, number), ()
     if plan.config.near_duplicates:
-        dropped = set(np.load(path.with_name("near_duplicates")).tolist())
-    return plan.write_shard(
-        path.parent, number, _read_parts(plan, path.parent, number), dropped, report
-    )
+        dropped = np.load(path.with_name("near_duplicates"), mmap_mode="r")
+    return plan.write_shard(path.parent, number, parts, dropped, report)
 
 
 def _read_parts(plan: Plan, scratch: pathlib.Path, shard: int) -> list[Part]:

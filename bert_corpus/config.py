@@ -1,7 +1,9 @@
 """Settings of a corpus."""
 
 import dataclasses
+import importlib.util
 import math
+import re
 
 from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
 from bert_corpus.sentences import MODES
@@ -45,10 +47,12 @@ class CorpusConfig:
             "heldout_fraction": (0, 0.5),
             "seed": (0, math.inf),
             "num_shards": (0, 99_999),
-            "near_duplicates": (0, 1),
+            "near_duplicates": (0, 0.99),
             "min_words": (0, math.inf),
             "max_words": (0, math.inf),
         }
+        if self.max_words:
+            bounds["max_words"] = (self.min_words, math.inf)
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -56,3 +60,10 @@ class CorpusConfig:
         for name, values in (("sentences", MODES), ("rows", ROWS)):
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name}={value!r}; expected one of {', '.join(values)}")
+        if self.only_language and not re.fullmatch("[a-z]{2}", self.only_language):
+            raise ValueError(
+                f"only_language={self.only_language!r}; expected an ISO 639-1 code, such as 'en'"
+            )
+        for field, package in (("near_duplicates", "datasketch"), ("only_language", "py3langid")):
+            if getattr(self, field) and not importlib.util.find_spec(package):
+                raise ImportError(f"--{field} needs {package}: pip install 'bert_jax[cleaning]'")

@@ -14,15 +14,13 @@ UNIT_BYTES = 1 << 21  # of an input, read by one worker
 MAX_UNITS = 1 << 11  # about; units of a large input are larger
 MAX_DECOMPRESSIONS = 16  # of a compressed file that cannot be read from the middle
 COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
-# Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2.
+# Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2. Of the text files,
+# the index of a multistream dump is none.
 FORMATS = {
-    name: re.compile(pattern + COMPRESSED, re.IGNORECASE)
-    for name, pattern in {
-        "text": r"([^.]+|.*\.(txt|text))",
-        "dump": r".+\.xml(-p\d+p\d+[\w-]*)?",
-        "jsonl": r".+\.(jsonl|ndjson)",
-        "parquet": r".+\.parquet",
-    }.items()
+    "text": r"(?!.*-multistream-index)([^.]+|.*\.(txt|text))" + COMPRESSED,
+    "dump": r".+\.xml(-p\d+p\d+[\w-]*)?" + COMPRESSED,
+    "jsonl": r".+\.(jsonl|ndjson|json)" + COMPRESSED,
+    "parquet": r".+\.parquet(?P<compression>)",
 }
 
 
@@ -32,14 +30,14 @@ class Source(NamedTuple):
     Attributes:
       path: as given, or as found by a glob.
       size: in bytes.
-      state: changes when the file is written again.
+      version: changes when the file is written again.
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
     """
 
     path: str
     size: int
-    state: str
+    version: str
     text_field: str = "text"
     data_dir: str = ""
 
@@ -70,6 +68,8 @@ def find_inputs(
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
+    if not patterns:
+        raise ValueError("--input is empty; give files or globs")
     inputs = []
     for pattern in patterns:
         if pattern.startswith("tfds:"):
@@ -77,21 +77,20 @@ def find_inputs(
             size = info.splits["train"].num_bytes
             inputs.append(Source(pattern, size, str(info.version), text_field, data_dir))
             continue
-        for path, size, state in _find_files(pattern):
+        for path, size, version in _find_files(pattern):
             format_of(path)
             if size == 0:
                 raise ValueError(f"{path} is empty; remove it from --input")
-            inputs.append(Source(path, size, state, text_field))
+            inputs.append(Source(path, size, version, text_field))
     return inputs
 
 
 def _find_files(pattern: str) -> list[tuple[str, int, str]]:
-    """Returns the path, size and state of each file that matches a glob, sorted."""
+    """Returns the path, size and version of each file that matches a glob, sorted."""
     is_remote = "://" in pattern
     try:
         files, path = fsspec.core.url_to_fs(pattern)
-        # The glob of local files would resolve a relative path.
-        names = sorted(name for name in files.glob(path) if files.isfile(name))
+        names = [path] if files.isfile(path) else sorted(filter(files.isfile, files.glob(path)))
         found = [(name, files.size(name), files.ukey(name)) for name in names]
     except ImportError:
         raise
@@ -99,7 +98,9 @@ def _find_files(pattern: str) -> list[tuple[str, int, str]]:
         fix = "check the address, and log in to the cloud" if is_remote else "check the path"
         raise OSError(f"cannot read --input={pattern}: {error}; {fix}") from error
     if not found:
-        raise FileNotFoundError(f"--input={pattern} matches no file; check it and quote a *")
+        is_directory = not is_remote and os.path.isdir(os.path.expanduser(pattern))
+        hint = "it is a directory, give DIR/*" if is_directory else "check it and quote a *"
+        raise FileNotFoundError(f"--input={pattern} matches no file; {hint}")
     if is_remote:
         return [(files.unstrip_protocol(name), *rest) for name, *rest in found]
     is_relative = not os.path.isabs(os.path.expanduser(pattern))
@@ -114,11 +115,12 @@ def format_of(path: str) -> tuple[str, str]:
     if path.startswith("tfds:"):
         return "tfds", ""
     for name, pattern in FORMATS.items():
-        if match := pattern.fullmatch(os.path.basename(path)):
+        if match := re.fullmatch(pattern, os.path.basename(path), re.IGNORECASE):
             return name, (match["compression"] or "").lower()
     raise ValueError(
         f"{path} has an unknown suffix; expected UTF-8 text (.txt, .text or none), a Wikipedia "
-        "dump (.xml), JSON lines (.jsonl, .ndjson), all also as .gz, .bz2, .zst or .xz; or .parquet"
+        "dump (.xml) or JSON lines (.jsonl, .ndjson, .json), all also as .gz, .bz2, .zst or .xz, "
+        "or .parquet"
     )
 
 

@@ -42,7 +42,11 @@ def make_manifest(
             split: _describe_split(split, report.counts, entries, config)
             for split, entries in shards.items()
         },
-        "skipped": dict(sorted(report.skipped.items())),
+        "skipped": {
+            name: count
+            for name, count in sorted(report.skipped.items())
+            if count and name != "lines"  # of which some may be without text
+        },
         "config": {
             **dataclasses.asdict(config),
             "inputs": [{"path": source.path, "bytes": source.size} for source in sources],

@@ -1,9 +1,10 @@
 """What a corpus is built from and into: the same wherever its steps run."""
 
+import importlib.metadata
 import json
 import math
 import pathlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from bert_corpus import writing
 from bert_corpus.config import MAX_VOCABULARY, CorpusConfig
@@ -54,7 +55,10 @@ class Plan:
 
     def fingerprint(self) -> list:
         """Returns what tells this build from any other."""
-        return [FORMAT_VERSION, repr(self.config), self.tokenizer.sha256, self.sources]
+        libraries = "mwparserfromhell", "sentencepiece", "sentencex", "tokenizers"
+        versions = [importlib.metadata.version(name) for name in libraries]
+        settings = repr(self.config), self.tokenizer.sha256, self.sources
+        return [FORMAT_VERSION, versions, *settings]
 
     def tokenize(self, number: int, report: Report) -> Iterator[tuple[int, Part]]:
         """Yields the parts of a unit, each with the number of its shard."""
@@ -66,7 +70,7 @@ class Plan:
         directory: pathlib.Path,
         number: int,
         parts: Sequence[Part],
-        near_duplicates: Collection[int],
+        near_duplicates: Sequence[int],
         report: Report,
     ) -> dict:
         """Writes the rows of a shard, whose parts are in order; returns its entry."""

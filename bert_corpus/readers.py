@@ -14,7 +14,6 @@ import json
 import lzma
 import math
 import re
-import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 from xml.etree import ElementTree
@@ -28,9 +27,12 @@ from bert_jax.data.tfds import tfds_source
 # Longer documents are cut at a line break, which bounds memory for files without blank lines.
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 26
+MAX_LINES_WITHOUT_TEXT = 1000  # of JSON, at the beginning of a unit
 # Each stream of a multistream dump begins so: a header, and the magic number of a block.
 BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
-DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+# Python's own decompressors ignore garbage after a stream, some also that one is cut off.
+CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+OTHER_CODECS = {".xz": "xz"}
 ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS datasets of Wikipedia articles without markup
 
 
@@ -51,11 +53,23 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
     readers = {"text": _read_text, "jsonl": _read_json_lines, "dump": _read_dump}
     read = (readers | {"parquet": _read_parquet, "tfds": _read_tfds})[name]
     if can_seek(unit.source.path):
-        yield from read(unit, skipped)
-        return
+        documents = read(unit, skipped)
+    else:
+        # All workers of the file skip the same: the first counts it.
+        whole = read(unit.whole(), skipped if unit.index == 0 else collections.Counter())
+        documents = _every_nth(whole, unit)
+    for document in documents:
+        if document.markup or len(document.text) <= 2 * MAX_DOCUMENT_BYTES:
+            yield document
+            continue
+        pieces = re.findall(rf"(?s).{{1,{MAX_DOCUMENT_BYTES - 1}}}(?:\s|\Z)|\S+", document.text)
+        for number, piece in enumerate(pieces):
+            yield Document(piece, continues=document.continues or number > 0)
+
+
+def _every_nth(documents: Iterator[Document], unit: Unit) -> Iterator[Document]:
     number = -1
-    # All workers of the file skip the same: the first counts it.
-    for document in read(unit.whole(), skipped if unit.index == 0 else collections.Counter()):
+    for document in documents:
         number += not document.continues
         if number % unit.count == unit.index:
             yield document
@@ -64,14 +78,15 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
 @contextlib.contextmanager
 def _open(unit: Unit, decompresses: bool = True) -> Iterator[tuple[BinaryIO, int, int]]:
     """Opens a file, decompressed; yields it, and the bytes at which a unit begins and ends."""
-    # fsspec would not notice that a file of Zstandard is cut off.
-    is_zstd = decompresses and format_of(unit.source.path)[1] == ".zst"
-    compression = "infer" if decompresses and not is_zstd else None
+    suffix = format_of(unit.source.path)[1] if decompresses else ""
     try:
-        with fsspec.open(unit.source.path, "rb", compression=compression) as stream:
-            stream = pyarrow.CompressedInputStream(stream, "zstd") if is_zstd else stream
+        with fsspec.open(unit.source.path, "rb", compression=OTHER_CODECS.get(suffix)) as stream:
+            if codec := CODECS.get(suffix):
+                stream = pyarrow.CompressedInputStream(stream, codec)
             yield stream, *unit.bounds(unit.source.size)
-    except DAMAGED as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        if getattr(error, "errno", None):  # A file or bucket that cannot be read may be intact.
+            raise
         raise ValueError(
             f"{unit.source.path} is damaged or cut off ({error}); download it again"
         ) from error
@@ -143,13 +158,19 @@ def _read_json_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Docum
             return
         if line.isspace():
             continue
+        if skipped["lines_without_text"] == skipped["lines"] == MAX_LINES_WITHOUT_TEXT:
+            raise ValueError(
+                f"{unit.source.path}: none of {MAX_LINES_WITHOUT_TEXT:,} lines has text in "
+                f"{unit.source.text_field!r}: name the field with --text_field"
+            )
         skipped["lines"] += 1
         try:
             text = json.loads(line)[unit.source.text_field]
         except (ValueError, KeyError, TypeError, RecursionError):
             text = None
         if isinstance(text, str):
-            yield Document(text)
+            # JSON may hold half of a surrogate pair, which is no character.
+            yield Document(text.encode(errors="replace").decode())
         else:
             skipped["lines_without_text"] += 1
 
@@ -222,16 +243,24 @@ def _streams(unit: Unit) -> Iterator[contextlib.AbstractContextManager]:
             tail = stream.read(1 << 20)
             content += tail
             begins = [match.start() for match in BZIP2_START.finditer(content)]
+    if start == 0 and begins[:1] != [0]:
+        raise ValueError(f"{unit.source.path} does not begin as a bzip2 file; download it again")
     for begin, after in itertools.pairwise([*begins, len(content)]):
         if begin >= stop - start:
             return
+        decompressor, problem = bz2.BZ2Decompressor(), "it is cut off"
         try:
-            pages = bz2.decompress(content[begin:after])
+            pages = decompressor.decompress(content[begin:after])
         except (OSError, ValueError, EOFError) as error:
+            problem = str(error)
+        is_last = start + after == unit.source.size
+        # A damaged beginning of a stream looks like garbage after the stream before.
+        is_whole = decompressor.eof and not decompressor.unused_data
+        if not is_whole or (is_last and not pages.rstrip().endswith(b"</mediawiki>")):
             raise ValueError(
-                f"{unit.source.path} is damaged at byte {start + begin} ({error}); download it "
+                f"{unit.source.path} is damaged at byte {start + begin} ({problem}); download it "
                 "again"
-            ) from error
+            )
         # The first stream opens the root element, the last closes it.
         pages = re.search(rb"<page>.*</page>|$", pages, re.DOTALL)[0]
         yield contextlib.nullcontext((io.BytesIO(b"<pages>" + pages + b"</pages>"), 0, 0))

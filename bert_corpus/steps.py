@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -100,9 +100,14 @@ class Report:
 def split_of(text: str, config: CorpusConfig) -> str:
     """Returns the split of a document, a function of its text and the seed."""
     key = str(config.seed).encode()
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
+    digest = hashlib.blake2b(_content(text), digest_size=8, key=key).digest()
     is_heldout = int.from_bytes(digest) < config.heldout_fraction * 2**64
     return "heldout" if is_heldout else "train"
+
+
+def _content(text: str) -> bytes:
+    """Returns what is hashed: lines of text files end with a line break, other texts need not."""
+    return (text.rstrip("\r\n") + "\n").encode()
 
 
 def tokenize_unit(
@@ -123,7 +128,7 @@ def tokenize_unit(
             document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
             split = split_of(document.text, config)  # Of all parts: no pair joins two splits.
             report.count(split)["documents"] += 1
-        digest = hashlib.blake2b(digest + document.text.encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(digest + _content(document.text), digest_size=16).digest()
         count = report.count(split)
         try:
             texts = split_sentences(document, config.sentences, config.language)
@@ -176,7 +181,7 @@ def make_rows(
     index: int,
     tokenizer: Tokenizer,
     config: CorpusConfig,
-    near_duplicates: Collection[int],
+    near_duplicates: Sequence[int],
     report: Report,
 ) -> np.ndarray:
     """Returns the rows of a shard, `row_dtype` `[num_rows]`, shuffled.
@@ -207,10 +212,12 @@ def make_rows(
 def _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report) -> list[Part]:
     """Returns the parts of documents that are not copies of earlier ones."""
     kept, seen, count = [], set(), report.count(split)
-    for part in parts:
+    documents = np.array([part.document for part in parts], np.uint64)
+    is_near = np.isin(documents, np.asarray(near_duplicates, np.uint64)).tolist()
+    for part, is_nearly_equal in zip(parts, is_near, strict=True):
         is_copy = config.drop_duplicates and (part.digest, part.number) in seen
         seen.add((part.digest, part.number))
-        if not is_copy and part.document not in near_duplicates:
+        if not is_copy and not is_nearly_equal:
             kept.append(part)
             continue
         count["dropped_duplicate_tokens"] += part.num_tokens()

@@ -75,7 +75,7 @@ def article_passages(text: str) -> list[str]:
     In wikipedia, where headings are not marked, drops lines that do not end like a sentence.
     """
     text, num_marks = WIKI40B_HEADING.subn("", text)
-    lines = [line.strip() for line in WIKI40B_BREAK.sub("\n", text).split("\n")]
+    lines = [" ".join(line.split()) for line in WIKI40B_BREAK.sub("\n", text).split("\n")]
     return list(filter(None if num_marks else _is_running_text, lines))
 
 

@@ -1,6 +1,8 @@
 """The corpus on disk: shuffled shards of blocks of rows, and a manifest, which is written last."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -18,13 +20,15 @@ SCRATCH = ".spill"  # inside the output directory, so that finished shards are m
 FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: tells whose files these are
 
 
+@contextlib.contextmanager
 def open_scratch(
     directory: str | os.PathLike, fingerprint: list, overwrite: bool = False
-) -> pathlib.Path:
-    """Returns the scratch directory in `directory`, with what a build of `fingerprint` left there.
+) -> Iterator[pathlib.Path]:
+    """Yields the scratch directory in `directory`, with what a build of `fingerprint` left there.
 
-    Raises FileExistsError for a complete corpus unless `overwrite` is set, ValueError for a
-    directory on a bucket, and OSError.
+    Keeps other builds out meanwhile. After a ValueError nothing is left, because the input or a
+    setting must change. Raises FileExistsError for a complete corpus unless `overwrite` is set,
+    ValueError for a directory on a bucket, and OSError.
     """
     if "://" in str(directory):
         raise ValueError(
@@ -35,17 +39,31 @@ def open_scratch(
     scratch, content = directory / SCRATCH, json.dumps(fingerprint).encode()
     if (directory / MANIFEST).exists() and not overwrite:
         raise FileExistsError(f"{directory} holds a complete corpus; replace it with --overwrite")
-    try:
-        if scratch.exists() and _read(scratch / FINGERPRINT) == content:
-            logging.info("continuing the interrupted build in %s", scratch)
-            return scratch
-        remove_scratch(scratch)  # of a build of something else
-        scratch.mkdir(parents=True)
-        with replace_file(scratch / FINGERPRINT) as stream:
-            stream.write(content)
-    except OSError as error:
-        raise type(error)(f"cannot write into --output={directory}: {error.strerror}") from error
-    return scratch
+    with contextlib.ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another build is writing to {directory}; wait for it") from None
+            if not scratch.exists() or _read(scratch / FINGERPRINT) != content:
+                if scratch.exists():
+                    logging.info("Discarding an interrupted build of something else")
+                remove_scratch(scratch)
+                scratch.mkdir()
+                with replace_file(scratch / FINGERPRINT) as stream:
+                    stream.write(content)
+        except OSError as error:
+            raise type(error)(
+                f"cannot write into --output={directory}: {error.strerror}"
+            ) from error
+        try:
+            yield scratch
+        except ValueError:
+            remove_scratch(scratch)
+            raise
 
 
 def _read(path: pathlib.Path) -> bytes:
@@ -69,6 +87,8 @@ def replace_file(path: pathlib.Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
     except OSError as error:
         partial.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # It may concern another file, which is read meanwhile.
         raise OSError(f"cannot write {path}: {error}; free disk space and run again") from error
     os.replace(partial, path)
 
@@ -103,13 +123,18 @@ def publish(scratch: pathlib.Path, names: list[str], manifest: dict) -> None:
     Can be interrupted and repeated. A directory with a manifest holds a complete corpus.
     """
     directory = scratch.parent
+    for name in names:
+        if not (scratch / name).exists() and not (directory / name).exists():
+            remove_scratch(scratch)
+            raise OSError(f"{directory / name} was removed while it was built; run again")
     (directory / MANIFEST).unlink(missing_ok=True)
     for name in names:
         if (scratch / name).exists():  # Otherwise an interrupted call has moved it.
             os.replace(scratch / name, directory / name)
-    for path in directory.glob("*-?????-of-?????.array_record"):
-        if path.name not in names:
-            path.unlink()
+    for split in ("train", "heldout"):
+        for path in directory.glob(f"{split}-?????-of-?????.array_record"):
+            if path.name not in names:
+                path.unlink()
     with replace_file(directory / MANIFEST) as stream:
         stream.write(encode_manifest(manifest))
     remove_scratch(scratch)

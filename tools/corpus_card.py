@@ -26,9 +26,14 @@ def write_card(directory: str) -> None:
     """Writes card.md and card.png beside the manifest. Raises OSError."""
     files, path = fsspec.core.url_to_fs(str(directory))
     manifest = json.loads(files.cat_file(f"{path}/{MANIFEST}"))
-    files.pipe_file(f"{path}/{PICTURE}", draw_histograms(manifest))
-    card = describe(manifest, read_samples(directory))
-    files.pipe_file(f"{path}/{CARD}", card.encode())
+    for name, content in card_files(manifest, read_samples(directory)).items():
+        files.pipe_file(f"{path}/{name}", content)
+
+
+def card_files(manifest: dict, samples: dict) -> dict[str, bytes]:
+    """Returns the files of the card, by name."""
+    card = describe(manifest, samples)
+    return {CARD: card.encode(), PICTURE: draw_histograms(manifest)}
 
 
 def read_samples(directory: str) -> dict:
@@ -66,7 +71,8 @@ def describe(manifest: dict, samples: dict) -> str:
     config, splits = manifest["config"], manifest["splits"]
     inputs = config["inputs"]
     total = sum(source["bytes"] for source in inputs)
-    lines = ["# Corpus card", "", f"{len(inputs)} inputs, {total:,} bytes:", ""]
+    plural = "s" if len(inputs) > 1 else ""
+    lines = ["# Corpus card", "", f"{len(inputs)} input{plural}, {total:,} bytes:", ""]
     lines += [f"- `{source['path']}`, {source['bytes']:,} bytes" for source in inputs[:MAX_INPUTS]]
     if len(inputs) > MAX_INPUTS:
         lines.append(f"- and {len(inputs) - MAX_INPUTS} more, in `{MANIFEST}`")
@@ -79,11 +85,13 @@ def describe(manifest: dict, samples: dict) -> str:
     rows = [(name.replace("_", " "), *(f"{s[name]:,}" for s in splits.values())) for name in names]
     labels = [s["nsp_labels"]["not_next"] / s["pairs"] for s in splits.values()]
     rows.append(("share of pairs labeled 1", *(f"{share:.3f}" for share in labels)))
-    lines += [*_table(("", *splits), rows), "", "Of the text's tokens, each of the passes over it"]
-    lines[-1] += (
-        " uses all but those dropped; copied tokens are in several pairs: random second spans, and "
-        "sentences used twice. So in each split (text - duplicates) x passes + copied = tokens - "
-        "special + truncated + those of parts without pairs."
+    lines += [*_table(("", *splits), rows), ""]
+    lines.append(
+        "Each pass uses every token of the text that is not dropped; copied tokens are in several "
+        "pairs: random second spans, and sentences used twice. Documents and sentences include "
+        "the dropped ones. In each split:\n\n"
+        "    (text - duplicates) x passes + copied\n"
+        "        = tokens - special + truncated + those of parts without pairs"
     )
     reasons = sorted({reason for split in splits.values() for reason in split["dropped"]})
     dropped = [

@@ -12,6 +12,8 @@ python tools/prepare_corpus.py --input='gs://BUCKET/texts/*' --vocab=vocab.txt \
 """
 
 import dataclasses
+import importlib.util
+import os
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
@@ -25,7 +27,7 @@ from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.tools.corpus_card import read_samples, write_card
+from bert_jax.tools.corpus_card import card_files, read_samples, write_card
 
 DEFAULT = CorpusConfig()
 
@@ -39,7 +41,9 @@ INPUT = flags.DEFINE_list(
 )
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a complete corpus in --output.")
+OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "Replace a complete corpus in --output, once the new one is finished."
+)
 PROCESSES = flags.DEFINE_integer(
     "processes",
     0,
@@ -52,7 +56,9 @@ RUNNER = flags.DEFINE_string(
     "Runner of Apache Beam, such as DataflowRunner; by default, processes of this machine. The "
     "corpus does not depend on it.",
 )
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print what would be built from what, and stop.")
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Print the inputs, units and shards, check the options, and exit."
+)
 SAMPLES = flags.DEFINE_integer(
     "samples",
     0,
@@ -104,7 +110,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "num_shards",
     DEFAULT.num_shards,
-    "Number of shards per split; 0 chooses it by the size of the input.",
+    "Number of shards of the train split; 0 chooses up to 512 by the size of the input. A worker "
+    "holds the tokens of a shard in memory.",
 )
 flags.DEFINE_string("text_field", DEFAULT.text_field, "Field of JSON, Parquet and TFDS to read.")
 flags.DEFINE_bool(
@@ -118,9 +125,9 @@ flags.DEFINE_float(
     "Drop a document that is about this similar to an earlier one, such as 0.8 (Jaccard similarity "
     "of the sets of five consecutive words, estimated by MinHash); 0 keeps all.",
 )
-flags.DEFINE_integer("min_words", DEFAULT.min_words, "Drop documents of fewer words.")
+flags.DEFINE_integer("min_words", DEFAULT.min_words, "Drop documents with fewer words than this.")
 flags.DEFINE_integer(
-    "max_words", DEFAULT.max_words, "Drop documents of more words; 0 keeps those of any length."
+    "max_words", DEFAULT.max_words, "Drop documents with more words than this; 0: no limit."
 )
 flags.DEFINE_string(
     "only_language",
@@ -131,8 +138,8 @@ flags.DEFINE_string(
 
 def parse_all_flags(argv: list[str]) -> list[str]:
     """Returns the arguments that are not flags of this tool: with --runner, Beam's options."""
-    arguments = parse_flags(argv, known_only=True)
-    return arguments if RUNNER.value else parse_flags(argv)
+    has_runner = any(argument.startswith(("--runner", "-runner")) for argument in argv)
+    return parse_flags(argv, known_only=has_runner)
 
 
 def main(argv: list[str]) -> None:
@@ -142,33 +149,39 @@ def main(argv: list[str]) -> None:
     names = [field.name for field in dataclasses.fields(CorpusConfig)]
     try:
         config = CorpusConfig(**{name: flags.FLAGS[name].value for name in names})
-        plan = Plan(INPUT.value, load_tokenizer(VOCAB.value), config)
+        # A shell does not expand the ~ of --output=~/corpus.
+        output, vocabulary = map(os.path.expanduser, (OUTPUT.value, VOCAB.value))
+        plan = Plan(INPUT.value, load_tokenizer(vocabulary), config)
         if RUNNER.value:
-            from bert_corpus import beam  # from the extra "beam"
+            if not importlib.util.find_spec("apache_beam"):
+                raise ImportError("--runner needs apache-beam: pip install 'bert_jax[beam]'")
+            from bert_corpus import beam
 
-            options = beam.parse_options([f"--runner={RUNNER.value}", *argv[1:]], OUTPUT.value)
+            options = beam.parse_options([f"--runner={RUNNER.value}", *argv[1:]], plan, output)
         if DRY_RUN.value:
             print(plan.describe())
             return
         if RUNNER.value:
-            manifest = beam.run_pipeline(plan, OUTPUT.value, options, OVERWRITE.value)
+            manifest = beam.run_pipeline(plan, output, options, OVERWRITE.value)
+            write_card(output)
         else:
-            manifest = run_processes(plan, OUTPUT.value, OVERWRITE.value, PROCESSES.value)
-        write_card(OUTPUT.value)
+            arguments = plan, output, OVERWRITE.value, PROCESSES.value
+            manifest = run_processes(*arguments, card_files)
     except BrokenProcessPool as error:
         sys.exit(
             f"prepare_corpus: a worker process died, perhaps for lack of memory ({error}); use "
-            "fewer --processes"
+            "fewer --processes; the same command resumes"
         )
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"prepare_corpus: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nprepare_corpus: interrupted; run the same command to continue")
+        sys.exit("\nprepare_corpus: interrupted; run the same command to resume")
     for split, counts in manifest["splits"].items():
         pairs = f"{counts['pairs']:,} sequences"
         if sum(counts["nsp_labels"].values()):
             not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
-            pairs = f"{counts['pairs']:,} pairs ({not_next:.1%} NotNext)"
+            name = "swapped" if flags.FLAGS.rows == "sentence_order" else "NotNext"
+            pairs = f"{counts['pairs']:,} pairs ({not_next:.1%} {name})"
         print(
             f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
             f"{pairs}, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
@@ -178,10 +191,10 @@ def main(argv: list[str]) -> None:
             print(f"warning: {warning}", file=sys.stderr)
     if manifest["skipped"]:
         print(f"skipped while reading: {manifest['skipped']}")
-    for reason, texts in read_samples(OUTPUT.value)["dropped"].items():
+    for reason, texts in read_samples(output)["dropped"].items():
         for text in texts[: SAMPLES.value]:
             print(f"dropped, {reason}: {text}")
-    print(f"{OUTPUT.value}: complete after {time.monotonic() - started:.1f} s; see its card.md")
+    print(f"{output}: complete after {time.monotonic() - started:.1f} s; see its card.md")
 
 
 if __name__ == "__main__":

@@ -138,10 +138,7 @@ class Rows:
         return counts
 
     def _open_shards(self, shards: list[dict], block_rows: int) -> None:
-        self._blocks, sizes = (
-            [],
-            [],
-        )  # Of each block: path, reader, lock, number.
+        self._blocks, sizes = [], []  # Of each block: path, reader, number in the shard.
         for entry in shards:
             path = self.directory / entry["file"]
             if not path.is_file():
@@ -156,8 +153,7 @@ class Rows:
                 raise CorpusError(
                     f"{path} has {reader.num_records()} blocks, expected {len(starts)}"
                 )
-            lock = threading.Lock()
-            self._blocks += [(path, reader, lock, number) for number in range(len(starts))]
+            self._blocks += [(path, reader, number) for number in range(len(starts))]
             sizes += [min(block_rows, entry["rows"] - start) for start in starts]
         if sum(sizes) != self.num_rows:
             raise CorpusError(
@@ -192,11 +188,10 @@ class Rows:
         return rows, row_ids, order
 
     def _read_block(self, block: int) -> np.ndarray:
-        path, reader, lock, number = self._blocks[block]
+        path, reader, number = self._blocks[block]
         location = f"{path}, block {number}"
         try:
-            with lock:  # The reader is not documented as thread-safe.
-                (content,) = reader.read([number])
+            (content,) = reader.read([number])  # thread-safe, as in array_record's data source
         except (RuntimeError, ValueError, IndexError) as error:
             raise CorpusError(f"{location}: damaged ({error})") from error
         rows = np.frombuffer(content, self._dtype)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import types
 
 import pytest
 
@@ -56,21 +57,23 @@ def test_every_runner_writes_the_files_of_the_local_build(tmp_path, text, tokeni
         flags = [DASK, f"--dask_client_address={cluster.scheduler_address}", "--dask_npartitions=4"]
     output = str(tmp_path / "beam")
     plan = Plan(text, tokenizer, config)
-    returned = beam.run_pipeline(plan, output, beam.parse_options(flags, output), overwrite=False)
+    options = beam.parse_options(flags, plan, output)
+    returned = beam.run_pipeline(plan, output, options, overwrite=False)
     if runner == "dask":
         cluster.close()
     assert returned == manifest
     assert files_of(tmp_path / "beam") == files_of(tmp_path / "local")
     with pytest.raises(FileExistsError, match="holds a complete corpus"):
-        beam.run_pipeline(plan, output, beam.parse_options(flags, output), overwrite=False)
+        beam.run_pipeline(plan, output, options, overwrite=False)
 
 
 def test_corpus_is_written_to_a_bucket(tmp_path, text, tokenizer):
     """One process, because the bucket is in its memory."""
     config = CorpusConfig(**SETTINGS)
     output = "memory://corpus"
-    options = beam.parse_options(["--runner=BundleBasedDirectRunner"], output)
-    beam.run_pipeline(Plan(text, tokenizer, config), output, options, overwrite=False)
+    plan = Plan(text, tokenizer, config)
+    options = beam.parse_options(["--runner=BundleBasedDirectRunner"], plan, output)
+    beam.run_pipeline(plan, output, options, overwrite=False)
     build_corpus(text, tokenizer, tmp_path / "local", config, num_processes=1)
     bucket, directory = beam.fsspec.core.url_to_fs(output)
     written = {path.rsplit("/")[-1]: bucket.cat_file(path) for path in bucket.ls(directory, False)}
@@ -79,6 +82,11 @@ def test_corpus_is_written_to_a_bucket(tmp_path, text, tokenizer):
 
 
 DATAFLOW = ["--runner=DataflowRunner", "--project=p", "--region=r", "--temp_location=gs://b/temp"]
+IMAGE = "--sdk_container_image=image"
+
+
+def planned(*paths):
+    return types.SimpleNamespace(sources=[types.SimpleNamespace(path=path) for path in paths])
 
 
 @pytest.mark.parametrize(
@@ -86,17 +94,18 @@ DATAFLOW = ["--runner=DataflowRunner", "--project=p", "--region=r", "--temp_loca
     [
         (["--runner=FlameRunner"], "out", "FlameRunner"),
         (["--runner=DirectRunner", "--direct_workers=2"], "out", "Beam: --direct_workers=2"),
-        (DATAFLOW[:2], "gs://b/out", "needs --region=... --temp_location=..."),
-        (DATAFLOW, "out", "--output=out: workers on Dataflow write to gs://BUCKET/DIR"),
-        (DATAFLOW, "gs://b/out", "--setup_file=./setup.py or --sdk_container_image=IMAGE"),
+        (DATAFLOW[:2], "gs://b/out", "--region=... --temp_location=... --sdk_container_image=..."),
+        ([*DATAFLOW, IMAGE], "out", "cannot reach out; expected gs://BUCKET"),
+        ([*DATAFLOW, IMAGE], "gs://b/out", "cannot reach texts/a.txt"),
     ],
 )
 def test_options_that_cannot_work_are_clear_errors(flags, output, message):
     with pytest.raises(ValueError) as error:
-        beam.parse_options(flags, output)
+        beam.parse_options(flags, planned("gs://b/a.txt", "texts/a.txt"), output)
     assert message in str(error.value)
 
 
 def test_options_of_dataflow_are_accepted():
-    flags = [*DATAFLOW, "--sdk_container_image=image", "--max_num_workers=50"]
-    assert beam.parse_options(flags, "gs://b/out").get_all_options()["max_num_workers"] == 50
+    flags = [*DATAFLOW, IMAGE, "--max_num_workers=50"]
+    options = beam.parse_options(flags, planned("gs://b/a.txt"), "gs://b/out")
+    assert options.get_all_options()["max_num_workers"] == 50

@@ -441,6 +441,9 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
         ({"short_seq_prob": 1.5}, "short_seq_prob=1.5; expected 0 to 1"),
         ({"heldout_fraction": -0.1}, "heldout_fraction=-0.1"),
         ({"sentences": "auto"}, "sentences='auto'; expected one of split, lines"),
+        ({"near_duplicates": 1.0}, r"near_duplicates=1\.0; expected 0 to 0\.99"),
+        ({"min_words": 9, "max_words": 5}, "max_words=5; expected 9 to"),
+        ({"only_language": "english"}, "only_language='english'; expected an ISO 639-1 code"),
     ],
 )
 def test_invalid_config_is_a_clear_error(changes, message):
@@ -620,3 +623,35 @@ def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
     print(f"killed {num_kills} times")
     assert num_kills and files_of(out) == files_of(tmp_path / "whole")
     assert not (out / writing.SCRATCH).exists()
+
+
+def test_second_build_in_a_directory_is_refused(tmp_path, text):
+    with (
+        writing.open_scratch(tmp_path / "out", ["another"]),
+        pytest.raises(ValueError, match=r"another build is writing to .*out; wait for it"),
+    ):
+        build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
+    build_corpus(text, TOKENIZER, tmp_path / "out", corpus_config(), num_processes=1)
+
+
+def test_file_that_was_removed_while_a_build_was_published_is_a_clear_error(tmp_path, text):
+    config, out = corpus_config(num_shards=2), tmp_path / "out"
+    build_corpus(text, TOKENIZER, out, config, num_processes=1)
+    names = [path.name for path in out.glob("*.array_record")]
+    with (
+        pytest.raises(OSError, match=r"train-00000.* was removed while it was built; run again"),
+        writing.open_scratch(out, ["x"], overwrite=True) as scratch,
+    ):
+        (out / "train-00000-of-00002.array_record").unlink()
+        writing.publish(scratch, names, {})
+    assert not (out / writing.SCRATCH).exists()
+    build_corpus(text, TOKENIZER, out, config, overwrite=True, num_processes=1)
+    assert len(list(out.glob("*.array_record"))) == 3
+
+
+def test_files_of_other_programs_stay(tmp_path, text):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "results-00000-of-00001.array_record").write_bytes(b"others")
+    build_corpus(text, TOKENIZER, out, corpus_config(), num_processes=1)
+    assert (out / "results-00000-of-00001.array_record").read_bytes() == b"others"

@@ -141,3 +141,16 @@ def test_near_duplicates_are_dropped_and_counted(tmp_path, monkeypatch):
     dropped = [split["dropped"].get("near_duplicates", 0) for split in manifest["splits"].values()]
     assert sum(dropped) == 10
     assert sum(split["documents"] for split in manifest["splits"].values()) == 40
+
+
+def test_copies_in_other_formats_are_dropped_from_the_same_split(tmp_path):
+    documents = random_text(60).split("\n\n")
+    (tmp_path / "a.txt").write_text("\n\n".join(documents))
+    lines = (json.dumps({"text": document.strip()}) for document in documents)
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    config = CorpusConfig(sentences="lines", heldout_fraction=0.3, max_seq_length=64)
+    inputs = f"{tmp_path}/a.txt,{tmp_path}/b.jsonl"
+    manifest = build_corpus(inputs, tokenizer, tmp_path / "corpus", config, num_processes=1)
+    for split in manifest["splits"].values():
+        assert split["dropped"]["duplicates"] == split["documents"] / 2 > 0

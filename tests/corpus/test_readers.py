@@ -1,10 +1,12 @@
 import bz2
 import collections
+import gzip
 import itertools
 import json
 import math
 import pathlib
 import random
+import re
 import sys
 
 import fsspec
@@ -16,7 +18,7 @@ from pyarrow import parquet
 from bert_corpus import inputs, readers
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_corpus.inputs import cut_into_units, find_inputs
+from bert_corpus.inputs import Unit, cut_into_units, find_inputs
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import split_sentences
 from bert_jax.data.tfds import tfds_source
@@ -383,3 +385,86 @@ def test_bucket_without_credentials_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "glob", refuse)
     with pytest.raises(OSError, match=r"--input=memory://a: 401 .*; check .* log in to the cloud"):
         read("memory://a")
+
+
+def damaged_dumps():
+    content = multistream_dump(4, 2)
+    begins = [match.start() for match in readers.BZIP2_START.finditer(content)]
+    flipped = bytearray(content)
+    flipped[begins[2] + 5] ^= 1  # The magic number of a stream.
+    return {"flipped": bytes(flipped), "cut": content[: begins[4]], "page": b"<html>" * 100}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "page"])
+@pytest.mark.parametrize("unit_bytes", [1 << 22, 100])
+def test_no_stream_of_a_dump_is_lost_silently(tmp_path, monkeypatch, damage, unit_bytes):
+    monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+    (tmp_path / "wiki-multistream.xml.bz2").write_bytes(damaged_dumps()[damage])
+    with pytest.raises(ValueError, match=r"is damaged at byte|does not begin as a bzip2 file"):
+        read(f"{tmp_path}/wiki-multistream.xml.bz2")
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, gzip.compress])
+def test_garbage_between_streams_is_a_clear_error(tmp_path, compress):
+    suffix = "bz2" if compress is bz2.compress else "gz"
+    content = compress(b"one\n") + b"garbage" * 9 + compress(b"two\n")
+    (tmp_path / f"text.txt.{suffix}").write_bytes(content)
+    with pytest.raises(ValueError, match="damaged or cut off"):
+        read(f"{tmp_path}/text.txt.{suffix}")
+
+
+def test_long_documents_of_all_formats_are_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 100)
+    words = [f"word{n}" for n in range(200)]
+    text = json.dumps({"text": " ".join(words)})
+    (tmp_path / "text.jsonl").write_text(text + "\n" + '{"text": "' + "x" * 500 + '"}')
+    documents = read(f"{tmp_path}/text.jsonl")
+    long, unbroken = documents[:-1], documents[-1]
+    assert " ".join(document.text for document in long).split() == words
+    assert [document.continues for document in long] == [False] + [True] * (len(long) - 1)
+    assert max(len(document.text) for document in long) <= 100 and unbroken.text == "x" * 500
+
+
+def test_wrong_text_field_is_an_early_error(tmp_path):
+    (tmp_path / "text.jsonl").write_text('{"body": "a"}\n' * 2000)
+    with pytest.raises(ValueError, match=r"none of 1,000 lines has text in 'text': .*--text_field"):
+        read(f"{tmp_path}/text.jsonl")
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path):
+    (tmp_path / "text.jsonl").write_text(r'{"text": "a \ud83d b"}')
+    assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["a ? b"]
+
+
+def test_file_that_vanishes_is_not_called_damaged(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("one")
+    (source,) = find_inputs(str(path))
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        list(read_documents(Unit(source, 0, 1), collections.Counter()))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wiki-multistream-index.txt.bz2", "unknown suffix"),
+        ("text.parquet.gz", "unknown suffix"),
+        ("folder/", "matches no file; it is a directory, give DIR/*"),
+    ],
+)
+def test_files_that_are_not_text_are_clear_errors(tmp_path, name, message):
+    (tmp_path / "folder").mkdir()
+    if not name.endswith("/"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+        find_inputs(f"{tmp_path}/{name}")
+    with pytest.raises(ValueError, match="--input is empty"):
+        find_inputs("")
+
+
+def test_names_with_brackets_and_those_of_c4_are_found(tmp_path):
+    for name in ("b [1].txt", "c4-train.00000-of-01024.json.gz"):
+        (tmp_path / name).write_bytes(b"x")
+        (source,) = find_inputs(f"{tmp_path}/{name}")
+        assert source.path.endswith(name)

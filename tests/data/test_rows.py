@@ -103,21 +103,21 @@ def test_stream_does_not_depend_on_threads_or_cache_size(corpus, monkeypatch):
 def write_numbered_rows(directory, num_rows, block_rows):
     """Writes a corpus of short rows, without building it from text."""
     rows = np.zeros(num_rows, row_dtype(8, 1))
-    scratch = writing.open_scratch(directory, [])
-    path = scratch / "train-00000-of-00001.array_record"
-    shard = writing.write_shard(path, rows, block_rows)
-    (scratch / "vocab.txt").write_bytes(TOKENIZER.content)
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "splits": {"train": {"rows": num_rows, "shards": [shard]}},
-        "config": {"max_seq_length": 8, "max_pairs_per_row": 1, "block_rows": block_rows},
-        "vocabulary": {
-            "filename": "vocab.txt",
-            "sha256": TOKENIZER.sha256,
-            "size": TOKENIZER.vocab_size,
-        },
-    }
-    writing.publish(scratch, [path.name, "vocab.txt"], manifest)
+    with writing.open_scratch(directory, []) as scratch:
+        path = scratch / "train-00000-of-00001.array_record"
+        shard = writing.write_shard(path, rows, block_rows)
+        (scratch / "vocab.txt").write_bytes(TOKENIZER.content)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "splits": {"train": {"rows": num_rows, "shards": [shard]}},
+            "config": {"max_seq_length": 8, "max_pairs_per_row": 1, "block_rows": block_rows},
+            "vocabulary": {
+                "filename": "vocab.txt",
+                "sha256": TOKENIZER.sha256,
+                "size": TOKENIZER.vocab_size,
+            },
+        }
+        writing.publish(scratch, [path.name, "vocab.txt"], manifest)
 
 
 @pytest.mark.parametrize("batch_size", [32, 256])
