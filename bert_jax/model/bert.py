@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout, dropout
+from bert_jax.model.dropout import Dropout, add_dropout, dropout
 from bert_jax.model.layer_loop import run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
 from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
@@ -91,16 +91,16 @@ class EncoderLayer(nn.Module):
             Dense(config, hidden, adds_bias=False, name=name)(x)
             for name in ("query", "key", "value")
         )
-        dropout_key = self.make_rng("dropout") if dropout else None
-        biases = query_bias, value_bias
-        context = attention(query, key, value, biases, sequence_ids, config, dropout_key, dropout)
-        y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context)
-        y = apply_dropout(self, y, dropout)
-        x = LayerNorm(config, name="attention_layer_norm")(x + y)
+        keys = [self.make_rng("dropout") if dropout else None for _ in range(3)]
+        arrays = query, key, value, (query_bias, value_bias), sequence_ids
+        context = attention(*arrays, config, keys[0], dropout)
+        dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
+        x = add_dropout(keys[1], x, *dense(context), dropout)
+        x = LayerNorm(config, name="attention_layer_norm")(x)
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
-        y = _dense_after_gelu(Dense(config, hidden, fsdp_axis=1, name="output"), y)
-        y = apply_dropout(self, y, dropout)
-        return LayerNorm(config, name="output_layer_norm")(x + y)
+        dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="output")
+        x = add_dropout(keys[2], x, *_dense_after_gelu(dense, y), dropout)
+        return LayerNorm(config, name="output_layer_norm")(x)
 
 
 class Encoder(nn.Module):
