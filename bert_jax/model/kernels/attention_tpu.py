@@ -8,6 +8,7 @@ probabilities from the saved logarithms of their sums, and dropout from the same
 """
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -186,60 +187,74 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
 
 
 def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
-    rows, length, _ = inputs.query.shape
-    for row in range(rows):
-        value = _add(inputs.value[row], inputs.value_bias).T.astype(inputs.value.dtype)
-        for start in range(0, length, LANES):
-            queries, outputs = pl.ds(start, LANES), []
-            for lanes, _, scores, is_dropped in _heads(settings, inputs, row, start):
-                maximum = jnp.max(scores, axis=0, keepdims=True)
-                weights = jnp.exp2(scores - maximum)
-                total = jnp.sum(weights, axis=0, keepdims=True)
-                log_sum_ref[row, 0, pl.ds(len(outputs), 1), queries] = maximum + jnp.log2(total)
-                weights = _drop(weights, is_dropped).astype(value.dtype)
-                outputs.append(_dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
-            out_ref[row, queries, :] = jnp.concatenate(outputs).T.astype(out_ref.dtype)
+    for row, start, heads in _blocks(settings, inputs):
+        if start == 0:
+            value = _add(inputs.value[row], inputs.value_bias).T.astype(inputs.value.dtype)
+        queries, outputs = pl.ds(start, LANES), []
+        for lanes, _, scores, is_dropped in heads:
+            maximum = jnp.max(scores, axis=0, keepdims=True)
+            weights = jnp.exp2(scores - maximum)
+            total = jnp.sum(weights, axis=0, keepdims=True)
+            log_sum_ref[row, 0, pl.ds(len(outputs), 1), queries] = maximum + jnp.log2(total)
+            weights = _drop(weights, is_dropped).astype(value.dtype)
+            outputs.append(_dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
+        out_ref[row, queries, :] = jnp.concatenate(outputs).T.astype(out_ref.dtype)
 
 
 def _backward_kernel(
     settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, *gradient_refs
 ):
     dquery, dkey, dvalue, dquery_bias, dvalue_bias = gradient_refs
-    rows, length, _ = inputs.query.shape
     scale, dtype = inputs.scale[0, 0], dquery.dtype
     dquery_sum, dvalue_sum = 0.0, 0.0
-    for row in range(rows):
-        key = _transpose(inputs.key[row])
-        value = _add(inputs.value[row], inputs.value_bias).astype(dtype)
-        dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
-        for start in range(0, length, LANES):
-            queries, dqueries = pl.ds(start, LANES), []
-            dout = dout_ref[row, queries, :].astype(jnp.float32)
-            dout_transposed = dout.T
-            # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
-            weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
-            dout_transposed = dout_transposed.astype(dtype)
-            for lanes, query, scores, is_dropped in _heads(settings, inputs, row, start):
-                head = len(dqueries)
-                log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
-                probabilities = jnp.exp2(scores - log_sum)
-                dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
-                mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
-                dscores = probabilities * (_drop(dweights, is_dropped) - mean)
-                dscores = dscores.astype(dtype)
-                weights = _drop(probabilities, is_dropped).astype(dtype)
-                dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
-                dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
-                dqueries.append(_dot(key[lanes], dscores, 1, 0))
-            gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
-            dquery[row, queries, :] = gradient.astype(dtype)
-            dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
-        # The query had a factor of log2(e).
-        dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
-        gradient = jnp.concatenate(dvalues).T * scale
-        dvalue[row] = gradient.astype(dtype)
-        dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
+    for row, start, heads in _blocks(settings, inputs):
+        if start == 0:
+            key = _transpose(inputs.key[row])
+            value = _add(inputs.value[row], inputs.value_bias).astype(dtype)
+            dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
+        queries, dqueries = pl.ds(start, LANES), []
+        dout = dout_ref[row, queries, :].astype(jnp.float32)
+        dout_transposed = dout.T
+        # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
+        weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
+        dout_transposed = dout_transposed.astype(dtype)
+        for lanes, query, scores, is_dropped in heads:
+            head = len(dqueries)
+            log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
+            probabilities = jnp.exp2(scores - log_sum)
+            dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
+            mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
+            dscores = probabilities * (_drop(dweights, is_dropped) - mean)
+            dscores = dscores.astype(dtype)
+            weights = _drop(probabilities, is_dropped).astype(dtype)
+            dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
+            dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
+            dqueries.append(_dot(key[lanes], dscores, 1, 0))
+        gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
+        dquery[row, queries, :] = gradient.astype(dtype)
+        dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
+        if start + LANES == dquery.shape[1]:
+            # The query had a factor of log2(e).
+            dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
+            gradient = jnp.concatenate(dvalues).T * scale
+            dvalue[row] = gradient.astype(dtype)
+            dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
     dquery_bias[0], dvalue_bias[0] = dquery_sum, dvalue_sum
+
+
+def _blocks(settings: _Settings, inputs: _Inputs):
+    """Yields the row, the start and the `_heads` of each block of queries.
+
+    These are computed one block ahead, so that the compiler overlaps products with the rest.
+    """
+    rows, length, _ = inputs.query.shape
+    ahead = None
+    for row, start in itertools.product(range(rows), range(0, length, LANES)):
+        block = row, start, list(_heads(settings, inputs, row, start))
+        if ahead:
+            yield ahead
+        ahead = block
+    yield ahead
 
 
 def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
