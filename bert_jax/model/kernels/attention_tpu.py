@@ -109,11 +109,9 @@ def _attention_forward(settings, stacks, layer, ids, dropout, *arrays):
 def _attention_backward(settings, residuals, gradients):
     stacks, shared, log_sum = residuals
     rest = ("l", log_sum), ("x", gradients[0])
-    *gradients, dquery_bias, dvalue_bias = _call(
-        _backward_kernel, settings, stacks, shared, rest, "xxxbb"
-    )
-    dbiases = (jnp.sum(x, (0, 1)).astype(shared[-1].dtype) for x in (dquery_bias, dvalue_bias))
-    return *[None] * 4, *gradients, *dbiases
+    gradients = _call(_backward_kernel, settings, stacks, shared, rest, "xxxbb")
+    dbiases = (jnp.sum(x, (0, 1)).astype(shared[-1].dtype) for x in gradients[3:])
+    return *[None] * 4, *gradients[:3], *dbiases
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -142,9 +140,7 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
         return pl.BlockSpec((rows, *block), lambda row, lanes, _: (row, *at(lanes)))
 
     specs = {
-        "s": pl.BlockSpec(
-            (None, rows, length, LANES), lambda row, lanes, layer: (layer[0], row, 0, lanes)
-        ),
+        "s": pl.BlockSpec((None, rows, length, LANES), lambda row, lanes, n: (n[0], row, 0, lanes)),
         "x": spec(length, LANES, at=lambda lanes: (0, lanes)),
         "l": spec(1, heads, length, at=lambda lanes: (lanes, 0, 0)),
         "b": pl.BlockSpec((1, 1, LANES), lambda row, lanes, _: (row, 0, lanes)),
