@@ -59,7 +59,7 @@ def compile_kernels(chip: str, *shape) -> None:
     dropout = AttentionDropout(*words) if has_dropout else None
 
     def loss(query, key, value, biases, ids, dropout):
-        out = attention_tpu.attention(query, key, value, biases, ids, dropout, head_dim=HEAD_DIM)
+        out, _ = attention_tpu.attention(query, key, value, biases, ids, dropout, head_dim=HEAD_DIM)
         return jnp.sum(out.astype(jnp.float32))
 
     gradients = jax.shard_map(

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, Dropout, attention_dropout
 from bert_jax.model.kernels import attention_tpu
+from bert_jax.model.layer_loop import LayerStacks
 
 
 @jax.named_scope("attention")
@@ -23,6 +24,7 @@ def attention(
     config: BertConfig,
     dropout_key: jax.Array | None = None,
     dropout_settings: Dropout | None = None,
+    stacks: LayerStacks | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
@@ -34,6 +36,7 @@ def attention(
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
       config: of the model: the number of heads, whether it is causal, and the implementation.
       dropout_key, dropout_settings: for dropout of the probabilities; None disables it.
+      stacks: where the kernel saves what its gradient needs; None leaves that to JAX.
 
     Returns:
       `[batch, length, hidden]` in the dtype of `value`. The softmax is in float32.
@@ -58,11 +61,19 @@ def attention(
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
-        specs = rows, rows, rows, P("tensor"), P("fsdp"), dropout_specs
+        layers = P(None, *rows)
+        specs = rows, rows, rows, P("tensor"), P("fsdp"), dropout_specs, layers, P()
         kernel = jax.shard_map(
-            kernel, in_specs=specs, out_specs=rows, axis_names=axes, check_vma=False
+            kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
-    return kernel(*arguments)
+    if not stacks or length % attention_tpu.LANES:  # Then the kernel pads.
+        return kernel(*arguments, None, 0)[0]
+    names = "query", "key", "value", "context"
+    arrays = [stacks.array(name, query) for name in names]
+    context, arrays = kernel(*arguments, arrays, stacks.index)
+    stacks.arrays |= zip(names, arrays, strict=True)
+    stacks.values["context"] = context
+    return context
 
 
 def _plain_attention(config, query, key, value, biases, sequence_ids, dropout):

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout, dropout
-from bert_jax.model.layer_loop import run_layers
+from bert_jax.model.dropout import Dropout, add_dropout, dropout
+from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
 from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
 
@@ -84,23 +84,25 @@ class EncoderLayer(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, sequence_ids: jax.Array, dropout=None) -> jax.Array:
+    def __call__(self, x, sequence_ids, dropout=None, stacks: LayerStacks | None = None):
         config = self.config
         hidden = config.hidden_size
         (query, query_bias), (key, _), (value, value_bias) = (
             Dense(config, hidden, adds_bias=False, name=name)(x)
             for name in ("query", "key", "value")
         )
-        dropout_key = self.make_rng("dropout") if dropout else None
-        biases = query_bias, value_bias
-        context = attention(query, key, value, biases, sequence_ids, config, dropout_key, dropout)
-        y = Dense(config, hidden, fsdp_axis=1, name="attention_output")(context)
-        y = apply_dropout(self, y, dropout)
-        x = LayerNorm(config, name="attention_layer_norm")(x + y)
+        keys = [self.make_rng("dropout") if dropout else None for _ in range(3)]
+        arrays = query, key, value, (query_bias, value_bias), sequence_ids
+        context = attention(*arrays, config, keys[0], dropout, stacks)
+        dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
+        x = add_dropout(keys[1], x, *dense(context), dropout)
+        x = LayerNorm(config, name="attention_layer_norm")(x)
+        x = stacks.save("attention_output", x) if stacks else x
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
-        y = _dense_after_gelu(Dense(config, hidden, fsdp_axis=1, name="output"), y)
-        y = apply_dropout(self, y, dropout)
-        return LayerNorm(config, name="output_layer_norm")(x + y)
+        y = stacks.save("intermediate", y, only_there=True) if stacks else y
+        dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="output")
+        x = add_dropout(keys[2], x, *_dense_after_gelu(dense, y), dropout)
+        return LayerNorm(config, name="output_layer_norm")(x)
 
 
 class Encoder(nn.Module):
@@ -127,10 +129,10 @@ class Encoder(nn.Module):
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=not config.scan_layers)
         inputs = sequence_ids, self.make_rng("dropout") if dropout else None, dropout
         if config.scan_layers and not all_layers:
-            return run_layers(layer, params, x, inputs)
+            return run_layers(layer, config.remat == "none", params, x, inputs)
 
         def apply_layer(x, layer_and_index):
-            x = layer(layer_and_index[0], x, layer_and_index[1], inputs)
+            x = layer(layer_and_index[0], x, layer_and_index[1], inputs, None)
             return x, x if all_layers else None
 
         indexed = params, jnp.arange(config.num_layers)
@@ -139,11 +141,11 @@ class Encoder(nn.Module):
         return jnp.concatenate([x[None], outputs]) if all_layers else last
 
 
-def _apply_layer(config: BertConfig, params, x, index, inputs) -> jax.Array:
+def _apply_layer(config: BertConfig, params, x, index, inputs, stacks) -> jax.Array:
     sequence_ids, key, dropout = inputs
     rngs = {"dropout": jax.random.fold_in(key, index)} if dropout else {}
     layer = EncoderLayer(config, parent=None)
-    return layer.apply({"params": params}, x, sequence_ids, dropout, rngs=rngs)
+    return layer.apply({"params": params}, x, sequence_ids, dropout, stacks, rngs=rngs)
 
 
 class Bert(nn.Module):

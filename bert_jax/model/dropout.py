@@ -36,23 +36,27 @@ def random_words(seed: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> ja
     search ("lowbias32"). Each of `rows` (int32), hashed with the seed, sets the start and enters
     between the rounds: no two rows get the same words.
     """
-    index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-    start, between = _mix(rows.astype(jnp.uint32), seed[..., None], jnp.uint32(0)).swapaxes(0, 1)
-    start, between = (x.reshape(2, -1, *[1] * len(shape)) for x in (start, between))
-    bits = _mix(index, start, between)
-    return lax.bitcast_convert_type(bits ^ (bits >> 16), jnp.int32)
+    index = jnp.arange(math.prod(shape), dtype=jnp.uint32)
+    return lax.bitcast_convert_type(_words(seed, rows, index), jnp.int32).reshape(2, -1, *shape)
 
 
-def column_words(num_columns: int) -> jax.Array:
-    """Returns int32 `[2, columns]`, always the same."""
-    return random_words(jnp.array(COLUMN_SEED), jnp.zeros(1, jnp.int32), (num_columns,))[:, 0]
+def column_words(num_columns: int) -> np.ndarray:
+    """Returns int32 `[2, columns]`, always the same: a constant of the program."""
+    index = np.arange(num_columns, dtype=np.uint32)
+    return _words(COLUMN_SEED, np.zeros(1, np.int32), index)[:, 0].view(np.int32)
+
+
+def _words(seed, rows, index):
+    start, between = _mix(rows.astype(np.uint32), seed[..., None], np.uint32(0)).swapaxes(0, 1)
+    bits = _mix(index, start[..., None], between[..., None])
+    return bits ^ (bits >> 16)
 
 
 def _mix(bits, first, second):
     bits = bits + first
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
     bits = bits ^ second
-    return (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+    return (bits ^ (bits >> 15)) * np.uint32(0x846CA68B)
 
 
 def random_bits(words, column_words) -> tuple[jax.Array, jax.Array]:
@@ -88,6 +92,31 @@ def _dropout_backward(residuals, dy):
 
 
 _dropout.defvjp(lambda *args: (_dropout(*args), args[:3]), _dropout_backward)
+
+
+def add_dropout(key, x: jax.Array, y: jax.Array, bias: jax.Array, settings) -> jax.Array:
+    """Returns x + dropout(y + bias), without dropout if `settings` is None.
+
+    The gradients of all three are computed in one pass, and no operation computes them again.
+    """
+    if not settings:
+        return x + (y + bias.astype(y.dtype))
+    seed = jax.random.bits(key, (2, 2), jnp.uint32)
+    return _add_dropout(seed, settings.rows, jnp.asarray(settings.rate, jnp.float32), x, y, bias)
+
+
+@jax.custom_vjp
+def _add_dropout(seed, rows, rate, x, y, bias):
+    return x + _dropout(seed, rows, rate, y + bias.astype(y.dtype))
+
+
+def _add_dropout_backward(residuals, dx):
+    dy = _dropout(*residuals, dx)
+    dbias = jnp.sum(dy.astype(jnp.float32), tuple(range(dy.ndim - 1)))
+    return None, None, None, *lax.optimization_barrier((dx, dy, dbias))
+
+
+_add_dropout.defvjp(lambda *args: (_add_dropout(*args), args[:3]), _add_dropout_backward)
 
 
 class AttentionDropout(NamedTuple):

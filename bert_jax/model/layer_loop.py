@@ -8,59 +8,109 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def run_layers(layer: Callable, params, x: jax.Array, inputs) -> jax.Array:
-    """Applies `layer(params, x, index, inputs)` for each index of the stacked `params`, in a loop.
+class LayerStacks:
+    """Stacks `[layers, ...]`, by name, of what the gradient needs of each layer.
 
-    `inputs` are the same for all layers, and constants for the gradient.
+    Layer `index` writes what it saves itself; `run_layers` writes the rest, which may then be
+    computed or copied once more. `values` are what the gradient reads again.
     """
-    return _forward(layer, params, x, inputs)[0]
+
+    def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int):
+        self.arrays, self.values, self.index, self.num_layers = dict(arrays), {}, index, num_layers
+
+    def array(self, name: str, x: jax.Array) -> jax.Array:
+        """Returns the stack of a name, for an array like `x` of each layer."""
+        return self.arrays.get(name, _empty(self.num_layers, x))
+
+    def save(self, name: str, x: jax.Array, only_there: bool = False) -> jax.Array:
+        """Writes `x`; returns it for operations that shall not compute it again.
+
+        A large array is better read from its stack, where it is `only_there`.
+        """
+        self.arrays[name], x = _save(self.array(name, x), self.index, x, only_there)
+        self.values[name] = x
+        return x
 
 
-def _forward(layer, params, x, inputs):
-    rebuild_vjp = None
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _save(stack, index, x, only_there):
+    stack = _write(stack, index, x)
+    if not only_there:
+        return stack, lax.optimization_barrier(x)
+    stack = lax.optimization_barrier(stack)
+    return stack, _at(stack, index)
 
-    def apply(index, x):
-        """Returns the layer's output, and what its gradient needs besides what it is given."""
+
+_save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args[-1][1]))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def run_layers(layer: Callable, uses_stacks: bool, params, x: jax.Array, inputs) -> jax.Array:
+    """Applies `layer(params, x, index, inputs, stacks)` for each index of the stacked `params`.
+
+    `inputs` are the same for all layers, and constants for the gradient. `stacks` are `LayerStacks`
+    if there is a gradient and `uses_stacks`; else None.
+    """
+    return _forward(layer, False, params, x, inputs)[0]
+
+
+def _forward(layer, uses_stacks, params, x, inputs):
+    num_layers, rebuild_vjp = len(jax.tree.leaves(params)[0]), None
+
+    def apply(index, x, arrays):
+        """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
         nonlocal rebuild_vjp
-        layer_params = _at(params, index)
-        y, vjp = jax.vjp(lambda params, x: layer(params, x, index, inputs), layer_params, x)
+        layer_params, stacks = _at(params, index), LayerStacks(arrays, index, num_layers)
+
+        def run(params, x):
+            y = layer(params, x, index, inputs, stacks if uses_stacks else None)
+            return y, (stacks.arrays, stacks.values)
+
+        y, vjp, (arrays, values) = jax.vjp(run, layer_params, x, has_aux=True)
         leaves, tree = jax.tree.flatten(vjp)
-        given = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves((layer_params, x, inputs)))}
-        sources = [given.get(id(leaf)) for leaf in leaves]
+        given = layer_params, x, index, inputs, arrays, values
+        found = {id(leaf) for leaf in jax.tree.leaves(given)}
+        for n, leaf in enumerate(leaves):
+            if id(leaf) not in found:
+                found.add(id(leaf))
+                arrays[f"{n}"] = _write(stacks.array(f"{n}", leaf), index, leaf)
+                values[f"{n}"] = leaf
+        places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(given))}
+        sources, names = [places[id(leaf)] for leaf in leaves], tuple(values)
 
-        def rebuild_vjp(saved, *given):
-            saved, given = iter(saved), jax.tree.leaves(given)
-            leaves = [next(saved) if source is None else given[source] for source in sources]
-            return jax.tree.unflatten(tree, leaves)
+        def rebuild_vjp(params, x, index, inputs, arrays):
+            read = _at({name: arrays[name] for name in names}, index)
+            given = jax.tree.leaves((params, x, index, inputs, arrays, read))
+            return jax.tree.unflatten(tree, [given[n] for n in sources])
 
-        return y, [leaf for leaf, source in zip(leaves, sources, strict=True) if source is None]
+        return y, arrays
 
     def body(index, carry):
-        x, xs, stacks = carry
-        x, saved = apply(index, x)
+        x, xs, arrays = carry
+        x, arrays = apply(index, x, arrays)
         # The output is written where it is computed, not as the input of the next layer.
-        return x, _write(xs, index + 1, x), _write(stacks, index, saved)
+        return x, _write(xs, index + 1, x), arrays
 
-    num_layers = len(jax.tree.leaves(params)[0])
-    stacks = _empty(num_layers, jax.eval_shape(apply, 0, x)[1])
+    shapes = jax.eval_shape(apply, jnp.int32(0), x, {})[1]
+    arrays = jax.tree.map(lambda stack: lax.empty(stack.shape, stack.dtype), shapes)
     xs = _write(_empty(num_layers + 1, x), 0, x)
-    x, xs, stacks = lax.fori_loop(0, num_layers, body, (x, xs, stacks))
-    return x, (params, inputs, jax.tree_util.Partial(rebuild_vjp, xs, stacks))
+    x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays))
+    return x, (params, inputs, jax.tree_util.Partial(rebuild_vjp, *stacks))
 
 
-def _backward(layer, residuals, dx):
+def _backward(layer, uses_stacks, residuals, dx):
     params, inputs, rebuild_vjp = residuals
     num_layers = len(jax.tree.leaves(params)[0])
 
     def body(step, carry):
         dx, dstacks = carry
         index = num_layers - 1 - step
-        x, saved = _at(rebuild_vjp.args, index)
-        dparams, dx = rebuild_vjp.func(saved, _at(params, index), x, inputs)(dx)
+        xs, arrays = rebuild_vjp.args
+        dparams, dx = rebuild_vjp.func(*_at((params, xs), index), index, inputs, arrays)(dx)
         return dx, _write(dstacks, index, dparams)
 
     dparams = _empty(num_layers, jax.eval_shape(lambda: _at(params, 0)))

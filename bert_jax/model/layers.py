@@ -24,9 +24,18 @@ def gelu(x: jax.Array) -> jax.Array:
     if x.dtype != jnp.bfloat16:
         return x * (0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2))))
     y = x.astype(jnp.float32)
-    square = jnp.minimum(y * y, 36.0)  # Beyond, the polynomial would change its sign.
-    exponent = y * (0.7975065864 + square * (0.0370068271 + square * -0.0003517086))
-    return (y * (0.5 + 0.5 * jnp.tanh(exponent))).astype(x.dtype)
+    return (y * _normal_cdf(y)).astype(x.dtype)
+
+
+@jax.custom_jvp
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    square = jnp.minimum(x * x, 36.0)  # Beyond, the polynomial would change its sign.
+    exponent = x * (0.7975065864 + square * (0.0370068271 + square * -0.0003517086))
+    return 0.5 + 0.5 * jnp.tanh(exponent)
+
+
+# The exact density takes fewer operations than the gradient of the polynomial.
+_normal_cdf.defjvps(lambda dx, _, x: dx * ((2 * math.pi) ** -0.5 * jnp.exp(-0.5 * (x * x))))
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:

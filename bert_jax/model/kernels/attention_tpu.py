@@ -8,6 +8,7 @@ probabilities from the saved logarithms of their sums, and dropout from the same
 """
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class _Inputs(NamedTuple):
     query_ids: jax.Array  # [batch, 1, length]
     key_ids: jax.Array  # [batch, length, 1]
     scale: jax.Array  # [1, 1]: of dropout, or 1.
-    query: jax.Array  # [batch, length, hidden], as key and value.
+    query: jax.Array  # [layers, batch, length, hidden], as key and value.
     key: jax.Array
     value: jax.Array
     query_bias: jax.Array  # [1, hidden], float32, as that of values.
@@ -61,75 +62,92 @@ def attention(
     biases: tuple[jax.Array, jax.Array],
     sequence_ids: jax.Array,
     dropout: AttentionDropout | None = None,
+    stacks: list[jax.Array] | None = None,
+    layer: int | jax.Array = 0,
     *,
     head_dim: int,
     causal: bool = False,
     interpret: bool = False,
-) -> jax.Array:
+) -> tuple[jax.Array, list[jax.Array]]:
     """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
 
     `query`, `key` and `value` are `[batch, length, hidden]`, float32 or bfloat16, as is the result;
     `biases`, of queries and values, `[hidden]`. Adding those here gives their gradients without
     another pass. `interpret` runs the kernel on any device, for tests.
+
+    Also writes queries, keys, values and result to `layer` of the four `stacks`, which it returns:
+    the kernels read and write them there, so that a loop over layers copies nothing.
     """
-    length = query.shape[1]
+    batch, length, hidden = query.shape
     end = (0, -length % LANES)
     ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
-    constants, words = (ids[:, None], ids[..., None], jnp.ones((1, 1))), ()
     if dropout:
-        constants = *constants[:2], dropout.scale.reshape(1, 1)
-        key_words = jnp.pad(dropout.key_words, ((0, 0), end))[..., None]
-        words = (
-            jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end)),
-            jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES)),
-            dropout.threshold.reshape(1, 1),
-        )
+        key_words = jnp.pad(dropout.key_words, ((0, 0), end))
+        query_words = jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end))
+        dropout = dropout._replace(query_words=query_words, key_words=key_words)
     padded = (jnp.pad(x, ((0, 0), end, (0, 0))) for x in (query, key, value))
-    biases = (bias.astype(query.dtype).astype(jnp.float32)[None] for bias in biases)
     settings = _Settings(head_dim, causal, interpret)
-    return _attention(settings, constants, words, *padded, *biases)[:, :length]
+    stacks = stacks or [lax.empty((1, batch, ids.shape[1], hidden), query.dtype)] * 4
+    out, stacks = _attention(settings, stacks, layer, ids, dropout, *padded, *biases)
+    return out[:, :length], stacks
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, constants, words, *arrays):
-    return _attention_forward(settings, constants, words, *arrays)[0]
+def _attention(settings, stacks, layer, ids, dropout, *arrays):
+    return _attention_forward(settings, stacks, layer, ids, dropout, *arrays)[0]
 
 
-def _attention_forward(settings, constants, words, *arrays):
-    out, log_sum = _call(_forward_kernel, settings, _Inputs(*constants, *arrays, *words), (), "xl")
-    return out, (constants, words, arrays, out, log_sum)
+def _attention_forward(settings, stacks, layer, ids, dropout, *arrays):
+    for n in range(3):
+        stacks[n] = lax.dynamic_update_index_in_dim(stacks[n], arrays[n], layer, 0)
+    shared = layer, ids, dropout, *arrays[3:]
+    stacks[3], log_sum = _call(_forward_kernel, settings, stacks, shared, (), "sl")
+    out = lax.dynamic_index_in_dim(stacks[3], layer, 0, keepdims=False)
+    return (out, stacks), (stacks, shared, log_sum)
 
 
-def _attention_backward(settings, residuals, dout):
-    constants, words, arrays, out, log_sum = residuals
-    inputs, rest = _Inputs(*constants, *arrays, *words), (("x", out), ("l", log_sum), ("x", dout))
-    *gradients, dquery_bias, dvalue_bias = _call(_backward_kernel, settings, inputs, rest, "xxxbb")
-    return None, None, *gradients, jnp.sum(dquery_bias, 0), jnp.sum(dvalue_bias, 0)
+def _attention_backward(settings, residuals, gradients):
+    stacks, shared, log_sum = residuals
+    rest = ("l", log_sum), ("x", gradients[0])
+    gradients = _call(_backward_kernel, settings, stacks, shared, rest, "xxxbb")
+    dbiases = (jnp.sum(x, (0, 1)).astype(shared[-1].dtype) for x in gradients[3:])
+    return *[None] * 4, *gradients[:3], *dbiases
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> list[jax.Array]:
+def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
 
-    `rest` are further inputs, of "x" (like the query) or "l" (`[batch, blocks, heads, length]`).
-    The letters of `outputs` are these or "b" (`[programs, 1, hidden]`, a row of each program).
+    `rest` are inputs after the result, of "x" (like the query) or "l" (`[batch, blocks, heads,
+    length]`). The letters of `outputs` are these, "s" (the stack of results, written in place) or
+    "b" (`[programs, 1, hidden]`, a row of each program).
     """
-    batch, length, hidden = inputs.query.shape
+    layer, ids, dropout, *biases = shared
+    biases = (bias.astype(stacks[0].dtype).astype(jnp.float32)[None] for bias in biases)
+    scale, words = jnp.ones((1, 1)), ()
+    if dropout:
+        scale, key_words = dropout.scale.reshape(1, 1), dropout.key_words[..., None]
+        key_words = jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES))
+        words = dropout.query_words, key_words, dropout.threshold.reshape(1, 1)
+    inputs = _Inputs(ids[:, None], ids[..., None], scale, *stacks[:3], *biases, *words)
+    _, batch, length, hidden = inputs.query.shape
     rows = math.gcd(batch, max(MAX_LENGTH // length, 1))  # So that a program has enough to do.
     heads = LANES // settings.head_dim
 
     def spec(*block, at):
-        return pl.BlockSpec((rows, *block), lambda row, lanes: (row, *at(lanes)))
+        return pl.BlockSpec((rows, *block), lambda row, lanes, _: (row, *at(lanes)))
 
     specs = {
+        "s": pl.BlockSpec((None, rows, length, LANES), lambda row, lanes, n: (n[0], row, 0, lanes)),
         "x": spec(length, LANES, at=lambda lanes: (0, lanes)),
         "l": spec(1, heads, length, at=lambda lanes: (lanes, 0, 0)),
-        "b": pl.BlockSpec((1, 1, LANES), lambda row, lanes: (row, 0, lanes)),
+        "b": pl.BlockSpec((1, 1, LANES), lambda row, lanes, _: (row, 0, lanes)),
     }
     shapes = {
-        "x": jax.ShapeDtypeStruct(inputs.query.shape, inputs.query.dtype),
+        "s": jax.ShapeDtypeStruct(inputs.query.shape, inputs.query.dtype),
+        "x": jax.ShapeDtypeStruct(inputs.query.shape[1:], inputs.query.dtype),
         "l": jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
         "b": jax.ShapeDtypeStruct((batch // rows, 1, hidden), jnp.float32),
     }
@@ -138,80 +156,101 @@ def _call(kernel, settings: _Settings, inputs: _Inputs, rest, outputs: str) -> l
     input_specs = (
         spec(1, length, at=lambda _: (0, 0)),
         spec(length, 1, at=lambda _: (0, 0)),
-        *(scalar, *[specs["x"]] * 3),
-        *[pl.BlockSpec((1, LANES), lambda _, lanes: (0, lanes))] * 2,
+        *(scalar, *[specs["s"]] * 3),
+        *[pl.BlockSpec((1, LANES), lambda row, lanes, _: (0, lanes))] * 2,
         spec(pairs, 2, length, at=lambda lanes: (lanes // blocks_per_pair, 0, 0)),
         pl.BlockSpec((2, length, LANES), lambda *_: (0, 0, 0)),
         scalar,
     )
-    given = [x for x in inputs if x is not None]
+    given, is_forward = [x for x in inputs if x is not None], outputs[0] == "s"
+    # Forward, only what shares its memory with the output: any block of it.
+    unread = pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0))
+    result_spec = unread if is_forward else specs["s"]
     return pl.pallas_call(
-        lambda *refs: kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :]),
-        grid=(batch // rows, hidden // LANES),
-        in_specs=[*input_specs[: len(given)], *(specs[kind] for kind, _ in rest)],
-        out_specs=[specs[kind] for kind in outputs],
+        lambda _, *refs: kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :]),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch // rows, hidden // LANES),
+            in_specs=[*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)],
+            out_specs=[specs[kind] for kind in outputs],
+        ),
         out_shape=[shapes[kind] for kind in outputs],
+        input_output_aliases={1 + len(given): 0} if is_forward else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tools/hlo_cost.py.
-    )(*given, *(x for _, x in rest))
+    )(jnp.full(1, layer, jnp.int32), *given, stacks[3], *(x for _, x in rest))
 
 
-def _forward_kernel(settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref):
-    rows, length, _ = inputs.query.shape
-    for row in range(rows):
-        value = _add(inputs.value[row], inputs.value_bias).T.astype(inputs.value.dtype)
-        for start in range(0, length, LANES):
-            queries, outputs = pl.ds(start, LANES), []
-            for lanes, _, scores, is_dropped in _heads(settings, inputs, row, start):
-                maximum = jnp.max(scores, axis=0, keepdims=True)
-                weights = jnp.exp2(scores - maximum)
-                total = jnp.sum(weights, axis=0, keepdims=True)
-                log_sum_ref[row, 0, pl.ds(len(outputs), 1), queries] = maximum + jnp.log2(total)
-                weights = _drop(weights, is_dropped).astype(value.dtype)
-                outputs.append(_dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
-            out_ref[row, queries, :] = jnp.concatenate(outputs).T.astype(out_ref.dtype)
+def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
+    for row, start, heads in _blocks(settings, inputs):
+        if start == 0:
+            value = _add(inputs.value[row], inputs.value_bias).T.astype(inputs.value.dtype)
+        queries, outputs = pl.ds(start, LANES), []
+        for lanes, _, scores, is_dropped in heads:
+            maximum = jnp.max(scores, axis=0, keepdims=True)
+            weights = jnp.exp2(scores - maximum)
+            total = jnp.sum(weights, axis=0, keepdims=True)
+            log_sum_ref[row, 0, pl.ds(len(outputs), 1), queries] = maximum + jnp.log2(total)
+            weights = _drop(weights, is_dropped).astype(value.dtype)
+            outputs.append(_dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
+        out_ref[row, queries, :] = jnp.concatenate(outputs).T.astype(out_ref.dtype)
 
 
 def _backward_kernel(
     settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, *gradient_refs
 ):
     dquery, dkey, dvalue, dquery_bias, dvalue_bias = gradient_refs
-    rows, length, _ = inputs.query.shape
     scale, dtype = inputs.scale[0, 0], dquery.dtype
     dquery_sum, dvalue_sum = 0.0, 0.0
-    for row in range(rows):
-        key = _transpose(inputs.key[row])
-        value = _add(inputs.value[row], inputs.value_bias).astype(dtype)
-        dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
-        for start in range(0, length, LANES):
-            queries, dqueries = pl.ds(start, LANES), []
-            dout = dout_ref[row, queries, :].astype(jnp.float32)
-            dout_transposed = dout.T
-            # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
-            weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
-            dout_transposed = dout_transposed.astype(dtype)
-            for lanes, query, scores, is_dropped in _heads(settings, inputs, row, start):
-                head = len(dqueries)
-                log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
-                probabilities = jnp.exp2(scores - log_sum)
-                dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
-                mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
-                dscores = probabilities * (_drop(dweights, is_dropped) - mean)
-                dscores = dscores.astype(dtype)
-                weights = _drop(probabilities, is_dropped).astype(dtype)
-                dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
-                dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
-                dqueries.append(_dot(key[lanes], dscores, 1, 0))
-            gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
-            dquery[row, queries, :] = gradient.astype(dtype)
-            dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
-        # The query had a factor of log2(e).
-        dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
-        gradient = jnp.concatenate(dvalues).T * scale
-        dvalue[row] = gradient.astype(dtype)
-        dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
+    for row, start, heads in _blocks(settings, inputs):
+        if start == 0:
+            key = _transpose(inputs.key[row])
+            value = _add(inputs.value[row], inputs.value_bias).astype(dtype)
+            dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
+        queries, dqueries = pl.ds(start, LANES), []
+        dout = dout_ref[row, queries, :].astype(jnp.float32)
+        dout_transposed = dout.T
+        # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
+        weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
+        dout_transposed = dout_transposed.astype(dtype)
+        for lanes, query, scores, is_dropped in heads:
+            head = len(dqueries)
+            log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
+            probabilities = jnp.exp2(scores - log_sum)
+            dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
+            mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
+            dscores = probabilities * (_drop(dweights, is_dropped) - mean)
+            dscores = dscores.astype(dtype)
+            weights = _drop(probabilities, is_dropped).astype(dtype)
+            dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
+            dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
+            dqueries.append(_dot(key[lanes], dscores, 1, 0))
+        gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
+        dquery[row, queries, :] = gradient.astype(dtype)
+        dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
+        if start + LANES == dquery.shape[1]:
+            # The query had a factor of log2(e).
+            dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
+            gradient = jnp.concatenate(dvalues).T * scale
+            dvalue[row] = gradient.astype(dtype)
+            dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
     dquery_bias[0], dvalue_bias[0] = dquery_sum, dvalue_sum
+
+
+def _blocks(settings: _Settings, inputs: _Inputs):
+    """Yields the row, the start and the `_heads` of each block of queries.
+
+    These are computed one block ahead, so that the compiler overlaps products with the rest.
+    """
+    rows, length, _ = inputs.query.shape
+    ahead = None
+    for row, start in itertools.product(range(rows), range(0, length, LANES)):
+        block = row, start, list(_heads(settings, inputs, row, start))
+        if ahead:
+            yield ahead
+        ahead = block
+    yield ahead
 
 
 def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
