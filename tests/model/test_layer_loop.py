@@ -52,7 +52,14 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"causal": True}, {"attention": "plain"}, {"remat": "full"}], ids=str
+    "fields",
+    [
+        {},
+        {"attention": "plain"},
+        pytest.param({"causal": True}, marks=pytest.mark.slow),
+        pytest.param({"remat": "full"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields):
     config = dataclasses.replace(CONFIG, **fields)
@@ -62,6 +69,7 @@ def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields):
     assert_equal(run(config, *arguments), run(unrolled, *arguments))
 
 
+@pytest.mark.slow
 def test_kernel_in_stacks_works_under_vmap_with_a_rate_for_each_trial():
     params, batch, rates = make_params(), make_batch(), jnp.array([0.1, 0.4])
     both = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), params)
@@ -76,7 +84,9 @@ def test_kernel_in_stacks_works_under_vmap_with_a_rate_for_each_trial():
     assert_equal(run(CONFIG), run(dataclasses.replace(CONFIG, scan_layers=False)))
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_kernel_in_stacks_on_a_mesh_has_the_gradients_of_plain_attention_on_one_device(sizes):
     def gradients(config, params, batch):
         return outputs_and_gradients(config, params, batch)[1]
