@@ -53,8 +53,14 @@ class Rows:
         """Opens the "train" or "heldout" split, and checks that its files are complete.
 
         Without a `shuffle_seed` there is one epoch, in the order on disk. Raises FileNotFoundError
-        without a complete corpus, CorpusError for a damaged one, ValueError for an unknown split.
+        without a complete corpus, CorpusError for a damaged one, ValueError for an unknown split or an
+        address on a bucket.
         """
+        if "://" in str(directory):
+            raise ValueError(
+                f"{directory}: rows are read from files; mount the bucket (docs/cloud_tpu.md) and "
+                "give the directory"
+            )
         self.directory, self.split = pathlib.Path(directory), split
         self.shuffle_seed = shuffle_seed
         self.manifest = _read_manifest(self.directory)
