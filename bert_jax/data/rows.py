@@ -53,8 +53,8 @@ class Rows:
         """Opens the "train" or "heldout" split, and checks that its files are complete.
 
         Without a `shuffle_seed` there is one epoch, in the order on disk. Raises FileNotFoundError
-        without a complete corpus, CorpusError for a damaged one, ValueError for an unknown split or an
-        address on a bucket.
+        without a complete corpus, CorpusError for a damaged one, and ValueError for an unknown
+        split or the address of a bucket.
         """
         if "://" in str(directory):
             raise ValueError(
