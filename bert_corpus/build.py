@@ -107,7 +107,11 @@ def _run(plan: Plan, scratch: pathlib.Path, item: tuple[Callable, int, str]) -> 
 
 
 def _spill_unit(plan, path, number, report) -> None:
-    """Writes the parts of a unit, ordered by shard, and where those of each shard are."""
+    """Writes the parts of a unit, ordered by shard, then where those of each shard are.
+
+    All in one file, because each file is a wait for the disk. Its last 8 bytes say where the parts
+    end.
+    """
     parts, num_bytes, offsets = collections.defaultdict(list), 0, []
     with writing.replace_file(path) as stream:
 
@@ -124,11 +128,13 @@ def _spill_unit(plan, path, number, report) -> None:
                 write()
                 num_bytes = 0
         write()
-    keys = np.array(report.keys, np.uint64)
+        end = stream.tell()
+        np.save(stream, np.array(offsets))
+        stream.write(end.to_bytes(8))
+    if plan.config.near_duplicates:
+        with writing.replace_file(path.with_suffix(".keys")) as stream:
+            np.save(stream, np.array(report.keys, np.uint64))
     report.keys = []
-    for suffix, array in (("offsets", np.array(offsets)), ("keys", keys)):
-        with writing.replace_file(path.with_suffix(f".{suffix}")) as stream:
-            np.save(stream, array)
 
 
 def _find_near_duplicates(scratch: pathlib.Path, units: list[str]) -> None:
@@ -151,9 +157,10 @@ def _build_shard(plan, path, number, report) -> dict:
 def _read_parts(plan: Plan, scratch: pathlib.Path, shard: int) -> list[Part]:
     parts = []
     for unit in range(len(plan.units)):
-        path = scratch / f"unit-{unit:06d}"
-        offsets = np.load(path.with_suffix(".offsets"), mmap_mode="r")
-        with open(path, "rb") as stream:
+        with open(scratch / f"unit-{unit:06d}", "rb") as stream:
+            stream.seek(-8, os.SEEK_END)
+            stream.seek(int.from_bytes(stream.read()))
+            offsets = np.load(stream)
             for start in offsets[:, shard].tolist():
                 stream.seek(start)
                 parts += pickle.load(stream)

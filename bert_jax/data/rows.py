@@ -25,7 +25,7 @@ FORMAT_VERSION = 2
 # probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
 WINDOW_BLOCKS = 8
 CACHED_WINDOWS = 8
-# With 50 ms for each read, as on a bucket, 32 reads in flight give 160,000 rows per second.
+# Enough where each read takes 50 ms, as on a bucket: see `benchmarks/loader.py`.
 WINDOWS_AHEAD = 3
 READS_IN_FLIGHT = (1 + WINDOWS_AHEAD) * WINDOW_BLOCKS
 

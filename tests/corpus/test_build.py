@@ -509,7 +509,7 @@ def test_interrupted_build_continues_to_the_same_corpus(tmp_path, text, monkeypa
     use_small_units(monkeypatch)
     config = corpus_config(num_shards=4, dupe_factor=2)
     build_corpus(text, TOKENIZER, tmp_path / "whole", config, num_processes=1)
-    for function, num_calls in (("replace_file", 40), ("write_shard", 5)):
+    for function, num_calls in (("replace_file", 30), ("write_shard", 5)):
         for after in range(0, num_calls, 4):
             out = tmp_path / f"{function}-{after}"
             with monkeypatch.context() as patched:
