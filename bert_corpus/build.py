@@ -1,9 +1,9 @@
 """Builds a corpus on one machine: shuffled shards of packed rows, and a manifest.
 
 Worker processes tokenize units of the input, each into a file that is ordered by shard; then they
-read the parts of each shard from all of these files, and write its rows. A file that has its report
-is final: the same command continues an interrupted build. Randomness depends on the seed, the text
-and the number of the shard, not on the number of processes.
+read the parts of each shard from all of these files, and write its rows. A unit or shard is
+finished once its .json exists: the same command resumes an interrupted build. Randomness depends on
+the seed, the text and the number of the shard, not on the number of processes.
 """
 
 import collections
@@ -26,7 +26,7 @@ from bert_corpus.plan import SAMPLES, Plan
 from bert_corpus.steps import Part, Report
 from bert_jax.tokenization import Tokenizer
 
-SPILL_BYTES = 1 << 24  # of parts, which a worker holds before it writes them
+SPILL_BYTES = 1 << 24  # of tokens, which a worker buffers before it writes them
 
 
 def build_corpus(

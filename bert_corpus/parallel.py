@@ -15,11 +15,11 @@ _function: Callable  # set once when a worker process starts
 
 @contextlib.contextmanager
 def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Callable]:
-    """Starts processes, one per core if 0, and yields `ordered_map(items)`.
+    """Starts processes, one per core if 0, and yields a function, `ordered_map(items)`.
 
-    That yields `function(item)` for each item, in order. Unlike `Pool.imap`, it reads ahead only
-    two items per process, and raises when a process dies, for instance from lack of memory.
-    `function`, sent to each process once, may bind large objects.
+    `ordered_map` yields `function(item)` for each item, in order. Unlike `Pool.imap`, it reads
+    ahead only two items per process, and raises when a process dies, for instance from lack of
+    memory. `function`, sent to each process once, may bind large objects.
     """
     num_processes = num_processes or usable_cores()
     if num_processes == 1:

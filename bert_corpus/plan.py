@@ -1,4 +1,4 @@
-"""What a corpus is built from and into: the same wherever its steps run."""
+"""Plans a build: the units of its input and the shards of its output, wherever its steps run."""
 
 import importlib.metadata
 import json
@@ -54,7 +54,7 @@ class Plan:
         ]
 
     def fingerprint(self) -> list:
-        """Returns what tells this build from any other."""
+        """Returns what identifies this build."""
         libraries = "mwparserfromhell", "sentencepiece", "sentencex", "tokenizers"
         versions = [importlib.metadata.version(name) for name in libraries]
         settings = repr(self.config), self.tokenizer.sha256, self.sources
@@ -80,7 +80,7 @@ class Plan:
         return writing.write_shard(directory / name, rows, self.config.block_rows)
 
     def small_files(self, report: Report) -> dict[str, bytes]:
-        """Returns the name and content of what else a corpus holds: the vocabulary, and samples."""
+        """Returns the other files of a corpus, by name: the vocabulary, and samples."""
         samples = {"rows": report.rows, "dropped": dict(sorted(report.samples.items()))}
         content = json.dumps(samples, indent=2, ensure_ascii=False)
         return {self.tokenizer.filename: self.tokenizer.content, SAMPLES: f"{content}\n".encode()}

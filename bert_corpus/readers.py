@@ -99,7 +99,7 @@ def _read_lines(unit: Unit) -> Iterator[tuple[int, int, bytes]]:
     """
     with _open(unit) as (stream, start, stop):
         if unit.count == 1:
-            stop = math.inf  # The size of a compressed file says nothing.
+            stop = math.inf  # The compressed size is no bound of the text.
         # Latin-1 maps each byte to one character, so bytes can be counted; "\r" also ends a line.
         offset = max(start - 1, 0)
         if offset:

@@ -105,7 +105,7 @@ flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a sha
 flags.DEFINE_string(
     "data_dir",
     DEFAULT.data_dir,
-    "Where prepared TFDS datasets are; by default as for TFDS itself.",
+    "Directory of prepared TFDS datasets; by default, that of TFDS.",
 )
 flags.DEFINE_integer(
     "num_shards",
