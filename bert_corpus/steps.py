@@ -22,7 +22,7 @@ from bert_corpus.full_sentences import make_full_sentences
 from bert_corpus.inputs import Unit
 from bert_corpus.packing import pack_pairs
 from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
-from bert_corpus.readers import read_documents
+from bert_corpus.readers import Document, read_documents
 from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
 from bert_jax.tokenization import Tokenizer
 
@@ -100,14 +100,14 @@ class Report:
 def split_of(text: str, config: CorpusConfig) -> str:
     """Returns the split of a document, a function of its text and the seed."""
     key = str(config.seed).encode()
-    digest = hashlib.blake2b(_content(text), digest_size=8, key=key).digest()
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
     is_heldout = int.from_bytes(digest) < config.heldout_fraction * 2**64
     return "heldout" if is_heldout else "train"
 
 
-def _content(text: str) -> bytes:
-    """Returns what is hashed: lines of text files end with a line break, other texts need not."""
-    return (text.rstrip("\r\n") + "\n").encode()
+def _hashed(document: Document) -> str:
+    """Returns what is hashed: documents of text files end with a line break, others need not."""
+    return document.text if document.markup else document.text.rstrip("\r\n") + "\n"
 
 
 def tokenize_unit(
@@ -126,9 +126,9 @@ def tokenize_unit(
     for document in read_documents(unit, report.skipped):
         if not document.continues:
             document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
-            split = split_of(document.text, config)  # Of all parts: no pair joins two splits.
+            split = split_of(_hashed(document), config)  # Of all parts: no pair joins two splits.
             report.count(split)["documents"] += 1
-        digest = hashlib.blake2b(digest + _content(document.text), digest_size=16).digest()
+        digest = hashlib.blake2b(digest + _hashed(document).encode(), digest_size=16).digest()
         count = report.count(split)
         try:
             texts = split_sentences(document, config.sentences, config.language)
