@@ -19,8 +19,8 @@ import tempfile
 import numpy as np
 import scipy.stats
 from absl import app, flags
+from corpus import SHIM  # the benchmark beside this one
 
-from benchmarks.corpus import SHIM
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import Unit, find_inputs

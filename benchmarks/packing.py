@@ -16,9 +16,9 @@ from absl import app, flags
 
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
+from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.pretrain import train_and_evaluate
 from bert_jax.tokenization import load_tokenizer
-from configs.pretrain import bert_tiny
 
 DUMP = flags.DEFINE_string("dump", None, "A Wikipedia dump.", required=True)
 VOCAB = flags.DEFINE_string("vocab", None, "A WordPiece vocabulary.", required=True)

@@ -37,17 +37,21 @@ def open_scratch(
         )
     directory = pathlib.Path(directory)
     scratch, content = directory / SCRATCH, json.dumps(fingerprint).encode()
-    if (directory / MANIFEST).exists() and not overwrite:
-        raise FileExistsError(f"{directory} holds a complete corpus; replace it with --overwrite")
     with contextlib.ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(directory, os.O_RDONLY)
             stack.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"another build is writing to {directory}; wait for it") from None
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another build is writing to {directory}; wait for it") from None
+        except OSError as error:
+            raise _not_writable(directory, error) from error
+        # After the lock: another build may just have completed it.
+        if (directory / MANIFEST).exists() and not overwrite:
+            message = f"{directory} holds a complete corpus; replace it with --overwrite"
+            raise FileExistsError(message)
+        try:
             if not scratch.exists() or _read(scratch / FINGERPRINT) != content:
                 if scratch.exists():
                     logging.info("Discarding an interrupted build of something else")
@@ -56,14 +60,16 @@ def open_scratch(
                 with replace_file(scratch / FINGERPRINT) as stream:
                     stream.write(content)
         except OSError as error:
-            raise type(error)(
-                f"cannot write into --output={directory}: {error.strerror}"
-            ) from error
+            raise _not_writable(directory, error) from error
         try:
             yield scratch
         except ValueError:
             remove_scratch(scratch)
             raise
+
+
+def _not_writable(directory: pathlib.Path, error: OSError) -> OSError:
+    return type(error)(f"cannot write into --output={directory}: {error.strerror}")
 
 
 def _read(path: pathlib.Path) -> bytes:
