@@ -4,9 +4,10 @@ python benchmarks/corpus_statistics.py --dump=enwiki-latest-pages-articles1.xml.
     --vocab=vocab.txt --released=DIR --tensorflow_python=PYTHON
 
 DIR and PYTHON are as for `benchmarks/corpus.py`. Both programs make pairs of the same text with
-several seeds; each run gives one figure of each statistic, and Welch's t-test compares the runs.
-Pairs of one document are no independent sample: the lengths of all depend on one draw. In the text
-every sentence begins with "{" and ends with "}", so that truncation shows.
+several seeds, ours with `--rows=released_pairs`; each run gives one figure of each statistic, and
+Welch's t-test compares the runs. Pairs of one document are no independent sample: the lengths of
+all depend on one draw. In the text every sentence begins with "{" and ends with "}", so that
+truncation shows.
 """
 
 import collections
@@ -68,7 +69,13 @@ def released_pairs(text: str, seed: int) -> list:
 
 
 def our_pairs(text: str, seed: int) -> list:
-    config = CorpusConfig(sentences="lines", heldout_fraction=0, seed=seed, max_seq_length=LENGTH)
+    config = CorpusConfig(
+        rows="released_pairs",
+        sentences="lines",
+        heldout_fraction=0,
+        seed=seed,
+        max_seq_length=LENGTH,
+    )
     with tempfile.TemporaryDirectory() as output:
         build_corpus(text, load_tokenizer(FLAGS.vocab), output, config)
         rows = Rows(output)

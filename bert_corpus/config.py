@@ -9,17 +9,18 @@ from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
 from bert_corpus.sentences import MODES
 
 MAX_VOCABULARY = 1 << 16  # token ids in rows are uint16
-LABELED_ROWS = ("sentence_pairs", "sentence_order")
-ROWS = ("sentence_pairs", "full_sentences", "document_sentences", "sentence_order")
+LABELED_ROWS = ("sentence_pairs", "released_pairs", "sentence_order")
+ROWS = ("sentence_pairs", "full_sentences", "document_sentences", *LABELED_ROWS[1:])
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
     """Settings of a corpus, recorded in its manifest. Raises ValueError for an invalid field."""
 
-    # "sentence_pairs"; "sentence_order" (of two consecutive spans, which is first?); or, without
-    # labels, "full_sentences" (a sequence may continue in another document) or
-    # "document_sentences" (a sequence ends with its document).
+    # "sentence_pairs"; "released_pairs" (a span of one sentence is always NotNext);
+    # "sentence_order" (of two consecutive spans, which is first?); or, without labels,
+    # "full_sentences" (a sequence may continue in another document) or "document_sentences" (a
+    # sequence ends with its document).
     rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8

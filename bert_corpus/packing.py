@@ -1,6 +1,7 @@
 """Packs sentence pairs into rows."""
 
 import random
+from array import array
 
 import numpy as np
 
@@ -26,12 +27,16 @@ def pack_pairs(
     rows = np.zeros(len(packed), row_dtype(max_seq_length, max_pairs))
     rows["tokens"] = pad_id
     for row, members in zip(rows, packed, strict=True):
-        tokens: list[int] = []
+        tokens = array("H")
         for slot, member in enumerate(members):
             first, second, nsp_label, *_ = pairs[member]
             start = len(tokens)
-            tokens += [cls_id, *first, sep_id]
-            tokens += [*second, sep_id] if second else []
+            tokens.append(cls_id)
+            tokens.extend(first)
+            tokens.append(sep_id)
+            if second:
+                tokens.extend(second)
+                tokens.append(sep_id)
             row["sequence_bounds"][slot] = (start, start + len(first) + 2, len(tokens))
             row["nsp_labels"][slot] = nsp_label
         row["tokens"][: len(tokens)] = tokens

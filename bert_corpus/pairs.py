@@ -5,8 +5,8 @@ the other half the second span comes from another document. One document in ten 
 pairs, to reduce the mismatch between pre-training and fine-tuning.
 """
 
-import itertools
 import random
+from array import array
 from typing import NamedTuple
 
 IS_NEXT = 0
@@ -17,8 +17,8 @@ SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
 class Pair(NamedTuple):
     """Two spans of token ids and the next-sentence label; in full sentences `second` is empty."""
 
-    first: list[int]
-    second: list[int]
+    first: array
+    second: array
     nsp_label: int
     num_truncated: int = 0  # tokens truncated, except those of a random span
     num_copied: int = 0  # tokens that other pairs have too: of a random span, or used twice
@@ -29,19 +29,21 @@ class Pair(NamedTuple):
 
 
 def make_pairs(
-    documents: list[list[list[int]]],
+    documents: list[list[array]],
     index: int,
     max_seq_length: int,
     short_seq_prob: float,
     rng: random.Random,
     document_parts: range,
+    as_released: bool = False,
 ) -> list[Pair]:
     """Returns the sentence pairs of `documents[index]`, a document or a part of a long one.
 
     Both labels are equally likely, but a one-sentence document always gives NotNext, and without
     another document all pairs are IsNext. The released code labels every lone sentence NotNext:
-    most pairs, if sentences are long. Here a sentence that alone reaches the target is joined by
-    the next, and one left over at the end may follow those before it, which are then used twice.
+    most pairs, if sentences are long. Here, unless `as_released`, a sentence that alone reaches the
+    target is joined by the next, and one left over at the end may follow those before it, which are
+    then used twice.
 
     Args:
       max_seq_length: maximum length of a pair with its special tokens; at least 5.
@@ -61,9 +63,11 @@ def make_pairs(
         sentences.append(document[position])
         num_tokens += len(document[position])
         position += 1
-        if position < len(document) and (num_tokens < target_length or len(sentences) == 1):
+        is_full = num_tokens >= target_length and (as_released or len(sentences) > 1)
+        if position < len(document) and not is_full:
             continue
-        is_next = not num_others or (len(document) > 1 and rng.random() < 0.5)
+        can_be_next = len(sentences if as_released else document) > 1
+        is_next = not num_others or (can_be_next and rng.random() < 0.5)
         if is_next and len(sentences) == 1:
             while len(sentences) == 1 or (
                 num_tokens < target_length and len(sentences) < len(document)
@@ -72,14 +76,15 @@ def make_pairs(
                 num_tokens += len(sentences[0])
                 num_copied += len(sentences[0])
         split = rng.randint(1, len(sentences) - 1) if len(sentences) > 1 else 1
-        first = list(itertools.chain(*sentences[:split]))
+        first = _joined(sentences[:split])
         if is_next:
-            second = list(itertools.chain(*sentences[split:]))
+            second = _joined(sentences[split:])
         else:
             # The released code may draw the document itself, and with it the true next span.
             random_index = rng.randrange(num_others)
             random_index += len(document_parts) if random_index >= document_parts.start else 0
-            random_document, second = documents[random_index], []
+            random_document = documents[random_index]
+            second = random_document[0][:0]
             for sentence in random_document[rng.randrange(len(random_document)) :]:
                 second += sentence
                 if len(first) + len(second) >= target_length:
@@ -95,9 +100,16 @@ def make_pairs(
     return pairs
 
 
+def _joined(sentences: list[array]) -> array:
+    tokens = sentences[0][:0]
+    for sentence in sentences:
+        tokens += sentence
+    return tokens
+
+
 def truncate_pair(
-    first: list[int], second: list[int], max_tokens: int, rng: random.Random
-) -> tuple[list[int], list[int]]:
+    first: array, second: array, max_tokens: int, rng: random.Random
+) -> tuple[array, array]:
     """Truncates the longer span token by token, each time at its front or back at random.
 
     On a tie the second span loses one. Computed in one step: the final lengths are determined, and

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from bert_jax.tokenization import Tokenizer
 
 # About 32 KiB of text: even a few long documents give many parts, each with many pairs.
 MAX_PART_TOKENS = 1 << 13
-# Enough parts to draw random next sentences from; a worker holds a group as Python integers.
+# Enough parts to draw random next sentences from.
 GROUP_TOKENS = 1 << 18
 MAX_SAMPLES = 20  # of dropped documents, for each reason
 SAMPLE_CHARACTERS = 200
@@ -50,9 +51,9 @@ class Part(NamedTuple):
     digest: bytes
     sentences: list[bytes]
 
-    def ids(self) -> list[list[int]]:
-        """Returns the token ids of each sentence."""
-        return [memoryview(sentence).cast("H").tolist() for sentence in self.sentences]
+    def ids(self) -> list[array]:
+        """Returns the token ids of each sentence, uint16."""
+        return [array("H", sentence) for sentence in self.sentences]
 
     def num_tokens(self) -> int:
         """Returns the number of tokens."""
@@ -222,7 +223,7 @@ def _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report) -
             continue
         count["dropped_duplicate_tokens"] += part.num_tokens()
         if part.number == 0:
-            text = tokenizer.decode(part.ids()[0])
+            text = tokenizer.decode(part.ids()[0].tolist())
             report.drop(split, "duplicates" if is_copy else "near_duplicates", text)
     return kept
 
@@ -253,7 +254,15 @@ def rows_of_group(
             own = range(bisect.bisect_left(indices, index), bisect.bisect_right(indices, index))
             if config.rows == "sentence_order":
                 own = range(len(parts))  # So that all second spans are true.
-            new_pairs = make_pairs(documents, position, length, config.short_seq_prob, rng, own)
+            new_pairs = make_pairs(
+                documents,
+                position,
+                length,
+                config.short_seq_prob,
+                rng,
+                own,
+                as_released=config.rows == "released_pairs",
+            )
             if not new_pairs:
                 counts["dropped_parts_without_pairs"] += 1
                 counts["dropped_tokens_without_pairs"] += parts[position].num_tokens()
@@ -265,7 +274,7 @@ def rows_of_group(
     else:
         documents, crosses = (part.ids() for part in parts), config.rows == "full_sentences"
         sequences = make_full_sentences(documents, length - 2, special_ids[2], crosses)
-        pairs = [Pair(sequence, [], IS_NEXT) for sequence in sequences]
+        pairs = [Pair(sequence, array("H"), IS_NEXT) for sequence in sequences]
     rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
     counts["pairs"] = len(pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)

@@ -262,6 +262,14 @@ def test_other_masking_units_train(corpus, tmp_path, unit):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sentence_order", "released_pairs"])
+def test_labels_of_other_rows_train_the_next_sentence_head(tmp_path, kind):
+    corpus = build_small_corpus(tmp_path, rows=kind)
+    result = pretrain.train_and_evaluate(small_config(corpus, num_steps=2), tmp_path / "run")
+    assert np.isfinite(result["nsp_loss"]) and 0 < result["nsp_accuracy"] <= 1
+
+
+@pytest.mark.slow
 def test_left_to_right_model_is_trained_on_full_sentences_and_fine_tuned(tmp_path):
     corpus = build_small_corpus(tmp_path, rows="full_sentences")
     fields = {"objective": "left_to_right", "next_sentence": False}

@@ -193,10 +193,10 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             raise ValueError(f"give the directory of a corpus: --config.{prefix}corpus=DIR")
         rows = Rows(settings.corpus, "train", config.seed)
         phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)
-        kind = rows.manifest["config"].get("rows", "sentence_pairs")
-        if config.next_sentence and kind != "sentence_pairs":
+        labels = rows.manifest["splits"]["train"]["nsp_labels"]
+        if config.next_sentence and not any(labels.values()):
             raise ValueError(
-                f"{settings.corpus} has {kind}, not sentence pairs: set "
+                f"{settings.corpus} has {rows.manifest['config']['rows']}, not sentence pairs: set "
                 "--config.next_sentence=False, or build it with --rows=sentence_pairs"
             )
         needed = max(round(config.masking.rate * rows.max_seq_length), 1)

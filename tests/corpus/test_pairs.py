@@ -53,6 +53,34 @@ def test_leftover_sentence_ends_a_pair_of_full_length():
     assert is_next and all(len(pair.first + pair.second) == 40 for pair in is_next)
 
 
+def released_label(num_sentences, target_reached_by, rng):
+    """Returns the labels of a document as create_pretraining_data.py draws them."""
+    labels, position = [], 0
+    while position < num_sentences:
+        chunk = min(target_reached_by, num_sentences - position)
+        split = rng.randint(1, chunk - 1) if chunk > 1 else 1
+        labels.append(NOT_NEXT if chunk == 1 or rng.random() < 0.5 else IS_NEXT)
+        position += chunk if labels[-1] == IS_NEXT else split
+    return labels
+
+
+@pytest.mark.parametrize("sentence_length", [20, 40])
+def test_released_pairs_label_a_lone_sentence_not_next(sentence_length):
+    """Documents of 3 sentences, of which 40 / `sentence_length` reach the target."""
+    rng, documents = random.Random(0), numbered_documents(2000, 3, sentence_length)
+    labels = [
+        pair.nsp_label
+        for index in range(2000)
+        for pair in make_pairs(documents, index, 43, 0.0, rng, range(index, index + 1), True)
+    ]
+    expected = [n for _ in range(2000) for n in released_label(3, 40 // sentence_length, rng)]
+    # 3 standard deviations of a difference of means.
+    shares = sum(labels) / len(labels), sum(expected) / len(expected)
+    assert abs(shares[0] - shares[1]) < 3 * (0.5 / 4000) ** 0.5
+    assert abs(len(labels) / len(expected) - 1) < 0.03
+    assert shares[0] > 0.6 if sentence_length == 20 else shares[0] == 1
+
+
 def test_long_sentences_do_not_bias_the_labels():
     pairs = all_pairs(numbered_documents(50, 200, 80))
     assert abs(sum(pair.nsp_label for pair in pairs) / len(pairs) - 0.5) < 0.03
