@@ -15,7 +15,7 @@ import time
 
 from absl import app, logging
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import exit_interrupted, parse_flags
 
 TOOLS = os.path.relpath(os.path.dirname(os.path.abspath(__file__)))
 DATA = pathlib.Path("runs/demo-data")
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
     try:
         demo()
     except KeyboardInterrupt:
-        sys.exit("\ndemo: interrupted; run the same command to resume")
+        exit_interrupted("run the same command to resume")
 
 
 if __name__ == "__main__":

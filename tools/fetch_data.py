@@ -15,7 +15,7 @@ import zipfile
 
 from absl import app
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import exit_interrupted, parse_flags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ def main(argv: list[str]) -> None:
     except (RuntimeError, ValueError, OSError) as error:
         sys.exit(f"fetch_data: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nfetch_data: interrupted; run the same command to start again")
+        exit_interrupted("run the same command to start again")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from bert_corpus.config import ROWS, CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import exit_interrupted, parse_flags
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.corpus_card import card_files, read_samples, write_card
 
@@ -177,7 +177,7 @@ def main(argv: list[str]) -> None:
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"prepare_corpus: {error}")
     except KeyboardInterrupt:
-        sys.exit("\nprepare_corpus: interrupted; run the same command to resume")
+        exit_interrupted("run the same command to resume")
     for split, counts in manifest["splits"].items():
         pairs = f"{counts['pairs']:,} sequences"
         if sum(counts["nsp_labels"].values()):

@@ -29,7 +29,7 @@ from bert_corpus.inputs import Unit, cut_into_units, find_inputs
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import exit_interrupted, parse_flags
 from bert_jax.tokenization import (
     MAX_WORD_CHARACTERS,
     SENTENCEPIECE_FILENAME,
@@ -243,7 +243,7 @@ def main(argv: list[str]) -> None:
     except (BrokenProcessPool, ImportError, OSError, ValueError) as error:
         sys.exit(f"train_vocab: {error}")
     except KeyboardInterrupt:
-        sys.exit("\ntrain_vocab: interrupted; run the same command to start again")
+        exit_interrupted("run the same command to start again")
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(partial)

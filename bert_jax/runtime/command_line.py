@@ -106,6 +106,12 @@ def exit_now(message: str, exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
+def exit_interrupted(hint: str) -> NoReturn:
+    """Exits a tool after Ctrl-C. `hint` says what the same command does if it is run again."""
+    print(f"\n{program_name()}: interrupted; {hint}", file=sys.stderr)
+    sys.exit(INTERRUPTED)
+
+
 def program_name() -> str:
     """Returns the name of the started script, which begins every message."""
     return pathlib.Path(sys.argv[0]).stem

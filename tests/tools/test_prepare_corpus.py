@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -91,3 +93,21 @@ def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
     assert result.returncode == 0 and "(100.0% NotNext)" in result.stdout
     message = r"warning: 100\.0% of the train pairs are NotNext, .* no true next .*; remove"
     assert re.search(message, result.stderr)
+
+
+def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path):
+    text, vocab, output = (tmp_path / name for name in ("text.txt", "vocab.txt", "corpus"))
+    text.write_text("\n\n".join(f"Tale {index}. " + SENTENCE * 20 for index in range(4_000)))
+    helpers.write_vocabulary(vocab)
+    flags = [f"--input={text}", f"--vocab={vocab}", f"--output={output}", "--processes=2"]
+    command = [sys.executable, ROOT / "tools" / "prepare_corpus.py", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not list(output.glob(".spill/unit-*.json")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        message = process.stderr.read()
+    assert process.returncode == 130
+    assert "prepare_corpus: interrupted; run the same command to resume" in message
+    assert "Traceback" not in message
+    assert run_tool("prepare_corpus", *flags).returncode == 0
