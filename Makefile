@@ -65,7 +65,7 @@ beam-test: .venv/beam
 	$(BIN)/python -m pytest tests/corpus/test_beam.py
 
 .venv/beam: .venv/installed
-	$(BIN)/pip install --quiet --editable ".[beam]" dask distributed
+	$(BIN)/pip install --quiet --editable ".[dataflow]" dask distributed
 	touch $@
 
 .venv/installed: requirements.lock pyproject.toml

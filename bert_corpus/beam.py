@@ -1,6 +1,7 @@
 """Builds a corpus with Apache Beam: the same steps and files as `build`, on many machines."""
 
 import argparse
+import importlib
 import json
 import pathlib
 import pickle
@@ -19,6 +20,12 @@ from bert_corpus.steps import Report
 from bert_corpus.writing import encode_manifest
 from bert_jax.data.rows import MANIFEST
 
+NEEDED_OPTIONS = {
+    "DataflowRunner": ("project", "region", "temp_location", "sdk_container_image"),
+    "FlinkRunner": ("flink_master", "environment_type"),
+    "SparkRunner": ("spark_master_url", "environment_type"),
+}
+
 
 def parse_options(flags: Sequence[str], plan: Plan, output: str) -> PipelineOptions:
     """Returns Beam's options. Raises ValueError for an unknown one, or one that cannot work."""
@@ -31,17 +38,21 @@ def parse_options(flags: Sequence[str], plan: Plan, output: str) -> PipelineOpti
     _, unknown = parser.parse_known_args(list(flags))
     if unknown:
         raise ValueError(f"neither a flag of this tool nor an option of Beam: {' '.join(unknown)}")
+    given = {flag.lstrip("-").partition("=")[0] for flag in flags}
+    if missing := [name for name in NEEDED_OPTIONS.get(runner, ()) if name not in given]:
+        missing = " ".join(f"--{name}=..." for name in missing)
+        raise ValueError(f"--runner={runner} needs {missing}; see docs/corpora.md")
     if runner == "DataflowRunner":
-        values = options.get_all_options()
-        needed = "project", "region", "temp_location", "sdk_container_image"
-        if missing := [name for name in needed if not values.get(name)]:
-            flags = " ".join(f"--{name}=..." for name in missing)
-            raise ValueError(f"--runner=DataflowRunner needs {flags}; see docs/corpora.md")
-        paths = output, values["temp_location"], *(source.path for source in plan.sources)
+        temp_location = options.get_all_options()["temp_location"]
+        paths = output, temp_location, *(source.path for source in plan.sources)
         if local := [path for path in paths if "://" not in path]:
             raise ValueError(
                 f"workers on Dataflow cannot reach {local[0]}; expected gs://BUCKET/..."
             )
+        try:
+            importlib.import_module("apache_beam.runners.dataflow.internal.apiclient")
+        except ImportError as error:
+            raise ImportError(f"{error}: pip install 'bert_jax[dataflow]'") from error
     return options
 
 
@@ -78,21 +89,21 @@ def _build(pipeline: beam.Pipeline, plan: Plan, output: str) -> None:
     near_duplicates = (
         tokenized
         | "keys" >> beam.FlatMap(_select, "key")
-        | "documents of a key" >> beam.GroupByKey()
+        | "group by key" >> beam.GroupByKey()
         | "near duplicates" >> beam.FlatMap(lambda item: sorted(item[1])[1:])
     )
     rows = (
         (parts, shards)
         | "parts and shards" >> beam.Flatten()
-        | "parts of a shard" >> beam.GroupByKey()
+        | "group by shard" >> beam.GroupByKey()
         | "rows" >> beam.Map(_write_shard, plan, output, beam.pvalue.AsList(near_duplicates))
     )
     reports = tokenized | "reports" >> beam.FlatMap(_select, "report")
     (
         (reports, rows)
         | "all reports" >> beam.Flatten()
-        | "of all" >> beam.Map(lambda report: (None, report))
-        | "together" >> beam.GroupByKey()
+        | "add no key" >> beam.Map(lambda report: (None, report))
+        | "group all reports" >> beam.GroupByKey()
         | "manifest" >> beam.Map(_write_manifest, plan, output)
     )
 

@@ -109,8 +109,8 @@ def _run(plan: Plan, scratch: pathlib.Path, item: tuple[Callable, int, str]) -> 
 def _spill_unit(plan, path, number, report) -> None:
     """Writes the parts of a unit, ordered by shard, then where those of each shard are.
 
-    All in one file, because each file is a wait for the disk. Its last 8 bytes say where the parts
-    end.
+    All in one file, because each file costs an fsync. After the parts come int64 `[writes, shards +
+    1]`, where those of each shard begin and end, and where this array begins.
     """
     parts, num_bytes, offsets = collections.defaultdict(list), 0, []
     with writing.replace_file(path) as stream:
@@ -119,7 +119,7 @@ def _spill_unit(plan, path, number, report) -> None:
             start = stream.tell()
             blobs = [pickle.dumps(parts.pop(n, [])) for n in range(len(plan.files))]
             stream.write(b"".join(blobs))
-            offsets.append(np.cumsum([start, *map(len, blobs)]))
+            offsets.append(np.cumsum([start, *map(len, blobs)], dtype=np.int64))
 
         for shard, part in plan.tokenize(number, report):
             parts[shard].append(part)
@@ -128,9 +128,7 @@ def _spill_unit(plan, path, number, report) -> None:
                 write()
                 num_bytes = 0
         write()
-        end = stream.tell()
-        np.save(stream, np.array(offsets))
-        stream.write(end.to_bytes(8))
+        stream.write(np.array([*np.concatenate(offsets), stream.tell()], np.int64).tobytes())
     if plan.config.near_duplicates:
         with writing.replace_file(path.with_suffix(".keys")) as stream:
             np.save(stream, np.array(report.keys, np.uint64))
@@ -158,10 +156,10 @@ def _read_parts(plan: Plan, scratch: pathlib.Path, shard: int) -> list[Part]:
     parts = []
     for unit in range(len(plan.units)):
         with open(scratch / f"unit-{unit:06d}", "rb") as stream:
-            stream.seek(-8, os.SEEK_END)
-            stream.seek(int.from_bytes(stream.read()))
-            offsets = np.load(stream)
-            for start in offsets[:, shard].tolist():
-                stream.seek(start)
+            end = stream.seek(-8, os.SEEK_END)
+            (start,) = np.frombuffer(stream.read(), np.int64).tolist()
+            for offset in range(start + 8 * shard, end, 8 * (len(plan.files) + 1)):
+                stream.seek(offset)
+                stream.seek(*np.frombuffer(stream.read(8), np.int64).tolist())
                 parts += pickle.load(stream)
     return parts

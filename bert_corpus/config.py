@@ -10,7 +10,13 @@ from bert_corpus.sentences import MODES
 
 MAX_VOCABULARY = 1 << 16  # token ids in rows are uint16
 LABELED_ROWS = ("sentence_pairs", "released_pairs", "sentence_order")
-ROWS = ("sentence_pairs", "full_sentences", "document_sentences", *LABELED_ROWS[1:])
+ROWS = (
+    "sentence_pairs",
+    "full_sentences",
+    "document_sentences",
+    "single_segments",
+    *LABELED_ROWS[1:],
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +25,8 @@ class CorpusConfig:
 
     # "sentence_pairs"; "released_pairs" (a span of one sentence is always NotNext);
     # "sentence_order" (of two consecutive spans, which is first?); or, without labels,
-    # "full_sentences" (a sequence may continue in another document) or "document_sentences" (a
-    # sequence ends with its document).
+    # "full_sentences" (a sequence may continue in another document), "document_sentences" (a
+    # sequence ends with its document) or "single_segments" (of a document, which cut sentences).
     rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8
@@ -34,8 +40,8 @@ class CorpusConfig:
     num_shards: int = 0  # of the train split; 0 chooses by the size of the input
     data_dir: str = ""  # directory of prepared TFDS datasets; "" means TFDS's default
     text_field: str = "text"  # of JSON lines, Parquet and TFDS
-    drop_duplicates: bool = True  # documents whose text is equal to that of an earlier one
-    near_duplicates: float = 0.0  # Jaccard similarity from which documents are dropped; 0 keeps all
+    drop_duplicates: bool = True  # exact copies of earlier documents
+    near_duplicates: float = 0.0  # minimum Jaccard similarity of dropped documents; 0 keeps all
     min_words: int = 0  # of a document
     max_words: int = 0  # of a document; 0 means any number
     only_language: str = ""  # ISO 639-1; drops documents that are identified as another one
@@ -68,3 +74,11 @@ class CorpusConfig:
         for field, package in (("near_duplicates", "datasketch"), ("only_language", "py3langid")):
             if getattr(self, field) and not importlib.util.find_spec(package):
                 raise ImportError(f"--{field} needs {package}: pip install 'bert_jax[cleaning]'")
+        if self.only_language:
+            import py3langid
+
+            known = sorted(language for language, _ in py3langid.rank(""))
+            if self.only_language not in known:
+                raise ValueError(
+                    f"only_language={self.only_language!r}; expected one of {', '.join(known)}"
+                )

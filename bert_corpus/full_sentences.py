@@ -1,4 +1,4 @@
-"""Sequences of whole sentences, without next-sentence pairs (Liu et al., 2019, section 4.2)."""
+"""Sequences without next-sentence pairs: of whole sentences, or of any consecutive tokens."""
 
 from array import array
 from collections.abc import Iterable
@@ -9,6 +9,7 @@ def make_full_sentences(
 ) -> list[array]:
     """Returns sequences of consecutive sentences, of at most `max_tokens` token ids each.
 
+    From Liu et al. (2019), section 4.2.
     A sequence ends where the next sentence does not fit; only a sentence of more than `max_tokens`
     is cut. If `crosses_documents`, a sequence continues after `sep_id` in the next document;
     otherwise it ends with its document.
@@ -30,3 +31,17 @@ def make_full_sentences(
                 current.extend(piece)
                 separator = []
     return [sequence for sequence in (*sequences, current) if sequence]
+
+
+def make_segments(documents: Iterable[list[array]], max_tokens: int) -> list[array]:
+    """Returns segments of `max_tokens` consecutive token ids of a document; its last is the rest.
+
+    From Joshi et al. (2020), section 3.2, which trains on single segments.
+    """
+    segments = []
+    for document in documents:
+        tokens = array("H")
+        for sentence in document:
+            tokens.extend(sentence)
+        segments += (tokens[n : n + max_tokens] for n in range(0, len(tokens), max_tokens))
+    return segments

@@ -1,4 +1,4 @@
-"""Finds the inputs of a corpus, here or on a bucket, and cuts them into what one worker reads."""
+"""Finds the inputs of a corpus, here or on a bucket, and splits them into units of work."""
 
 import math
 import os
@@ -12,10 +12,11 @@ from bert_jax.data.tfds import tfds_source
 
 UNIT_BYTES = 1 << 21  # of an input, read by one worker
 MAX_UNITS = 1 << 11  # about; units of a large input are larger
-MAX_DECOMPRESSIONS = 16  # of a compressed file that cannot be read from the middle
+# Workers that read a file together decompress all of it. So many files suffice for one worker each.
+MAX_DECOMPRESSIONS = 16
 COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
-# Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2. Of the text files,
-# the index of a multistream dump is none.
+# Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2. The index of a
+# multistream dump is not a text file.
 FORMATS = {
     "text": r"(?!.*-multistream-index)([^.]+|.*\.(txt|text))" + COMPRESSED,
     "dump": r".+\.xml(-p\d+p\d+[\w-]*)?" + COMPRESSED,
@@ -43,7 +44,7 @@ class Source(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Part `index` of the `count` parts of an input: what one worker reads."""
+    """Part `index` of the `count` parts of an input."""
 
     source: Source
     index: int
@@ -92,8 +93,9 @@ def _find_files(pattern: str) -> list[tuple[str, int, str]]:
         files, path = fsspec.core.url_to_fs(pattern)
         names = [path] if files.isfile(path) else sorted(filter(files.isfile, files.glob(path)))
         found = [(name, files.size(name), files.ukey(name)) for name in names]
-    except ImportError:
-        raise
+    except ImportError as error:
+        extra = ": pip install 'bert_jax[buckets]'" if pattern.startswith("gs://") else ""
+        raise ImportError(f"cannot read --input={pattern}: {error}{extra}") from error
     except Exception as error:  # Each library of a cloud raises its own.
         fix = "check the address, and log in to the cloud" if is_remote else "check the path"
         raise OSError(f"cannot read --input={pattern}: {error}; {fix}") from error
@@ -124,19 +126,29 @@ def format_of(path: str) -> tuple[str, str]:
     )
 
 
-def cut_into_units(sources: Sequence[Source]) -> list[Unit]:
-    """Returns the units of the inputs, in order: a function of their sizes."""
+def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
+    """Returns what each worker reads at a time, in order: a function of the sizes of the inputs.
+
+    Small inputs are read together.
+    """
     unit_bytes = max(UNIT_BYTES, sum(source.size for source in sources) // MAX_UNITS)
-    units = []
+    num_compressed = sum(not is_splittable(source.path) for source in sources)
+    units, room = [], 0.0
     for source in sources:
-        count = math.ceil(source.size / unit_bytes)
-        if not can_seek(source.path):
-            count = min(math.ceil(4 * source.size / unit_bytes), MAX_DECOMPRESSIONS)
-        units += [Unit(source, index, count) for index in range(count)]
+        size, max_count = source.size, source.size
+        if not is_splittable(source.path):
+            size, max_count = 4 * size, max(1, MAX_DECOMPRESSIONS // num_compressed)
+        count = min(math.ceil(size / unit_bytes), max_count)
+        for index in range(count):
+            if size / count > room:
+                units.append([])
+                room = unit_bytes
+            units[-1].append(Unit(source, index, count))
+            room -= size / count
     return units
 
 
-def can_seek(path: str) -> bool:
+def is_splittable(path: str) -> bool:
     """Returns whether an input can be read from the middle."""
     name, compression = format_of(path)
     if name == "dump":

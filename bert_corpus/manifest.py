@@ -80,7 +80,8 @@ def _describe_split(
         )
     warnings, has_labels = [], config.rows in LABELED_ROWS
     # In small splits 3 standard deviations are more than 5 %.
-    if has_labels and abs(not_next / pairs - 0.5) > max(0.05, 1.5 / pairs**0.5):
+    tolerance = max(0.05, 1.5 / pairs**0.5)
+    if config.rows == "sentence_pairs" and abs(not_next / pairs - 0.5) > tolerance:
         cause = (
             "a one-sentence document has no true next sentence; remove blank lines inside documents"
             if not_next > pairs / 2

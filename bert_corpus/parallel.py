@@ -22,6 +22,7 @@ def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Cal
     memory. `function`, sent to each process once, may bind large objects.
     """
     num_processes = num_processes or usable_cores()
+    others = multiprocessing.active_children()
     if num_processes == 1:
         yield functools.partial(map, function)
         return
@@ -49,6 +50,10 @@ def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Cal
 
     try:
         yield ordered_map
+    except KeyboardInterrupt:  # Does not wait for what the processes are doing.
+        for process in set(multiprocessing.active_children()).difference(others):
+            process.terminate()
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 

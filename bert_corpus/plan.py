@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bert_corpus import writing
 from bert_corpus.config import MAX_VOCABULARY, CorpusConfig
-from bert_corpus.inputs import Source, Unit, cut_into_units, find_inputs
+from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
 from bert_corpus.manifest import make_manifest
 from bert_corpus.steps import Part, Report, make_rows, tokenize_unit
 from bert_jax.data.rows import FORMAT_VERSION
@@ -16,7 +16,7 @@ from bert_jax.tokenization import Tokenizer
 
 # A shard holds many parts and is shuffled in memory.
 INPUT_BYTES_PER_SHARD = 2 << 20
-MAX_SHARDS = 512
+MAX_SHARDS = 1 << 11
 SAMPLES = "samples.json"  # some rows, and the beginnings of some of the dropped documents
 
 
@@ -25,8 +25,8 @@ class Plan:
 
     Attributes:
       sources: the inputs.
-      units: what one worker reads, in the order of the input.
-      shards: of each split, the numbers of its shards.
+      units: what one worker reads at a time, in the order of the input.
+      shards: the numbers of the shards, by split.
       files: of each shard, its split, its index in the split, and its file name.
     """
 
@@ -39,7 +39,7 @@ class Plan:
             )
         self.tokenizer, self.config = tokenizer, config
         self.sources: list[Source] = find_inputs(inputs, config.text_field, config.data_dir)
-        self.units: list[Unit] = cut_into_units(self.sources)
+        self.units: list[list[Unit]] = split_into_units(self.sources)
         num_bytes = sum(source.size for source in self.sources)
         by_size = min(math.ceil(num_bytes / INPUT_BYTES_PER_SHARD), MAX_SHARDS)
         num_train = config.num_shards or by_size

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import fsspec
 import pyarrow
 
-from bert_corpus.inputs import Unit, can_seek, format_of
+from bert_corpus.inputs import Unit, format_of, is_splittable
 from bert_jax.data.tfds import tfds_source
 
 # Longer documents are cut at a line break, which bounds memory for files without blank lines.
@@ -34,6 +34,7 @@ BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 OTHER_CODECS = {".xz": "xz"}
 ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS datasets of Wikipedia articles without markup
+STRINGS = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
 
 
 class Document(NamedTuple):
@@ -49,10 +50,15 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
 
     Raises ValueError for a damaged file, and OSError.
     """
-    name = format_of(unit.source.path)[0]
-    readers = {"text": _read_text, "jsonl": _read_json_lines, "dump": _read_dump}
-    read = (readers | {"parquet": _read_parquet, "tfds": _read_tfds})[name]
-    if can_seek(unit.source.path):
+    readers = {
+        "text": _read_text,
+        "jsonl": _read_json_lines,
+        "dump": _read_dump,
+        "parquet": _read_parquet,
+        "tfds": _read_tfds,
+    }
+    read = readers[format_of(unit.source.path)[0]]
+    if is_splittable(unit.source.path):
         documents = read(unit, skipped)
     else:
         # All workers of the file skip the same: the first counts it.
@@ -63,7 +69,7 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
             yield document
             continue
         pieces = re.findall(rf"(?s).{{1,{MAX_DOCUMENT_BYTES - 1}}}(?:\s|\Z)|\S+", document.text)
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(filter(str.strip, pieces)):
             yield Document(piece, continues=document.continues or number > 0)
 
 
@@ -85,11 +91,19 @@ def _open(unit: Unit, decompresses: bool = True) -> Iterator[tuple[BinaryIO, int
                 stream = pyarrow.CompressedInputStream(stream, codec)
             yield stream, *unit.bounds(unit.source.size)
     except (OSError, EOFError, lzma.LZMAError) as error:
-        if getattr(error, "errno", None):  # A file or bucket that cannot be read may be intact.
-            raise
-        raise ValueError(
-            f"{unit.source.path} is damaged or cut off ({error}); download it again"
-        ) from error
+        _raise_if_unreadable(error)
+        raise _damaged(unit.source.path, error) from error
+
+
+def _raise_if_unreadable(error: Exception) -> None:
+    """Raises an error of the file system or the network: the file may be intact."""
+    # Arrow raises a plain OSError without a number for damage.
+    if isinstance(error, OSError) and (type(error) is not OSError or error.errno):
+        raise error
+
+
+def _damaged(path: str, error: Exception) -> ValueError:
+    return ValueError(f"{path} is damaged or cut off ({error}); download it again")
 
 
 def _read_lines(unit: Unit) -> Iterator[tuple[int, int, bytes]]:
@@ -189,6 +203,10 @@ def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document
                     f"{path} has the columns {', '.join(names)}; expected {field!r}: name the "
                     "column with --text_field"
                 )
+            kind = file.schema_arrow.field(field).type
+            kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+            if not any(map(kind.equals, STRINGS)):
+                raise ValueError(f"column {field!r} of {path} is {kind}; expected string")
             groups = range(*unit.bounds(file.num_row_groups))
             for batch in file.iter_batches(1024, groups, [field]):
                 for text in batch.column(0).to_pylist():
@@ -198,7 +216,8 @@ def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document
                     else:
                         skipped["lines_without_text"] += 1
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}); download it again") from error
+        _raise_if_unreadable(error)
+        raise _damaged(path, error) from error
 
 
 def _read_dump(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
@@ -208,7 +227,7 @@ def _read_dump(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     """
     path, num_pages = unit.source.path, 0
     try:
-        for stream in _streams(unit) if can_seek(path) else [_open(unit)]:
+        for stream in _streams(unit) if is_splittable(path) else [_open(unit)]:
             with stream as (content, *_):
                 events = ElementTree.iterparse(content, events=("start", "end"))
                 _, root = next(events)
@@ -273,6 +292,11 @@ def _read_tfds(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     source = tfds_source(name, "train", unit.source.data_dir)
     if field not in (fields := source.dataset_info.features):
         raise ValueError(f"{name} has the fields {', '.join(fields)}; expected {field!r}")
-    markup = "article" if name.removeprefix("tfds:").startswith(ARTICLE_SETS) else ""
+    markup = "article" if re.split("[:/]", name)[1] in ARTICLE_SETS else ""
     for index in range(*unit.bounds(len(source))):
-        yield Document(source[index][field].decode(), markup)
+        try:
+            yield Document(source[index][field].decode(), markup)
+        except (AttributeError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{name}, {field!r} of example {index}: {error}; expected text"
+            ) from None

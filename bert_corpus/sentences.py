@@ -1,5 +1,7 @@
 """Splits documents into sentences, the units of sentence pairs."""
 
+import collections
+
 import sentencex
 from mwparserfromhell.parser import ParserError
 
@@ -12,17 +14,23 @@ MAX_SENTENCE_TOKENS = 128  # 0.14 % of Wikipedia's sentences are longer, none ha
 UNREADABLE = (ParserError, RecursionError)  # raised for markup that cannot be parsed
 
 
-def split_sentences(document: Document, mode: str = "split", language: str = "en") -> list[str]:
+def split_sentences(
+    document: Document,
+    mode: str = "split",
+    language: str = "en",
+    skipped: collections.Counter | None = None,
+) -> list[str]:
     """Returns the non-empty sentences of `document`, stripped of surrounding white space.
 
     Plain text is split in `mode` "split" (free text, in which line breaks mean nothing), or has one
     sentence per line in "lines", like the input of the original BERT. Markup is always split. The
-    ISO 639-1 `language` selects the abbreviations that do not end a sentence. Raises `UNREADABLE`.
+    ISO 639-1 `language` selects the abbreviations that do not end a sentence. Counts the fragments
+    of markup that are no running text in `skipped`. Raises `UNREADABLE`.
     """
     if document.markup == "wikitext":
-        passages = extract_passages(document.text)
+        passages = extract_passages(document.text, skipped)
     elif document.markup == "article":
-        passages = article_passages(document.text)
+        passages = article_passages(document.text, skipped)
     elif mode == "lines":
         return [line.strip() for line in document.text.split("\n") if line.strip()]
     else:

@@ -19,7 +19,7 @@ import numpy as np
 
 from bert_corpus.cleaning import near_duplicate_keys, why_dropped
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
-from bert_corpus.full_sentences import make_full_sentences
+from bert_corpus.full_sentences import make_full_sentences, make_segments
 from bert_corpus.inputs import Unit
 from bert_corpus.packing import pack_pairs
 from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
@@ -113,18 +113,19 @@ def _hashed(document: Document) -> str:
 
 def tokenize_unit(
     number: int,
-    unit: Unit,
+    units: Sequence[Unit],
     tokenizer: Tokenizer,
     config: CorpusConfig,
     shards: dict[str, range],
     report: Report,
 ) -> Iterator[tuple[int, Part]]:
-    """Reads, cleans and tokenizes the documents of a unit; yields parts, each with its shard.
+    """Reads, cleans and tokenizes the documents of units; yields parts, each with its shard.
 
-    `number` is that of the unit, `shards` holds the shard indices of each split.
+    `number` is that of the list of units, `shards` holds the shard numbers of each split.
     """
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
-    for document in read_documents(unit, report.skipped):
+    documents = (read_documents(unit, report.skipped) for unit in units)
+    for document in itertools.chain.from_iterable(documents):
         if not document.continues:
             document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
             split = split_of(_hashed(document), config)  # Of all parts: no pair joins two splits.
@@ -132,7 +133,7 @@ def tokenize_unit(
         digest = hashlib.blake2b(digest + _hashed(document).encode(), digest_size=16).digest()
         count = report.count(split)
         try:
-            texts = split_sentences(document, config.sentences, config.language)
+            texts = split_sentences(document, config.sentences, config.language, report.skipped)
         except UNREADABLE:
             report.drop(split, "unreadable_documents", document.text)
             continue
@@ -272,8 +273,12 @@ def rows_of_group(
         counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
         counts["copied_tokens"] = sum(pair.num_copied for pair in pairs)
     else:
-        documents, crosses = (part.ids() for part in parts), config.rows == "full_sentences"
-        sequences = make_full_sentences(documents, length - 2, special_ids[2], crosses)
+        documents = (part.ids() for part in parts)
+        if config.rows == "single_segments":
+            sequences = make_segments(documents, length - 2)
+        else:
+            crosses = config.rows == "full_sentences"
+            sequences = make_full_sentences(documents, length - 2, special_ids[2], crosses)
         pairs = [Pair(sequence, array("H"), IS_NEXT) for sequence in sequences]
     rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
     counts["pairs"] = len(pairs)

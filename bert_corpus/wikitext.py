@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF001 (articles use characters that look like ASCII ones)
 
+import collections
 import html
 import re
 
@@ -45,14 +46,16 @@ CLEANING = [
 # TFDS's wiki40b marks the parts of an article; a title or heading is on the next line.
 WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n?[^\n]*")
 WIKI40B_BREAK = re.compile(r"_START_PARAGRAPH_|_NEWLINE_")
+MAX_FRAGMENT_WORDS = 12  # of a caption, a table row or a line of "See also"
 ENDS_LIKE_A_SENTENCE = re.compile(r"[.!?…。！？؟।][\"'”’»)\]]*$")
 
 
-def extract_passages(wikitext: str) -> list[str]:
+def extract_passages(wikitext: str, skipped: collections.Counter | None = None) -> list[str]:
     """Returns the running text of an article, one string per paragraph.
 
-    Drops paragraphs that do not end like a sentence (captions, hand-written table rows, "See also"
-    lines, the line before a list). Raises ParserError or RecursionError for unparsable markup.
+    Drops short paragraphs that do not end like a sentence (captions, hand-written table rows, "See
+    also" lines), and counts them in `skipped`. Raises ParserError or RecursionError for unparsable
+    markup.
     """
     text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
     # A paragraph may span several lines; blank lines and lists end it.
@@ -66,21 +69,31 @@ def extract_passages(wikitext: str) -> list[str]:
         for pattern, replacement in CLEANING:
             passage = pattern.sub(replacement, passage)
         passages.append(passage.strip())
-    return list(filter(_is_running_text, passages))
+    return _running_text(passages, skipped)
 
 
-def article_passages(text: str) -> list[str]:
+def article_passages(text: str, skipped: collections.Counter | None = None) -> list[str]:
     """Returns the running text of an article from TFDS's wiki40b or wikipedia, by paragraph.
 
-    In wikipedia, where headings are not marked, drops lines that do not end like a sentence.
+    In wikipedia, where headings are not marked, drops fragments as `extract_passages` does.
     """
     text, num_marks = WIKI40B_HEADING.subn("", text)
     lines = [" ".join(line.split()) for line in WIKI40B_BREAK.sub("\n", text).split("\n")]
-    return list(filter(None if num_marks else _is_running_text, lines))
+    return list(filter(None, lines)) if num_marks else _running_text(lines, skipped)
 
 
-def _is_running_text(passage: str) -> bool:
-    return bool(ENDS_LIKE_A_SENTENCE.search(passage)) and " " in passage
+def _running_text(passages: list[str], skipped: collections.Counter | None) -> list[str]:
+    """Returns the passages that are running text; counts the others, and their words."""
+    kept = []
+    for passage in filter(None, passages):
+        num_words = len(passage.split())
+        ends = ENDS_LIKE_A_SENTENCE.search(passage)
+        if num_words > (1 if ends else MAX_FRAGMENT_WORDS):
+            kept.append(passage)
+        elif skipped is not None:
+            skipped["fragments"] += 1
+            skipped["words_in_fragments"] += num_words
+    return kept
 
 
 def plain_text(markup: Wikicode) -> str:

@@ -73,9 +73,10 @@ flags.DEFINE_enum(
     "sentence_pairs: with next-sentence labels, as in BERT, half of them NotNext; released_pairs: "
     "the same, but a span of one sentence is always NotNext, as the released code labels it; "
     "sentence_order: with the labels of ALBERT, whether two consecutive spans are swapped. The "
-    "others have none (RoBERTa, section 4.2). full_sentences: consecutive sentences up to the "
-    "length of a row, which continue in another document after a [SEP]; document_sentences: the "
-    "same, ending with their document.",
+    "others have none. full_sentences: consecutive sentences up to the length of a row, which "
+    "continue in another document after a [SEP]; document_sentences: the same, ending with their "
+    "document (RoBERTa, section 4.2); single_segments: consecutive tokens of a document "
+    "(SpanBERT).",
 )
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ import tokenizers
 import tqdm
 from absl import app, flags
 
-from bert_corpus.inputs import Unit, cut_into_units, find_inputs
+from bert_corpus.inputs import Unit, find_inputs, split_into_units
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
@@ -64,10 +65,11 @@ class CharacterCounts:
     too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
-def text_of_unit(unit: Unit, lower_case: bool) -> tuple[list[str], CharacterCounts]:
-    """Returns the sentences of a unit of the input, and their counts."""
+def text_of_units(units: list[Unit], lower_case: bool) -> tuple[list[str], CharacterCounts]:
+    """Returns the sentences of units of the input, and their counts."""
     sentences: list[str] = []
-    for document in read_documents(unit, collections.Counter()):
+    documents = (read_documents(unit, collections.Counter()) for unit in units)
+    for document in itertools.chain.from_iterable(documents):
         try:
             sentences += split_sentences(document)
         except UNREADABLE:
@@ -105,9 +107,9 @@ def spool_text(
       FileNotFoundError, ValueError: see `find_inputs` and `read_documents`; or there are no words.
     """
     sources = find_inputs(inputs, data_dir=data_dir)
-    units = cut_into_units(sources)
+    units = split_into_units(sources)
     counts = CharacterCounts()
-    split = functools.partial(text_of_unit, lower_case=lower_case)
+    split = functools.partial(text_of_units, lower_case=lower_case)
     with worker_processes(split, num_processes) as ordered_map:
         for sentences, unit_counts in tqdm.tqdm(ordered_map(units), "text", len(units)):
             stream.writelines(f"{sentence}\n".encode() for sentence in sentences)

@@ -90,7 +90,7 @@ def mask_tokens(
                 chosen = _choose_words(choose_key, maskable, word, budget)
             else:
                 chosen, group = _choose_spans(
-                    choose_key, maskable, word, budget, sequence_ids, masking.max_predictions
+                    choose_key, maskable, word, budget, masking.max_predictions
                 )
 
         is_prediction, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
@@ -151,13 +151,14 @@ def _choose_words(key, maskable, word, budget):
     return maskable & taken[word]
 
 
-def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
-    """Selects spans of words within a sequence until the budget is spent, which may cut the last.
+def _choose_spans(key, maskable, word, budget, max_spans):
+    """Selects spans of words until the budget is spent, which may cut the last.
 
-    Anchors are uniform over free positions: until then each draw selects at least one. Returns bool
-    `[length]`, and int32 `[length]`, the span index of each selected position.
+    Anchors are uniform over free positions: until then each draw selects at least one. A span ends
+    at a special token, so it is in one segment of one sequence. Returns bool `[length]`, and int32
+    `[length]`, the span index of each selected position.
     """
-    length = maskable.shape[0]
+    length, segment = maskable.shape[0], jnp.cumsum(~maskable)
     length_key, anchor_key = jax.random.split(key)
     weights = SPAN_CONTINUE ** jnp.arange(MAX_SPAN_WORDS)
     num_words = 1 + jax.random.categorical(length_key, jnp.log(weights), shape=(max_spans,))
@@ -169,7 +170,7 @@ def _choose_spans(key, maskable, word, budget, sequence_ids, max_spans):
         free = maskable & (group < 0)
         anchor = jnp.argmax(jnp.where(free, scores, -1.0))
         inside = (word >= word[anchor]) & (word < word[anchor] + words)
-        new = free & inside & (sequence_ids == sequence_ids[anchor])
+        new = free & inside & (segment == segment[anchor])
         new &= jnp.cumsum(new) <= remaining
         return (jnp.where(new, number, group), remaining - jnp.sum(new)), None
 

@@ -108,6 +108,7 @@ def exit_now(message: str, exit_code: int) -> NoReturn:
 
 def exit_interrupted(hint: str) -> NoReturn:
     """Exits a tool after Ctrl-C. `hint` says what the same command does if it is run again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second one would change the exit code.
     print(f"\n{program_name()}: interrupted; {hint}", file=sys.stderr)
     sys.exit(INTERRUPTED)
 

@@ -444,6 +444,7 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
         ({"near_duplicates": 1.0}, r"near_duplicates=1\.0; expected 0 to 0\.99"),
         ({"min_words": 9, "max_words": 5}, "max_words=5; expected 9 to"),
         ({"only_language": "english"}, "only_language='english'; expected an ISO 639-1 code"),
+        ({"only_language": "xx"}, "only_language='xx'; expected one of a.*, zh"),
     ],
 )
 def test_invalid_config_is_a_clear_error(changes, message):

@@ -2,12 +2,13 @@
 
 import itertools
 import random
+from array import array
 
 import numpy as np
 import pytest
 
 from bert_corpus.config import CorpusConfig
-from bert_corpus.full_sentences import make_full_sentences
+from bert_corpus.full_sentences import make_full_sentences, make_segments
 from bert_corpus.steps import Part, rows_of_group
 from bert_jax.data.features import unpack_rows
 
@@ -59,7 +60,7 @@ def test_only_a_sentence_longer_than_a_sequence_is_cut():
     assert [sequence.tolist() for sequence in sequences] == expected
 
 
-@pytest.mark.parametrize("mode", ["full_sentences", "document_sentences"])
+@pytest.mark.parametrize("mode", ["full_sentences", "document_sentences", "single_segments"])
 def test_rows_hold_all_tokens_as_one_segment_without_next_sentence_label(mode):
     documents = random_documents(4, longest=30)
     parts = [
@@ -80,3 +81,14 @@ def test_rows_hold_all_tokens_as_one_segment_without_next_sentence_label(mode):
     row = np.arange(len(rows))[:, None]
     assert np.all(rows["tokens"][row, start][end > 0] == 2)
     assert np.all(rows["tokens"][row, end - 1][end > 0] == SEP)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_single_segments_are_consecutive_tokens_of_one_document(seed):
+    documents = random_documents(seed)
+    segments = make_segments([[array("H", s) for s in d] for d in documents], MAX_TOKENS)
+    expected = []
+    for document in documents:
+        tokens = flat(document)
+        expected += [tokens[n : n + MAX_TOKENS] for n in range(0, len(tokens), MAX_TOKENS)]
+    assert [segment.tolist() for segment in segments] == expected

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from bert_corpus import inputs, readers
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_corpus.inputs import Unit, cut_into_units, find_inputs
+from bert_corpus.inputs import Unit, find_inputs, split_into_units
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import split_sentences
 from bert_jax.data.tfds import tfds_source
@@ -47,7 +47,8 @@ def read(pattern, data_dir="", text_field="text", skipped=None):
     """Returns the documents of the inputs, read in units."""
     return [
         document
-        for unit in cut_into_units(find_inputs(pattern, text_field, data_dir))
+        for units in split_into_units(find_inputs(pattern, text_field, data_dir))
+        for unit in units
         for document in read_documents(unit, collections.Counter() if skipped is None else skipped)
     ]
 
@@ -231,6 +232,14 @@ def test_tfds_that_cannot_be_read_is_a_clear_error(tmp_path, name, field, prepar
         read(f"tfds:{name}", str(tmp_path))
 
 
+def test_tfds_field_that_is_not_text_is_a_clear_error(tmp_path):
+    write_tfds(tmp_path, "news", {"train": [{"text": b"\xff"}]}, {"text": TEXT})
+    with pytest.raises(
+        ValueError, match=r"tfds:news, 'text' of example 0: .*0xff.*; expected text"
+    ):
+        read("tfds:news", str(tmp_path))
+
+
 def test_unknown_tfds_split_is_a_clear_error(tmp_path):
     write_tfds(tmp_path, "news", {"train": [{"text": "a"}]}, {"text": TEXT})
     with pytest.raises(ValueError, match=r"tfds:news in .*: Unknown split 'dev'.* \['train'\]"):
@@ -296,7 +305,7 @@ def test_units_of_a_multistream_dump_hold_each_page_once(tmp_path, monkeypatch):
     expected = [f"Page {n}. " * 50 for n in range(27)]
     for unit_bytes in (1 << 22, 1000, 100, 10):
         monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
-        assert len(cut_into_units(find_inputs(str(path)))) == math.ceil(
+        assert len(split_into_units(find_inputs(str(path)))) == math.ceil(
             path.stat().st_size / unit_bytes
         )
         assert [document.text for document in read(str(path))] == expected
@@ -309,8 +318,8 @@ def test_compressed_files_are_read_by_several_workers(tmp_path, monkeypatch, nam
         content = "\n\n".join(f"Page {n}." for n in range(20)).encode()
     write_compressed(f"{tmp_path}/{name}", content)
     monkeypatch.setattr(inputs, "UNIT_BYTES", 40)
-    units, skipped = cut_into_units(find_inputs(f"{tmp_path}/{name}")), collections.Counter()
-    parts = [[d.text.strip() for d in read_documents(unit, skipped)] for unit in units]
+    units, skipped = split_into_units(find_inputs(f"{tmp_path}/{name}")), collections.Counter()
+    parts = [[d.text.strip() for d in read_documents(unit, skipped)] for (unit,) in units]
     assert len(units) > 4 and max(map(len, parts)) - min(map(len, parts)) <= 1
     numbers = [n for n in range(30) if n % 3] if name.startswith("wiki") else range(20)
     assert sorted(itertools.chain(*parts)) == sorted(f"Page {n}." for n in numbers)
@@ -336,8 +345,54 @@ def test_a_large_input_has_a_bounded_number_of_units(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "UNIT_BYTES", 10)
     monkeypatch.setattr(inputs, "MAX_UNITS", 100)
     (tmp_path / "text.txt").write_text("word\n\n" * 10_000)
-    assert len(cut_into_units(find_inputs(f"{tmp_path}/text.txt"))) == 100
+    assert len(split_into_units(find_inputs(f"{tmp_path}/text.txt"))) == 100
     assert len(read(f"{tmp_path}/text.txt")) == 10_000
+
+
+def test_small_inputs_are_read_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 100)
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text(f"text {number:02d}\n")  # 8 bytes
+    (tmp_path / "10.txt").write_text("a long text " * 15)
+    units = split_into_units(find_inputs(f"{tmp_path}/*.txt"))
+    assert list(map(len, units)) == [10, 1, 2, 12, 6]
+    documents = read(f"{tmp_path}/*.txt")
+    assert [d.text[5:7] for d in documents if len(d.text) == 8] == [
+        f"{number:02d}" for number in range(30) if number != 10
+    ]
+
+
+def test_a_part_of_white_space_is_no_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 10)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "x" * 30 + "\n"}))
+    assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["x" * 30]
+
+
+def test_many_compressed_files_are_decompressed_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 10)
+    for number in range(20):
+        write_compressed(f"{tmp_path}/{number}.txt.gz", b"text\n\n" * 100)
+    assert len(split_into_units(find_inputs(f"{tmp_path}/*.gz"))) == 20
+
+
+def test_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "text.parquet", {"text": ["a"]})
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"a"))
+
+    def deny(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(parquet, "ParquetFile", deny)
+    monkeypatch.setattr(readers.pyarrow, "CompressedInputStream", deny)
+    for name in ("text.parquet", "text.txt.gz"):
+        with pytest.raises(PermissionError, match="Permission denied"):
+            read(f"{tmp_path}/{name}")
+
+
+def test_parquet_column_that_is_not_text_is_a_clear_error(tmp_path):
+    write_parquet(tmp_path / "text.parquet", {"text": [b"a"]})
+    with pytest.raises(ValueError, match=r"column 'text' of .* is binary; expected string"):
+        read(f"{tmp_path}/text.parquet")
 
 
 def test_parquet_without_the_column_is_a_clear_error(tmp_path):

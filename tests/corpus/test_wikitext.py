@@ -1,3 +1,5 @@
+import collections
+
 import pytest
 
 from bert_corpus import sentences
@@ -42,6 +44,17 @@ def test_passages_are_kept_and_everything_else_is_dropped():
     ]
 
 
+def test_only_short_fragments_are_dropped_and_their_words_are_counted():
+    skipped = collections.Counter()
+    passages = [
+        "He wrote that a long passage may well end with what somebody said:",
+        "It ends with its source. (Quoted in a book)",
+        "See also the others",
+    ]
+    assert extract_passages("\n\n".join(passages), skipped) == passages[:1]
+    assert skipped == {"fragments": 2, "words_in_fragments": 9 + 4}
+
+
 @pytest.mark.parametrize(
     ("markup", "passage"),
     [
@@ -72,7 +85,7 @@ def test_degenerate_pages_take_linear_time(filling):
 
 
 def test_unparsable_markup_raises_what_build_corpus_counts_as_unreadable(monkeypatch):
-    def fail(_):
+    def fail(*_):
         raise RecursionError("too deep")
 
     monkeypatch.setattr(sentences, "extract_passages", fail)

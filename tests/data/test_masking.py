@@ -165,6 +165,29 @@ def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     assert lengths.mean() > 2.2 and (lengths > 1).mean() > 0.5
 
 
+def test_spans_do_not_cross_special_tokens():
+    # Segments of one word each, so that spans of several words would cross.
+    tokens = jnp.tile(jnp.array([50, SPECIAL[3]], jnp.int32), (3000, LENGTH // 2))
+    out = jax.device_get(
+        mask(
+            tokens,
+            jnp.ones_like(tokens),
+            "span",
+            word_start=np.ones(VOCAB, bool),
+            mask_fraction=0.5,
+            keep_fraction=0.5,
+            random_fraction=0.0,
+        )
+    )
+    # All tokens of a span become [MASK] or stay: neighbors of different spans do so independently.
+    rows_, slots = np.nonzero(out["mlm_weights"])
+    positions = out["mlm_positions"][rows_, slots]
+    assert (positions % 2 == 0).all()
+    is_masked = out["tokens"][rows_, positions] != 50
+    near = (np.diff(positions) == 2) & (np.diff(rows_) == 0)
+    assert abs(np.mean(is_masked[1:][near] == is_masked[:-1][near]) - 0.5) < 1.5 / near.sum() ** 0.5
+
+
 def test_masks_of_a_row_do_not_depend_on_its_index_in_the_batch():
     tokens, sequence_ids = rows(8)
     ids = jnp.arange(8)

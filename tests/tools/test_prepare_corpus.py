@@ -106,6 +106,8 @@ def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)  # A second one must not leave it waiting.
         message = process.stderr.read()
     assert process.returncode == 130
     assert "prepare_corpus: interrupted; run the same command to resume" in message
