@@ -147,7 +147,7 @@ def _write_manifest(item: tuple[None, Iterable[tuple]], plan: Plan, output: str)
         report.add(part)
     check_skipped(report, plan.config)
     manifest = plan.manifest([entry for *_, entry in results if entry], report)
-    for name, content in plan.small_files(report).items():
+    for name, content in plan.metadata_files(report).items():
         _write(output, name, content)
     _write(output, MANIFEST, encode_manifest(manifest))  # Last: it says that all is complete.
 

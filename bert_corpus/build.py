@@ -46,14 +46,14 @@ def run_processes(
     output: str | os.PathLike,
     overwrite: bool = False,
     num_processes: int = 0,
-    more_files: Callable[[dict, dict], dict[str, bytes]] | None = None,
+    extra_files: Callable[[dict, dict], dict[str, bytes]] | None = None,
 ) -> dict:
     """Builds a corpus in the directory `output` and returns its manifest.
 
     `output` is new, empty, left by an interrupted build, which is resumed, or a corpus to
     `overwrite`, which stays until the new one is finished. The output is the same for any
-    `num_processes`; 0 means one per core. `more_files` makes further files, by name, of the
-    manifest and the samples.
+    `num_processes`; 0 means one per core. `extra_files` returns additional files, by name,
+    from the manifest and the samples.
 
     Raises OSError or ValueError for an invalid input, or an output that is not writable.
     """
@@ -69,9 +69,9 @@ def run_processes(
                 _find_near_duplicates(scratch, units)
             shard_report, entries = _run_all(ordered_map, scratch, _build_shard, names, "rows")
         report.add(shard_report)
-        manifest, files = plan.manifest(entries, report), plan.small_files(report)
-        if more_files:
-            files |= more_files(manifest, json.loads(files[SAMPLES]))
+        manifest, files = plan.manifest(entries, report), plan.metadata_files(report)
+        if extra_files:
+            files |= extra_files(manifest, json.loads(files[SAMPLES]))
         for name, content in files.items():
             with writing.replace_file(scratch / name) as stream:
                 stream.write(content)

@@ -13,8 +13,8 @@ NUM_HASHES = 128  # of a MinHash; the estimate of a similarity is off by up to 0
 IDENTIFIED_CHARACTERS = 4096  # of a document, enough to identify its language
 
 
-def why_dropped(sentences: Sequence[str], config: CorpusConfig) -> str:
-    """Returns for which reason a document is dropped, a name for the manifest; "" keeps it."""
+def drop_reason(sentences: Sequence[str], config: CorpusConfig) -> str:
+    """Returns the reason for dropping a document, as named in the manifest, or ""."""
     if config.min_words or config.max_words:
         num_words = sum(len(sentence.split()) for sentence in sentences)
         if num_words < config.min_words:

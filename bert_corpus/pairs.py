@@ -21,7 +21,7 @@ class Pair(NamedTuple):
     second: array
     nsp_label: int
     num_truncated: int = 0  # tokens truncated, except those of a random span
-    num_copied: int = 0  # tokens that other pairs have too: of a random span, or used twice
+    num_copied: int = 0  # tokens that are in another pair too: of a random span, or used twice
 
     def swapped(self) -> "Pair":
         """Returns the pair with its spans swapped, labeled 1 (ALBERT's sentence order)."""
@@ -40,10 +40,10 @@ def make_pairs(
     """Returns the sentence pairs of `documents[index]`, a document or a part of a long one.
 
     Both labels are equally likely, but a one-sentence document always gives NotNext, and without
-    another document all pairs are IsNext. The released code labels every lone sentence NotNext:
-    most pairs, if sentences are long. Here, unless `as_released`, a sentence that alone reaches the
-    target is joined by the next, and one left over at the end may follow those before it, which are
-    then used twice.
+    another document all pairs are IsNext. The released code labels every span of a single sentence
+    NotNext: most pairs, if sentences are long. Here, unless `as_released`, a sentence that alone
+    reaches the target is joined by the next, and one left over at the end may follow those before
+    it, which are then used twice.
 
     Args:
       max_seq_length: maximum length of a pair with its special tokens; at least 5.

@@ -79,7 +79,7 @@ class Plan:
         rows = make_rows(parts, split, index, *arguments)
         return writing.write_shard(directory / name, rows, self.config.block_rows)
 
-    def small_files(self, report: Report) -> dict[str, bytes]:
+    def metadata_files(self, report: Report) -> dict[str, bytes]:
         """Returns the other files of a corpus, by name: the vocabulary, and samples."""
         samples = {"rows": report.rows, "dropped": dict(sorted(report.samples.items()))}
         content = json.dumps(samples, indent=2, ensure_ascii=False)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_corpus.cleaning import near_duplicate_keys, why_dropped
+from bert_corpus.cleaning import drop_reason, near_duplicate_keys
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.full_sentences import make_full_sentences, make_segments
 from bert_corpus.inputs import Unit
@@ -138,7 +138,7 @@ def tokenize_unit(
             report.drop(split, "unreadable_documents", document.text)
             continue
         if not document.continues:
-            if reason := why_dropped(texts, config):
+            if reason := drop_reason(texts, config):
                 report.drop(split, reason, " ".join(texts))
                 is_dropped = True
             elif config.near_duplicates:
@@ -216,10 +216,10 @@ def _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report) -
     kept, seen, count = [], set(), report.count(split)
     documents = np.array([part.document for part in parts], np.uint64)
     is_near = np.isin(documents, np.asarray(near_duplicates, np.uint64)).tolist()
-    for part, is_nearly_equal in zip(parts, is_near, strict=True):
+    for part, is_near_copy in zip(parts, is_near, strict=True):
         is_copy = config.drop_duplicates and (part.digest, part.number) in seen
         seen.add((part.digest, part.number))
-        if not is_copy and not is_nearly_equal:
+        if not is_copy and not is_near_copy:
             kept.append(part)
             continue
         count["dropped_duplicate_tokens"] += part.num_tokens()

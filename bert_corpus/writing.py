@@ -17,14 +17,14 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from bert_jax.data.rows import MANIFEST
 
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
-FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: tells whose files these are
+FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: identifies the build
 
 
 @contextlib.contextmanager
 def open_scratch(
     directory: str | os.PathLike, fingerprint: list, overwrite: bool = False
 ) -> Iterator[pathlib.Path]:
-    """Yields the scratch directory in `directory`, with what a build of `fingerprint` left there.
+    """Yields the scratch directory in `directory`, with files of an interrupted equal build.
 
     Keeps other builds out meanwhile. After a ValueError nothing is left, because the input or a
     setting must change. Raises FileExistsError for a complete corpus unless `overwrite` is set,

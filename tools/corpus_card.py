@@ -84,14 +84,15 @@ def describe(manifest: dict, samples: dict) -> str:
     names = (*names, "copied_tokens", "mean_pair_length", "fill")
     rows = [(name.replace("_", " "), *(f"{s[name]:,}" for s in splits.values())) for name in names]
     labels = [s["nsp_labels"]["not_next"] / s["pairs"] for s in splits.values()]
-    rows.append(("share of pairs labeled 1", *(f"{share:.3f}" for share in labels)))
+    label = "swapped" if config["rows"] == "sentence_order" else "NotNext"
+    rows.append((f"share labeled {label}", *(f"{share:.3f}" for share in labels)))
     lines += [*_table(("", *splits), rows), ""]
     lines.append(
         "Each pass uses every token of the text that is not dropped; copied tokens are in several "
         "pairs: random second spans, and sentences used twice. Documents and sentences include "
         "the dropped ones. In each split:\n\n"
         "    (text - duplicates) x passes + copied\n"
-        "        = tokens - special + truncated + those of parts without pairs"
+        "        = tokens - special + truncated + tokens of parts without pairs"
     )
     reasons = sorted({reason for split in splits.values() for reason in split["dropped"]})
     dropped = [
@@ -101,7 +102,7 @@ def describe(manifest: dict, samples: dict) -> str:
     lines += ["", "## Dropped", "", *_table(("", *splits), dropped)]
     if manifest["skipped"]:
         skipped = ", ".join(f"{n.replace('_', ' ')} {c:,}" for n, c in manifest["skipped"].items())
-        lines += ["", f"While reading, before there was a document: {skipped}."]
+        lines += ["", f"Skipped while reading: {skipped}."]
     for warning in (warning for split in splits.values() for warning in split["warnings"]):
         lines += ["", f"**Warning:** {warning}"]
     lines += ["", "## Lengths", "", f"![Histograms of lengths]({PICTURE})", "", "## Rows", ""]

@@ -24,7 +24,7 @@ from bert_corpus.build import run_processes
 from bert_corpus.config import ROWS, CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
-from bert_corpus.steps import MAX_SAMPLES
+from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
 from bert_jax.runtime.command_line import exit_interrupted, parse_flags
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.corpus_card import card_files, read_samples, write_card
@@ -62,7 +62,8 @@ DRY_RUN = flags.DEFINE_bool(
 SAMPLES = flags.DEFINE_integer(
     "samples",
     0,
-    f"Number of dropped documents of each kind to print, at most {MAX_SAMPLES}.",
+    f"Number of dropped documents to print for each reason, at most {MAX_SAMPLES}; the first "
+    f"{SAMPLE_CHARACTERS} characters of each.",
     lower_bound=0,
 )
 # The fields of CorpusConfig.
@@ -113,14 +114,14 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "num_shards",
     DEFAULT.num_shards,
-    "Number of shards of the train split; 0 chooses up to 512 by the size of the input. A worker "
+    "Number of shards of the train split; 0 chooses up to 2,048 by the size of the input. A worker "
     "holds the tokens of a shard in memory.",
 )
 flags.DEFINE_string("text_field", DEFAULT.text_field, "Field of JSON, Parquet and TFDS to read.")
 flags.DEFINE_bool(
     "drop_duplicates",
     DEFAULT.drop_duplicates,
-    "Drop a document whose text is equal to that of an earlier one.",
+    "Drop exact copies of earlier documents.",
 )
 flags.DEFINE_float(
     "near_duplicates",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_corpus.build import build_corpus
-from bert_corpus.cleaning import near_duplicate_keys, near_duplicates, why_dropped
+from bert_corpus.cleaning import drop_reason, near_duplicate_keys, near_duplicates
 from bert_corpus.config import ROWS, CorpusConfig
 from bert_jax.data.rows import Rows
 from bert_jax.tokenization import load_tokenizer
@@ -90,7 +90,7 @@ def test_copies_of_a_document_are_dropped_and_the_others_are_built_as_without_th
     ],
 )
 def test_filters_by_length_and_language(settings, text, reason):
-    assert why_dropped([text], CorpusConfig(**settings)) == reason
+    assert drop_reason([text], CorpusConfig(**settings)) == reason
 
 
 def test_dropped_documents_are_counted_with_samples(tmp_path):
