@@ -304,9 +304,10 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     if instruction.kind != "tpu_custom_call" or not name:
         return None
     operands = _arrays(instruction.operands)
-    (_, (*batch, _, length)), (bits, (*_, hidden)) = operands[1], operands[4]
+    (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
     direction, head_dim = name.groups()
-    has_dropout = len(operands) > (10 if direction == "forward" else 12)
+    hidden = width // 3  # Of queries, keys and values together.
+    has_dropout = len(operands) > (8 if direction == "forward" else 10)
     dtype = {16: "bfloat16", 32: "float32"}[bits]
     entry = f"{length} {head_dim} {dtype}{' dropout' * has_dropout}"
     try:

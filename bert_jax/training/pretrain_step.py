@@ -13,8 +13,10 @@ from jax.sharding import PartitionSpec as P
 from bert_jax import partitioning
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking, mask_tokens, next_tokens, row_keys
-from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
+from bert_jax.model.attention import uses_kernel
+from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining, fuse_projections
 from bert_jax.model.dropout import Dropout
+from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.state import TrainState, apply_gradients
 
@@ -70,6 +72,10 @@ def make_pretrain_step(
 
     @jit(compiler_options=partitioning.compiler_options(mesh, model.config.hidden_size))
     def update_step(state, rows):
+        fuse, step_shardings = (lambda params: params), shardings.params
+        if uses_kernel(model.config, rows["tokens"].shape[1], mesh.abstract_mesh):
+            fuse = fuse_layer_kernels
+            step_shardings = fuse(step_shardings, lambda query, key, value: query)
         batch = mask_batch(mesh, rows, mask_key, masking)
         batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])
         counts = {
@@ -77,14 +83,14 @@ def make_pretrain_step(
             for task, weights in task_weights(model).items()
         }
         # Cast before gathering: there is less to gather if parameters are sharded over `data`.
-        params = jax.lax.with_sharding_constraint(
-            cast_layer_kernels(state.params, model.config.dtype), shardings.params
-        )
+        params = cast_layer_kernels(state.params, model.config.dtype)
+        params = jax.lax.with_sharding_constraint(fuse(params), step_shardings)
         # Devices exchange gradients once, after all layers and microbatches, and each receives the
         # sum for its own shard of the parameters.
         (loss, sums), gradients = partitioning.sum_over_data(
-            accumulate_gradients, mesh, (replicated, shardings.params)
+            accumulate_gradients, mesh, (replicated, step_shardings)
         )(params, batch, counts, jax.random.fold_in(dropout_key, state.step))
+        (gradients,) = jax.linear_transpose(fuse, state.params)(gradients)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         state, norms = apply_gradients(state, gradients, optimizer)
         return state, {"loss": loss, "sums": sums} | norms
@@ -187,6 +193,13 @@ def mean_metrics(sums: dict) -> dict[str, float]:
         result[f"{task}_loss"] = float(sums[f"{task}_loss"]) / count
         result[f"{task}_accuracy"] = float(sums[f"{task}_correct"]) / count
     return result
+
+
+def fuse_layer_kernels(params: dict, join: Callable = interleave) -> dict:
+    """Applies `fuse_projections` to the kernels: before gathering, on shards of them."""
+    bert = params["bert"]
+    layers = fuse_projections(bert["encoder"]["layers"], ("kernel",), join)
+    return params | {"bert": bert | {"encoder": {"layers": layers}}}
 
 
 def cast_layer_kernels(params: dict, dtype) -> dict:

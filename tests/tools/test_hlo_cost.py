@@ -305,15 +305,16 @@ def test_collective_that_is_wrapped_to_run_asynchronously_is_exposed_too():
 KERNEL = """
 HloModule step, is_scheduled=true
 
-ENTRY %main (q: bf16[12,8,128,256]) -> bf16[12,8,128,256] {
+ENTRY %main (qkv: bf16[12,8,128,768]) -> bf16[12,8,128,256] {
   %layer = s32[1] parameter(0)
   %ids = s32[8,1,128] parameter(1)
   %columns = s32[8,128,1] parameter(2)
   %scale = f32[1,1] parameter(3)
-  %q = bf16[12,8,128,256]{3,2,1,0} parameter(4)
-  %bias = f32[1,256]{1,0} parameter(5)
+  %qkv = bf16[12,8,128,768]{3,2,1,0} parameter(4)
+  %bias = f32[1,768]{1,0} parameter(5)
+  %context = bf16[12,8,128,256]{3,2,1,0} parameter(6)
   ROOT %forward_kernel.1 = (bf16[12,8,128,256]{3,2,1,0}, f32[8,2,2,128]{3,2,1,0}) \
-custom-call(%layer, %ids, %columns, %scale, %q, %q, %q, %bias, %bias, %q), \
+custom-call(%layer, %ids, %columns, %scale, %qkv, %bias, %context), \
 custom_call_target="tpu_custom_call", \
 metadata={op_name="jit(step)/bert/encoder/attention/forward_kernel_64/pallas_call"}
 }
