@@ -18,7 +18,13 @@ from bert_jax.model.dropout import Dropout, add_dropout, dropout
 from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
-from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
+from bert_jax.partitioning import (
+    EMBEDDING_SPEC,
+    FSDP_BATCH_SPEC,
+    all_gather,
+    gather_shards,
+    map_fsdp_shards,
+)
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
@@ -161,7 +167,8 @@ class Encoder(nn.Module):
             return run_layers(layer, config.remat == "none", params, x, inputs)
 
         def apply_layer(x, layer_and_index):
-            x = layer(layer_and_index[0], x, layer_and_index[1], inputs, None)
+            layer_params = gather_shards(layer_and_index[0], x.dtype)
+            x = layer(layer_params, x, layer_and_index[1], inputs, None)
             return x, x if all_layers else None
 
         indexed = params, jnp.arange(config.num_layers)
