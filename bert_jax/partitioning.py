@@ -5,6 +5,7 @@ parameters, gathered where they are used) and `tensor` (sharded matrix products)
 sharded over `data` and `fsdp`.
 """
 
+import dataclasses
 import functools
 import math
 import re
@@ -40,6 +41,7 @@ TASK_RULES = (
 
 # A batch of rows is sharded over both axes; inside `sum_over_data`, only over `fsdp`.
 BATCH_SPEC, FSDP_BATCH_SPEC = P(("data", "fsdp")), P("fsdp")
+REPLICATED = P()
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, devices=None) -> Mesh:
@@ -75,18 +77,24 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, de
     return Mesh(array, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
-def compiler_options(mesh: Mesh, hidden_size: int) -> dict:
+def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> dict:
     """Returns, and logs, the compiler's options for update steps on a mesh.
 
     By default, the compiler for TPU v4 gathers parameters as a sum of shards padded with zeros. A
-    real gather of shards that fill no tile of 16 rows would cost a copy in each layer.
+    real gather of shards that fill no tile of 16 rows would cost a copy in each layer. What is
+    exchanged `in_layers` is asynchronous only with options, and starts too late without the last.
     """
-    is_v4 = mesh.devices.flat[0].device_kind == "TPU v4"
-    if not is_v4 or hidden_size // mesh.shape["data"] % 16:
-        return {}
-    names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
-    logging.info("Options of the TPU compiler: %s", ", ".join(names))
-    return dict.fromkeys(names, True)
+    kind, options = mesh.devices.flat[0].device_kind, {}
+    if kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0:
+        names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
+        options |= dict.fromkeys(names, True)
+    if in_layers and kind.startswith("TPU"):
+        options["xla_tpu_enable_async_all_to_all"] = True
+        options["xla_max_concurrent_async_all_gathers"] = 8
+        options["xla_lhs_prioritize_async_depth_over_stall"] = True
+    if options:
+        logging.info("Options of the TPU compiler: %s", options)
+    return options
 
 
 def fsdp_size() -> int:
@@ -141,34 +149,86 @@ def _reduce_scatter(x, name, axis):
     return jax.lax.psum_scatter(x, name, scatter_dimension=axis, tiled=True)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One device's shard of a stack of parameters, `[layers, ...]`, over `data` on `axis`."""
+
+    value: jax.Array
+    axis: int = dataclasses.field(metadata={"static": True})
+
+
+def gather_shards(layer_params, dtype):
+    """Gathers the `Shard`s of one layer in `dtype`; their gradients are float32 sums over `data`.
+
+    Both exchanges are asynchronous on TPU, so that they overlap with the rest of the layer.
+    """
+
+    def gather(leaf):
+        return _gather(leaf.value, dtype, leaf.axis - 1) if _is_shard(leaf) else leaf
+
+    return jax.tree.map(gather, layer_params, is_leaf=_is_shard)
+
+
+def _is_shard(leaf) -> bool:
+    return isinstance(leaf, Shard)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(shard, dtype, axis):
+    return jax.lax.all_gather(shard.astype(dtype), "data", axis=axis, tiled=True)
+
+
+def _gather_backward(dtype, axis, _, dy):
+    # The compiler for TPUs has no asynchronous reduce-scatter, but an asynchronous all-to-all.
+    size = jax.lax.axis_size("data")
+    parts = jax.lax.all_to_all(dy, "data", axis, axis, tiled=True)
+    # These sums fuse; a sum over an axis takes twice as long.
+    parts = [part.astype(jnp.float32) for part in jnp.split(parts, size, axis)]
+    return (functools.reduce(jnp.add, parts),)
+
+
+_gather.defvjp(lambda *args: (_gather(*args), None), _gather_backward)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of rows over all devices that hold different data."""
     return NamedSharding(mesh, BATCH_SPEC)
 
 
-def sum_over_data(function: Callable, mesh: Mesh, shardings) -> Callable:
+def sum_over_data(function: Callable, mesh: Mesh, shardings, param_specs=REPLICATED) -> Callable:
     """Runs `function(params, batch, *rest)` on each data-parallel shard and sums the results.
 
     The sum over `data` is taken once, not in each layer. `shardings` holds a NamedSharding for
     each result or subtree; where one shards an axis over `data`, the sum is reduce-scattered along
-    it. The compiler handles the other mesh axes.
+    it. The compiler handles the other mesh axes. Parameters that `param_specs` shard over `data`
+    arrive as `Shard`s, and so do their gradients, already summed.
     """
 
     def out_spec(sharding):
         return P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
 
     def reduce(spec, tree):
+        if _is_shard(tree):
+            return tree.value
         if mesh.shape["data"] == 1:  # The partitioner fails on a sum over one shard.
             return tree
         if "data" not in spec:
             return jax.lax.psum(tree, "data")
         return _reduce_scatter(tree, "data", tuple(spec).index("data"))
 
+    def wrap(spec, tree):
+        return Shard(tree, tuple(spec).index("data")) if "data" in spec else tree
+
+    def run(params, *rest):
+        params = jax.tree.map(wrap, param_specs, params)
+        return jax.tree.map(reduce, out_specs, function(params, *rest))
+
     out_specs = jax.tree.map(out_spec, shardings)
     return lambda params, batch, *rest: jax.shard_map(
-        lambda *args: jax.tree.map(reduce, out_specs, function(*args)),
+        run,
         mesh=mesh,
-        in_specs=(P(), P("data"), *[P()] * len(rest)),
+        in_specs=(param_specs, P("data"), *[P()] * len(rest)),
         out_specs=out_specs,
         axis_names={"data"},
         check_vma=False,

@@ -115,6 +115,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
             masking,
             seed=config.seed,
             num_microbatches=setup.num_microbatches(phase),
+            exchange_in_layers=config.exchange_in_layers,
         )
         eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
         if limit := config.max_eval_batches * config.eval_batch_size:

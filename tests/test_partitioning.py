@@ -171,6 +171,40 @@ def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_opt
     assert bool(partitioning.compiler_options(mesh, hidden_size)) == has_options
 
 
+def test_options_for_exchanges_in_layers_are_for_tpus():
+    for kind, hidden_size in (("TPU v4", 1024), ("TPU v5e", 1024), ("cpu", 1024)):
+        device = types.SimpleNamespace(device_kind=kind)
+        mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
+        options = partitioning.compiler_options(mesh, hidden_size, in_layers=True)
+        assert ("xla_tpu_enable_async_all_to_all" in options) == (kind != "cpu")
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(axis):
+    mesh = partitioning.make_mesh(data=8)
+    rng = np.random.default_rng(0)
+    params = {"kernel": rng.normal(size=(2, 8, 16)).astype(np.float32), "bias": np.ones(3)}
+    specs = {"kernel": P(*[None] * axis, "data"), "bias": P()}
+    factors = jnp.asarray(rng.normal(size=(8, 8, 16)), jnp.bfloat16)
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+
+    def gradients(params, factors):
+        def loss(params):
+            layer = jax.tree.map(lambda x: x[1], params)
+            whole = partitioning.gather_shards(layer, jnp.bfloat16)["kernel"]
+            assert (whole.shape, whole.dtype) == ((8, 16), jnp.bfloat16)
+            return jnp.sum((whole * factors[0]).astype(jnp.float32)) + jnp.sum(params["bias"])
+
+        return jax.grad(loss)(params)
+
+    run = partitioning.sum_over_data(gradients, mesh, shardings, specs)
+    actual = jax.jit(run)(jax.device_put(params, shardings), factors)
+    assert actual["kernel"].sharding.spec[axis] == "data" and actual["kernel"].dtype == jnp.float32
+    expected = np.asarray(factors, np.float32).sum(0)
+    np.testing.assert_allclose(actual["kernel"], np.stack([0 * expected, expected]), rtol=1e-6)
+    np.testing.assert_array_equal(actual["bias"], 8 * np.ones(3))
+
+
 def test_batch_is_sharded_over_data_and_fsdp():
     mesh = partitioning.make_mesh(data=2, fsdp=2, tensor=2)
     rows = jax.device_put(jnp.zeros((8, 3)), partitioning.batch_sharding(mesh))

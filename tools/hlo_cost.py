@@ -121,7 +121,7 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
         total_flops += runs * (kernel[1] if kernel else flops(instruction))
         if instruction.opcode == "while" and trip_count(instruction, computations) is None:
             unknown_loops.append(instruction.name)
-        if figures := collective_traffic(instruction, fusion):
+        if figures := collective_traffic(instruction, fusion, chip):
             kind, arrays, num_bytes, link_bytes = figures
             communicating.add(fusion)
             # An overlapped collective is split into steps that share a channel: count one step.
@@ -186,7 +186,9 @@ def exposed_link_bytes(
         if instruction.opcode.endswith("-start"):
             # Of itself, or of what it wraps.
             names = [each.name for called in instruction.called for each in computations[called]]
-            in_flight[instruction.name] = sum(links.get(n, 0.0) for n in [instruction.name, *names])
+            num_bytes = sum(links.get(n, 0.0) for n in [instruction.name, *names])
+            if num_bytes:  # A local copy uses no link: its "done" does not wait for collectives.
+                in_flight[instruction.name] = num_bytes
         elif instruction.opcode.endswith("-done"):
             start = instruction.name.replace("-done", "-start")
             while start in in_flight:
@@ -304,9 +306,10 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     if instruction.kind != "tpu_custom_call" or not name:
         return None
     operands = _arrays(instruction.operands)
-    (_, (*batch, _, length)), (bits, (*_, hidden)) = operands[1], operands[4]
+    (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
     direction, head_dim = name.groups()
-    has_dropout = len(operands) > (10 if direction == "forward" else 12)
+    hidden = width // 3  # Of queries, keys and values together.
+    has_dropout = len(operands) > (8 if direction == "forward" else 10)
     dtype = {16: "bfloat16", 32: "float32"}[bits]
     entry = f"{length} {head_dim} {dtype}{' dropout' * has_dropout}"
     try:
@@ -324,12 +327,15 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     return math.ceil(programs * bundles / cores), products * product_flops
 
 
-def collective_traffic(instruction: Instruction, fusion: Instruction | None) -> tuple | None:
+def collective_traffic(
+    instruction: Instruction, fusion: Instruction | None, chip: str
+) -> tuple | None:
     """Returns (kind, arrays, payload in bytes, bytes over links) of a collective, else None.
 
     The payload is the arrays that are reduced, or the gathered ones. Over its links, a device sends
-    (n - 1) / n of it to gather or scatter over n devices, twice that to reduce. Slices exchange
-    data over their hosts' network instead.
+    (n - 1) / n of it to gather or scatter over n devices, twice that to reduce. What is exchanged
+    all to all also takes the links of the devices between. Slices exchange data over their hosts'
+    network instead.
     """
     kind = instruction.opcode.removesuffix("-start")
     payload = array_bytes(instruction.operands)
@@ -339,6 +345,9 @@ def collective_traffic(instruction: Instruction, fusion: Instruction | None) -> 
         return None
     size = group_size(instruction.attributes)
     share = 1.0 if kind == "collective-permute" else (size - 1) / size
+    if kind.endswith("all-to-all"):  # On a torus, an array crosses a quarter of each dimension.
+        dimensions = CHIPS[chip].dimensions
+        share *= max(1.0, dimensions / 4 * size ** (1 / dimensions))
     if kind == "all-reduce":
         payload = max(payload, array_bytes(instruction.shape))  # The result may have a wider dtype.
         if fusion and fusion.called[0].startswith("all-reduce-scatter"):

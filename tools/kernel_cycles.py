@@ -47,8 +47,8 @@ def compile_kernels(chip: str, *shape) -> None:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
     batch = 2 * attention_tpu.MAX_LENGTH // length
-    x, ids = abstract(batch, length, 256, dtype=dtype), abstract(batch, length)
-    bias = abstract(256, dtype="float32")
+    x, ids = abstract(batch, length, 3 * 256, dtype=dtype), abstract(batch, length)
+    bias = abstract(3 * 256, dtype="float32")
     num_pairs = 256 // HEAD_DIM // 2
     words = (
         abstract(batch, num_pairs, 2, length),
@@ -58,14 +58,14 @@ def compile_kernels(chip: str, *shape) -> None:
     )
     dropout = AttentionDropout(*words) if has_dropout else None
 
-    def loss(query, key, value, biases, ids, dropout):
-        out, _ = attention_tpu.attention(query, key, value, biases, ids, dropout, head_dim=HEAD_DIM)
+    def loss(projections, bias, ids, dropout):
+        out, _ = attention_tpu.attention(projections, bias, ids, dropout, head_dim=HEAD_DIM)
         return jnp.sum(out.astype(jnp.float32))
 
     gradients = jax.shard_map(
-        jax.grad(loss, (0, 1, 2, 3)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+        jax.grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
     )
-    jax.jit(gradients).lower(x, x, x, (bias, bias), ids, dropout).compile()
+    jax.jit(gradients).lower(x, bias, ids, dropout).compile()
 
 
 def count_bundles(schedule: str) -> int:

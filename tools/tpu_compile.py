@@ -128,6 +128,7 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
         setup.masking(phase),
         seed=setup.config.seed,
         num_microbatches=setup.num_microbatches(phase),
+        exchange_in_layers=setup.config.exchange_in_layers,
     )
     return compile_program(update_step, state, batch)
 

@@ -6,12 +6,34 @@ import math
 import jax
 import jax.numpy as jnp
 from absl import logging
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, Dropout, attention_dropout
 from bert_jax.model.kernels import attention_tpu
 from bert_jax.model.layer_loop import LayerStacks
+
+
+def uses_kernel(config: BertConfig, length: int, mesh: AbstractMesh | None = None) -> bool:
+    """Returns whether attention in rows of `length` runs in the TPU kernel; warns if it cannot.
+
+    `mesh` is the one it runs on; None: that of the current computation.
+    """
+    mesh, device = _mesh_and_device(mesh)
+    if config.attention == "plain" or (config.attention == "auto" and device.platform != "tpu"):
+        return False
+    head_dim = config.hidden_size // config.num_heads
+    shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
+    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim, device.device_kind):
+        message = "Attention runs without the TPU kernel, which is slower: %s"
+        logging.log_first_n(logging.WARNING, message, 1, reason)
+    return not reason
+
+
+def _mesh_and_device(mesh=None):
+    mesh = mesh or jax.sharding.get_abstract_mesh()
+    return mesh, mesh.abstract_device or jax.devices()[0]
 
 
 @jax.named_scope("attention")
@@ -24,7 +46,6 @@ def attention(
     config: BertConfig,
     dropout_key: jax.Array | None = None,
     dropout_settings: Dropout | None = None,
-    stacks: LayerStacks | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
@@ -36,25 +57,35 @@ def attention(
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
       config: of the model: the number of heads, whether it is causal, and the implementation.
       dropout_key, dropout_settings: for dropout of the probabilities; None disables it.
-      stacks: where the kernel saves what its gradient needs; None leaves that to JAX.
 
     Returns:
       `[batch, length, hidden]` in the dtype of `value`. The softmax is in float32.
     """
-    length, dropout = query.shape[1], None
-    if dropout_settings:
-        dropout = attention_dropout(dropout_key, dropout_settings, config.num_heads, length)
-    arguments = query, key, value, biases, sequence_ids, dropout
-    mesh = jax.sharding.get_abstract_mesh()
-    device = mesh.abstract_device or jax.devices()[0]
-    if config.attention == "plain" or (config.attention == "auto" and device.platform != "tpu"):
-        return _plain_attention(config, *arguments)
-    head_dim = config.hidden_size // config.num_heads
-    shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
-    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim, device.device_kind):
-        message = "Attention runs without the TPU kernel, which is slower: %s"
-        logging.log_first_n(logging.WARNING, message, 1, reason)
-        return _plain_attention(config, *arguments)
+    if not uses_kernel(config, query.shape[1]):
+        dropout = _dropout(config, query, dropout_key, dropout_settings)
+        return _plain_attention(config, query, key, value, biases, sequence_ids, dropout)
+    bias = attention_tpu.interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
+    projections = attention_tpu.interleave(query, key, value)
+    return kernel_attention(projections, bias, sequence_ids, config, dropout_key, dropout_settings)
+
+
+@jax.named_scope("attention")
+def kernel_attention(
+    projections: jax.Array,
+    bias: jax.Array,
+    sequence_ids: jax.Array,
+    config: BertConfig,
+    dropout_key: jax.Array | None = None,
+    dropout_settings: Dropout | None = None,
+    stacks: LayerStacks | None = None,
+) -> jax.Array:
+    """Computes `attention` in the TPU kernel, of interleaved `projections` and their `bias`.
+
+    With `stacks`, the kernel saves there what its gradient needs; else that is left to JAX.
+    """
+    mesh, device = _mesh_and_device()
+    length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
+    dropout = _dropout(config, projections, dropout_key, dropout_settings)
     settings = {"head_dim": head_dim, "causal": config.causal}
     settings["interpret"] = device.platform != "tpu"
     kernel = functools.partial(attention_tpu.attention, **settings)
@@ -62,18 +93,23 @@ def attention(
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
         layers = P(None, *rows)
-        specs = rows, rows, rows, P("tensor"), P("fsdp"), dropout_specs, layers, P()
+        specs = rows, P("tensor"), P("fsdp"), dropout_specs, layers, P()
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
+    arguments = projections, bias, sequence_ids, dropout
     if not stacks or length % attention_tpu.LANES:  # Then the kernel pads.
         return kernel(*arguments, None, 0)[0]
-    names = "query", "key", "value", "context"
-    arrays = [stacks.array(name, query) for name in names]
+    context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
+    arrays = [stacks.array("projections", projections), stacks.array("context", context)]
     context, arrays = kernel(*arguments, arrays, stacks.index)
-    stacks.arrays |= zip(names, arrays, strict=True)
+    stacks.arrays |= zip(("projections", "context"), arrays, strict=True)
     stacks.values["context"] = context
     return context
+
+
+def _dropout(config, x, key, settings):
+    return attention_dropout(key, settings, config.num_heads, x.shape[1]) if settings else None
 
 
 def _plain_attention(config, query, key, value, biases, sequence_ids, dropout):

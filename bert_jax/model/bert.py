@@ -5,18 +5,26 @@ are stacked over layers (leading axis `num_layers`) whether the layers run as a 
 """
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.attention import attention
+from bert_jax.model.attention import attention, kernel_attention, uses_kernel
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, add_dropout, dropout
+from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
-from bert_jax.partitioning import EMBEDDING_SPEC, FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
+from bert_jax.partitioning import (
+    EMBEDDING_SPEC,
+    FSDP_BATCH_SPEC,
+    all_gather,
+    gather_shards,
+    map_fsdp_shards,
+)
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
@@ -78,8 +86,31 @@ class Embeddings(nn.Module):
         return apply_dropout(self, self.layer_norm(x), dropout)
 
 
+PROJECTIONS, FUSED = ("query", "key", "value"), "query_key_value"
+
+
+def fuse_projections(layers: dict, leaves=("kernel", "bias"), join: Callable = interleave) -> dict:
+    """Returns the parameters of layers with one projection, as the kernel of attention takes it.
+
+    Joins the `leaves` of queries, keys and values that there are. One product of three times the
+    size is faster than three, most of all for the gradient of their common input.
+    """
+    if not set(PROJECTIONS) <= set(layers):
+        return layers
+    parts, rest = [dict(layers[name]) for name in PROJECTIONS], dict(layers)
+    fused = dict(layers.get(FUSED, {}))
+    for leaf in leaves:
+        if leaf in parts[0]:
+            fused[leaf] = join(*(part.pop(leaf) for part in parts))
+    rest |= zip(PROJECTIONS, parts, strict=True)
+    return {name: value for name, value in (rest | {FUSED: fused}).items() if value}
+
+
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each with dropout, residual, then LayerNorm."""
+    """Self-attention and feed-forward, each with dropout, residual, then LayerNorm.
+
+    Its parameters may also be those of `fuse_projections`.
+    """
 
     config: BertConfig
 
@@ -87,13 +118,15 @@ class EncoderLayer(nn.Module):
     def __call__(self, x, sequence_ids, dropout=None, stacks: LayerStacks | None = None):
         config = self.config
         hidden = config.hidden_size
-        (query, query_bias), (key, _), (value, value_bias) = (
-            Dense(config, hidden, adds_bias=False, name=name)(x)
-            for name in ("query", "key", "value")
-        )
         keys = [self.make_rng("dropout") if dropout else None for _ in range(3)]
-        arrays = query, key, value, (query_bias, value_bias), sequence_ids
-        context = attention(*arrays, config, keys[0], dropout, stacks)
+        settings = sequence_ids, config, keys[0], dropout
+        if self.has_variable("params", FUSED):
+            projections = Dense(config, 3 * hidden, adds_bias=False, name=FUSED)(x)
+            context = kernel_attention(*projections, *settings, stacks)
+        else:
+            dense = (Dense(config, hidden, adds_bias=False, name=name) for name in PROJECTIONS)
+            (query, query_bias), (key, _), (value, value_bias) = (layer(x) for layer in dense)
+            context = attention(query, key, value, (query_bias, value_bias), *settings)
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
         x = add_dropout(keys[1], x, *dense(context), dropout)
         x = LayerNorm(config, name="attention_layer_norm")(x)
@@ -123,6 +156,8 @@ class Encoder(nn.Module):
         if self.is_initializing():
             self.param("layers", init_layers)
         params = self.get_variable("params", "layers")
+        if uses_kernel(config, x.shape[1]):
+            params = fuse_projections(params)
         layer = functools.partial(_apply_layer, config)
         if config.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if config.remat == "dots" else None
@@ -132,7 +167,8 @@ class Encoder(nn.Module):
             return run_layers(layer, config.remat == "none", params, x, inputs)
 
         def apply_layer(x, layer_and_index):
-            x = layer(layer_and_index[0], x, layer_and_index[1], inputs, None)
+            layer_params = gather_shards(layer_and_index[0], x.dtype)
+            x = layer(layer_params, x, layer_and_index[1], inputs, None)
             return x, x if all_layers else None
 
         indexed = params, jnp.arange(config.num_layers)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from bert_jax.partitioning import gather_shards
+
 
 class LayerStacks:
     """Stacks `[layers, ...]`, by name, of what the gradient needs of each layer.
@@ -52,6 +54,8 @@ _save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args
 def run_layers(layer: Callable, uses_stacks: bool, params, x: jax.Array, inputs) -> jax.Array:
     """Applies `layer(params, x, index, inputs, stacks)` for each index of the stacked `params`.
 
+    Parameters that are shards are gathered in each layer, and once more for the gradient.
+
     `inputs` are the same for all layers, and constants for the gradient. `stacks` are `LayerStacks`
     if there is a gradient and `uses_stacks`; else None.
     """
@@ -64,7 +68,8 @@ def _forward(layer, uses_stacks, params, x, inputs):
     def apply(index, x, arrays):
         """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
         nonlocal rebuild_vjp
-        layer_params, stacks = _at(params, index), LayerStacks(arrays, index, num_layers)
+        layer_params = gather_shards(_at(params, index), x.dtype)
+        stacks = LayerStacks(arrays, index, num_layers)
 
         def run(params, x):
             y = layer(params, x, index, inputs, stacks if uses_stacks else None)
@@ -110,8 +115,10 @@ def _backward(layer, uses_stacks, residuals, dx):
         dx, dstacks = carry
         index = num_layers - 1 - step
         xs, arrays = rebuild_vjp.args
-        dparams, dx = rebuild_vjp.func(*_at((params, xs), index), index, inputs, arrays)(dx)
-        return dx, _write(dstacks, index, dparams)
+        layer_params, x = _at((params, xs), index)
+        layer_params, scatter = jax.vjp(lambda shards: gather_shards(shards, x.dtype), layer_params)
+        dparams, dx = rebuild_vjp.func(layer_params, x, index, inputs, arrays)(dx)
+        return dx, _write(dstacks, index, *scatter(dparams))
 
     dparams = _empty(num_layers, jax.eval_shape(lambda: _at(params, 0)))
     dx, dparams = lax.fori_loop(0, num_layers, body, (dx, dparams))

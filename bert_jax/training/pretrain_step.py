@@ -13,8 +13,10 @@ from jax.sharding import PartitionSpec as P
 from bert_jax import partitioning
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking, mask_tokens, next_tokens, row_keys
-from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining
+from bert_jax.model.attention import uses_kernel
+from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining, fuse_projections
 from bert_jax.model.dropout import Dropout
+from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.state import TrainState, apply_gradients
 
@@ -29,6 +31,7 @@ def make_pretrain_step(
     *,
     seed: int,
     num_microbatches: int = 1,
+    exchange_in_layers: bool = False,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
@@ -38,6 +41,10 @@ def make_pretrain_step(
     number of devices and microbatches. Masks are a function of (seed, row, epoch),
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
+
+    With `exchange_in_layers`, each layer gathers its kernels, which `shardings` shard over `data`,
+    and exchanges their gradients, while others are computed: if there is one microbatch, and the
+    mesh has no other axis.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
@@ -66,25 +73,39 @@ def make_pretrain_step(
         zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(grad_fn, params, batch, counts, key))
         return jax.lax.scan(add, zeros, microbatches)[0]
 
+    def kernel_spec(path, sharding):
+        """Returns the spec of kernels that layers gather; P() for other parameters."""
+        spec = P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
+        return spec if in_layers and is_layer_kernel(path) and "data" in spec[1:] else P()
+
+    # The compiler gathers shards that fill no tile of 16 rows with a copy, and synchronously.
+    fills_tiles = model.config.hidden_size % (16 * mesh.shape["data"]) == 0
+    is_data_parallel = 1 < mesh.shape["data"] == mesh.size
+    in_layers = exchange_in_layers and num_microbatches == 1 and is_data_parallel and fills_tiles
     jit = functools.partial(jax.jit, out_shardings=(shardings, replicated), donate_argnums=0)
 
-    @jit(compiler_options=partitioning.compiler_options(mesh, model.config.hidden_size))
+    @jit(compiler_options=partitioning.compiler_options(mesh, model.config.hidden_size, in_layers))
     def update_step(state, rows):
+        fuse, step_shardings = (lambda params: params), shardings.params
+        if uses_kernel(model.config, rows["tokens"].shape[1], mesh.abstract_mesh):
+            fuse = fuse_layer_kernels
+            step_shardings = fuse(step_shardings, lambda query, key, value: query)
         batch = mask_batch(mesh, rows, mask_key, masking)
         batch["dropout_rows"] = jnp.arange(rows["tokens"].shape[0])
         counts = {
             task: jnp.maximum(jnp.sum(batch[weights]), 1)
             for task, weights in task_weights(model).items()
         }
+        param_specs = jax.tree_util.tree_map_with_path(kernel_spec, step_shardings)
         # Cast before gathering: there is less to gather if parameters are sharded over `data`.
-        params = jax.lax.with_sharding_constraint(
-            cast_layer_kernels(state.params, model.config.dtype), shardings.params
-        )
-        # Devices exchange gradients once, after all layers and microbatches, and each receives the
-        # sum for its own shard of the parameters.
+        params = cast_layer_kernels(fuse(state.params), param_specs, model.config.dtype)
+        params = jax.lax.with_sharding_constraint(params, step_shardings)
+        # Devices exchange gradients once, after all layers and microbatches (but those of kernels
+        # that layers gather), and each receives the sum for its own shard of the parameters.
         (loss, sums), gradients = partitioning.sum_over_data(
-            accumulate_gradients, mesh, (replicated, shardings.params)
+            accumulate_gradients, mesh, (replicated, step_shardings), param_specs
         )(params, batch, counts, jax.random.fold_in(dropout_key, state.step))
+        (gradients,) = jax.linear_transpose(fuse, state.params)(gradients)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         state, norms = apply_gradients(state, gradients, optimizer)
         return state, {"loss": loss, "sums": sums} | norms
@@ -189,11 +210,25 @@ def mean_metrics(sums: dict) -> dict[str, float]:
     return result
 
 
-def cast_layer_kernels(params: dict, dtype) -> dict:
-    """Casts the stacked layer kernels to `dtype` once, not in each layer and microbatch."""
+def fuse_layer_kernels(params: dict, join: Callable = interleave) -> dict:
+    """Applies `fuse_projections` to the kernels: before gathering, on shards of them."""
+    bert = params["bert"]
+    layers = fuse_projections(bert["encoder"]["layers"], ("kernel",), join)
+    return params | {"bert": bert | {"encoder": {"layers": layers}}}
 
-    def cast(path, leaf):
-        is_kernel = re.search(r"/layers/.*kernel$", partitioning.path_name(path))
-        return leaf.astype(dtype) if is_kernel else leaf
 
-    return jax.tree_util.tree_map_with_path(cast, params)
+def cast_layer_kernels(params: dict, specs: dict, dtype) -> dict:
+    """Casts the stacked layer kernels to `dtype` once, not in each layer and microbatch.
+
+    Those that `specs` shard over `data` stay as they are: layers cast them before they gather them.
+    """
+
+    def cast(path, leaf, spec):
+        return leaf.astype(dtype) if is_layer_kernel(path) and "data" not in spec else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, params, specs)
+
+
+def is_layer_kernel(path) -> bool:
+    """Returns whether a JAX key path is that of a stacked layer kernel."""
+    return bool(re.search(r"/layers/.*kernel$", partitioning.path_name(path)))

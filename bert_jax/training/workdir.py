@@ -26,7 +26,8 @@ from bert_jax.training.checkpoint import load_settings, saved_steps
 CHANGEABLE_ON_RESUME = (
     *("corpus", "long_phase.corpus", "topology", "init_from"),
     *("data.train", "data.dev", "data.test", "data.passages", "data.directory", "data.data_dir"),
-    *("mesh.", "shard_weight_update", "per_device_batch_size", "long_phase.per_device_batch_size"),
+    *("mesh.", "shard_weight_update", "exchange_in_layers"),
+    *("per_device_batch_size", "long_phase.per_device_batch_size"),
     *("log_every", "eval_", "max_eval_batches", "checkpoint_every", "keep_"),
     *("stall_seconds", "profile_steps", "num_seeds", "stacked_trials"),
     *("model.remat", "model.scan_layers", "bert.remat", "bert.scan_layers"),

@@ -85,6 +85,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
     # Also shard parameters, optimizer state and weight update over `data` (ZeRO-1).
     config.shard_weight_update = False
+    # With it, gather kernels and exchange their gradients in each layer, not all at once.
+    config.exchange_in_layers = False
     # Rows per device and microbatch, with gradient accumulation; 0 means a single microbatch.
     config.per_device_batch_size = 0
 

@@ -32,4 +32,5 @@ def get_config(arg: str = "") -> ConfigDict:
     config = bert_large.get_config(arg)
     config.topology = topology
     config.shard_weight_update = True
+    config.exchange_in_layers = True
     return config

@@ -108,17 +108,18 @@ def test_gradient_saves_in_the_stacks_of_the_layer_only_there():
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("while", "scan")]
     shape = CONFIG.num_layers, BATCH, LENGTH
     stacks = [x.aval.shape for x in loops[0].outvars if x.aval.shape[:3] == shape]
-    # Query, key, value, context, both sums before LayerNorm and the output of the first one.
-    assert stacks.count((*shape, CONFIG.hidden_size)) == 7
+    # Queries, keys and values together; context, both sums before LayerNorm, and the first output.
+    assert stacks.count((*shape, 3 * CONFIG.hidden_size)) == 1
+    assert stacks.count((*shape, CONFIG.hidden_size)) == 4
     assert stacks.count((*shape, CONFIG.intermediate_size)) == 1
     # Forward, attention leaves the stacks of other layers as they are.
-    rows = [batch["x"] + n for n in range(3)]
-    biases = (jnp.zeros(CONFIG.hidden_size),) * 2
-    given = [jnp.full((3, *rows[0].shape), float(n)) for n in range(4)]
+    rows = attention_tpu.interleave(*(batch["x"] + n for n in range(3)))
+    bias = jnp.zeros(3 * CONFIG.hidden_size)
+    given = [jnp.full((3, *x.shape), float(n)) for n, x in enumerate((rows, batch["x"]))]
     context, stacks = attention_tpu.attention(
-        *rows, biases, batch["ids"], None, given, 1, head_dim=64, interpret=True
+        rows, bias, batch["ids"], None, given, 1, head_dim=64, interpret=True
     )
-    for n, (stack, layer) in enumerate(zip(stacks, (*rows, context), strict=True)):
+    for n, (stack, layer) in enumerate(zip(stacks, (rows, context), strict=True)):
         np.testing.assert_array_equal(stack[1], layer)
         np.testing.assert_array_equal(stack[::2], n)
 

@@ -286,6 +286,30 @@ def test_exposed_collectives_are_those_without_arithmetic_beside_them(
     assert cost.exposed_link_bytes == pytest.approx(expected, rel=1e-3)
 
 
+def test_copy_on_the_chip_does_not_wait_for_links():
+    text = GATHERS.replace("GROUPS", "replica_groups={{0,1,2,3}}, dimensions={0}")
+    text = text.replace("FIRST", "11010").replace("SECOND", "11010")
+    done = "  %all-gather-done.1 ="
+    copy = "  %copy-start.1 = (f32[8], f32[8], u32[]) copy-start(%shard)\n"
+    wait = "  %copy-done.1 = f32[8] copy-done(%copy-start.1)\n"
+    first = "  %first = f32[8] fusion"
+    cost = hlo_cost.step_cost(text.replace(first, copy + wait + first).replace(done, done), "v4")
+    assert cost.exposed_link_bytes == pytest.approx(1.5 * 2**22, rel=1e-3)
+
+
+def test_exchange_all_to_all_takes_the_links_of_the_devices_between():
+    text = """
+ENTRY %main (x: bf16[64,8]) -> bf16[64,8] {
+  %x = bf16[64,8] parameter(0)
+  ROOT %all-to-all = bf16[64,8] all-to-all(%x), replica_groups=[1,64]<=[64], dimensions={0}
+}
+"""
+    for chip, hops in (("v4", 3), ("v5e", 4)):  # On 4 x 4 x 4 and 8 x 8 devices.
+        cost = hlo_cost.step_cost(text, chip).collectives["all-to-all"]
+        assert cost["bytes"] == 1024
+        assert cost["link_bytes"] == pytest.approx(1024 * 63 / 64 * hops)
+
+
 def test_collective_that_is_wrapped_to_run_asynchronously_is_exposed_too():
     wrapped = (
         "%wrapped = ((f32[262144]), f32[1048576]) async-start(%shard.1), calls=%gather\n"
@@ -305,15 +329,16 @@ def test_collective_that_is_wrapped_to_run_asynchronously_is_exposed_too():
 KERNEL = """
 HloModule step, is_scheduled=true
 
-ENTRY %main (q: bf16[12,8,128,256]) -> bf16[12,8,128,256] {
+ENTRY %main (qkv: bf16[12,8,128,768]) -> bf16[12,8,128,256] {
   %layer = s32[1] parameter(0)
   %ids = s32[8,1,128] parameter(1)
   %columns = s32[8,128,1] parameter(2)
   %scale = f32[1,1] parameter(3)
-  %q = bf16[12,8,128,256]{3,2,1,0} parameter(4)
-  %bias = f32[1,256]{1,0} parameter(5)
+  %qkv = bf16[12,8,128,768]{3,2,1,0} parameter(4)
+  %bias = f32[1,768]{1,0} parameter(5)
+  %context = bf16[12,8,128,256]{3,2,1,0} parameter(6)
   ROOT %forward_kernel.1 = (bf16[12,8,128,256]{3,2,1,0}, f32[8,2,2,128]{3,2,1,0}) \
-custom-call(%layer, %ids, %columns, %scale, %q, %q, %q, %bias, %bias, %q), \
+custom-call(%layer, %ids, %columns, %scale, %qkv, %bias, %context), \
 custom_call_target="tpu_custom_call", \
 metadata={op_name="jit(step)/bert/encoder/attention/forward_kernel_64/pallas_call"}
 }

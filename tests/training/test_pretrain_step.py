@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -281,6 +282,38 @@ def collectives(
         and array_bytes(instruction.shape) >= 512
     ]
     return exchanged, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attention": "tpu"},  # One projection, in the layout of the kernel.
+        pytest.param({"scan_layers": False}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_exchange_in_layers_has_the_gradients_of_one_exchange(fields):
+    fields = {"hidden_size": 128, "dropout_rate": 0.1, "initializer_range": 0.05} | fields
+    rows = random_rows(16)
+    expected, metrics = one_step(
+        small_model(**fields | {"attention": "plain"}), optax.sgd(1.0), rows
+    )
+    model = small_model(**fields)
+    state, shardings = sharded_over_data(*fresh(model, optax.sgd(1.0), data=8))
+    update = pretrain_step.make_pretrain_step(
+        model, optax.sgd(1.0), shardings, MASKING, seed=0, exchange_in_layers=True
+    )
+    rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
+    kinds = set(
+        re.findall(r"stablehlo\.(all_\w+|reduce_scatter)", update.lower(state, rows).as_text())
+    )
+    assert kinds == {"all_gather", "all_to_all", "all_reduce", "reduce_scatter"}
+    state, actual = update(state, rows)
+    actual |= pretrain_step.mean_metrics(actual.pop("sums"))
+    for a, b in zip(
+        *map(jax.tree.leaves, ((expected, metrics), (state.params, actual))), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(a)))
 
 
 @pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -22,6 +22,7 @@ from bert_jax.model.dropout import AttentionDropout, random_bits
 
 LANES = 128
 MAX_LENGTH = 512
+QUERY, KEY, VALUE = (slice(n * LANES, (n + 1) * LANES) for n in range(3))  # In a block of lanes.
 
 
 def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
@@ -45,21 +46,26 @@ class _Inputs(NamedTuple):
     query_ids: jax.Array  # [batch, 1, length]
     key_ids: jax.Array  # [batch, length, 1]
     scale: jax.Array  # [1, 1]: of dropout, or 1.
-    query: jax.Array  # [layers, batch, length, hidden], as key and value.
-    key: jax.Array
-    value: jax.Array
-    query_bias: jax.Array  # [1, hidden], float32, as that of values.
-    value_bias: jax.Array
+    projections: jax.Array  # [layers, batch, length, 3 * hidden]
+    bias: jax.Array  # [1, 3 * hidden], float32.
     query_words: jax.Array | None = None  # [batch, pairs of heads, 2, length]
     key_words: jax.Array | None = None  # [2, length, LANES]
     threshold: jax.Array | None = None  # [1, 1]
 
 
+def interleave(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Joins arrays `[..., hidden]`: 128 lanes of each, then the next, `[..., 3 * hidden]`.
+
+    So one product computes queries, keys and values, and those of a head are in one block.
+    """
+    starts = range(0, query.shape[-1], LANES)  # Slices take half of the cycles of a transposition.
+    blocks = [x[..., start : start + LANES] for start in starts for x in (query, key, value)]
+    return jnp.concatenate(blocks, axis=-1)
+
+
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    biases: tuple[jax.Array, jax.Array],
+    projections: jax.Array,
+    bias: jax.Array,
     sequence_ids: jax.Array,
     dropout: AttentionDropout | None = None,
     stacks: list[jax.Array] | None = None,
@@ -71,47 +77,48 @@ def attention(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
 
-    `query`, `key` and `value` are `[batch, length, hidden]`, float32 or bfloat16, as is the result;
-    `biases`, of queries and values, `[hidden]`. Adding those here gives their gradients without
-    another pass. `interpret` runs the kernel on any device, for tests.
+    `projections` are queries, keys and values, interleaved: `[batch, length, 3 * hidden]`, float32
+    or bfloat16, as is the result, `[batch, length, hidden]`; `bias` is `[3 * hidden]`. Adding it
+    here gives its gradient without another pass. That of keys has no effect and the gradient 0.
+    `interpret` runs the kernel on any device, for tests.
 
-    Also writes queries, keys, values and result to `layer` of the four `stacks`, which it returns:
-    the kernels read and write them there, so that a loop over layers copies nothing.
+    Also writes projections and result to `layer` of the two `stacks`, which it returns: the kernels
+    read and write them there, so that a loop over layers copies nothing.
     """
-    batch, length, hidden = query.shape
+    batch, length, width = projections.shape
     end = (0, -length % LANES)
     ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
     if dropout:
         key_words = jnp.pad(dropout.key_words, ((0, 0), end))
         query_words = jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end))
         dropout = dropout._replace(query_words=query_words, key_words=key_words)
-    padded = (jnp.pad(x, ((0, 0), end, (0, 0))) for x in (query, key, value))
+    padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
     settings = _Settings(head_dim, causal, interpret)
-    stacks = stacks or [lax.empty((1, batch, ids.shape[1], hidden), query.dtype)] * 4
-    out, stacks = _attention(settings, stacks, layer, ids, dropout, *padded, *biases)
+    stacks = stacks or [
+        lax.empty((1, batch, ids.shape[1], size), padded.dtype) for size in (width, width // 3)
+    ]
+    out, stacks = _attention(settings, stacks, layer, ids, dropout, padded, bias)
     return out[:, :length], stacks
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, stacks, layer, ids, dropout, *arrays):
-    return _attention_forward(settings, stacks, layer, ids, dropout, *arrays)[0]
+def _attention(settings, stacks, layer, ids, dropout, projections, bias):
+    return _attention_forward(settings, stacks, layer, ids, dropout, projections, bias)[0]
 
 
-def _attention_forward(settings, stacks, layer, ids, dropout, *arrays):
-    for n in range(3):
-        stacks[n] = lax.dynamic_update_index_in_dim(stacks[n], arrays[n], layer, 0)
-    shared = layer, ids, dropout, *arrays[3:]
-    stacks[3], log_sum = _call(_forward_kernel, settings, stacks, shared, (), "sl")
-    out = lax.dynamic_index_in_dim(stacks[3], layer, 0, keepdims=False)
+def _attention_forward(settings, stacks, layer, ids, dropout, projections, bias):
+    stacks[0] = lax.dynamic_update_index_in_dim(stacks[0], projections, layer, 0)
+    shared = layer, ids, dropout, bias
+    stacks[1], log_sum = _call(_forward_kernel, settings, stacks, shared, (), "sl")
+    out = lax.dynamic_index_in_dim(stacks[1], layer, 0, keepdims=False)
     return (out, stacks), (stacks, shared, log_sum)
 
 
 def _attention_backward(settings, residuals, gradients):
     stacks, shared, log_sum = residuals
     rest = ("l", log_sum), ("x", gradients[0])
-    gradients = _call(_backward_kernel, settings, stacks, shared, rest, "xxxbb")
-    dbiases = (jnp.sum(x, (0, 1)).astype(shared[-1].dtype) for x in gradients[3:])
-    return *[None] * 4, *gradients[:3], *dbiases
+    dprojections, dbias = _call(_backward_kernel, settings, stacks, shared, rest, "pb")
+    return *[None] * 4, dprojections, jnp.sum(dbias, (0, 1)).astype(shared[-1].dtype)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -120,44 +127,49 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
 
-    `rest` are inputs after the result, of "x" (like the query) or "l" (`[batch, blocks, heads,
-    length]`). The letters of `outputs` are these, "s" (the stack of results, written in place) or
-    "b" (`[programs, 1, hidden]`, a row of each program).
+    `rest` are inputs after the result, of "x" (like it) or "l" (`[batch, blocks, heads, length]`).
+    The letters of `outputs` are these, "s" (the stack of results, written in place), "p" (like the
+    projections) or "b" (`[programs, 1, 3 * hidden]`, a row of each program).
     """
-    layer, ids, dropout, *biases = shared
-    biases = (bias.astype(stacks[0].dtype).astype(jnp.float32)[None] for bias in biases)
+    layer, ids, dropout, bias = shared
+    bias = bias.astype(stacks[0].dtype).astype(jnp.float32)[None]
     scale, words = jnp.ones((1, 1)), ()
     if dropout:
         scale, key_words = dropout.scale.reshape(1, 1), dropout.key_words[..., None]
         key_words = jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES))
         words = dropout.query_words, key_words, dropout.threshold.reshape(1, 1)
-    inputs = _Inputs(ids[:, None], ids[..., None], scale, *stacks[:3], *biases, *words)
-    _, batch, length, hidden = inputs.query.shape
+    inputs = _Inputs(ids[:, None], ids[..., None], scale, stacks[0], bias, *words)
+    (_, batch, length, hidden), dtype = stacks[1].shape, stacks[1].dtype
     rows = math.gcd(batch, max(MAX_LENGTH // length, 1))  # So that a program has enough to do.
     heads = LANES // settings.head_dim
 
     def spec(*block, at):
         return pl.BlockSpec((rows, *block), lambda row, lanes, _: (row, *at(lanes)))
 
+    def stack_spec(size):
+        block = None, rows, length, size
+        return pl.BlockSpec(block, lambda row, lanes, layer: (layer[0], row, 0, lanes))
+
     specs = {
-        "s": pl.BlockSpec((None, rows, length, LANES), lambda row, lanes, n: (n[0], row, 0, lanes)),
+        "s": stack_spec(LANES),
+        "p": spec(length, 3 * LANES, at=lambda lanes: (0, lanes)),
         "x": spec(length, LANES, at=lambda lanes: (0, lanes)),
         "l": spec(1, heads, length, at=lambda lanes: (lanes, 0, 0)),
-        "b": pl.BlockSpec((1, 1, LANES), lambda row, lanes, _: (row, 0, lanes)),
+        "b": pl.BlockSpec((1, 1, 3 * LANES), lambda row, lanes, _: (row, 0, lanes)),
     }
     shapes = {
-        "s": jax.ShapeDtypeStruct(inputs.query.shape, inputs.query.dtype),
-        "x": jax.ShapeDtypeStruct(inputs.query.shape[1:], inputs.query.dtype),
+        "s": jax.ShapeDtypeStruct(stacks[1].shape, dtype),
+        "p": jax.ShapeDtypeStruct(stacks[0].shape[1:], dtype),
         "l": jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
-        "b": jax.ShapeDtypeStruct((batch // rows, 1, hidden), jnp.float32),
+        "b": jax.ShapeDtypeStruct((batch // rows, 1, 3 * hidden), jnp.float32),
     }
     scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
     blocks_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
     input_specs = (
         spec(1, length, at=lambda _: (0, 0)),
         spec(length, 1, at=lambda _: (0, 0)),
-        *(scalar, *[specs["s"]] * 3),
-        *[pl.BlockSpec((1, LANES), lambda row, lanes, _: (0, lanes))] * 2,
+        *(scalar, stack_spec(3 * LANES)),
+        pl.BlockSpec((1, 3 * LANES), lambda row, lanes, _: (0, lanes)),
         spec(pairs, 2, length, at=lambda lanes: (lanes // blocks_per_pair, 0, 0)),
         pl.BlockSpec((2, length, LANES), lambda *_: (0, 0, 0)),
         scalar,
@@ -179,13 +191,13 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tools/hlo_cost.py.
-    )(jnp.full(1, layer, jnp.int32), *given, stacks[3], *(x for _, x in rest))
+    )(jnp.full(1, layer, jnp.int32), *given, stacks[1], *(x for _, x in rest))
 
 
 def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
     for row, start, heads in _blocks(settings, inputs):
         if start == 0:
-            value = _add(inputs.value[row], inputs.value_bias).T.astype(inputs.value.dtype)
+            value = _with_bias(inputs, row, VALUE).T.astype(inputs.projections.dtype)
         queries, outputs = pl.ds(start, LANES), []
         for lanes, _, scores, is_dropped in heads:
             maximum = jnp.max(scores, axis=0, keepdims=True)
@@ -198,15 +210,14 @@ def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_re
 
 
 def _backward_kernel(
-    settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, *gradient_refs
+    settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, gradient_ref, dbias_ref
 ):
-    dquery, dkey, dvalue, dquery_bias, dvalue_bias = gradient_refs
-    scale, dtype = inputs.scale[0, 0], dquery.dtype
+    scale, dtype = inputs.scale[0, 0], gradient_ref.dtype
     dquery_sum, dvalue_sum = 0.0, 0.0
     for row, start, heads in _blocks(settings, inputs):
         if start == 0:
-            key = _transpose(inputs.key[row])
-            value = _add(inputs.value[row], inputs.value_bias).astype(dtype)
+            key = _transpose(inputs.projections[row, :, KEY])
+            value = _with_bias(inputs, row, VALUE).astype(dtype)
             dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
         queries, dqueries = pl.ds(start, LANES), []
         dout = dout_ref[row, queries, :].astype(jnp.float32)
@@ -227,15 +238,16 @@ def _backward_kernel(
             dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
             dqueries.append(_dot(key[lanes], dscores, 1, 0))
         gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
-        dquery[row, queries, :] = gradient.astype(dtype)
+        gradient_ref[row, queries, QUERY] = gradient.astype(dtype)
         dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
-        if start + LANES == dquery.shape[1]:
+        if start + LANES == gradient_ref.shape[1]:
             # The query had a factor of log2(e).
-            dkey[row] = (jnp.concatenate(dkeys).T * (scale * math.log(2))).astype(dtype)
+            gradient = jnp.concatenate(dkeys).T * (scale * math.log(2))
+            gradient_ref[row, :, KEY] = gradient.astype(dtype)
             gradient = jnp.concatenate(dvalues).T * scale
-            dvalue[row] = gradient.astype(dtype)
+            gradient_ref[row, :, VALUE] = gradient.astype(dtype)
             dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
-    dquery_bias[0], dvalue_bias[0] = dquery_sum, dvalue_sum
+    dbias_ref[0] = jnp.concatenate([dquery_sum, jnp.zeros_like(dquery_sum), dvalue_sum], axis=1)
 
 
 def _blocks(settings: _Settings, inputs: _Inputs):
@@ -243,7 +255,7 @@ def _blocks(settings: _Settings, inputs: _Inputs):
 
     These are computed one block ahead, so that the compiler overlaps products with the rest.
     """
-    rows, length, _ = inputs.query.shape
+    rows, length, _ = inputs.projections.shape
     ahead = None
     for row, start in itertools.product(range(rows), range(0, length, LANES)):
         block = row, start, list(_heads(settings, inputs, row, start))
@@ -260,9 +272,9 @@ def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
     the base 2.
     """
     head_dim, queries = settings.head_dim, pl.ds(start, LANES)
-    query = _add(inputs.query[row, queries, :], inputs.query_bias)
+    query = _with_bias(inputs, row, QUERY, queries)
     query *= math.log2(math.e) / math.sqrt(head_dim)
-    key = inputs.key[row]
+    key = inputs.projections[row, :, KEY]
     is_visible = inputs.key_ids[row] == inputs.query_ids[row, :, queries]
     if settings.causal:
         key_position, query_position = (
@@ -283,8 +295,8 @@ def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
         yield lanes, head_query, _dot(key, head_query, 1, 1) + bias, is_dropped
 
 
-def _add(x, bias_ref):
-    return x.astype(jnp.float32) + bias_ref[:]
+def _with_bias(inputs: _Inputs, row: int, part: slice, positions=slice(None)):
+    return inputs.projections[row, positions, part].astype(jnp.float32) + inputs.bias[:, part]
 
 
 def _drop(x, is_dropped):
