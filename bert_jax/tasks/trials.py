@@ -20,7 +20,13 @@ from bert_jax.runtime import main
 from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.tasks.setup import FinetuneSetup
 from bert_jax.tasks.task import Split
-from bert_jax.training.checkpoint import load_settings, saved_steps, write_checkpoint
+from bert_jax.training.checkpoint import (
+    load_settings,
+    read_arrays,
+    reading,
+    saved_steps,
+    write_checkpoint,
+)
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_json
 
@@ -97,6 +103,12 @@ class TrialRun:
         for old_step in saved_steps(self.best):
             if old_step != step and self.writes:
                 shutil.rmtree(self.best / str(old_step))
+
+    def read_best_params(self) -> dict:
+        """Returns the parameters of the best checkpoint. Raises CheckpointError."""
+        directory = self.best.absolute() / str(self.best_step)  # Orbax refuses relative paths.
+        with reading(directory):
+            return read_arrays(directory / "params")
 
     def finish(self, predictions: dict[str, tuple[Outputs, float | None]], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
