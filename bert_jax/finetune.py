@@ -242,6 +242,7 @@ def run_stack(
                     if run.score is None or scores[metric] > run.score:
                         watchdog.beat(f"saving step {step} as the best", limited=False)
                         run.keep(step, setup.pick(state.params, index), scores)
+                        run.prediction = len(names), prediction
             is_due = should_evaluate and config.save_training_state and step < last_step
             if is_due or should_stop:
                 watchdog.beat(f"saving step {step}", limited=False)
@@ -259,9 +260,15 @@ def run_stack(
             runs[index].keep(stop, setup.pick(state.params, index), scores)
         if not all(run.ended for run in ending):
             watchdog.beat("predicting with the best checkpoints")
-            best = [run.read_best_params() for run in pad_to_trial_axis(ending, mesh)]
-            params = jax.device_put(stack_trees(best), setup.stack_shardings.params)
-            predictions = {split.name: predict(split, params) for split in task.splits}
+            predictions, padded = {}, pad_to_trial_axis(ending, mesh)
+            # Predictions are not repeated where a stack of the same size made them: one of another
+            # size, after resuming, could round otherwise.
+            if all((run.prediction or [0])[0] == len(padded) for run in ending):
+                predictions[selector.name] = [run.prediction[1] for run in ending]
+            if splits := [split for split in task.splits if split.name not in predictions]:
+                best = stack_trees([run.read_best_params() for run in padded])
+                params = jax.device_put(best, setup.stack_shardings.params)
+                predictions |= {split.name: predict(split, params) for split in splits}
             for index, run in enumerate(ending):
                 if not run.ended:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)

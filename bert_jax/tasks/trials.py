@@ -50,8 +50,9 @@ class Trial(NamedTuple):
 class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
-    `best_step` and `score` are those of the best checkpoint, None if there is none. `diverged` is
-    the step at which its loss was not finite, or None.
+    `best_step` and `score` are those of the best checkpoint, None if there is none; `prediction` is
+    the size of the stack that made it, and what it predicts for the selection split, or None if
+    unknown. `diverged` is the step at which its loss was not finite, or None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -66,6 +67,7 @@ class TrialRun:
         self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.ended
         self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
+        self.prediction: tuple[int, tuple] | None = None
         if steps := saved_steps(self.best):
             self.best_step = steps[-1]
             self.score = load_settings(self.best / str(self.best_step))["score"]
