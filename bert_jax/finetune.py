@@ -28,7 +28,7 @@ from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning, take
 from bert_jax.tasks.trials import (
     Trial,
     TrialRun,
@@ -139,13 +139,6 @@ def run_stack(
     """
     config, task, mesh = setup.config, setup.task, setup.mesh
     sharding = partitioning.batch_sharding(mesh)
-    stack_shardings = setup.shardings.map_trials(partitioning.stack_shardings)
-    select = jax.jit(
-        lambda state, indices: state.map_trials(lambda tree: _take(tree, indices)),
-        out_shardings=stack_shardings,
-    )
-    pick = jax.jit(_take, out_shardings=setup.shardings.params)
-    replicate = jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(mesh, P()))
 
     # Initial or restored state.
     watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -158,7 +151,7 @@ def run_stack(
         logging.info("Resuming from step %d in %s", first_step, directory)
         keys = jax.random.split(jax.random.key(0), len(names))
         shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
-        abstract = partitioning.with_shardings(shapes, stack_shardings)
+        abstract = partitioning.with_shardings(shapes, setup.stack_shardings)
         state = checkpointer.restore(first_step, abstract)
         positions = [names.index(trial_name(trial, directory)) for trial in trials]
     else:
@@ -195,7 +188,7 @@ def run_stack(
         members = pad_to_trial_axis(runs, mesh)
         indices = pad_to_trial_axis(positions, mesh)
         if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
-            state = select(state, np.array(indices))
+            state = setup.select_trials(state, np.array(indices))
         keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
         hyperparameters = stack_trees([run.hyperparameters for run in members])
         names = [trial_name(run.trial, directory) for run in members]
@@ -227,12 +220,12 @@ def run_stack(
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop_after(step)
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
-                values = jax.device_get([replicate(each) for each in unreported])
+                values = jax.device_get([setup.replicate(each) for each in unreported])
                 seconds = time.monotonic() - began
                 for index, run in enumerate(runs):
                     try:
                         if not run.ended:
-                            run.report(step, [_take(each, index) for each in values], seconds)
+                            run.report(step, [take(each, index) for each in values], seconds)
                     except NonFiniteLoss as error:
                         run.give_up(error)
                 if all(run.ended for run in runs):
@@ -248,7 +241,8 @@ def run_stack(
                     run.evaluate(step, selector.name, scores)
                     if run.score is None or scores[metric] > run.score:
                         watchdog.beat(f"saving step {step} as the best", limited=False)
-                        run.keep(step, pick(state.params, index), scores)
+                        run.keep(step, setup.pick(state.params, index), scores)
+                        run.prediction = len(names), prediction
             is_due = should_evaluate and config.save_training_state and step < last_step
             if is_due or should_stop:
                 watchdog.beat(f"saving step {step}", limited=False)
@@ -263,12 +257,18 @@ def run_stack(
         outputs = predict(selector, state.params) if unsaved and selector else None
         for index in unsaved:
             scores = score_split(selector, *outputs[index]) if outputs else {}
-            runs[index].keep(stop, pick(state.params, index), scores)
+            runs[index].keep(stop, setup.pick(state.params, index), scores)
         if not all(run.ended for run in ending):
             watchdog.beat("predicting with the best checkpoints")
-            best = [read_model(run.best).params for run in pad_to_trial_axis(ending, mesh)]
-            params = jax.device_put(stack_trees(best), stack_shardings.params)
-            predictions = {split.name: predict(split, params) for split in task.splits}
+            predictions, padded = {}, pad_to_trial_axis(ending, mesh)
+            # Predictions are not repeated where a stack of the same size made them: one of another
+            # size, after resuming, could round otherwise.
+            if all((run.prediction or [0])[0] == len(padded) for run in ending):
+                predictions[selector.name] = [run.prediction[1] for run in ending]
+            if splits := [split for split in task.splits if split.name not in predictions]:
+                best = stack_trees([run.read_best_params() for run in padded])
+                params = jax.device_put(best, setup.stack_shardings.params)
+                predictions |= {split.name: predict(split, params) for split in splits}
             for index, run in enumerate(ending):
                 if not run.ended:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)
@@ -276,10 +276,6 @@ def run_stack(
         runs = [runs[index] for index in positions]
     progress.close()
     checkpointer.close()
-
-
-def _take(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from bert_jax.tasks.text_classification import Classification, best_labels
 from bert_jax.tokenization import Tokenizer
 
 Texts = str | Sequence[str]
+# What they take stays in a CPU's caches: with MiniLM, 32 rows take 3 % and 64 take 19 % longer.
+ROWS_PER_BATCH = 16
 
 
 def load(directory: str | os.PathLike) -> "PretrainedModel":
@@ -190,7 +192,7 @@ class PretrainedModel:
         self,
         texts: Texts,
         pooling: str | None = None,
-        batch_size: int = 32,
+        batch_size: int = ROWS_PER_BATCH,
         max_length: int | None = None,
     ) -> np.ndarray:
         """Computes a vector for each text, float32 `[num_texts, hidden_size]`; `[hidden]` for one.
@@ -224,7 +226,10 @@ class PretrainedModel:
         return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)[chosen]
 
     def features(
-        self, texts: Texts, layers: int | Sequence[int] | None = None, batch_size: int = 32
+        self,
+        texts: Texts,
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = ROWS_PER_BATCH,
     ) -> np.ndarray | list[np.ndarray]:
         """Computes hidden states as features (paper, section 5.3), [CLS] and [SEP] included.
 
@@ -339,7 +344,7 @@ class PretrainedModel:
         self,
         function: Callable[[dict], jax.Array],
         features: Sequence[Feature],
-        batch_size: int = 32,
+        batch_size: int = ROWS_PER_BATCH,
         finish: Callable[[int, np.ndarray], object] = lambda index, output: output.copy(),
         size: Callable[[Feature], int] = len,
         **limits: int,
@@ -348,8 +353,11 @@ class PretrainedModel:
         results, limit = [None] * len(features), self.config.max_position_embeddings
         # The bar appears after three seconds.
         with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
-            for members, rows in forward.batch_by_length(features, batch_size, limit, **limits):
-                for indices, outputs in zip(members, np.asarray(function(rows)), strict=False):
+            batches = forward.batch_by_length(features, batch_size, limit, **limits)
+            running = ((members, function(rows)) for members, rows in batches)
+            # The device computes a batch while we read the outputs of the one before.
+            for (members, arrays), _ in itertools.pairwise(itertools.chain(running, [None])):
+                for indices, outputs in zip(members, np.asarray(arrays), strict=False):
                     start = 0
                     for index in indices:
                         end = start + size(features[index])

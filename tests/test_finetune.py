@@ -395,10 +395,20 @@ def test_random_head_is_never_scored(finished, given, tmp_path):
             finetune.train_and_evaluate(small_config(given, num_epochs=0.0, **changes), tmp_path)
 
 
-def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path):
+def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = small_config(given, data__dev="", data__test=str(given / "dev.csv"), num_epochs=1.0)
-    result = finetune.train_and_evaluate(config, tmp_path)
+    result = finetune.train_and_evaluate(config, "relative/run")
     assert result["best_step"] == result["steps"] == 8 and "dev" not in result
+
+
+def test_predictions_of_dev_by_the_best_parameters_are_not_repeated(given, tmp_path, monkeypatch):
+    calls, predict = [], finetune.finetune_step.predict
+    monkeypatch.setattr(
+        finetune.finetune_step, "predict", lambda *args: calls.append(args) or predict(*args)
+    )
+    finetune.train_and_evaluate(small_config(given, num_epochs=0.5), tmp_path)
+    assert len(calls) == 1  # After step 4 of 4.
 
 
 def test_split_without_labels_is_predicted_but_not_scored(given, tmp_path):

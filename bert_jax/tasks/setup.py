@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import logging
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax import partitioning
@@ -128,11 +129,34 @@ class FinetuneSetup:
         """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""
         return jax.vmap(self.init, in_axes=(0, None), out_axes=TRIAL_AXES)(keys, pretrained)
 
+    @functools.cached_property
+    def stack_shardings(self) -> TrainState:
+        """The shardings of the state of stacked trials."""
+        return self.shardings.map_trials(partitioning.stack_shardings)
+
     # Jitted once, so that all stacks of one size share the compiled programs.
     @functools.cached_property
     def jitted_init(self) -> Callable:
-        shardings = self.shardings.map_trials(partitioning.stack_shardings)
-        return jax.jit(self.init_stack, out_shardings=shardings)
+        return jax.jit(self.init_stack, out_shardings=self.stack_shardings)
+
+    @functools.cached_property
+    def select_trials(self) -> Callable:
+        """Jitted (stacked state, indices of trials) -> the stacked state of these."""
+
+        def select(state, indices):
+            return state.map_trials(lambda tree: take(tree, indices))
+
+        return jax.jit(select, out_shardings=self.stack_shardings)
+
+    @functools.cached_property
+    def pick(self) -> Callable:
+        """Jitted (stacked parameters, index of a trial) -> its parameters."""
+        return jax.jit(take, out_shardings=self.shardings.params)
+
+    @functools.cached_property
+    def replicate(self) -> Callable:
+        """Jitted (metrics of stacked trials) -> the same on all devices."""
+        return jax.jit(lambda metrics: metrics, out_shardings=NamedSharding(self.mesh, P()))
 
     @functools.cached_property
     def update_step(self) -> Callable:
@@ -142,6 +166,11 @@ class FinetuneSetup:
     @functools.cached_property
     def predict_step(self) -> Callable:
         return make_predict_step(self.model, self.mesh, self.task.head)
+
+
+def take(tree, index):
+    """Returns the tree of the leaves at `index` of their leading axis."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def setup_finetuning(

@@ -20,7 +20,13 @@ from bert_jax.runtime import main
 from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.tasks.setup import FinetuneSetup
 from bert_jax.tasks.task import Split
-from bert_jax.training.checkpoint import load_settings, saved_steps, write_checkpoint
+from bert_jax.training.checkpoint import (
+    load_settings,
+    read_arrays,
+    reading,
+    saved_steps,
+    write_checkpoint,
+)
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_json
 
@@ -44,8 +50,9 @@ class Trial(NamedTuple):
 class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
-    `best_step` and `score` are those of the best checkpoint, None if there is none. `diverged` is
-    the step at which its loss was not finite, or None.
+    `best_step` and `score` are those of the best checkpoint, None if there is none; `prediction` is
+    the size of the stack that made it, and what it predicts for the selection split, or None if
+    unknown. `diverged` is the step at which its loss was not finite, or None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -60,6 +67,7 @@ class TrialRun:
         self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.ended
         self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
+        self.prediction: tuple[int, tuple] | None = None
         if steps := saved_steps(self.best):
             self.best_step = steps[-1]
             self.score = load_settings(self.best / str(self.best_step))["score"]
@@ -97,6 +105,12 @@ class TrialRun:
         for old_step in saved_steps(self.best):
             if old_step != step and self.writes:
                 shutil.rmtree(self.best / str(old_step))
+
+    def read_best_params(self) -> dict:
+        """Returns the parameters of the best checkpoint. Raises CheckpointError."""
+        directory = self.best.absolute() / str(self.best_step)  # Orbax refuses relative paths.
+        with reading(directory):
+            return read_arrays(directory / "params")
 
     def finish(self, predictions: dict[str, tuple[Outputs, float | None]], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""

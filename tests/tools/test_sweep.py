@@ -167,7 +167,8 @@ def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path,
     programs = json.loads((tmp_path / "sweep.json").read_text())["programs"]
     assert [len(trials) for trials in programs.values()] == [1] * 4
     (setup,) = setups
-    for function in (setup.jitted_init, setup.update_step, setup.predict_step):
+    functions = setup.jitted_init, setup.update_step, setup.predict_step, setup.pick
+    for function in (*functions, setup.replicate):
         assert function._cache_size() == 1
 
 
