@@ -37,6 +37,7 @@ RELEASED = flags.DEFINE_string("released", None, "Directory of the released scri
 PYTHON = flags.DEFINE_string("tensorflow_python", sys.executable, "Python with TensorFlow.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each measurement; the median is printed.")
 BUILD = flags.DEFINE_string("build", None, "Internal: a text to build a corpus of, and stop.")
+CONFIG = CorpusConfig(sentences="lines", heldout_fraction=0.1)
 WORDS_OF_BERT = 3.3e9  # Devlin et al. (2018), section 3.1
 CORES = 96
 
@@ -62,7 +63,7 @@ def build(text: str) -> None:
     """Builds a corpus on the cores of this process; prints seconds of work and peak memory."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as output:
-        build_corpus(text, load_tokenizer(VOCAB.value), output, CorpusConfig(sentences="lines"))
+        build_corpus(text, load_tokenizer(VOCAB.value), output, CONFIG)
     parent, workers = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = {
         "wall": time.perf_counter() - started,
