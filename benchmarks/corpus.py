@@ -129,6 +129,8 @@ def main(argv: list[str]) -> None:
         for copies in (10, 100):
             ratio = seconds[1, copies] / seconds[2, copies]
             print(f"{copies} copies: two cores are {ratio:.2f} times as fast as one")
+        more = [seconds[cores, 100] - seconds[cores, 10] for cores in (1, 2)]  # without the start
+        print(f"90 further copies: two cores are {more[0] / more[1]:.2f} times as fast as one")
         per_core = 100 * words / seconds[1, 100]
         minutes = WORDS_OF_BERT / per_core / CORES / 60
         print(f"3.3 billion words on {CORES} cores, at the rate of one core: {minutes:.1f} minutes")
