@@ -55,7 +55,7 @@ def assert_equal(actual, expected):
     "fields",
     [
         {},
-        {"attention": "plain"},
+        pytest.param({"attention": "plain"}, marks=pytest.mark.slow),
         pytest.param({"causal": True}, marks=pytest.mark.slow),
         pytest.param({"remat": "full"}, marks=pytest.mark.slow),
     ],
@@ -84,9 +84,8 @@ def test_kernel_in_stacks_works_under_vmap_with_a_rate_for_each_trial():
     assert_equal(run(CONFIG), run(dataclasses.replace(CONFIG, scan_layers=False)))
 
 
-@pytest.mark.parametrize(
-    "sizes", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
 def test_kernel_in_stacks_on_a_mesh_has_the_gradients_of_plain_attention_on_one_device(sizes):
     def gradients(config, params, batch):
         return outputs_and_gradients(config, params, batch)[1]

@@ -95,6 +95,7 @@ def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
     assert re.search(message, result.stderr)
 
 
+@pytest.mark.slow
 def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path):
     text, vocab, output = (tmp_path / name for name in ("text.txt", "vocab.txt", "corpus"))
     text.write_text("\n\n".join(f"Tale {index}. " + SENTENCE * 20 for index in range(4_000)))

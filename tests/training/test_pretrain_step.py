@@ -284,12 +284,10 @@ def collectives(
     return exchanged, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"attention": "tpu"},  # One projection, in the layout of the kernel.
-        pytest.param({"scan_layers": False}, marks=pytest.mark.slow),
-    ],
+    [{"attention": "tpu"}, {"scan_layers": False}],  # The kernel has one projection.
     ids=str,
 )
 def test_exchange_in_layers_has_the_gradients_of_one_exchange(fields):
