@@ -151,9 +151,8 @@ def test_long_texts_are_truncated_and_counted(tmp_path, tokenizer):
         assert task.notes == {"queries truncated": 1, "passages truncated": 1}
 
 
-@pytest.mark.parametrize(
-    "role", ["bi_encoder", pytest.param("cross_encoder", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["bi_encoder", "cross_encoder"])
 def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     config = config_file.get_config(f"{role},runlocal")
