@@ -15,7 +15,8 @@ ROWS = (
     "full_sentences",
     "document_sentences",
     "single_segments",
-    *LABELED_ROWS[1:],
+    "released_pairs",
+    "sentence_order",
 )
 
 
@@ -26,7 +27,8 @@ class CorpusConfig:
     # "sentence_pairs"; "released_pairs" (a span of one sentence is always NotNext);
     # "sentence_order" (of two consecutive spans, which is first?); or, without labels,
     # "full_sentences" (a sequence may continue in another document), "document_sentences" (a
-    # sequence ends with its document) or "single_segments" (of a document, which cut sentences).
+    # sequence ends with its document) or "single_segments" (of a document, also cut within
+    # sentences).
     rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
     max_pairs_per_row: int = 8

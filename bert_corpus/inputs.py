@@ -12,7 +12,8 @@ from bert_jax.data.tfds import tfds_source
 
 UNIT_BYTES = 1 << 21  # of an input, read by one worker
 MAX_UNITS = 1 << 11  # about; units of a large input are larger
-# Workers that read a file together decompress all of it. So many files suffice for one worker each.
+# A file that cannot be split is decompressed by each worker that shares it: with this many such
+# files, none is shared.
 MAX_DECOMPRESSIONS = 16
 COMPRESSED = r"(?P<compression>\.(gz|bz2|zst|xz))?"
 # Parts of a dump have names like enwiki-latest-pages-articles1.xml-p1p41242.bz2. The index of a

@@ -24,7 +24,7 @@ FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: identifies the build
 def open_scratch(
     directory: str | os.PathLike, fingerprint: list, overwrite: bool = False
 ) -> Iterator[pathlib.Path]:
-    """Yields the scratch directory in `directory`, with files of an interrupted equal build.
+    """Yields the scratch directory in `directory`, with what an earlier, equal build left.
 
     Keeps other builds out meanwhile. After a ValueError nothing is left, because the input or a
     setting must change. Raises FileExistsError for a complete corpus unless `overwrite` is set,

@@ -141,18 +141,16 @@ def test_whole_words_are_selected_whole():
         np.testing.assert_array_equal(chosen[1:][follows], chosen[:-1][follows])
 
 
+def mask_spans_of_one_token_words(tokens, **changes):
+    changes["word_start"] = np.ones(VOCAB, bool)
+    return jax.device_get(mask(tokens, jnp.ones_like(tokens), "span", **changes))
+
+
 def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     # Spans stay within a sequence, so take rows of one sequence of one-token words.
     tokens = jnp.full((3000, LENGTH), 50, jnp.int32)
-    out = jax.device_get(
-        mask(
-            tokens,
-            jnp.ones_like(tokens),
-            "span",
-            word_start=np.ones(VOCAB, bool),
-            rate=0.08,  # A budget of 10 never cuts the first span.
-        )
-    )
+    # A budget of 10 never cuts the first span.
+    out = mask_spans_of_one_token_words(tokens, rate=0.08)
     chosen = np.zeros((3000, LENGTH + 2), int)
     for row in range(3000):
         chosen[row, 1 + out["mlm_positions"][row][out["mlm_weights"][row] > 0]] = 1
@@ -168,17 +166,8 @@ def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
 def test_spans_do_not_cross_special_tokens():
     # Segments of one word each, so that spans of several words would cross.
     tokens = jnp.tile(jnp.array([50, SPECIAL[3]], jnp.int32), (3000, LENGTH // 2))
-    out = jax.device_get(
-        mask(
-            tokens,
-            jnp.ones_like(tokens),
-            "span",
-            word_start=np.ones(VOCAB, bool),
-            mask_fraction=0.5,
-            keep_fraction=0.5,
-            random_fraction=0.0,
-        )
-    )
+    fractions = {"mask_fraction": 0.5, "keep_fraction": 0.5, "random_fraction": 0.0}
+    out = mask_spans_of_one_token_words(tokens, **fractions)
     # All tokens of a span become [MASK] or stay: neighbors of different spans do so independently.
     rows_, slots = np.nonzero(out["mlm_weights"])
     positions = out["mlm_positions"][rows_, slots]
