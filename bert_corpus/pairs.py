@@ -12,6 +12,8 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
+# About an article. A book of pairs of one length, more than half a row, would not fill its rows.
+TOKENS_PER_LENGTH = 1024
 
 
 class Pair(NamedTuple):
@@ -55,11 +57,13 @@ def make_pairs(
     if not num_others and len(document) == 1:
         return []
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
-    # Drawn once per document, as in the released code.
-    target_length = rng.randint(2, max_tokens) if rng.random() < short_seq_prob else max_tokens
     pairs, sentences = [], []
-    num_tokens = position = num_copied = 0
+    num_tokens = position = num_copied = tokens_to_next_draw = 0
     while position < len(document):
+        if not sentences and tokens_to_next_draw <= 0:
+            is_short = rng.random() < short_seq_prob
+            target_length = rng.randint(2, max_tokens) if is_short else max_tokens
+            tokens_to_next_draw = TOKENS_PER_LENGTH
         sentences.append(document[position])
         num_tokens += len(document[position])
         position += 1
@@ -96,6 +100,7 @@ def make_pairs(
         num_copied += 0 if is_next else len(spans[1])
         label = IS_NEXT if is_next else NOT_NEXT
         pairs.append(Pair(*spans, label, num_truncated, num_copied))
+        tokens_to_next_draw -= len(first) + is_next * len(second)
         sentences, num_tokens, num_copied = [], 0, 0
     return pairs
 
