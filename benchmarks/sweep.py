@@ -10,9 +10,9 @@ seeds, on the first texts of R8. The model is a BERT_TINY with random weights, t
 sides; its learning rates are a hundred times the paper's, which are too low to train it. `sweep` is
 `tools/sweep.py`; `finetune` is one process of `python -m bert_jax.finetune` per trial;
 `transformers` is one process per trial with torch. Times are those of the commands, from their
-start to their end: start of Python, reading, compilation, evaluation and writing. The first two
-score dev after each epoch and write the best checkpoint; transformers scores it once and writes
-nothing. All use both cores.
+start to their end: start of Python, reading, compilation, evaluation and writing. All score dev
+once, after the last epoch, do not scan over layers, and use both cores; the first two also write a
+checkpoint of each trial to resume from and one to use, transformers nothing.
 """
 
 import itertools
@@ -78,6 +78,8 @@ def settings(directory: pathlib.Path) -> dict[str, object]:
         "data.test": "",
         "max_seq_length": LENGTH.value,
         "batch_size": 32,
+        "model.scan_layers": False,
+        "eval_every": 10**6,  # Only after the last step.
     }
 
 

@@ -1,8 +1,9 @@
 """Sentence pairs for next-sentence prediction, as in the released `create_pretraining_data.py`.
 
 Devlin et al. (2018), appendix A.2: half of the pairs are two consecutive spans of a document; in
-the other half the second span comes from another document. One document in ten is cut into shorter
-pairs, to reduce the mismatch between pre-training and fine-tuning.
+the other half the second span comes from another document. One document in ten, or about an article
+in ten of a long one, is cut into shorter pairs, to reduce the mismatch between pre-training and
+fine-tuning.
 """
 
 import random
@@ -12,7 +13,8 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
-# About an article. A book of pairs of one length, more than half a row, would not fill its rows.
+# Where to draw again whether pairs are short, and how long. The released code draws once, but many
+# pairs of one length above half a row, such as those of a book, would leave rows half empty.
 TOKENS_PER_LENGTH = 1024
 
 
@@ -49,7 +51,8 @@ def make_pairs(
 
     Args:
       max_seq_length: maximum length of a pair with its special tokens; at least 5.
-      short_seq_prob: probability that the document is cut into shorter pairs.
+      short_seq_prob: probability that the document, or about `TOKENS_PER_LENGTH` of
+        it, is cut into shorter pairs.
       document_parts: indices of all parts of the document, from which no random span is drawn.
     """
     document = documents[index]
@@ -58,12 +61,12 @@ def make_pairs(
         return []
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     pairs, sentences = [], []
-    num_tokens = position = num_copied = tokens_to_next_draw = 0
+    num_tokens = position = num_copied = tokens_of_length = 0
     while position < len(document):
-        if not sentences and tokens_to_next_draw <= 0:
+        if not sentences and tokens_of_length <= 0:
             is_short = rng.random() < short_seq_prob
             target_length = rng.randint(2, max_tokens) if is_short else max_tokens
-            tokens_to_next_draw = TOKENS_PER_LENGTH
+            tokens_of_length = TOKENS_PER_LENGTH
         sentences.append(document[position])
         num_tokens += len(document[position])
         position += 1
@@ -100,7 +103,7 @@ def make_pairs(
         num_copied += 0 if is_next else len(spans[1])
         label = IS_NEXT if is_next else NOT_NEXT
         pairs.append(Pair(*spans, label, num_truncated, num_copied))
-        tokens_to_next_draw -= len(first) + is_next * len(second)
+        tokens_of_length -= len(first) + is_next * len(second)
         sentences, num_tokens, num_copied = [], 0, 0
     return pairs
 

@@ -5,15 +5,15 @@ import tempfile
 
 # Before JAX is first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compilation takes longer than the computations of the tests: compile without optimization, except
-# for `make parity`, which measures what users run.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        *([] if "BERT_JAX_MINILM" in os.environ else ["--xla_backend_optimization_level=0"]),
-    ]
-)
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
+# Compilation takes longer than the computations of the tests; these flags make it three times as
+# fast. Not for `make parity`, which measures what users run.
+if "BERT_JAX_MINILM" not in os.environ:
+    os.environ["XLA_FLAGS"] += (
+        " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        " --xla_cpu_use_fusion_emitters=false"
+    )
 
 # Tests and the processes that they start compile the same small programs: all workers of one pytest
 # run share a compilation cache.

@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import functools
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -71,7 +73,12 @@ def unexpected_tensors(report: LoadReport) -> str:
 
 def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict:
     """Returns path -> shape and dtype of the parameters of `BertForPreTraining`, and of a head."""
-    key, ids = jax.random.key(0), np.zeros((1, 2), np.int32)
+    return dict(_traced_shapes(config, json.dumps(head)))
+
+
+@functools.lru_cache  # A sweep reads many models of one shape, and tracing takes 0.3 s.
+def _traced_shapes(config: BertConfig, head_json: str) -> dict:
+    key, ids, head = jax.random.key(0), np.zeros((1, 2), np.int32), json.loads(head_json)
     params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]
     if head and head["labels"]:  # An embedding head has no parameters.
         rows = {"tokens": ids, "sequence_bounds": np.zeros((1, 1, 3), np.int32)}

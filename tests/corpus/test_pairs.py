@@ -53,6 +53,17 @@ def test_leftover_sentence_ends_a_pair_of_full_length():
     assert is_next and all(len(pair.first + pair.second) == 40 for pair in is_next)
 
 
+def test_a_long_document_has_short_pairs_of_many_lengths():
+    """A tenth of its tokens, so that pairs of all lengths are there to fill rows."""
+    (document,) = numbered_documents(1, 100_000, 3)
+    pairs = make_pairs([document, document], 0, 131, 0.1, random.Random(0), range(0, 1))
+    lengths = collections.Counter(len(pair.first + pair.second) for pair in pairs[:-1])
+    tokens = sum(length * count for length, count in lengths.items())
+    short_tokens = tokens - 128 * lengths[128]
+    assert 0.08 < short_tokens / tokens < 0.12
+    assert len(lengths) > 15
+
+
 def released_label(num_sentences, target_reached_by, rng):
     """Returns the labels of a document as create_pretraining_data.py draws them."""
     labels, position = [], 0
