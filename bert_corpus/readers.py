@@ -19,7 +19,6 @@ from typing import BinaryIO, NamedTuple
 from xml.etree import ElementTree
 
 import fsspec
-import pyarrow
 
 from bert_corpus.inputs import Unit, format_of, is_splittable
 from bert_jax.data.tfds import tfds_source
@@ -34,7 +33,6 @@ BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 OTHER_CODECS = {".xz": "xz"}
 ARTICLE_SETS = ("wikipedia", "wiki40b")  # TFDS datasets of Wikipedia articles without markup
-STRINGS = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
 
 
 class Document(NamedTuple):
@@ -88,6 +86,8 @@ def _open(unit: Unit, decompresses: bool = True) -> Iterator[tuple[BinaryIO, int
     try:
         with fsspec.open(unit.source.path, "rb", compression=OTHER_CODECS.get(suffix)) as stream:
             if codec := CODECS.get(suffix):
+                import pyarrow  # here, because the import takes long
+
                 stream = pyarrow.CompressedInputStream(stream, codec)
             yield stream, *unit.bounds(unit.source.size)
     except (OSError, EOFError, lzma.LZMAError) as error:
@@ -191,8 +191,10 @@ def _read_json_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Docum
 
 def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     """Yields the text field of the row groups of a unit."""
-    from pyarrow import parquet  # here, because the import takes long
+    import pyarrow  # here, because the imports take long
+    from pyarrow import parquet
 
+    strings = pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()
     path, field = unit.source.path, unit.source.text_field
     try:
         with fsspec.open(path, "rb") as stream:
@@ -205,7 +207,7 @@ def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document
                 )
             kind = file.schema_arrow.field(field).type
             kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-            if not any(map(kind.equals, STRINGS)):
+            if not any(map(kind.equals, strings)):
                 raise ValueError(f"column {field!r} of {path} is {kind}; expected string")
             groups = range(*unit.bounds(file.num_row_groups))
             for batch in file.iter_batches(1024, groups, [field]):

@@ -383,7 +383,7 @@ def test_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(parquet, "ParquetFile", deny)
-    monkeypatch.setattr(readers.pyarrow, "CompressedInputStream", deny)
+    monkeypatch.setattr(pyarrow, "CompressedInputStream", deny)
     for name in ("text.parquet", "text.txt.gz"):
         with pytest.raises(PermissionError, match="Permission denied"):
             read(f"{tmp_path}/{name}")
