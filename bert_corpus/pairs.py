@@ -6,6 +6,7 @@ in ten of a long one, is cut into shorter pairs, to reduce the mismatch between 
 fine-tuning.
 """
 
+import math
 import random
 from array import array
 from typing import NamedTuple
@@ -13,8 +14,8 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
-# Where to draw again whether pairs are short, and how long. The released code draws once, but many
-# pairs of one length above half a row, such as those of a book, would leave rows half empty.
+# How often the target length is drawn. The released code draws it once, but many pairs of one length
+# above half a row, such as those of a book, would leave rows half empty.
 TOKENS_PER_LENGTH = 1024
 
 
@@ -47,12 +48,11 @@ def make_pairs(
     another document all pairs are IsNext. The released code labels every span of a single sentence
     NotNext: most pairs, if sentences are long. Here, unless `as_released`, a sentence that alone
     reaches the target is joined by the next, and one left over at the end may follow those before
-    it, which are then used twice.
+    it, which are then used twice; and the target is drawn again every 1,024 tokens.
 
     Args:
       max_seq_length: maximum length of a pair with its special tokens; at least 5.
-      short_seq_prob: probability that the document, or about `TOKENS_PER_LENGTH` of
-        it, is cut into shorter pairs.
+      short_seq_prob: probability of a target below the maximum.
       document_parts: indices of all parts of the document, from which no random span is drawn.
     """
     document = documents[index]
@@ -66,7 +66,7 @@ def make_pairs(
         if not sentences and tokens_of_length <= 0:
             is_short = rng.random() < short_seq_prob
             target_length = rng.randint(2, max_tokens) if is_short else max_tokens
-            tokens_of_length = TOKENS_PER_LENGTH
+            tokens_of_length = math.inf if as_released else TOKENS_PER_LENGTH
         sentences.append(document[position])
         num_tokens += len(document[position])
         position += 1
