@@ -14,8 +14,8 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
-# How often the target length is drawn. The released code draws it once, but many pairs of one length
-# above half a row, such as those of a book, would leave rows half empty.
+# How often the target length is drawn. The released code draws it once, but many pairs of one
+# length above half a row, such as those of a book, would leave rows half empty.
 TOKENS_PER_LENGTH = 1024
 
 
