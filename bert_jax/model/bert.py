@@ -235,7 +235,23 @@ class MlmHead(nn.Module):
             product, (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC), gathered_token_embedding, x
         )
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(real, logits + bias, jnp.finfo(jnp.float32).min)
+        logits = _add_bias(config.dtype, logits, bias)
+        return jnp.where(real, logits, jnp.finfo(jnp.float32).min)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _add_bias(dtype, logits, bias):
+    return logits + bias
+
+
+def _add_bias_backward(dtype, _, dlogits):
+    # One pass for the softmax, in the dtype of both products, which would else compute it each.
+    dbias = jnp.sum(dlogits, (0, 1))
+    dlogits, dbias = jax.lax.optimization_barrier((dlogits.astype(dtype), dbias))
+    return dlogits.astype(jnp.float32), dbias
+
+
+_add_bias.defvjp(lambda *args: (_add_bias(*args), None), _add_bias_backward)
 
 
 class BertForPreTraining(nn.Module):
