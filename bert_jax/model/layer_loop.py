@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bert_jax.partitioning import gather_shards
+from bert_jax.partitioning import gather_shards, has_shards
 
 
 class LayerStacks:
@@ -107,7 +107,9 @@ def _forward(layer, uses_stacks, params, x, shared, stacked):
     shapes = jax.eval_shape(apply, jnp.int32(0), x, {})[1]
     arrays = jax.tree.map(lambda stack: lax.empty(stack.shape, stack.dtype), shapes)
     xs = _write(_empty(num_layers + 1, x), 0, x)
-    x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays))
+    # The next layers' shards are gathered during this one. A longer body only helps beside that.
+    unroll = 4 if has_shards(params) else 1
+    x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays), unroll=unroll)
     return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks))
 
 
