@@ -133,20 +133,23 @@ def attention_probabilities(query, key, sequence_ids, causal: bool) -> jax.Array
     if causal:
         position = jnp.arange(scores.shape[-1])
         is_visible &= position[:, None] >= position
+    return _softmax(scores, is_visible, key.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _softmax(scores: jax.Array, is_visible: jax.Array, dtype) -> jax.Array:
+    """Computes softmax in float32, returned and saved for the backward pass in `dtype`.
+
+    The gradient does not need `is_visible`: where it is False, the probability is 0.
+    """
     scores = jnp.where(is_visible, scores, jnp.finfo(jnp.float32).min)
-    return _softmax(scores, key.dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _softmax(scores: jax.Array, dtype) -> jax.Array:
-    """Computes softmax in float32, returned and saved for the backward pass in `dtype`."""
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
 def _softmax_backward(dtype, probabilities, dy):
     probabilities, dy = probabilities.astype(jnp.float32), dy.astype(jnp.float32)
     weighted = probabilities * dy
-    return (weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True),)
+    return weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True), None
 
 
 _softmax.defvjp(lambda *args: (_softmax(*args),) * 2, _softmax_backward)
