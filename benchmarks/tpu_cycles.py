@@ -9,9 +9,19 @@ rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentenc
 that of configs/pretrain/pod_large.py, with masking on the device; theirs is FlaxBertForPreTraining
 with `optax.adamw` and their loss, over the logits of all positions. Cycles are the compiler's
 estimates, those of our kernel from its schedule: see docs/tpu.md. Their unrolled layers take the
-compiler many minutes per chip. With 16 rows (libtpu 0.0.42.1, 2026-11-23, before queries, keys and
-values were one product), v4 took 8.32 against 15.41 million cycles per row, 1.85 times less, and
-v5e 15.15 against 26.16, 1.73; the other chips have not been compared to the end yet.
+compiler many minutes per chip.
+
+With 16 rows (libtpu 0.0.42.1, 2026-11-23), in million cycles per row:
+
+| chip | bert_jax | transformers | ratio |
+| --- | --- | --- | --- |
+| v3 (one core) | 33.21 | 43.79 | 1.32 |
+| v4 | 8.32 (older) | 15.41 | 1.85 |
+| v5e | 13.96 | 26.16 | 1.87 |
+| v5p | 6.89 | 14.75 | 2.14 |
+
+v4 is from before queries, keys and values were one product. v3 has no kernel of attention.
+Theirs takes 5 minutes to compile for v3 and 6 for v5p; for v6e it had not finished after an hour.
 """
 
 import pathlib

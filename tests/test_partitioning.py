@@ -163,12 +163,20 @@ def test_mesh_that_does_not_divide_the_devices_is_an_error(sizes):
 
 @pytest.mark.parametrize(
     ("kind", "hidden_size", "has_options"),
-    [("TPU v4", 1024, True), ("TPU v4", 768, False), ("TPU v5e", 1024, False), ("cpu", 32, False)],
+    [("TPU v4", 1024, True), ("TPU v4", 768, False), ("TPU v6e", 1024, False), ("cpu", 32, False)],
 )
 def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_options):
     device = types.SimpleNamespace(device_kind=kind)
     mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
     assert bool(partitioning.compiler_options(mesh, hidden_size)) == has_options
+
+
+def test_matrix_products_get_more_memory_on_v5():
+    for kind in ("TPU v5 lite", "TPU v5", "TPU v4"):
+        device = types.SimpleNamespace(device_kind=kind)
+        mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 1})
+        options = partitioning.compiler_options(mesh, 768)
+        assert options.get("xla_tpu_scoped_vmem_limit_kib", 0) == 32768 * ("v5" in kind)
 
 
 def test_options_for_exchanges_in_layers_are_for_tpus():

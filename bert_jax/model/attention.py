@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import AttentionDropout, Dropout, attention_dropout
+from bert_jax.model.dropout import AttentionDropout
 from bert_jax.model.kernels import attention_tpu
 from bert_jax.model.layer_loop import LayerStacks
 
@@ -44,8 +44,7 @@ def attention(
     biases: tuple[jax.Array, jax.Array],
     sequence_ids: jax.Array,
     config: BertConfig,
-    dropout_key: jax.Array | None = None,
-    dropout_settings: Dropout | None = None,
+    dropout: AttentionDropout | None = None,
 ) -> jax.Array:
     """Computes attention (Vaswani et al., 2017, section 3.2.1) within each sequence of a row.
 
@@ -56,17 +55,16 @@ def attention(
       sequence_ids: int32 `[batch, length]`; positions attend to each other if their ids are equal.
         Padding has the id 0 and attends only to padding, so that no softmax is empty.
       config: of the model: the number of heads, whether it is causal, and the implementation.
-      dropout_key, dropout_settings: for dropout of the probabilities; None disables it.
+      dropout: of the probabilities, or None.
 
     Returns:
       `[batch, length, hidden]` in the dtype of `value`. The softmax is in float32.
     """
     if not uses_kernel(config, query.shape[1]):
-        dropout = _dropout(config, query, dropout_key, dropout_settings)
         return _plain_attention(config, query, key, value, biases, sequence_ids, dropout)
     bias = attention_tpu.interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
     projections = attention_tpu.interleave(query, key, value)
-    return kernel_attention(projections, bias, sequence_ids, config, dropout_key, dropout_settings)
+    return kernel_attention(projections, bias, sequence_ids, config, dropout)
 
 
 @jax.named_scope("attention")
@@ -75,8 +73,7 @@ def kernel_attention(
     bias: jax.Array,
     sequence_ids: jax.Array,
     config: BertConfig,
-    dropout_key: jax.Array | None = None,
-    dropout_settings: Dropout | None = None,
+    dropout: AttentionDropout | None = None,
     stacks: LayerStacks | None = None,
 ) -> jax.Array:
     """Computes `attention` in the TPU kernel, of interleaved `projections` and their `bias`.
@@ -85,7 +82,6 @@ def kernel_attention(
     """
     mesh, device = _mesh_and_device()
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
-    dropout = _dropout(config, projections, dropout_key, dropout_settings)
     settings = {"head_dim": head_dim, "causal": config.causal}
     settings["interpret"] = device.platform != "tpu"
     kernel = functools.partial(attention_tpu.attention, **settings)
@@ -106,10 +102,6 @@ def kernel_attention(
     stacks.arrays |= zip(("projections", "context"), arrays, strict=True)
     stacks.values["context"] = context
     return context
-
-
-def _dropout(config, x, key, settings):
-    return attention_dropout(key, settings, config.num_heads, x.shape[1]) if settings else None
 
 
 def _plain_attention(config, query, key, value, biases, sequence_ids, dropout):
@@ -141,20 +133,23 @@ def attention_probabilities(query, key, sequence_ids, causal: bool) -> jax.Array
     if causal:
         position = jnp.arange(scores.shape[-1])
         is_visible &= position[:, None] >= position
+    return _softmax(scores, is_visible, key.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _softmax(scores: jax.Array, is_visible: jax.Array, dtype) -> jax.Array:
+    """Computes softmax in float32, returned and saved for the backward pass in `dtype`.
+
+    The gradient does not need `is_visible`: where it is False, the probability is 0.
+    """
     scores = jnp.where(is_visible, scores, jnp.finfo(jnp.float32).min)
-    return _softmax(scores, key.dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _softmax(scores: jax.Array, dtype) -> jax.Array:
-    """Computes softmax in float32, returned and saved for the backward pass in `dtype`."""
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
 def _softmax_backward(dtype, probabilities, dy):
     probabilities, dy = probabilities.astype(jnp.float32), dy.astype(jnp.float32)
     weighted = probabilities * dy
-    return (weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True),)
+    return weighted - probabilities * jnp.sum(weighted, axis=-1, keepdims=True), None
 
 
 _softmax.defvjp(lambda *args: (_softmax(*args),) * 2, _softmax_backward)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention, kernel_attention, uses_kernel
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout, add_dropout, dropout
+from bert_jax.model.dropout import Dropout, add_dropout, dropout, layer_dropouts
 from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
@@ -115,11 +115,10 @@ class EncoderLayer(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x, sequence_ids, dropout=None, stacks: LayerStacks | None = None):
+    def __call__(self, x, sequence_ids, dropouts=(None,) * 3, stacks: LayerStacks | None = None):
         config = self.config
         hidden = config.hidden_size
-        keys = [self.make_rng("dropout") if dropout else None for _ in range(3)]
-        settings = sequence_ids, config, keys[0], dropout
+        settings = sequence_ids, config, dropouts[0]
         if self.has_variable("params", FUSED):
             projections = Dense(config, 3 * hidden, adds_bias=False, name=FUSED)(x)
             context = kernel_attention(*projections, *settings, stacks)
@@ -128,13 +127,13 @@ class EncoderLayer(nn.Module):
             (query, query_bias), (key, _), (value, value_bias) = (layer(x) for layer in dense)
             context = attention(query, key, value, (query_bias, value_bias), *settings)
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
-        x = add_dropout(keys[1], x, *dense(context), dropout)
+        x = add_dropout(dropouts[1], x, *dense(context))
         x = LayerNorm(config, name="attention_layer_norm")(x)
         x = stacks.save("attention_output", x) if stacks else x
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
         y = stacks.save("intermediate", y, only_there=True) if stacks else y
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="output")
-        x = add_dropout(keys[2], x, *_dense_after_gelu(dense, y), dropout)
+        x = add_dropout(dropouts[2], x, *_dense_after_gelu(dense, y))
         return LayerNorm(config, name="output_layer_norm")(x)
 
 
@@ -162,26 +161,30 @@ class Encoder(nn.Module):
         if config.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if config.remat == "dots" else None
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=not config.scan_layers)
-        inputs = sequence_ids, self.make_rng("dropout") if dropout else None, dropout
+        dropouts = ()
+        if dropout:
+            sizes = config.num_layers, config.num_heads, x.shape[1]
+            dropouts = layer_dropouts(self.make_rng("dropout"), dropout, *sizes)
+        shared = sequence_ids, [each._replace(**{each._fields[0]: None}) for each in dropouts]
+        words = [each[0] for each in dropouts]
         if config.scan_layers and not all_layers:
-            return run_layers(layer, config.remat == "none", params, x, inputs)
+            return run_layers(layer, config.remat == "none", params, x, shared, words)
 
-        def apply_layer(x, layer_and_index):
-            layer_params = gather_shards(layer_and_index[0], x.dtype)
-            x = layer(layer_params, x, layer_and_index[1], inputs, None)
+        def apply_layer(x, stacked):
+            layer_params, words = stacked
+            x = layer(gather_shards(layer_params, x.dtype), x, shared, words, None)
             return x, x if all_layers else None
 
-        indexed = params, jnp.arange(config.num_layers)
         unroll = 1 if config.scan_layers else config.num_layers
-        last, outputs = jax.lax.scan(apply_layer, x, indexed, unroll=unroll)
+        last, outputs = jax.lax.scan(apply_layer, x, (params, words), unroll=unroll)
         return jnp.concatenate([x[None], outputs]) if all_layers else last
 
 
-def _apply_layer(config: BertConfig, params, x, index, inputs, stacks) -> jax.Array:
-    sequence_ids, key, dropout = inputs
-    rngs = {"dropout": jax.random.fold_in(key, index)} if dropout else {}
+def _apply_layer(config: BertConfig, params, x, shared, words, stacks) -> jax.Array:
+    sequence_ids, dropouts = shared
+    dropouts = [each._make((first, *each[1:])) for each, first in zip(dropouts, words, strict=True)]
     layer = EncoderLayer(config, parent=None)
-    return layer.apply({"params": params}, x, sequence_ids, dropout, stacks, rngs=rngs)
+    return layer.apply({"params": params}, x, sequence_ids, dropouts or (None,) * 3, stacks)
 
 
 class Bert(nn.Module):
@@ -235,7 +238,23 @@ class MlmHead(nn.Module):
             product, (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC), gathered_token_embedding, x
         )
         real = jnp.arange(config.padded_vocab_size) < config.vocab_size
-        return jnp.where(real, logits + bias, jnp.finfo(jnp.float32).min)
+        logits = _add_bias(config.dtype, logits, bias)
+        return jnp.where(real, logits, jnp.finfo(jnp.float32).min)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _add_bias(dtype, logits, bias):
+    return logits + bias
+
+
+def _add_bias_backward(dtype, _, dlogits):
+    # One pass for the softmax, in the dtype of both products, which would else compute it each.
+    dbias = jnp.sum(dlogits, (0, 1))
+    dlogits, dbias = jax.lax.optimization_barrier((dlogits.astype(dtype), dbias))
+    return dlogits.astype(jnp.float32), dbias
+
+
+_add_bias.defvjp(lambda *args: (_add_bias(*args), None), _add_bias_backward)
 
 
 class BertForPreTraining(nn.Module):

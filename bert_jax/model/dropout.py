@@ -73,50 +73,66 @@ def random_bits(words, column_words) -> tuple[jax.Array, jax.Array]:
     return bits ^ second, second
 
 
+class HiddenDropout(NamedTuple):
+    """Dropout of hidden states, a function of (row, position, column).
+
+    Attributes:
+      words: two int32 `[batch, ...]`, of each position.
+      threshold: int32 scalar; the share of int32 below it is the rate.
+      scale: float32 scalar, 1 / (1 - rate).
+    """
+
+    words: tuple[jax.Array, jax.Array]
+    threshold: jax.Array
+    scale: jax.Array
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Applies dropout to `[batch, ..., columns]`."""
+        bits, _ = random_bits([words[..., None] for words in self.words], column_words(x.shape[-1]))
+        return jnp.where(bits < self.threshold, 0, x * self.scale.astype(x.dtype))
+
+
+def hidden_dropout(key: jax.Array, settings: Dropout, shape: tuple[int, ...]) -> HiddenDropout:
+    """Returns dropout of hidden states `[batch, *shape, columns]` with a key."""
+    words = random_words(jax.random.bits(key, (2, 2), jnp.uint32), settings.rows, shape)
+    rate = jnp.asarray(settings.rate, jnp.float32)
+    threshold = jnp.round((rate - 0.5) * 2.0**32).astype(jnp.int32)
+    return HiddenDropout(tuple(words), threshold, 1.0 / (1.0 - rate))
+
+
 def dropout(key: jax.Array, x: jax.Array, settings: Dropout) -> jax.Array:
     """Zeroes elements of `x`, `[batch, ...]`, at the rate of `settings`, and scales the others."""
-    seed = jax.random.bits(key, (2, 2), jnp.uint32)
-    return _dropout(seed, settings.rows, jnp.asarray(settings.rate, jnp.float32), x)
+    return _dropout(hidden_dropout(key, settings, x.shape[1:-1]), x)
 
 
 @jax.custom_vjp
-def _dropout(seed, rows, rate, x):
-    words = random_words(seed, rows, x.shape[1:-1])[..., None]
-    bits, _ = random_bits(words, column_words(x.shape[-1]))
-    threshold = jnp.round((rate - 0.5) * 2.0**32).astype(jnp.int32)
-    return jnp.where(bits < threshold, 0, x * (1.0 / (1.0 - rate)).astype(x.dtype))
+def _dropout(mask, x):
+    return mask.apply(x)
 
 
-def _dropout_backward(residuals, dy):
-    return None, None, None, _dropout(*residuals, dy)
+_dropout.defvjp(lambda mask, x: (mask.apply(x), mask), lambda mask, dy: (None, mask.apply(dy)))
 
 
-_dropout.defvjp(lambda *args: (_dropout(*args), args[:3]), _dropout_backward)
-
-
-def add_dropout(key, x: jax.Array, y: jax.Array, bias: jax.Array, settings) -> jax.Array:
-    """Returns x + dropout(y + bias), without dropout if `settings` is None.
+def add_dropout(mask: HiddenDropout | None, x: jax.Array, y: jax.Array, bias: jax.Array):
+    """Returns x + dropout(y + bias), without dropout if `mask` is None.
 
     The gradients of all three are computed in one pass, and no operation computes them again.
     """
-    if not settings:
-        return x + (y + bias.astype(y.dtype))
-    seed = jax.random.bits(key, (2, 2), jnp.uint32)
-    return _add_dropout(seed, settings.rows, jnp.asarray(settings.rate, jnp.float32), x, y, bias)
+    return _add_dropout(mask, x, y, bias) if mask else x + (y + bias.astype(y.dtype))
 
 
 @jax.custom_vjp
-def _add_dropout(seed, rows, rate, x, y, bias):
-    return x + _dropout(seed, rows, rate, y + bias.astype(y.dtype))
+def _add_dropout(mask, x, y, bias):
+    return x + mask.apply(y + bias.astype(y.dtype))
 
 
-def _add_dropout_backward(residuals, dx):
-    dy = _dropout(*residuals, dx)
+def _add_dropout_backward(mask, dx):
+    dy = mask.apply(dx)
     dbias = jnp.sum(dy.astype(jnp.float32), tuple(range(dy.ndim - 1)))
-    return None, None, None, *lax.optimization_barrier((dx, dy, dbias))
+    return None, *lax.optimization_barrier((dx, dy, dbias))
 
 
-_add_dropout.defvjp(lambda *args: (_add_dropout(*args), args[:3]), _add_dropout_backward)
+_add_dropout.defvjp(lambda *args: (_add_dropout(*args), args[0]), _add_dropout_backward)
 
 
 class AttentionDropout(NamedTuple):
@@ -153,3 +169,20 @@ def attention_dropout(
     threshold = (steps.astype(jnp.int32) - 2**15) << 16
     words = jnp.moveaxis(words, 0, 2), column_words(length)
     return AttentionDropout(*words, threshold, 2.0**16 / (2.0**16 - steps))
+
+
+def layer_dropouts(
+    key: jax.Array, settings: Dropout, num_layers: int, num_heads: int, length: int
+) -> tuple[AttentionDropout | HiddenDropout, ...]:
+    """Returns dropout of attention and of both sublayers, its first fields stacked over layers.
+
+    Drawn for all layers at once: in each layer, it would be some thirty small operations.
+    """
+
+    def draw(key):
+        keys = jax.random.split(key, 3)
+        hidden = (hidden_dropout(key, settings, (length,)) for key in keys[1:])
+        return attention_dropout(keys[0], settings, num_heads, length), *hidden
+
+    axes = AttentionDropout(0, None, None, None), *[HiddenDropout(0, None, None)] * 2
+    return jax.vmap(draw, out_axes=axes)(jax.random.split(key, num_layers))

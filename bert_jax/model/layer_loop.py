@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bert_jax.partitioning import gather_shards
+from bert_jax.partitioning import gather_shards, has_shards
 
 
 class LayerStacks:
@@ -51,33 +51,36 @@ _save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def run_layers(layer: Callable, uses_stacks: bool, params, x: jax.Array, inputs) -> jax.Array:
-    """Applies `layer(params, x, index, inputs, stacks)` for each index of the stacked `params`.
+def run_layers(
+    layer: Callable, uses_stacks: bool, params, x: jax.Array, shared, stacked=None
+) -> jax.Array:
+    """Applies `layer(params, x, shared, stacked, stacks)` with each layer's `params` and `stacked`.
 
     Parameters that are shards are gathered in each layer, and once more for the gradient.
 
-    `inputs` are the same for all layers, and constants for the gradient. `stacks` are `LayerStacks`
-    if there is a gradient and `uses_stacks`; else None.
+    `shared`, the same for all layers, and `stacked` are constants for the gradient. `stacks` are
+    `LayerStacks` if there is a gradient and `uses_stacks`; else None.
     """
-    return _forward(layer, False, params, x, inputs)[0]
+    return _forward(layer, False, params, x, shared, stacked)[0]
 
 
-def _forward(layer, uses_stacks, params, x, inputs):
+def _forward(layer, uses_stacks, params, x, shared, stacked):
     num_layers, rebuild_vjp = len(jax.tree.leaves(params)[0]), None
 
     def apply(index, x, arrays):
         """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
         nonlocal rebuild_vjp
-        layer_params = gather_shards(_at(params, index), x.dtype)
+        layer_params, layer_inputs = _at((params, stacked), index)
+        layer_params = gather_shards(layer_params, x.dtype)
         stacks = LayerStacks(arrays, index, num_layers)
 
         def run(params, x):
-            y = layer(params, x, index, inputs, stacks if uses_stacks else None)
+            y = layer(params, x, shared, layer_inputs, stacks if uses_stacks else None)
             return y, (stacks.arrays, stacks.values)
 
         y, vjp, (arrays, values) = jax.vjp(run, layer_params, x, has_aux=True)
         leaves, tree = jax.tree.flatten(vjp)
-        given = layer_params, x, index, inputs, arrays, values
+        given = layer_params, x, index, shared, layer_inputs, arrays, values
         found = {id(leaf) for leaf in jax.tree.leaves(given)}
         for n, leaf in enumerate(leaves):
             if id(leaf) not in found:
@@ -87,10 +90,11 @@ def _forward(layer, uses_stacks, params, x, inputs):
         places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(given))}
         sources, names = [places[id(leaf)] for leaf in leaves], tuple(values)
 
-        def rebuild_vjp(params, x, index, inputs, arrays):
+        def rebuild_vjp(params, x, index, shared, layer_inputs, arrays):
             read = _at({name: arrays[name] for name in names}, index)
-            given = jax.tree.leaves((params, x, index, inputs, arrays, read))
-            return jax.tree.unflatten(tree, [given[n] for n in sources])
+            given = params, x, index, shared, layer_inputs, arrays, read
+            leaves = jax.tree.leaves(given)
+            return jax.tree.unflatten(tree, [leaves[n] for n in sources])
 
         return y, arrays
 
@@ -103,26 +107,28 @@ def _forward(layer, uses_stacks, params, x, inputs):
     shapes = jax.eval_shape(apply, jnp.int32(0), x, {})[1]
     arrays = jax.tree.map(lambda stack: lax.empty(stack.shape, stack.dtype), shapes)
     xs = _write(_empty(num_layers + 1, x), 0, x)
-    x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays))
-    return x, (params, inputs, jax.tree_util.Partial(rebuild_vjp, *stacks))
+    # The next layers' shards are gathered during this one. A longer body only helps beside that.
+    unroll = 4 if has_shards(params) else 1
+    x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays), unroll=unroll)
+    return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks))
 
 
 def _backward(layer, uses_stacks, residuals, dx):
-    params, inputs, rebuild_vjp = residuals
+    params, shared, stacked, rebuild_vjp = residuals
     num_layers = len(jax.tree.leaves(params)[0])
 
     def body(step, carry):
         dx, dstacks = carry
         index = num_layers - 1 - step
         xs, arrays = rebuild_vjp.args
-        layer_params, x = _at((params, xs), index)
+        layer_params, x, layer_inputs = _at((params, xs, stacked), index)
         layer_params, scatter = jax.vjp(lambda shards: gather_shards(shards, x.dtype), layer_params)
-        dparams, dx = rebuild_vjp.func(layer_params, x, index, inputs, arrays)(dx)
+        dparams, dx = rebuild_vjp.func(layer_params, x, index, shared, layer_inputs, arrays)(dx)
         return dx, _write(dstacks, index, *scatter(dparams))
 
     dparams = _empty(num_layers, jax.eval_shape(lambda: _at(params, 0)))
     dx, dparams = lax.fori_loop(0, num_layers, body, (dx, dparams))
-    return dparams, dx, None
+    return dparams, dx, None, None
 
 
 run_layers.defvjp(_forward, _backward)

@@ -37,12 +37,17 @@ def make_inputs(length: int, seed: int = 0, dtype="float32"):
     return *arrays, biases, jnp.array(ids)
 
 
+def make_dropout(config, x, rows, rate, key=None):
+    key = jax.random.key(3) if key is None else key
+    return attention_dropout(key, Dropout(rows, rate), config.num_heads, x.shape[1])
+
+
 @functools.partial(jax.jit, static_argnames=("config", "rate"))
 def outputs_and_gradients(config, query, key, value, dout, biases, ids, rate=0.0):
-    settings = Dropout(jnp.array([5, 0, 1000]), rate) if rate else None
+    dropout = make_dropout(config, query, jnp.array([5, 0, 1000]), rate) if rate else None
 
     def run(*arrays):
-        return attention(*arrays, ids, config, jax.random.key(3), settings)
+        return attention(*arrays, ids, config, dropout)
 
     out, vjp = jax.vjp(run, query, key, value, biases)
     *gradients, dbiases = vjp(dout)
@@ -97,9 +102,9 @@ def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
 
     def run(kind):
         def trial(key_of_trial, rate, query):
-            settings = Dropout(jnp.arange(BATCH), rate)
-            arguments = query, key, value, biases, ids, make_config(kind), key_of_trial, settings
-            return attention(*arguments)
+            config = make_config(kind)
+            dropout = make_dropout(config, query, jnp.arange(BATCH), rate, key_of_trial)
+            return attention(query, key, value, biases, ids, config, dropout)
 
         return jax.vmap(trial)(keys, rates, jnp.stack([query, 2 * query]))
 
@@ -117,9 +122,10 @@ def test_kernel_on_a_mesh_has_the_gradients_of_plain_attention_on_one_device(siz
         def loss(params):
             projections = [batch[name] for name in ("query", "key", "value")]
             projections = [x * params["factors"][i] for i, x in enumerate(projections)]
-            settings = Dropout(batch["rows"], 0.1)
-            arguments = params["biases"], batch["ids"], make_config(kind), jax.random.key(1)
-            return jnp.sum(attention(*projections, *arguments, settings) * batch["dout"])
+            config = make_config(kind)
+            dropout = make_dropout(config, projections[0], batch["rows"], 0.1)
+            arguments = params["biases"], batch["ids"], config, dropout
+            return jnp.sum(attention(*projections, *arguments) * batch["dout"])
 
         return jax.grad(loss)(params)
 

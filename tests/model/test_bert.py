@@ -230,7 +230,7 @@ def test_attention_and_its_gradients_equal_float64(dropout_rate):
 
     def function(*arrays):
         """Needs no bias of the keys."""
-        return attention(*arrays, biases, sequence_ids, config, key, dropout_settings)
+        return attention(*arrays, biases, sequence_ids, config, words)
 
     inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 12)).astype(np.float32)
     assert_gradients_equal_autodiff(function, plain, *inputs)
@@ -264,21 +264,20 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
     config = dataclasses.replace(config, scan_layers=scan_layers)
     used = []
 
-    def record(module, name):
+    def record(module, name, words):
+        """Records the random words of each call of a function: those of its dropout."""
         function = getattr(module, name)
 
-        def recorded(key, *args):
-            if key is None:  # Without dropout.
-                return function(key, *args)
-            words = jax.random.key_data(key)
-            jax.debug.callback(lambda words: used.append(words.tobytes()), words)
-            return function(key, *args)
+        def recorded(*args):
+            if (given := words(*args)) is not None:
+                jax.debug.callback(lambda words: used.append(words.tobytes()), given)
+            return function(*args)
 
         monkeypatch.setattr(module, name, recorded)
 
-    record(bert, "dropout")
-    record(bert, "add_dropout")
-    record(attention_module, "attention_dropout")
+    record(bert, "dropout", lambda key, *_: jax.random.key_data(key))
+    record(bert, "add_dropout", lambda mask, *_: mask and mask.words[0])
+    record(attention_module, "_plain_attention", lambda *args: args[-1] and args[-1].query_words)
     metric_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.

@@ -126,7 +126,7 @@ def test_gradient_saves_in_the_stacks_of_the_layer_only_there():
 def test_without_gradient_a_layer_gets_no_stacks():
     seen = []
 
-    def layer(params, x, index, inputs, stacks):
+    def layer(params, x, shared, stacked, stacks):
         seen.append(stacks)
         return jnp.sin(x * params) if stacks is None else stacks.save("y", jnp.sin(x * params))
 

@@ -86,13 +86,14 @@ def attention(
     read and write them there, so that a loop over layers copies nothing.
     """
     batch, length, width = projections.shape
-    end = (0, -length % LANES)
-    ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
-    if dropout:
-        key_words = jnp.pad(dropout.key_words, ((0, 0), end))
-        query_words = jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end))
-        dropout = dropout._replace(query_words=query_words, key_words=key_words)
-    padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
+    ids, padded, end = sequence_ids, projections, (0, -length % LANES)
+    if any(end):
+        ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
+        if dropout:
+            key_words = jnp.pad(dropout.key_words, ((0, 0), end))
+            query_words = jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end))
+            dropout = dropout._replace(query_words=query_words, key_words=key_words)
+        padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
     settings = _Settings(head_dim, causal, interpret)
     stacks = stacks or [
         lax.empty((1, batch, ids.shape[1], size), padded.dtype) for size in (width, width // 3)
