@@ -7,8 +7,8 @@ import tempfile
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
-# Compilation takes longer than the computations of the tests; these flags halve the time of those of
-# the update step. Not for `make parity`, which measures what users run.
+# Compilation takes longer than the computations of the tests; these flags halve the time of those
+# of the update step. Not for `make parity`, which measures what users run.
 if "BERT_JAX_MINILM" not in os.environ:
     os.environ["XLA_FLAGS"] += (
         " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -165,8 +165,8 @@ class Encoder(nn.Module):
         if dropout:
             sizes = config.num_layers, config.num_heads, x.shape[1]
             dropouts = layer_dropouts(self.make_rng("dropout"), dropout, *sizes)
-        shared = sequence_ids, [each._replace(**{each._fields[0]: None}) for each in dropouts]
-        words = [each[0] for each in dropouts]
+        shared = sequence_ids, [each._replace(words=None) for each in dropouts]
+        words = [each.words for each in dropouts]
         if config.scan_layers and not all_layers:
             return run_layers(layer, config.remat == "none", params, x, shared, words)
 
@@ -182,7 +182,7 @@ class Encoder(nn.Module):
 
 def _apply_layer(config: BertConfig, params, x, shared, words, stacks) -> jax.Array:
     sequence_ids, dropouts = shared
-    dropouts = [each._make((first, *each[1:])) for each, first in zip(dropouts, words, strict=True)]
+    dropouts = [d._replace(words=w) for d, w in zip(dropouts, words, strict=True)]
     layer = EncoderLayer(config, parent=None)
     return layer.apply({"params": params}, x, sequence_ids, dropouts or (None,) * 3, stacks)
 

@@ -139,13 +139,14 @@ class AttentionDropout(NamedTuple):
     """Dropout of attention probabilities, a function of (row, head, query, key).
 
     Attributes:
-      query_words: int32 `[batch, pairs of heads, 2, length]`; the bits of a pair have one hash.
+      words: int32 `[batch, pairs of heads, 2, length]`, of each query; the bits of a pair of heads
+        have one hash.
       key_words: int32 `[2, length]`.
       threshold: int32 scalar; the share of int32 below it is the rate, a multiple of 2^-16.
       scale: float32 scalar, 1 / (1 - rate).
     """
 
-    query_words: jax.Array
+    words: jax.Array
     key_words: jax.Array
     threshold: jax.Array
     scale: jax.Array
@@ -153,7 +154,7 @@ class AttentionDropout(NamedTuple):
     def apply(self, probabilities: jax.Array) -> jax.Array:
         """Applies dropout to attention probabilities, `[batch, heads, query, key]`."""
         num_heads, dtype = probabilities.shape[1], probabilities.dtype
-        words = jnp.repeat(self.query_words, 2, axis=1)[:, :num_heads, :, :, None]
+        words = jnp.repeat(self.words, 2, axis=1)[:, :num_heads, :, :, None]
         even, odd = random_bits((words[:, :, 0], words[:, :, 1]), self.key_words)
         bits = jnp.where(jnp.arange(num_heads)[:, None, None] % 2, odd, even)
         return jnp.where(bits < self.threshold, 0, probabilities * self.scale.astype(dtype))
@@ -174,7 +175,7 @@ def attention_dropout(
 def layer_dropouts(
     key: jax.Array, settings: Dropout, num_layers: int, num_heads: int, length: int
 ) -> tuple[AttentionDropout | HiddenDropout, ...]:
-    """Returns dropout of attention and of both sublayers, its first fields stacked over layers.
+    """Returns dropout of attention and of both sublayers, `words` stacked over layers.
 
     Drawn for all layers at once: in each layer, it would be some thirty small operations.
     """

@@ -199,10 +199,10 @@ def test_what_the_kernel_does_not_support_falls_back_and_says_so_once(
 def dropped() -> np.ndarray:
     """10.5 million draws, [rows, heads, query, key]: True where a probability is dropped."""
     settings = Dropout(jnp.arange(10), 0.1)
-    words = attention_dropout(jax.random.key(0), settings, 4, 512)
-    query = words.query_words[:, :, :, :, None]
-    bits = random_bits((query[:, :, 0], query[:, :, 1]), words.key_words)
-    return np.stack([np.asarray(half < words.threshold) for half in bits], 2).reshape(
+    mask = attention_dropout(jax.random.key(0), settings, 4, 512)
+    query = mask.words[:, :, :, :, None]
+    bits = random_bits((query[:, :, 0], query[:, :, 1]), mask.key_words)
+    return np.stack([np.asarray(half < mask.threshold) for half in bits], 2).reshape(
         10, 4, 512, 512
     )
 

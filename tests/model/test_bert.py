@@ -277,7 +277,7 @@ def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeyp
 
     record(bert, "dropout", lambda key, *_: jax.random.key_data(key))
     record(bert, "add_dropout", lambda mask, *_: mask and mask.words[0])
-    record(attention_module, "_plain_attention", lambda *args: args[-1] and args[-1].query_words)
+    record(attention_module, "_plain_attention", lambda *args: args[-1] and args[-1].words)
     metric_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.

@@ -91,8 +91,8 @@ def attention(
         ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
         if dropout:
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
-            query_words = jnp.pad(dropout.query_words, (*[(0, 0)] * 3, end))
-            dropout = dropout._replace(query_words=query_words, key_words=key_words)
+            words = jnp.pad(dropout.words, (*[(0, 0)] * 3, end))
+            dropout = dropout._replace(words=words, key_words=key_words)
         padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
     settings = _Settings(head_dim, causal, interpret)
     stacks = stacks or [
@@ -138,7 +138,7 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
     if dropout:
         scale, key_words = dropout.scale.reshape(1, 1), dropout.key_words[..., None]
         key_words = jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES))
-        words = dropout.query_words, key_words, dropout.threshold.reshape(1, 1)
+        words = dropout.words, key_words, dropout.threshold.reshape(1, 1)
     inputs = _Inputs(ids[:, None], ids[..., None], scale, stacks[0], bias, *words)
     (_, batch, length, hidden), dtype = stacks[1].shape, stacks[1].dtype
     rows = math.gcd(batch, max(MAX_LENGTH // length, 1))  # So that a program has enough to do.
