@@ -26,6 +26,8 @@ def worker_processes(function: Callable, num_processes: int = 0) -> Iterator[Cal
     if num_processes == 1:
         yield functools.partial(map, function)
         return
+    # glibc would raise its limit with each large array it frees, and give less memory back.
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 17))
     executor = concurrent.futures.ProcessPoolExecutor(
         num_processes,
         # Forking would copy locks that other threads of the parent hold.
