@@ -5,10 +5,10 @@ python benchmarks/packing.py --dump=enwiki-latest-pages-articles1.xml.bz2 --init
 
 Builds both corpora of the same text, rows of 128 tokens, and trains a model on about the same
 number of real tokens of each (padding is not counted), with several seeds. Both sides start from
-the same trained weights: from random ones the loss first hardly moves, then falls from a
-step that depends on the seed more than on the rows. Prints real tokens per second after the first
-steps, their ratio, the masked-LM losses on the same held-out rows with the same masks, and their
-mean difference with its standard error.
+the same trained weights: from random ones the loss first hardly moves, then falls from a step that
+depends on the seed more than on the rows. Prints real tokens per second after the first steps,
+their ratio, the masked-LM losses on the same held-out rows with the same masks, and their mean
+difference with its standard error.
 """
 
 import importlib
@@ -75,11 +75,10 @@ def main(argv: list[str]) -> None:
             config = CorpusConfig(max_pairs_per_row=max_pairs, heldout_fraction=0.1, dupe_factor=4)
             split = build_corpus(DUMP.value, tokenizer, corpus, config)["splits"]["train"]
             runs[name] = corpus, split["tokens"] / split["rows"], [], []
-        heldout = runs["packed"][0]
-        num_tokens = STEPS.value * BATCH_SIZE * runs["packed"][1]
+        heldout, packed_tokens, *_ = runs["packed"]
         for seed in range(SEEDS.value):  # The sides alternate.
             for name, (corpus, tokens_per_row, rates, losses) in runs.items():
-                num_steps = round(num_tokens / BATCH_SIZE / tokens_per_row)
+                num_steps = round(STEPS.value * packed_tokens / tokens_per_row)
                 workdir = pathlib.Path(scratch, f"{name}-{seed}")
                 train_and_evaluate(make_config(corpus, num_steps, seed), workdir)
                 records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())

@@ -89,7 +89,7 @@ def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> d
     if kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0:
         names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
         options |= dict.fromkeys(names, True)
-    if kind.startswith("TPU v5"):
+    if kind in ("TPU v5 lite", "TPU v5"):
         options["xla_tpu_scoped_vmem_limit_kib"] = 32 * 1024
     if in_layers and kind.startswith("TPU"):
         options["xla_tpu_enable_async_all_to_all"] = True

@@ -163,7 +163,7 @@ def test_mesh_that_does_not_divide_the_devices_is_an_error(sizes):
 
 @pytest.mark.parametrize(
     ("kind", "hidden_size", "has_options"),
-    [("TPU v4", 1024, True), ("TPU v4", 768, False), ("TPU v6e", 1024, False), ("cpu", 32, False)],
+    [("TPU v4", 1024, True), ("TPU v4", 768, False), ("TPU v5e", 1024, False), ("cpu", 32, False)],
 )
 def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_options):
     device = types.SimpleNamespace(device_kind=kind)

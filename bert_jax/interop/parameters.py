@@ -76,7 +76,7 @@ def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict:
     return dict(_traced_shapes(config, json.dumps(head)))
 
 
-@functools.lru_cache  # A sweep reads many models of one shape, and tracing takes 0.3 s.
+@functools.lru_cache  # Tracing a model takes longer than reading a small one.
 def _traced_shapes(config: BertConfig, head_json: str) -> dict:
     key, ids, head = jax.random.key(0), np.zeros((1, 2), np.int32), json.loads(head_json)
     params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]

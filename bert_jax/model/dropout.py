@@ -113,7 +113,9 @@ def _dropout(mask, x):
 _dropout.defvjp(lambda mask, x: (mask.apply(x), mask), lambda mask, dy: (None, mask.apply(dy)))
 
 
-def add_dropout(mask: HiddenDropout | None, x: jax.Array, y: jax.Array, bias: jax.Array):
+def add_dropout(
+    mask: HiddenDropout | None, x: jax.Array, y: jax.Array, bias: jax.Array
+) -> jax.Array:
     """Returns x + dropout(y + bias), without dropout if `mask` is None.
 
     The gradients of all three are computed in one pass, and no operation computes them again.

@@ -87,7 +87,7 @@ def attention(
     """
     batch, length, width = projections.shape
     ids, padded, end = sequence_ids, projections, (0, -length % LANES)
-    if any(end):
+    if any(end):  # Otherwise these stay inputs, which a loop over layers does not save.
         ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
         if dropout:
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
