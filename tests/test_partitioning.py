@@ -171,6 +171,16 @@ def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_opt
     assert bool(partitioning.compiler_options(mesh, hidden_size)) == has_options
 
 
+@pytest.mark.parametrize(
+    ("kind", "has_options"),
+    [("TPU v3", True), ("TPU v4", True), ("TPU v5 lite", True), ("cpu", False), ("H100", False)],
+)
+def test_compiler_orders_the_sums_of_products_by_cost_on_tpu(kind, has_options):
+    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=kind)]))
+    options = partitioning.product_options(mesh)
+    assert options == ({"xla_tpu_break_of_accum_cost_heuristic": True} if has_options else {})
+
+
 def test_matrix_products_get_more_memory_on_v5():
     for kind in ("TPU v5 lite", "TPU v5", "TPU v4"):
         device = types.SimpleNamespace(device_kind=kind)

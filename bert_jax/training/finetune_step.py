@@ -123,7 +123,9 @@ def make_finetune_step(
     # The metrics stay with their trials: between these there is no communication.
     out_shardings = shardings.map_trials(partitioning.stack_shardings), trial_sharding
 
-    @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+    jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+
+    @jit(compiler_options=partitioning.product_options(mesh))
     def update_step(state, rows, num_microbatches, keys, hyperparameters):
         rows, weight_sums = jax.vmap(prepare)(rows)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)

@@ -83,8 +83,9 @@ def make_pretrain_step(
     is_data_parallel = 1 < mesh.shape["data"] == mesh.size
     in_layers = exchange_in_layers and num_microbatches == 1 and is_data_parallel and fills_tiles
     jit = functools.partial(jax.jit, out_shardings=(shardings, replicated), donate_argnums=0)
+    options = partitioning.compiler_options(mesh, model.config.hidden_size, in_layers)
 
-    @jit(compiler_options=partitioning.compiler_options(mesh, model.config.hidden_size, in_layers))
+    @jit(compiler_options=options | partitioning.product_options(mesh))
     def update_step(state, rows):
         fuse, step_shardings = (lambda params: params), shardings.params
         if uses_kernel(model.config, rows["tokens"].shape[1], mesh.abstract_mesh):
