@@ -1,10 +1,10 @@
 """What the studies share: their runs as commands, the scores of these runs, and the report.
 
-A study is a list of rows, as in the paper's tables. A row is a pre-training, or given weights, and
-the settings with which the tasks are fine-tuned from it, each task and its seeds with one
-`tools/sweep.py`. At laptop scale the commands are run one after another; at pod
-scale they have the paper's sizes and are written to a script. Runs are named after their settings,
-so that studies with the same --workdir share them, and a finished run is not repeated.
+A study is a list of rows, as in the paper's tables. A row is a pre-training run, or given weights,
+and the settings with which the tasks are fine-tuned from it, each task and its seeds with one
+`tools/sweep.py`. At laptop scale the commands are run one after another; at pod scale they have the
+paper's sizes and are written to a script. Runs are named after their scale, their --text and their
+settings, so that studies with the same --workdir share them, and a finished run is not repeated.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,14 +20,27 @@ from typing import NamedTuple
 import study_report
 from absl import app, flags
 
-from bert_jax.runtime.command_line import parse_flags
+from bert_jax.runtime.command_line import exit_interrupted, parse_flags, run_command
 
 SCALE = flags.DEFINE_enum("scale", "laptop", ["laptop", "pod"], "Sizes of the runs.")
 WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs; may be shared.")
-REPORTS = flags.DEFINE_string("reports", "experiments/reports", "Directory of the reports.")
+REPORTS = flags.DEFINE_string(
+    "reports",
+    "",
+    "Directory of the report; default: experiments/reports, at pod scale in --workdir.",
+)
 TEXT = flags.DEFINE_string("text", "", "Text of the corpus; laptop scale has a sample by default.")
 LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script on this TPU VM.")
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
+DIRECTORIES = {
+    "glue_dir": "Directory of the GLUE download.",
+    "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
+    "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
+    "swag_dir": "Directory of SWAG's train.csv and val.csv.",
+    "conll_dir": "Directory of CoNLL-2003's train.txt, valid.txt and test.txt.",
+}
+for name, text in DIRECTORIES.items():
+    flags.DEFINE_string(name, "", text)
 
 Settings = dict[str, object]
 """Values of fields of a configuration, by dotted name."""
@@ -74,9 +86,9 @@ tools/launch_tpu.py (docs/cloud_tpu.md), with all paths in the bucket. A stopped
 class Row:
     """A row of the study's table.
 
-    The encoder is that of a pre-training with the fields `pretraining`, on the kind of `rows` that
-    tools/prepare_corpus.py builds, after `step` (0: the last); or, if given, that of `weights`;
-    with a `pretraining` of None the row is only quoted from the paper.
+    The encoder is that of a pre-training run with the fields `pretraining`, on a corpus of the
+    `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, that of
+    `weights`; with a `pretraining` of None the row is only quoted from the paper.
     `finetuning` has fields of the tasks in this row, and `finetune_config` replaces that of the
     tasks. At pod scale the model has the `size`. `paper` has the paper's scores by column.
     """
@@ -84,7 +96,7 @@ class Row:
     name: str
     paper: dict[str, float] = dataclasses.field(default_factory=dict)
     pretraining: Settings | None = dataclasses.field(default_factory=dict)
-    rows: str = "sentence_pairs"
+    row_format: str = "sentence_pairs"
     step: int = 0
     weights: str = ""
     finetuning: Settings = dataclasses.field(default_factory=dict)
@@ -101,10 +113,10 @@ class Task(NamedTuple):
     settings: Settings
 
 
-class Step(NamedTuple):
-    """A command, and the path that exists once it has finished ("": it is always run)."""
+class Command(NamedTuple):
+    """Arguments of python, and the path that exists once it has finished ("": it is always run)."""
 
-    command: list[str]
+    arguments: list[str]
     product: str = ""
 
 
@@ -112,18 +124,20 @@ class Step(NamedTuple):
 class Study:
     """What a study runs and says.
 
-    `rows` and `tasks` are functions of the scale. `measures` are columns from the result of the
-    pre-training itself: a name, and the key in result.json. `about` says what is compared and where
-    the paper's numbers are from, `limits` what the laptop scale can and cannot show.
+    `rows` and `tasks` are functions of the scale. `pretraining_metrics` are columns from the result
+    of the pre-training run itself: a name, and the key in result.json. `about` says what is
+    compared and where the paper's numbers are from, at both scales; `laptop` what is smaller at
+    laptop scale, and `limits` what that can and cannot show, whatever the scores of a run.
     """
 
     name: str
     title: str
     about: str
+    laptop: str
     limits: str
     rows: Callable[[str], list[Row]]
     tasks: Callable[[str], list[Task]]
-    measures: dict[str, str] = dataclasses.field(default_factory=dict)
+    pretraining_metrics: dict[str, str] = dataclasses.field(default_factory=dict)
     num_seeds: int = 2
     draw: Callable = study_report.draw_scores
 
@@ -133,18 +147,27 @@ def fetched(name: str) -> str:
     return f"{WORKDIR.value}/data/{name}"
 
 
-def plan(study: Study, scale: str) -> list[Step]:
+def runs(scale: str) -> str:
+    """Returns the directory of the runs at a scale; those of each --text have their own."""
+    return f"{WORKDIR.value}/{scale}" + (f"-{digest(TEXT.value)}" if TEXT.value else "")
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+
+
+def plan(study: Study, scale: str) -> list[Command]:
     """Returns the commands of the study in the order in which they can be run."""
     rows, tasks = rows_to_run(study, scale), study.tasks(scale)
-    steps = corpus_steps(rows, scale)
-    steps += data_steps(tasks) if scale == "laptop" else []
+    check_directories(study, tasks, scale)
+    commands = corpus_commands(rows, scale) + data_commands(tasks)
     for row in rows:
         if not row.weights:
-            steps.append(pretrain_step(row, scale))
+            commands.append(pretrain_command(row, scale))
         elif row.weights == fetched("minilm"):
-            steps.append(fetch_step("minilm"))
-        steps += [sweep_step(study, row, task, scale) for task in tasks]
-    return list({tuple(step.command): step for step in steps}.values())
+            commands.append(fetch_command("minilm"))
+        commands += [sweep_command(study, row, task, scale) for task in tasks]
+    return list({tuple(command.arguments): command for command in commands}.values())
 
 
 def rows_to_run(study: Study, scale: str) -> list[Row]:
@@ -152,135 +175,162 @@ def rows_to_run(study: Study, scale: str) -> list[Row]:
     return [row for row in study.rows(scale) if row.pretraining is not None]
 
 
-def fetch_step(name: str) -> Step:
-    return Step(["tools/fetch_data.py", name, fetched(name)], fetched(name))
-
-
-def data_steps(tasks: list[Task]) -> list[Step]:
-    """Returns the commands that fetch or make the files that the tasks read from WORKDIR/data."""
+def reads(tasks: list[Task], directory: str) -> bool:
+    """Returns whether a task reads files of a directory."""
     values = [str(value) for task in tasks for value in task.settings.values()]
-    read = {value.split("/data/")[1].split("/")[0] for value in values if "/data/" in value}
-    names = [name for name in ("reuters-r8", "conll2003") if name in read]
-    steps = [fetch_step(name) for name in names]
-    if "story-endings" in read:
-        command = ["experiments/story_endings.py", fetched("tales"), fetched("story-endings")]
-        steps += [fetch_step("tales"), Step(command, fetched("story-endings"))]
-    return steps
+    return any(value == directory or value.startswith(f"{directory}/") for value in values)
 
 
-def corpus_steps(rows: list[Row], scale: str) -> list[Step]:
-    """Returns the commands for the text, the vocabulary, and a corpus for each kind of rows."""
-    kinds = dict.fromkeys(row.rows for row in rows if not row.weights)
-    if not kinds:
+def check_directories(study: Study, tasks: list[Task], scale: str) -> None:
+    """Raises ValueError for the flag of a directory that no task reads."""
+    for name in DIRECTORIES:
+        directory = flags.FLAGS[name].value
+        if directory and not reads(tasks, directory):
+            scores = ", ".join(task.name for task in tasks)
+            raise ValueError(
+                f"--{name}={directory}: {study.name}.py reads no such files at {scale} scale, "
+                f"where its scores are {scores}: remove the flag"
+            )
+
+
+def fetch_command(name: str) -> Command:
+    return Command(["tools/fetch_data.py", name, fetched(name)], fetched(name))
+
+
+def data_commands(tasks: list[Task]) -> list[Command]:
+    """Returns the commands that fetch or make the files that the tasks read from WORKDIR/data."""
+    names = [name for name in ("reuters-r8", "conll2003") if reads(tasks, fetched(name))]
+    commands = [fetch_command(name) for name in names]
+    if reads(tasks, fetched("story-endings")):
+        arguments = ["experiments/story_endings.py", fetched("tales"), fetched("story-endings")]
+        commands += [fetch_command("tales"), Command(arguments, fetched("story-endings"))]
+    return commands
+
+
+def corpus_commands(rows: list[Row], scale: str) -> list[Command]:
+    """Returns the commands for the text, the vocabulary, and a corpus for each row format."""
+    row_formats = dict.fromkeys(row.row_format for row in rows if not row.weights)
+    if not row_formats:
         return []
-    text, size, steps = TEXT.value or "enwiki-latest-pages-articles.xml.bz2", 30522, []
+    text, size, commands = TEXT.value or "enwiki-latest-pages-articles.xml.bz2", 30522, []
     if scale == "laptop":
         size = 4096
         if not TEXT.value:
-            steps, text = [fetch_step("wikipedia-sample")], f"{fetched('wikipedia-sample')}/*.bz2"
-    vocabulary = f"{WORKDIR.value}/vocab.txt"
-    command = ["tools/train_vocab.py", f"--input={text}", f"--output={vocabulary}"]
-    steps.append(Step([*command, f"--size={size}"], vocabulary))
-    for kind in kinds:
+            text = f"{fetched('wikipedia-sample')}/*.bz2"
+            commands = [fetch_command("wikipedia-sample")]
+    vocabulary = f"{runs(scale)}/vocab.txt"
+    arguments = ["tools/train_vocab.py", f"--input={text}", f"--output={vocabulary}"]
+    commands.append(Command([*arguments, f"--size={size}"], vocabulary))
+    for row_format in row_formats:
         for length in (ROW_LENGTH,) if scale == "laptop" else (128, 512):
-            corpus = f"{WORKDIR.value}/corpus/{length}-{kind}"
-            command = ["tools/prepare_corpus.py", f"--input={text}", f"--vocab={vocabulary}"]
-            command += [f"--output={corpus}", f"--max_seq_length={length}", f"--rows={kind}"]
-            command += ["--heldout_fraction=0.1"] if scale == "laptop" else []
-            steps.append(Step(command, f"{corpus}/manifest.json"))
-    return steps
+            corpus = f"{runs(scale)}/corpus/{length}-{row_format}"
+            arguments = ["tools/prepare_corpus.py", f"--input={text}", f"--vocab={vocabulary}"]
+            arguments += [f"--output={corpus}", f"--max_seq_length={length}"]
+            arguments += [f"--rows={row_format}"]
+            arguments += ["--heldout_fraction=0.1"] if scale == "laptop" else []
+            commands.append(Command(arguments, f"{corpus}/manifest.json"))
+    return commands
 
 
-def pretrain_step(row: Row, scale: str) -> Step:
-    """Returns the pre-training of a row."""
-    corpus, workdir = f"{WORKDIR.value}/corpus", encoder(dataclasses.replace(row, step=0))
+def pretraining(row: Row, scale: str) -> tuple[str, Settings]:
+    """Returns the configuration of a row's pre-training run, and the fields that it sets."""
+    corpus = f"{runs(scale)}/corpus"
     if scale == "laptop":
-        config = "configs/pretrain/bert_tiny.py"
-        settings = {"corpus": f"{corpus}/{ROW_LENGTH}-{row.rows}"} | PRETRAINING
+        config = "bert_tiny"
+        settings = {"corpus": f"{corpus}/{ROW_LENGTH}-{row.row_format}"} | PRETRAINING
     else:
-        config = f"configs/pretrain/pod_{row.size}.py"
-        settings = {"corpus": f"{corpus}/128-{row.rows}"}
-        settings |= {"long_phase.corpus": f"{corpus}/512-{row.rows}"}
+        config = f"pod_{row.size}"
+        settings = {"corpus": f"{corpus}/128-{row.row_format}"}
+        settings |= {"long_phase.corpus": f"{corpus}/512-{row.row_format}"}
         settings |= {"checkpoint_every": 50_000, "keep_every": 100_000}
-    command = ["-m", "bert_jax.pretrain", f"--config={config}", f"--workdir={workdir}"]
-    return Step(command + overrides(settings | row.pretraining), f"{workdir}/result.json")
+    return config, settings | row.pretraining
 
 
-def encoder(row: Row) -> str:
+def pretrain_command(row: Row, scale: str) -> Command:
+    """Returns the pre-training run of a row."""
+    config, settings = pretraining(row, scale)
+    workdir = encoder(dataclasses.replace(row, step=0), scale)
+    arguments = ["-m", "bert_jax.pretrain", f"--config=configs/pretrain/{config}.py"]
+    arguments += [f"--workdir={workdir}", *overrides(settings)]
+    return Command(arguments, f"{workdir}/result.json")
+
+
+def encoder(row: Row, scale: str) -> str:
     """Returns the workdir, the checkpoint or the given weights of a row."""
     if row.weights:
         return row.weights
-    parts = [row.rows, *([row.size] if row.size != "base" else [])]
-    parts += [f"{name}={value}" for name, value in sorted(row.pretraining.items())]
-    directory = f"{WORKDIR.value}/pretrain/{','.join(parts)}"
+    config, settings = pretraining(row, scale)
+    parts = [config, row.row_format, *overrides(row.pretraining, prefix="")]
+    name = f"{','.join(parts)}_{digest(sorted(settings.items()))}"
+    directory = f"{runs(scale)}/pretrain/{name}"
     return f"{directory}/checkpoints/{row.step}" if row.step else directory
 
 
-def sweep_step(study: Study, row: Row, task: Task, scale: str) -> Step:
-    """Returns the sweep of a row and task: one point at laptop scale, the paper's grid at pod."""
-    config, settings = row.finetune_config or task.config, task.settings | row.finetuning
-    if scale == "laptop":
-        settings = FINETUNING | settings
+def finetuning(row: Row, task: Task, scale: str) -> tuple[str, Settings]:
+    """Returns the configuration with which a task is fine-tuned, and the fields that it sets."""
+    settings = (FINETUNING if scale == "laptop" else {}) | task.settings | row.finetuning
+    return row.finetune_config or task.config, settings | {"init_from": encoder(row, scale)}
+
+
+def sweep_command(study: Study, row: Row, task: Task, scale: str) -> Command:
+    """Returns the sweep of a row and task: one configuration at laptop scale, at pod the grid."""
+    config, settings = finetuning(row, task, scale)
     settings = {
         f"grid.{name}" if name in GRID else f"base.{name}": (value,) if name in GRID else value
         for name, value in settings.items()
     }
-    settings |= {"base.init_from": encoder(row), "num_seeds": study.num_seeds}
-    workdir = sweep_workdir(row, task)
-    command = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
-    command += [f"--workdir={workdir}", *overrides(settings)]
-    # At laptop scale the sweep has one point; its seeds end in order.
+    settings |= {"num_seeds": study.num_seeds}
+    workdir = sweep_workdir(row, task, scale)
+    arguments = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
+    arguments += [f"--workdir={workdir}", *overrides(settings)]
+    # At laptop scale the sweep has one configuration; its seeds end in order.
     last_result = f"{workdir}/trials/seed={study.num_seeds - 1}/result.json"
-    return Step(command, last_result if scale == "laptop" else "")
+    return Command(arguments, last_result if scale == "laptop" else "")
 
 
-def sweep_workdir(row: Row, task: Task) -> pathlib.Path:
+def sweep_workdir(row: Row, task: Task, scale: str) -> pathlib.Path:
     """Returns the directory of a sweep, which is named after its settings."""
-    config, settings = row.finetune_config or task.config, task.settings | row.finetuning
-    digest = hashlib.sha256(repr([encoder(row), sorted(settings.items())]).encode()).hexdigest()
+    config, settings = finetuning(row, task, scale)
     names = "_".join([config.replace(":", "_"), *map(str, row.finetuning.values())])
-    return pathlib.Path(WORKDIR.value, "finetune", f"{names}_{digest[:8]}")
+    return pathlib.Path(runs(scale), "finetune", f"{names}_{digest(sorted(settings.items()))}")
 
 
 def overrides(settings: Settings, prefix: str = "--config.") -> list[str]:
     return [f"{prefix}{name}={value}" for name, value in settings.items()]
 
 
-def run(steps: list[Step]) -> None:
+def run(commands: list[Command]) -> None:
     """Runs the commands that have not finished. Exits with the code of the first that fails."""
     # All runs share the compiled programs, the many small ones too.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(WORKDIR.value, "compiled").absolute())}
     cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    # XLA's default schedule on CPU (jaxlib 0.10.2) hangs in the first step of stacked BiLSTMs.
-    schedule = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-    environment = cache | {"XLA_FLAGS": schedule} | os.environ
-    for number, step in enumerate(steps, 1):
-        if step.product and pathlib.Path(step.product).exists():
+    for number, command in enumerate(commands, 1):
+        if command.product and pathlib.Path(command.product).exists():
             continue
-        print(f"\n[{number} of {len(steps)}] python {shlex.join(step.command)}", flush=True)
-        if code := subprocess.run([sys.executable, *step.command], env=environment).returncode:
-            sys.exit(code if code > 0 else 128 - code)
+        print(f"\n[{number} of {len(commands)}] python {shlex.join(command.arguments)}", flush=True)
+        run_command([sys.executable, *command.arguments], cache | os.environ)
 
 
-def script(study: Study, steps: list[Step]) -> str:
+def script(study: Study, commands: list[Command]) -> str:
     """Returns the commands as a shell script that ends with the report."""
     lines = ["#!/bin/bash", f"# {study.title}: the runs of the paper's size.", "set -ex"]
-    for step in steps:
-        guard = f"test -e {shlex.quote(step.product)} || " if step.product else ""
-        lines.append(f"{guard}python {shlex.join(step.command)}")
+    for command in commands:
+        guard = f"test -e {shlex.quote(command.product)} || " if command.product else ""
+        lines.append(f"{guard}python {shlex.join(command.arguments)}")
     return "\n".join([*lines, f"python {shlex.join(sys.argv)} --report_only"]) + "\n"
 
 
 def collect(study: Study, scale: str) -> study_report.Scores:
-    """Returns the scores of all runs. Raises FileNotFoundError if a pre-training has no result."""
+    """Returns the scores of all runs. Raises FileNotFoundError if one has no result."""
     scores = {}
     for row in rows_to_run(study, scale):
         for task in study.tasks(scale):
-            found = study_report.best_scores(sweep_workdir(row, task), task.metric)
+            found = study_report.best_scores(sweep_workdir(row, task, scale), task.metric)
             scores[row.name, task.name] = found
-        if study.measures and not row.weights:
-            result = json.loads(pathlib.Path(encoder(row), "result.json").read_text())
-            scores |= {(row.name, name): [result[key]] for name, key in study.measures.items()}
+        if study.pretraining_metrics and not row.weights:
+            result = json.loads(pathlib.Path(encoder(row, scale), "result.json").read_text())
+            for name, key in study.pretraining_metrics.items():
+                scores[row.name, name] = [result[key]]
     return scores
 
 
@@ -295,24 +345,27 @@ def main(study: Study) -> None:
         except (ValueError, OSError) as error:
             sys.exit(f"{study.name}: {error}")
         except KeyboardInterrupt:
-            sys.exit(f"\n{study.name}: interrupted; run the same command to resume")
+            exit_interrupted("run the same command to resume")
 
     app.run(start, flags_parser=parse_flags)
 
 
 def run_study(study: Study, scale: str) -> None:
-    """Runs the steps that have not finished and writes the report, or writes their script."""
-    steps = plan(study, scale)
+    """Runs the commands that have not finished and writes the report, or writes their script."""
+    commands = plan(study, scale)
     if scale == "laptop" and not REPORT_ONLY.value:
-        run(steps)
+        run(commands)
     if scale == "pod" and not REPORT_ONLY.value:
-        path = pathlib.Path(WORKDIR.value, f"{study.name}.sh")
+        path = pathlib.Path(runs(scale), f"{study.name}.sh")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script(study, steps))
+        path.write_text(script(study, commands))
         print(f"{path.read_text()}\nWrote {path}. {HOW_TO_LAUNCH}")
         if LAUNCH.value:
-            sys.exit(subprocess.run(["bash", str(path)]).returncode)
+            run_command(["bash", str(path)])
         return
     columns = [task.name for task in study.tasks(scale)]
     command = f"python {shlex.join(word for word in sys.argv if word != '--report_only')}"
-    study_report.write(study, scale, columns, collect(study, scale), REPORTS.value, command)
+    # The committed reports are those of the laptop scale.
+    default = "experiments/reports" if scale == "laptop" else f"{runs(scale)}/reports"
+    directory = REPORTS.value or default
+    study_report.write(study, scale, columns, collect(study, scale), directory, command)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import os
 import pathlib
 import platform
@@ -12,43 +13,65 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+POD = (
+    "Ours: the paper's sizes. Hyperparameters of fine-tuning that the study does not set are the "
+    "best on dev of the grid of Devlin et al. (2018), appendix A.3."
+)
+"""What the pod scale is, in each report."""
 Scores = dict[tuple[str, str], list[float]]
-"""Scores of the seeds by row and column; empty if no seed has one."""
+"""Scores of the seeds by row and column; NaN for a seed that diverged."""
 
 
 def best_scores(workdir: pathlib.Path, metric: str) -> list[float]:
-    """Returns the scores over seeds of the point of a sweep with the best median.
+    """Returns the scores over seeds of the best configuration of a sweep.
 
-    Raises FileNotFoundError if no trial has a result.
+    That is the one with the fewest diverged seeds and, of those, the best median. Raises
+    FileNotFoundError if no trial has a result.
     """
     split, name = metric.split("/")
-    points: dict[str, list[float]] = {}
+    configurations: dict[str, list[float]] = {}
     paths = sorted(workdir.glob("trials/*/result.json"))
     if not paths:
         raise FileNotFoundError(f"{workdir} has no results: run the study without --report_only")
     for path in paths:
         result = json.loads(path.read_text())
-        point = re.sub(r",?seed=\d+$", "", path.parent.name)
-        points.setdefault(point, []).extend([result[split][name]] if split in result else [])
-    return max(points.values(), key=lambda own: statistics.median(own or [-1]), default=[])
+        configuration = re.sub(r",?seed=\d+$", "", path.parent.name)
+        score = result[split][name] if split in result else math.nan
+        configurations.setdefault(configuration, []).append(score)
+
+    def rank(scores):
+        own = finished(scores)
+        return len(own) - len(scores), statistics.median(own or [0])
+
+    return max(configurations.values(), key=rank)
+
+
+def finished(scores: Sequence[float]) -> list[float]:
+    """Returns the scores of the seeds that did not diverge."""
+    return [score for score in scores if not math.isnan(score)]
 
 
 def show(values: Sequence[float] | None, scale: float) -> str:
-    """Formats the median, and for several values their range; "" if nothing was run."""
-    if not values:
-        return "" if values is None else "diverged"
-    middle, low, high = (f(values) * scale for f in (statistics.median, min, max))
-    return f"{middle:.1f}" + (f" ({low:.1f} to {high:.1f})" if len(values) > 1 else "")
+    """Formats the median and, for several seeds, their range; "" if nothing was run."""
+    if values is None:
+        return ""
+    own = finished(values)
+    note = f"{len(values) - len(own)} of {len(values)} diverged" if len(own) < len(values) else ""
+    if not own:
+        return note
+    middle, low, high = (f(own) * scale for f in (statistics.median, min, max))
+    notes = [f"{low:.1f} to {high:.1f}"] * (len(own) > 1) + [note] * bool(note)
+    return f"{middle:.1f}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def table(rows: Sequence, columns: Sequence[str], scores: Scores, measures: Sequence[str]) -> str:
-    """Returns the Markdown table: our measures and scores, then the paper's columns."""
+def table(rows: Sequence, columns: Sequence[str], scores: Scores, metrics: Sequence[str]) -> str:
+    """Returns the Markdown table: our metrics of pre-training, our scores, the paper's columns."""
     paper = list(dict.fromkeys(name for row in rows for name in row.paper))
-    header = ["", *(f"ours: {name}" for name in [*measures, *columns])]
+    header = ["", *(f"ours: {name}" for name in [*metrics, *columns])]
     header += [f"paper: {name}" for name in paper]
     lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for row in rows:
-        ours = [show(scores.get((row.name, name)), 1) for name in measures]
+        ours = [show(scores.get((row.name, name)), 1) for name in metrics]
         ours += [show(scores.get((row.name, name)), 100) for name in columns]
         lines.append([row.name, *ours, *(str(row.paper.get(name, "")) for name in paper)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -60,12 +83,14 @@ def write(study, scale: str, columns: Sequence[str], scores: Scores, directory, 
     directory.mkdir(parents=True, exist_ok=True)
     figure = study.draw(study.title, rows, columns, scores)
     figure.savefig(directory / f"{study.name}.png", dpi=130)
+    metrics = list(study.pretraining_metrics)
+    not_percent = f" The {', '.join(metrics)}, of one run, is not in percent." if metrics else ""
     parts = [
         f"# {study.title}",
-        study.about,
-        table(rows, columns, scores, list(study.measures)),
-        "Our scores are in percent, on dev: the median over the seeds, and their range. Each seed "
-        "keeps its best epoch, as chosen on dev.",
+        f"{study.about} {study.laptop}" if scale == "laptop" else f"{study.about} {POD}",
+        table(rows, columns, scores, metrics),
+        "Our scores on dev are in percent: the median over the seeds, and their range. Each seed "
+        f"keeps its best epoch, as chosen on dev.{not_percent}",
         f"![{study.title}]({study.name}.png)",
         *([f"**What this scale can and cannot show.** {study.limits}"] * (scale == "laptop")),
         f"Made on {machine()}, {datetime.date.today()}, by this command:",
@@ -84,21 +109,27 @@ def machine() -> str:
 
 
 def draw_scores(title: str, rows: Sequence, columns: Sequence[str], scores: Scores) -> Figure:
-    """Returns a panel per measure and column: each seed as a dot, their median as a bar.
+    """Returns a panel per metric of pre-training and column: dots for seeds, bars for medians.
 
-    Measures are the columns of `scores` that are not in `columns`; they are not in percent.
+    The metrics are the columns of `scores` that are not in `columns`; they are not in percent.
     """
     rows = [row for row in rows if (row.name, columns[0]) in scores]
-    measures = list(dict.fromkeys(name for _, name in scores if name not in columns))
-    panels = [(name, "Pre-training", name, 1) for name in measures]
+    metrics = list(dict.fromkeys(name for _, name in scores if name not in columns))
+    panels = [(name, "Pre-training", name, 1) for name in metrics]
     for column in columns:
-        task, _, metric = column.rpartition(", ")
+        task, _, metric = column.rpartition(" ")
         panels.append((column, task, f"{metric} on dev (%)", 100))
-    figure = Figure((3.2 + 2.9 * len(panels), 1.3 + 0.42 * len(rows)), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axis, (column, name, label, scale), color in zip(axes, panels, COLORS, strict=False):
+    height = math.ceil(len(panels) / 4)  # At most four panels side by side.
+    width = math.ceil(len(panels) / height)
+    size = 3.2 + 2.9 * width, 0.5 + (0.8 + 0.42 * len(rows)) * height
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(height, width, sharey=True, squeeze=False).flat
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for index, (column, name, label, scale) in enumerate(panels):
+        axis, color = axes[index], COLORS[index % len(COLORS)]
         for place, row in enumerate(rows):
-            values = [scale * value for value in scores.get((row.name, column), [])]
+            values = [scale * value for value in finished(scores.get((row.name, column), []))]
             axis.plot(values, [place] * len(values), "o", color=color, alpha=0.45)
             if values:
                 axis.plot(statistics.median(values), place, "|", color=color, ms=16, mew=2.5)
@@ -108,5 +139,5 @@ def draw_scores(title: str, rows: Sequence, columns: Sequence[str], scores: Scor
         axis.margins(x=0.12)
     axes[0].set_yticks(range(len(rows)), [row.name for row in rows])
     axes[0].set_ylim(len(rows) - 0.5, -0.5)  # The first row on top, as in the table.
-    figure.suptitle(f"{title}\na dot is a seed, the bar their median", fontsize=11)
+    figure.suptitle(f"{title}\ndots: seeds; bar: median", fontsize=11)
     return figure

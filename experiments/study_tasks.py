@@ -3,56 +3,49 @@
 import study
 from absl import flags
 
-DIRECTORIES = {
-    "glue_dir": "Directory of the GLUE download.",
-    "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
-    "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
-    "swag_dir": "Directory of SWAG's train.csv and val.csv.",
-    "conll_dir": "Directory of CoNLL-2003's train.txt, valid.txt and test.txt.",
-}
-for name, text in DIRECTORIES.items():
-    flags.DEFINE_string(name, "", text)
-
 _TRAIN, _DEV = (study.FINETUNING[f"max_{split}_examples"] for split in ("train", "eval"))
-LAPTOP_TEXT = (
-    "Ours: BERT_TINY (2 layers, 128 wide) unless a row says otherwise, trained on 99 articles of "
-    "Wikipedia, and tasks that can be fetched, with at most "
-    f"{_TRAIN} examples to train and {_DEV} for dev."
-)
-"""What the laptop scale is, for `Study.about`."""
+LAPTOP_TASKS = f"tasks with at most {_TRAIN} examples to train and {_DEV} for dev"
+CORPUS = "99 articles of Wikipedia or, if given, --text"
+LAPTOP = f"Ours: BERT_TINY (2 layers, hidden size 128), trained on {CORPUS}; {LAPTOP_TASKS}."
+"""What the laptop scale is, for `Study.laptop`."""
 SMALL_ENCODERS = (
-    "BERT_TINY (2 layers, 128 wide) after one step of pre-training and after all, on 99 articles "
-    "of Wikipedia, and the published weights of MiniLM (6 layers, 384 wide, distilled from a "
-    "large model and then trained on a billion pairs of sentences)."
+    "The encoders: BERT_TINY (2 layers, hidden size 128) after one step of pre-training and after "
+    f"the whole run, on {CORPUS}; and the published weights of MiniLM (6 layers, hidden size 384, "
+    "distilled from a large model and then trained on a billion pairs of sentences)."
 )
+
+
+def sentences(scale: str, *names: str) -> list[study.Task]:
+    """Returns tasks of GLUE; at laptop scale without --glue_dir R8 classification instead."""
+    return glue(*names) if scale == "pod" or flags.FLAGS.glue_dir else [topics()]
 
 
 def topics() -> study.Task:
-    """Returns the classification at laptop scale: Reuters news in 8 topics."""
+    """Returns R8 classification: Reuters news in 8 topics."""
     files = study.fetched("reuters-r8")
     settings = {"data.train": f"{files}/reuters-r8-train.tab"}
     settings |= {"data.dev": f"{files}/reuters-r8-test.tab", "data.test": ""}
-    return study.Task("R8 topics, accuracy", "reuters_r8", "dev/accuracy", settings)
+    return study.Task("R8 accuracy", "reuters_r8", "dev/accuracy", settings)
 
 
 def entities(scale: str) -> study.Task:
-    """Returns the tagging of CoNLL-2003's named entities, from --conll_dir or fetched."""
+    """Returns CoNLL-2003 NER, from --conll_dir or fetched."""
     files = flags.FLAGS.conll_dir or study.fetched("conll2003")
     settings = {"data.train": f"{files}/train.txt", "data.dev": f"{files}/valid.txt"}
     if scale == "laptop":
         settings |= {"data.test": "", "num_epochs": 4.0, "learning_rate": 1e-3}
     else:
         settings |= {"data.test": f"{files}/test.txt"}
-    return study.Task("CoNLL-2003 entities, F1", "conll2003", "dev/f1", settings)
+    return study.Task("NER F1", "conll2003", "dev/f1", settings)
 
 
 def endings(scale: str) -> study.Task:
     """Returns SWAG, from --swag_dir, or at laptop scale a task like it, made from tales."""
     if scale == "laptop" and not flags.FLAGS.swag_dir:
         settings = {"data.directory": study.fetched("story-endings")}
-        return study.Task("next sentence in tales, accuracy", "swag", "dev/accuracy", settings)
+        return study.Task("Story endings accuracy", "swag", "dev/accuracy", settings)
     settings = {"data.directory": flags.FLAGS.swag_dir or "swag"}
-    return study.Task("SWAG, accuracy", "swag", "dev/accuracy", settings)
+    return study.Task("SWAG accuracy", "swag", "dev/accuracy", settings)
 
 
 def glue(*names: str) -> list[study.Task]:
@@ -62,18 +55,27 @@ def glue(*names: str) -> list[study.Task]:
         name, _, metric = name.partition("/")
         split, metric = ("dev_matched" if name == "mnli" else "dev"), metric or "accuracy"
         settings = {"data.directory": flags.FLAGS.glue_dir or "glue_data"}
-        task = study.Task(f"{name}, {metric}", f"glue:{name}", f"{split}/{metric}", settings)
+        task = study.Task(f"{name} {metric}", f"glue:{name}", f"{split}/{metric}", settings)
         tasks.append(task)
     return tasks
 
 
-def squad(version: str = "1.1", metric: str = "f1") -> study.Task:
-    """Returns SQuAD, from --squad_dir or --squad2_dir."""
+def squad(scale: str, version: str, *metrics: str) -> list[study.Task]:
+    """Returns SQuAD by its metrics; at laptop scale only from --squad_dir or --squad2_dir."""
     name, config = {"1.1": ("squad", "v1"), "2.0": ("squad2", "v2")}[version]
-    files = flags.FLAGS[f"{name}_dir"].value or name
+    files = flags.FLAGS[f"{name}_dir"].value
+    if scale == "laptop" and not files:
+        return []
+    files = files or name
     settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
-    score = {"f1": "F1", "exact": "exact match"}[metric]
-    return study.Task(f"SQuAD {version}, {score}", f"squad:{config}", f"dev/{metric}", settings)
+    if scale == "laptop":
+        settings |= {"max_train_examples": 120, "max_eval_examples": 60, "max_seq_length": 192}
+        settings |= {"data.doc_stride": 96, "num_epochs": 2.0, "batch_size": 8}
+    names = {"f1": "F1", "exact": "EM"}
+    return [
+        study.Task(f"SQuAD {version} {names[metric]}", f"squad:{config}", f"dev/{metric}", settings)
+        for metric in metrics
+    ]
 
 
 def with_settings(task: study.Task, settings: study.Settings) -> study.Task:

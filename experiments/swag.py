@@ -36,15 +36,16 @@ def tasks(scale: str) -> list[study.Task]:
 
 STUDY = study.Study(
     name="swag",
-    title="Choosing what comes next (table 4)",
-    about="SWAG cannot be fetched; without --swag_dir the task is made from the tales of Grimm "
-    "and Andersen by experiments/story_endings.py: given a sentence, choose the true next "
-    "one among four of the same tale (chance is 25 %). 160 examples to train, and 160 of "
-    f"other tales for dev. The encoders: {study_tasks.SMALL_ENCODERS}",
-    limits="None of the encoders, MiniLM included, does better than chance (25 %) after two epochs "
-    "of 160 examples, so that this run shows only that the study works: neither the use of "
-    "pre-training nor the paper's order can be seen. The task is not SWAG either: its wrong "
-    "endings are real sentences of the tale, and often fit.",
+    title="Multiple choice (SWAG, table 4)",
+    about="The model picks the sentence that continues a story from four.",
+    laptop="SWAG cannot be fetched: without --swag_dir the task is made from the tales of Grimm "
+    "and Andersen by experiments/story_endings.py: the model picks the true next sentence from "
+    "four of the same tale (chance: 25 %). 160 examples to train, and 160 of other tales for dev. "
+    f"{study_tasks.SMALL_ENCODERS}",
+    limits="160 examples are few for a choice that takes much pre-training: scores near chance "
+    "(25 %) show only that the study works, and neither the use of pre-training nor the paper's "
+    "order. Story endings are not SWAG either: the wrong ones are real sentences of the tale, and "
+    "often fit.",
     rows=rows,
     tasks=tasks,
 )

@@ -8,14 +8,12 @@ import json
 import os
 import pathlib
 import shlex
-import signal
-import subprocess
 import sys
 import time
 
 from absl import app, logging
 
-from bert_jax.runtime.command_line import exit_interrupted, parse_flags
+from bert_jax.runtime.command_line import exit_interrupted, parse_flags, run_command
 
 TOOLS = os.path.relpath(os.path.dirname(os.path.abspath(__file__)))
 DATA = pathlib.Path("runs/demo-data")
@@ -29,12 +27,7 @@ MASKED = (
 
 def run(*command: str) -> None:
     print(f"\n$ python {shlex.join(command)}", flush=True)
-    # Ctrl-C reaches the command too: let it save and exit first.
-    handler = signal.signal(signal.SIGINT, lambda *_: None)
-    exit_code = subprocess.run([sys.executable, *command]).returncode
-    signal.signal(signal.SIGINT, handler)
-    if exit_code:
-        sys.exit(exit_code if exit_code > 0 else 128 - exit_code)
+    run_command([sys.executable, *command])
 
 
 def demo() -> None:

@@ -86,11 +86,15 @@ class BiLstm(nn.Module):
 
 def _both_directions(module, x, sequence_ids, lstm_size: int, number: int) -> jax.Array:
     """Runs layer `number` of a BiLSTM in one loop: returns `[B, L, 2 * lstm_size]`."""
-    zeros = jnp.zeros((2, len(x), lstm_size), jnp.float32)
+    shape = len(x), x.shape[-1]
 
+    # Stacked trials draw their orthogonal kernels one after another: several batched factorizations
+    # at a time wait for each other forever on a CPU of two cores (jaxlib 0.10.2).
+    @jax.custom_batching.sequential_vmap
     def init(key):
         cell = nn.OptimizedLSTMCell(lstm_size, parent=None)
-        return {"OptimizedLSTMCell_0": cell.init(key, zeros, x[:, 0])["params"]}
+        carry = cell.initialize_carry(key, shape)
+        return {"OptimizedLSTMCell_0": cell.init(key, carry, jnp.zeros(shape))["params"]}
 
     params = [module.param(f"{name}_{number}", init) for name in ("forward", "backward")]
     params = jax.tree.map(lambda *pair: jnp.stack(pair), *params)["OptimizedLSTMCell_0"]
@@ -111,6 +115,7 @@ def _both_directions(module, x, sequence_ids, lstm_size: int, number: int) -> ja
         return (cell, hidden), hidden
 
     both = [jnp.stack([first, last[::-1]], axis=1) for first, last in (inputs, starts)]
+    zeros = jnp.zeros((2, len(x), lstm_size), jnp.float32)
     outputs = jax.lax.scan(step, (zeros, zeros), both)[1].swapaxes(0, 2)
     return jnp.concatenate([outputs[:, 0], outputs[:, 1, ::-1]], axis=-1)
 

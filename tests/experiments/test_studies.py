@@ -5,8 +5,14 @@ import csv
 import importlib
 import itertools
 import json
+import math
+import os
+import pathlib
 import random
 import shlex
+import signal
+import subprocess
+import sys
 
 import pytest
 import study
@@ -30,13 +36,19 @@ NAMES = sorted(
 
 
 @pytest.fixture(autouse=True)
-def given_directories(monkeypatch):
+def set_flag(monkeypatch):
+    """Sets a flag of the studies for the duration of a test."""
     flags.FLAGS.mark_as_parsed()  # Other modules in this process may have required flags.
-    monkeypatch.setattr(flags.FLAGS["squad_dir"], "value", "squad")
+    return lambda name, value: monkeypatch.setattr(flags.FLAGS[name], "value", value)
 
 
-def load(name: str) -> study.Study:
-    return importlib.import_module(name).STUDY
+@pytest.fixture
+def load(set_flag):
+    def load_study(name: str) -> study.Study:
+        set_flag("squad_dir", "squad" if name == "squad" else "")  # Its laptop scale needs it.
+        return importlib.import_module(name).STUDY
+
+    return load_study
 
 
 def resolve(command: list[str]) -> ConfigDict:
@@ -50,20 +62,19 @@ def resolve(command: list[str]) -> ConfigDict:
 
 @pytest.mark.parametrize("scale", ["laptop", "pod"])
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_are_distinct_and_their_settings_resolve(name, scale):
-    each = load(name)
-    steps = study.plan(each, scale)
+def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):
+    commands = [command.arguments for command in study.plan(load(name), scale)]
     workdirs = collections.Counter(
-        word for step in steps for word in step.command if word.startswith("--workdir=")
+        word for command in commands for word in command if word.startswith("--workdir=")
     )
     assert workdirs and set(workdirs.values()) == {1}
-    for step in steps:
-        if "bert_jax.pretrain" in step.command:
-            config = resolve(step.command)
+    for command in commands:
+        if "bert_jax.pretrain" in command:
+            config = resolve(command)
             check_numbers(config)
             model_config(config, vocab_size=4096)
-        elif step.command[0] == "tools/sweep.py":
-            config = resolve(step.command)
+        elif command[0] == "tools/sweep.py":
+            config = resolve(command)
             sweep.check_sweep(config)
             points = sweep.make_points(config, sweep.grid_overrides(config), ROOT)
             finetune_setup.check_numbers(points[0].trials[0].config)
@@ -71,56 +82,150 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_script_of_the_pod_runs_every_step_and_then_reports(name):
+def test_script_of_the_pod_runs_every_command_and_then_reports(name, load):
     each = load(name)
-    steps = study.plan(each, "pod")
-    lines = [line for line in study.script(each, steps).splitlines() if "python" in line]
-    assert len(lines) == len(steps) + 1
+    commands = [command.arguments for command in study.plan(each, "pod")]
+    script = study.script(each, study.plan(each, "pod"))
+    lines = [line for line in script.splitlines() if "python" in line]
+    assert len(lines) == len(commands) + 1
     assert [
-        shlex.split(line)[-len(step.command) :] for line, step in zip(lines, steps, strict=False)
-    ] == [step.command for step in steps]
+        shlex.split(line)[-len(command) :] for line, command in zip(lines, commands, strict=False)
+    ] == commands
     assert lines[-1].endswith("--report_only")
 
 
+def outputs(each: study.Study, scale: str) -> set[str]:
+    """Returns what the commands of a study write, without the fetched data."""
+    commands = study.plan(each, scale)
+    words = [word for command in commands for word in command.arguments]
+    paths = {word.partition("=")[2] for word in words if word.startswith(("--workdir", "--output"))}
+    paths |= {command.product for command in commands} - {""}
+    return {path for path in paths if not path.startswith(study.fetched(""))}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_report_has_our_scores_beside_those_of_the_paper(name, tmp_path):
+def test_runs_of_another_scale_or_text_write_elsewhere(name, load, set_flag):
     each = load(name)
-    rows, columns = each.rows("laptop"), [task.name for task in each.tasks("laptop")]
+    laptop, pod = outputs(each, "laptop"), outputs(each, "pod")
+    set_flag("text", "other/*.txt")
+    other = outputs(each, "laptop")
+    assert laptop and not (laptop & pod or laptop & other or pod & other)
+
+
+def test_runs_with_another_constant_write_elsewhere(load, monkeypatch):
+    each = load("masking")
+    before = outputs(each, "laptop")
+    monkeypatch.setitem(study.FINETUNING, "max_train_examples", 7)
+    tuned = outputs(each, "laptop")
+    assert {path for path in before & tuned if "/finetune/" in path} == set()
+    monkeypatch.setitem(study.PRETRAINING, "num_steps", 7)
+    assert {path for path in tuned & outputs(each, "laptop") if "/pretrain/" in path} == set()
+
+
+def test_tasks_are_fetched_into_any_workdir(load, set_flag):
+    set_flag("workdir", "/data/studies")
+    commands = study.plan(load("pretraining_tasks"), "laptop")
+    fetched = [command.arguments[1:] for command in commands if "fetch_data" in str(command)]
+    names = ("wikipedia-sample", "reuters-r8", "conll2003", "tales")
+    assert fetched == [[name, f"/data/studies/data/{name}"] for name in names]
+
+
+def test_given_directories_are_read_at_laptop_scale_too(load, set_flag):
+    for name in ("glue", "masking", "model_size", "pretraining_tasks", "roberta", "training_steps"):
+        each = load(name)
+        set_flag("glue_dir", "glue_data")
+        tasks = each.tasks("laptop")
+        assert study.reads(tasks, "glue_data") and not study.reads(tasks, "reuters-r8")
+    for name in ("pretraining_tasks", "squad"):
+        each = load(name)
+        set_flag("squad_dir", "questions")
+        assert study.reads(each.tasks("laptop"), "questions")
+    for name in ("roberta", "squad"):
+        each = load(name)
+        set_flag("squad_dir", "")
+        set_flag("squad2_dir", "questions")
+        assert study.reads(each.tasks("laptop"), "questions")
+
+
+def test_a_directory_that_the_study_does_not_read_is_an_error(load, set_flag):
+    each = load("model_size")
+    set_flag("swag_dir", "endings")
+    with pytest.raises(ValueError, match=r"--swag_dir=endings: model_size\.py reads no such files"):
+        study.plan(each, "laptop")
+
+
+@pytest.mark.parametrize("scale", ["laptop", "pod"])
+@pytest.mark.parametrize("name", NAMES)
+def test_report_has_our_scores_beside_those_of_the_paper(name, scale, tmp_path, load):
+    each = load(name)
+    rows, columns = each.rows(scale), [task.name for task in each.tasks(scale)]
     rng = random.Random(0)
     scores = {
         (row.name, column): [rng.random() for _ in range(each.num_seeds)]
-        for row in study.rows_to_run(each, "laptop")
+        for row in study.rows_to_run(each, scale)
         for column in columns
     }
-    study_report.write(each, "laptop", columns, scores, tmp_path, "python command")
+    study_report.write(each, scale, columns, scores, tmp_path, "python command")
     text = (tmp_path / f"{name}.md").read_text()
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
     for row in rows:
         assert all(f"| {score} |" in lines[row.name] for score in row.paper.values())
     for (row, _), values in scores.items():
         assert study_report.show(values, 100) in lines[row]
-    assert each.limits in text and "python command" in text
+    assert each.about in text and "python command" in text
+    assert (each.limits in text) == (each.laptop in text) == (scale == "laptop")
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
-def test_scores_are_those_of_the_best_point_of_a_sweep(tmp_path):
-    for trial, score in {"a=1,seed=0": 0.9, "a=1,seed=1": 0.1, "a=2,seed=0": 0.6}.items():
-        (tmp_path / "trials" / trial).mkdir(parents=True)
-        result = {"dev": {"accuracy": score}}
-        (tmp_path / "trials" / trial / "result.json").write_text(json.dumps(result))
-    (tmp_path / "trials" / "a=2,seed=1").mkdir()
-    diverged = {"diverged": 3}
-    (tmp_path / "trials" / "a=2,seed=1" / "result.json").write_text(json.dumps(diverged))
-    assert study_report.best_scores(tmp_path, "dev/accuracy") == [0.6]
-    assert study_report.show([], 100) == "diverged"
+def write_trials(directory: pathlib.Path, scores: dict[str, float | None]) -> None:
+    for trial, score in scores.items():
+        (directory / "trials" / trial).mkdir(parents=True)
+        result = {"diverged": 3} if score is None else {"dev": {"accuracy": score}}
+        (directory / "trials" / trial / "result.json").write_text(json.dumps(result))
+
+
+def test_scores_are_those_of_the_configuration_with_the_best_median(tmp_path):
+    write_trials(tmp_path, {"a=1,seed=0": 0.9, "a=1,seed=1": 0.1})
+    write_trials(tmp_path, {"a=2,seed=0": 0.6, "a=2,seed=1": 0.5})
+    write_trials(tmp_path, {"a=3,seed=0": None, "a=3,seed=1": None})
+    assert study_report.best_scores(tmp_path, "dev/accuracy") == [0.6, 0.5]
+
+
+def test_one_lucky_seed_does_not_make_a_configuration_the_best(tmp_path):
+    write_trials(tmp_path, {"a=1,seed=0": 0.5, "a=1,seed=1": 0.4, "a=1,seed=2": None})
+    write_trials(tmp_path, {"a=2,seed=0": 0.9, "a=2,seed=1": None, "a=2,seed=2": None})
+    scores = study_report.best_scores(tmp_path, "dev/accuracy")
+    assert study_report.show(scores, 100) == "45.0 (40.0 to 50.0; 1 of 3 diverged)"
+    assert study_report.show([math.nan, 0.5], 100) == "50.0 (1 of 2 diverged)"
+    assert study_report.show([math.nan] * 2, 100) == "2 of 2 diverged"
     assert study_report.show(None, 100) == ""
+
+
+@pytest.mark.parametrize("name", ["masking", "training_steps"])
+def test_a_row_whose_seeds_all_diverged_is_drawn_empty(name, load):
+    each = load(name)
+    rows, columns = each.rows("laptop"), [task.name for task in each.tasks("laptop")]
+    scores = {(row.name, column): [0.5, math.nan] for row in rows for column in columns}
+    scores[rows[0].name, columns[0]] = [math.nan, math.nan]
+    axis = each.draw(each.title, rows, columns, scores).axes[0]
+    dots = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    assert len(dots) == len(rows) - 1
+
+
+def test_every_column_of_many_has_a_panel_with_its_scores():
+    columns = [f"task{number} accuracy" for number in range(10)]
+    scores = {("row", column): [0.5, 0.7] for column in columns}
+    axes = study_report.draw_scores("Tasks", [study.Row("row")], columns, scores).axes
+    drawn = {axis.get_title(): axis for axis in axes if axis.get_visible()}
+    assert set(drawn) == {f"task{number}" for number in range(10)}
+    assert all(axis.lines for axis in drawn.values())
 
 
 def test_perplexity_has_a_panel_of_its_own_beside_the_scores():
     rows = [study.Row("small"), study.Row("large")]
-    scores = {(row.name, "topics, accuracy"): [0.5, 0.7] for row in rows}
+    scores = {(row.name, "R8 accuracy"): [0.5, 0.7] for row in rows}
     scores |= {("small", "held-out perplexity"): [250.0], ("large", "held-out perplexity"): [90.0]}
-    figure = study_report.draw_scores("Size", rows, ["topics, accuracy"], scores)
+    figure = study_report.draw_scores("Size", rows, ["R8 accuracy"], scores)
     perplexity, accuracy = figure.axes
     assert [perplexity.get_xlabel(), accuracy.get_xlabel()] == [
         "held-out perplexity",
@@ -135,26 +240,44 @@ def test_report_of_runs_that_are_missing_is_an_error(tmp_path):
         study_report.best_scores(tmp_path, "dev/accuracy")
 
 
-def test_questions_that_cannot_be_fetched_are_an_error(monkeypatch):
-    monkeypatch.setattr(flags.FLAGS["squad_dir"], "value", "")
+def test_questions_that_cannot_be_fetched_are_an_error(load, set_flag):
+    each = load("squad")
+    set_flag("squad_dir", "")
     with pytest.raises(ValueError, match="give --squad_dir"):
-        load("squad").tasks("laptop")
+        each.tasks("laptop")
 
 
-def test_finished_steps_are_not_run_again(tmp_path, monkeypatch):
-    commands = []
+def test_finished_commands_are_not_run_again(tmp_path, monkeypatch):
+    arguments = []
     monkeypatch.setattr(
-        study.subprocess,
+        subprocess,
         "run",
         lambda command, **_: (
-            commands.append(command[1:]) or study.subprocess.CompletedProcess(command, 3)
+            arguments.append(command[1:]) or subprocess.CompletedProcess(command, 3)
         ),
     )
     (tmp_path / "done").touch()
-    steps = [study.Step(["first"], str(tmp_path / "done")), study.Step(["second"], "x")]
+    commands = [study.Command(["first"], str(tmp_path / "done")), study.Command(["second"], "x")]
     with pytest.raises(SystemExit) as error:
-        study.run([*steps, study.Step(["third"])])
-    assert commands == [["second"]] and error.value.code == 3
+        study.run([*commands, study.Command(["third"])])
+    assert arguments == [["second"]] and error.value.code == 3
+
+
+def test_a_study_that_is_interrupted_lets_its_command_save():
+    child = "import signal, time\ntry:\n  print('running', flush=True)\n  signal.pause()\n"
+    child += "except KeyboardInterrupt:\n  time.sleep(1)\n  print('saved')\n  raise SystemExit(7)"
+    code = "import study; study.flags.FLAGS.mark_as_parsed()\n"
+    code += f"study.run([study.Command(['-c', {child!r}])])"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/experiments"}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as process:
+        while process.stdout.readline() != "running\n":
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal.
+        output, _ = process.communicate()
+    assert output == "saved\n" and process.returncode == 7
 
 
 def test_endings_are_of_the_same_tale_and_labels_name_the_true_one(tmp_path):

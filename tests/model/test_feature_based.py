@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +24,7 @@ from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import write_checkpoint
 from configs.finetune import conll2003, feature_based
-from tests.helpers import write_vocabulary
+from tests.helpers import ROOT, write_vocabulary
 
 SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}
 TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"
@@ -69,6 +72,24 @@ def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
     expected = np.tensordot([0.25, 0.5, 0.25], states[1:], axes=1)[None].astype(np.float32)
     last = BiLstmHead(3, "last", lstm_size=4)
     np.testing.assert_allclose(last.apply({"params": params}, expected, ids), logits, atol=1e-6)
+
+
+STACKED_INIT = """
+import os
+import jax, numpy as np
+from bert_jax.model.feature_based import BiLstmHead
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+states, ids = np.zeros((2, 1, 5, 16), np.float32), np.ones((1, 5), np.int32)
+init = jax.jit(lambda key: BiLstmHead(3, "last", lstm_size=64).init(key, states, ids))
+keys = jax.random.split(jax.random.key(0), 3)
+jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[1], jax.vmap(init)(keys)),
+             init(keys[1]))
+"""
+
+
+def test_stacked_trials_start_on_two_cores_with_the_parameters_of_each_alone():
+    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", STACKED_INIT], env=environment, timeout=120, check=True)
 
 
 def test_unknown_features_are_an_error():
