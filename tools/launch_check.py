@@ -47,7 +47,7 @@ def check_paths(config: ConfigDict) -> None:
 
 
 def check_finetuning(config: ConfigDict) -> None:
-    """Raises ValueError for a fine-tuning or a sweep that cannot run on the simulated slice."""
+    """Raises ValueError for a fine-tuning run or a sweep that cannot run on the simulated slice."""
     if "base" in config:
         sweep.check_sweep(config)
         if "grid" in config:
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
             check_config(config, argv[1], int(argv[2]))
         else:
             check_finetuning(config)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         sys.exit(str(error))
 
 

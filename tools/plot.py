@@ -1,4 +1,7 @@
-"""Plots the curves of a pre-training or fine-tuning: python tools/plot.py WORKDIR [OUTPUT.png]."""
+"""Plots the curves of a pre-training or fine-tuning run.
+
+python tools/plot.py WORKDIR [OUTPUT.png]
+"""
 
 import itertools
 import json

@@ -8,7 +8,7 @@ python tools/tpu_report.py --config=configs/pretrain/bert_large.py --topology=v4
 python tools/tpu_report.py --config=configs/sweeps/paper.py:glue:mrpc --topology=v4:2x2x4
 python tools/tpu_report.py --all --markdown=docs/tpu.md
 
-For a configuration of a fine-tuning or a sweep it compares stacks of trials on one chip and on all.
+For a fine-tuning run or a sweep it compares stacks of trials on one chip and on all.
 """
 
 import importlib
@@ -27,7 +27,7 @@ from bert_jax.tools import pod_report, stack_report
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training import setup
 
-CONFIG = define_config("Configuration of a pre-training, a fine-tuning or a sweep.")
+CONFIG = define_config("Configuration of a pre-training run, a fine-tuning run or a sweep.")
 TOPOLOGY = flags.DEFINE_string(
     "topology", None, "TPU topology to compile for, such as v4:4x4x4. Default: config.topology."
 )
@@ -118,7 +118,7 @@ def check_flags() -> None:
 
 
 def has_trials(config: ConfigDict | None) -> bool:
-    """Returns whether `config` is of a fine-tuning, or of a sweep over one."""
+    """Returns whether `config` is of a fine-tuning run or of a sweep."""
     return config is not None and ("task" in config or "base" in config)
 
 
