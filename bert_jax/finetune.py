@@ -28,7 +28,7 @@ from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning, take
+from bert_jax.tasks.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
 from bert_jax.tasks.trials import (
     Trial,
     TrialRun,
@@ -101,8 +101,8 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
     with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
         for trial in trials:
             stack.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
-        # A resumed stack includes trials that have ended: its size changes the rounding of the
-        # others. Trials added to those that have begun make another stack.
+        # A resumed stack includes finished trials: its size changes the rounding of the others.
+        # Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
         added = [trial for trial in trials if not trial.result and trial not in begun]
         for group in (begun, added):
@@ -183,7 +183,7 @@ def run_stack(
         watchdog.beat(f"scoring {split.name}", limited=False)
         return predictions
 
-    while not all(run.ended for run in runs):  # Until the next trials end.
+    while not all(run.finished for run in runs):  # Until the next trials end.
         start, stop = step, min(run.num_steps for run in runs)
         members = pad_to_trial_axis(runs, mesh)
         indices = pad_to_trial_axis(positions, mesh)
@@ -224,24 +224,25 @@ def run_stack(
                 seconds = time.monotonic() - began
                 for index, run in enumerate(runs):
                     try:
-                        if not run.ended:
-                            run.report(step, [take(each, index) for each in values], seconds)
+                        if not run.finished:
+                            own = [index_leaves(each, index) for each in values]
+                            run.report(step, own, seconds)
                     except NonFiniteLoss as error:
-                        run.give_up(error)
-                if all(run.ended for run in runs):
+                        run.mark_diverged(error)
+                if all(run.finished for run in runs):
                     break
                 progress.set_postfix_str(f"loss={min(run.loss for run in runs):.3f}")
                 unreported = []
             if selector and (should_evaluate or step == stop):
                 for index, prediction in enumerate(predict(selector, state.params)[: len(runs)]):
                     run = runs[index]
-                    if run.ended or not (should_evaluate or step == run.num_steps):
+                    if run.finished or not (should_evaluate or step == run.num_steps):
                         continue
                     scores = score_split(selector, *prediction)
                     run.evaluate(step, selector.name, scores)
                     if run.score is None or scores[metric] > run.score:
                         watchdog.beat(f"saving step {step} as the best", limited=False)
-                        run.keep(step, setup.pick(state.params, index), scores)
+                        run.save_best(step, setup.pick(state.params, index), scores)
                         run.prediction = len(names), prediction
             is_due = should_evaluate and config.save_training_state and step < last_step
             if is_due or should_stop:
@@ -257,8 +258,8 @@ def run_stack(
         outputs = predict(selector, state.params) if unsaved and selector else None
         for index in unsaved:
             scores = score_split(selector, *outputs[index]) if outputs else {}
-            runs[index].keep(stop, setup.pick(state.params, index), scores)
-        if not all(run.ended for run in ending):
+            runs[index].save_best(stop, setup.pick(state.params, index), scores)
+        if not all(run.finished for run in ending):
             watchdog.beat("predicting with the best checkpoints")
             predictions, padded = {}, pad_to_trial_axis(ending, mesh)
             # Predictions are not repeated where a stack of the same size made them: one of another
@@ -270,7 +271,7 @@ def run_stack(
                 params = jax.device_put(best, setup.stack_shardings.params)
                 predictions |= {split.name: predict(split, params) for split in splits}
             for index, run in enumerate(ending):
-                if not run.ended:
+                if not run.finished:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)
         positions = [i for i, run in enumerate(runs) if (run.diverged or run.num_steps) > stop]
         runs = [runs[index] for index in positions]

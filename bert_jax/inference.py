@@ -136,9 +136,12 @@ class PretrainedModel:
                 raise ValueError(f"text has {size}: shorten {text!r:.60}")
             features.append(Feature((np.array(tokens),), (len(tokens),)))
 
+        # One width for all rows of a call, and few over all calls, so that few shapes are compiled.
+        largest = max((text.count(mask) for text in texts), default=1)
+        count = max(8, 1 << (largest - 1).bit_length())
+
         def masked_logits(rows: dict) -> jax.Array:
             is_mask = rows["tokens"] == self.tokenizer.mask_id
-            count = -(-is_mask.sum(axis=1).max() // 8) * 8  # Few shapes are compiled.
             positions = np.argsort(~is_mask, axis=1, kind="stable")[:, :count]
             return forward.mlm_logits(self.config, self.params, rows, positions)
 
@@ -201,8 +204,8 @@ class PretrainedModel:
           pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
             "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
             normalized if it was trained that way.
-          batch_size: rows of 64 tokens per forward pass, each of one or several texts, or as many
-            tokens in longer rows.
+          batch_size: packed rows of 64 tokens per forward pass; longer rows use proportionally
+            fewer.
           max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
             `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
         """
@@ -317,7 +320,7 @@ class PretrainedModel:
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""
         if not self.head or self.head["task"] not in tasks:
-            trained = f"a head for {self.head['task']}" if self.head else "no head of a task"
+            trained = f"a head for {self.head['task']}" if self.head else "no fine-tuned head"
             fix = f"load one fine-tuned for {' or '.join(tasks)}"
             raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
         return {"max_seq_length": self.config.max_position_embeddings} | self.head
@@ -378,8 +381,11 @@ def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequen
     parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
     are_strings = all(isinstance(part, str) for part in itertools.chain(*parts))
     if not are_strings or {*map(len, parts)} not in (set(), {1}, {2}):
-        expected = "a string" + ", a pair of strings (a tuple)" * pairs + " or a list of these"
-        raise TypeError(f"{name} must be {expected}, got {texts!r:.60}")
+        expected = "a string or a list of strings"
+        if pairs:
+            expected = "a string, a pair of strings (a tuple) or a list of these"
+        got = texts[0] if len(texts) == 1 else texts
+        raise TypeError(f"{name} must be {expected}, got {got!r:.60}")
     return parts
 
 

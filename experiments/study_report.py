@@ -25,8 +25,8 @@ Scores = dict[tuple[str, str], list[float]]
 def best_scores(workdir: pathlib.Path, metric: str) -> list[float]:
     """Returns the scores over seeds of the best configuration of a sweep.
 
-    That is the one with the fewest diverged seeds and, of those, the best median. Raises
-    FileNotFoundError if no trial has a result.
+    That is the one with the best median, where a diverged seed counts as worse than any score, as
+    in a sweep's report. Raises FileNotFoundError if no trial has a result.
     """
     split, name = metric.split("/")
     configurations: dict[str, list[float]] = {}
@@ -40,8 +40,7 @@ def best_scores(workdir: pathlib.Path, metric: str) -> list[float]:
         configurations.setdefault(configuration, []).append(score)
 
     def rank(scores):
-        own = finished(scores)
-        return len(own) - len(scores), statistics.median(own or [0])
+        return statistics.median(-math.inf if math.isnan(score) else score for score in scores)
 
     return max(configurations.values(), key=rank)
 

@@ -103,6 +103,17 @@ def test_texts_of_all_lengths_compile_few_programs(model):
     assert forward.head_outputs._cache_size() == 1  # Rows of 40 tokens.
 
 
+def test_any_number_of_masks_compiles_few_programs(model):
+    texts = ["the " * (number % 9) + "[MASK] " * number for number in range(1, 30)] * 3
+    forward.mlm_logits.clear_cache()
+    model.fill_mask(texts)
+    model.fill_mask(texts[::-1])
+    assert forward.mlm_logits._cache_size() == 1  # Rows of 40 tokens.
+    model.fill_mask(["[MASK]"] * 8)
+    model.fill_mask(["the [MASK] " * 8] * 8)
+    assert forward.mlm_logits._cache_size() == 2  # And 8 positions in each.
+
+
 def test_module_applies_the_parameters(model):
     row = np.array([model.tokenizer.encode("the river")])
     inputs = (row, row * 0, np.arange(row.shape[1])[None], row * 0 + 1)
@@ -127,7 +138,7 @@ def test_padded_vocabulary_is_never_predicted(model):
         ("the [MASK]", 0, ValueError, r"top_k must be a whole number in \[1, 34\], got 0"),
         ("the [MASK]", 35, ValueError, "got 35"),
         ("the [MASK]", 2.5, ValueError, "top_k must be a whole number .* got 2.5"),
-        (None, 5, TypeError, r"texts must be a string or a list of these, got \[None\]"),
+        (None, 5, TypeError, "texts must be a string or a list of strings, got None$"),
         (["the [MASK]", "the"], 5, ValueError, r"no \[MASK\] to fill in: 'the'"),
     ],
 )
@@ -297,14 +308,14 @@ def test_long_texts_are_truncated_with_a_warning(model):
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda m: m.encode(5), TypeError, r"must be a string or a list of these, got \[5\]"),
-        (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of these"),
-        (lambda m: m.attention([1]), TypeError, "must be a string or a list of these"),
-        (lambda m: m.encode(("the", "a")), TypeError, "must be a string or a list of these"),
+        (lambda m: m.encode(5), TypeError, "must be a string or a list of strings, got 5$"),
+        (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of strings"),
+        (lambda m: m.attention([1]), TypeError, "must be a string or a list of strings"),
+        (lambda m: m.encode(("the", "a")), TypeError, "must be a string or a list of strings"),
         (
             lambda m: m.features(b"the", layers=[0]),
             TypeError,
-            "must be a string or a list of these",
+            "must be a string or a list of strings",
         ),
         (lambda m: m.encode(["the"], pooling="max"), ValueError, "must be 'mean', .*, got 'max'"),
         (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),

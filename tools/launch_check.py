@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
             check_config(config, argv[1], int(argv[2]))
         else:
             check_finetuning(config)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         sys.exit(str(error))
 
 

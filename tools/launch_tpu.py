@@ -6,7 +6,7 @@ python tools/launch_tpu.py launch --name=base --project=PROJECT --zone=us-centra
     --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
 Everything after `--` is passed to `python -m bert_jax.pretrain`, or to another program: with
-`--program=tools.sweep` it starts a sweep, and several slices share one. The actions:
+`--program=tools.sweep` it starts a sweep, which several slices can share. The actions:
 
 launch    create, copy, run and follow; repeat after a preemption; delete the slice at the end
 create    request the slice (a queued resource) and wait until it is active

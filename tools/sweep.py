@@ -1,14 +1,15 @@
-r"""Fine-tunes over a grid of hyperparameters, with trials of the same shapes as one program.
+r"""Fine-tunes over a grid of hyperparameters, training same-shape trials as one program.
 
     python tools/sweep.py --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/sweep \
         --config.base.init_from=runs/base --config.base.data.directory=glue_data
 
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
-fields, of which all combinations are run; `trials`, further points as dicts; `num_seeds`; and
-`max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the points: sweep_search.py.
+fields, of which all combinations are run; `trials`, further configurations as dicts; `num_seeds`;
+and `max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the configurations:
+sweep_search.py.
 Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
 train as one stacked program; on a CPU, where a stack is slower, they run one after another and
-compile once. Each has a workdir in DIR/trials, as a fine-tuning alone would.
+compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would.
 
 report.html, report.md and trials.csv compare the trials; they are written while the sweep runs, at
 most once a minute, and at the end. The same command resumes a stopped sweep from its last
@@ -37,7 +38,7 @@ from bert_jax.runtime import distributed, main
 from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.tasks.trials import Trial
 from bert_jax.tools import sweep_claims, sweep_memory, sweep_report, sweep_search
-from bert_jax.tools.sweep_points import flat, grid_overrides, make_points
+from bert_jax.tools.sweep_points import flatten, grid_overrides, make_points
 from bert_jax.tools.sweep_report import Point
 from bert_jax.training.workdir import (
     CHANGEABLE_ON_RESUME,
@@ -49,8 +50,8 @@ from bert_jax.training.workdir import (
 # Fields of a sweep that may differ when it is resumed; those of PROGRAM_FIELDS not between workers.
 PROGRAM_FIELDS = ("num_seeds", "max_stacked_trials")
 CHANGEABLE = (*PROGRAM_FIELDS, *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
-POLL_SECONDS = 5  # Between checks whether the other workers' programs have ended, or they died.
-ENDED = "ended"
+POLL_SECONDS = 5  # Between checks whether the other workers' programs are finished.
+FINISHED = "finished"
 
 
 class Program(NamedTuple):
@@ -61,7 +62,7 @@ class Program(NamedTuple):
     trials: Sequence[Trial]
 
     @property
-    def has_ended(self) -> bool:
+    def is_finished(self) -> bool:
         return all(trial.result_path.exists() for trial in self.trials)
 
 
@@ -69,10 +70,11 @@ SECONDS_BETWEEN_REPORTS = 60  # A report takes about a second.
 
 
 def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False) -> dict:
-    """Runs or resumes the sweep in `workdir`; returns its best point and the path of its report.
+    """Runs or resumes the sweep in `workdir`; returns its best configuration and its report's path.
 
-    With `dry_run` it writes nothing, and returns the number of trials and steps, and the memory. In
-    a multi-process run every process must call it, after `distributed.initialize`.
+    With `dry_run` it writes nothing, and returns the number of trials and steps, and the memory; of
+    a search, those of the first round, and the maximum number of trials. In a multi-process run
+    every process must call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)
     settings = as_saved(config.to_dict())
@@ -93,8 +95,12 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
         points += proposed
         programs += new_programs
         if dry_run:
-            return show_plan(programs)
+            plan = show_plan(programs)
+            if "search" in config:
+                plan = {"max_trials": sweep_search.max_trials(config), "first_round": plan}
+            return plan
         main.enable_compilation_cache(workdir)
+        check_memory(new_programs)
         metric = programs[0].setup.task.metric
         if jax.process_index() == 0:
             workdir.mkdir(parents=True, exist_ok=True)
@@ -106,7 +112,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
 
 
 def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
-    """Yields the points to run, in rounds if `config` has a search, which reads their results."""
+    """Yields the configurations to run; in rounds for a search, which reads their results."""
     if "search" in config:
         yield from sweep_search.rounds(config, directory)
     else:
@@ -125,7 +131,7 @@ def run_programs(
     programs: Sequence[Program],
     write_report: Callable[[], object],
 ) -> None:
-    """Runs the programs that no other worker has claimed; returns when all have ended."""
+    """Runs the programs that no other worker has claimed; returns when all are finished."""
     by_name, heartbeats, report_due = {program.name: program for program in programs}, {}, 0.0
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
@@ -140,7 +146,7 @@ def run_programs(
             if jax.process_index() == 0:
                 name, claim = claim_program(workdir, config, programs, heartbeats)
         name = distributed.allgather_texts(name)[0]
-        if name == ENDED:
+        if name == FINISHED:
             return
         if not name:
             time.sleep(POLL_SECONDS)
@@ -159,17 +165,17 @@ def run_programs(
 def claim_program(
     workdir: pathlib.Path, config: ConfigDict, programs: Sequence[Program], heartbeats: dict
 ) -> tuple[str, contextlib.AbstractContextManager]:
-    """Claims a program; returns its name, ENDED if all have ended, or "" if others run the rest."""
+    """Claims a program; returns its name, FINISHED if all are, or "" if others run the rest."""
     check_directory(workdir, config)  # Another worker may have added seeds.
-    name = ENDED
+    name = FINISHED
     for program in programs:
-        if program.has_ended:
+        if program.is_finished:
             continue
         directory = workdir / "programs" / program.name
         if claim := sweep_claims.try_claim(directory, heartbeats):
-            if not program.has_ended:
+            if not program.is_finished:
                 return program.name, claim
-            claim.release()  # Another worker has just ended it.
+            claim.release()  # Another worker has just finished it.
             continue
         worker, name = sweep_claims.holder(directory, heartbeats), ""
         logging.log_every_n_seconds(
@@ -189,7 +195,11 @@ def check_sweep(config: ConfigDict) -> None:
     if "search" in config:
         sweep_search.check_search(config)
         return
-    for name, values in flat(config.grid).items():
+    grid = flatten(config.grid)
+    if not grid and not config.trials:
+        fix = "give the values of one or more fields, such as batch_size=(16,), or `trials`"
+        raise ValueError(f"--config.grid is empty: {fix}")
+    for name, values in grid.items():
         if not isinstance(values, tuple | list) or not values:
             fix = "a field that does not vary is set in --config.base"
             raise ValueError(f"--config.grid.{name}={values!r}: expected one or more values; {fix}")
@@ -216,6 +226,8 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
         raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
     path = workdir / "sweep.json"
     if not path.exists():
+        for run in (*workdir.glob("config.json"), *workdir.glob("seed_*/config.json")):
+            raise ValueError(f"--workdir={workdir} holds a run ({run}), not a sweep: give another")
         return
     content = json.loads(path.read_text())
     saved, settings = as_saved(content["config"]), as_saved(settings_of(config))
@@ -227,20 +239,21 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
         if worker := sweep_claims.holder(workdir / "programs" / program, {}):
             raise ValueError(
                 f"--config.{changed[0]}={settings[changed[0]]}: {worker} runs program {program} of "
-                f"this sweep with {saved[changed[0]]}: wait until it ends, or stop it. If it died "
-                f"on another machine, remove {workdir / 'programs' / program / 'claims'}"
+                f"this sweep with {saved[changed[0]]}: wait until it is finished, or stop it. If "
+                f"it died on another machine, remove {workdir / 'programs' / program / 'claims'}"
             )
 
 
 def group_trials(points: Sequence[Point]) -> dict[str, list[Trial]]:
     """Groups the trials whose fields outside PER_TRIAL are equal.
 
-    The first seed of all points comes first, so that more seeds do not change the first programs.
+    The first seed of all configurations comes first, so that more seeds do not change the first
+    programs.
     """
     groups = {}
     by_seed = zip(*(point.trials for point in points), strict=True)
     for trial in itertools.chain.from_iterable(by_seed):
-        shared = {k: v for k, v in flat(trial.config).items() if k not in PER_TRIAL}
+        shared = {k: v for k, v in flatten(trial.config).items() if k not in PER_TRIAL}
         groups.setdefault(repr(shared), []).append(trial)
     return groups
 
@@ -250,21 +263,22 @@ def make_programs(
 ) -> list[Program]:
     """Returns the programs of `points`, in groups numbered from `first`; adds their `setups`.
 
-    Raises ValueError for an invalid configuration, or points whose metrics differ.
+    Raises ValueError for an invalid configuration, or several metrics.
     """
     programs, weights = [], {}
     for number, (shared, trials) in enumerate(group_trials(points).items(), first):
         setups[shared] = prepare(trials, setups.get(shared), weights)
         size, mesh = config.max_stacked_trials, setups[shared].mesh
         if not size and mesh.devices.flat[0].platform == "cpu":
-            # A stack would take longer than its trials one after another, and the memory of all.
+            # On CPU, stacking is slower than running trials in sequence and needs their combined
+            # memory.
             size = mesh.shape["trial"]
         parts = split(trials, size, number)
         programs += [Program(name, setups[shared], part) for name, part in parts.items()]
     metrics = sorted({setup.task.metric for setup in setups.values()})
     if len(metrics) > 1:
         names = ", ".join(metrics)
-        raise ValueError(f"the points have different metrics ({names}): sweep each separately")
+        raise ValueError(f"configurations have different metrics ({names}): sweep each separately")
     return programs
 
 
@@ -298,8 +312,8 @@ def prepare(
     if not setup.task.selection_split:
         name = setup.task.metric.partition("/")[0]
         raise ValueError(
-            f"no score would decide between the points: {setup.task.metric} needs examples with "
-            f"labels for {name}, as in --config.base.data.{name}=FILE"
+            f"configurations cannot be ranked: {setup.task.metric} needs examples with labels for "
+            f"{name}, as in --config.base.data.{name}=FILE"
         )
     return setup
 
@@ -355,13 +369,37 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         count = min(fitting_trials(program.setup), len(trials) - 1)
-        advice = f"about {count} fit: set --config.max_stacked_trials={count}, or a smaller"
-        if not count:
-            advice = "not even one fits: set a smaller"
-        raise ValueError(
-            f"out of memory in program {program.name}, with {len(trials)} trials: {advice} "
-            "--config.base.per_device_batch_size"
-        ) from error
+        raise too_many_trials(program, count) from error
+
+
+def check_memory(programs: Sequence[Program]) -> None:
+    """Raises ValueError if a stack needs more memory than its devices report to have."""
+    if not sweep_memory.reported_memory():
+        return
+    # Another worker may finish a program meanwhile, but all processes must compile the same ones.
+    unfinished = " ".join(program.name for program in programs if not program.is_finished)
+    names, counts = distributed.allgather_texts(unfinished)[0].split(), {}
+    for program in programs:
+        is_stacked = len(program.trials) > program.setup.mesh.shape["trial"]
+        if not is_stacked or program.name not in names:
+            continue
+        group = program.name.partition(".")[0]  # Its programs share a setup.
+        if group not in counts:
+            counts[group] = fitting_trials(program.setup)
+        with distributed.raise_on_all_processes():
+            if counts[group] < len(program.trials):
+                raise too_many_trials(program, counts[group])
+
+
+def too_many_trials(program: Program, count: int) -> ValueError:
+    """Returns the error for a program of which only `count` trials fit into memory."""
+    advice = f"about {count} fit: set --config.max_stacked_trials={count}, or a smaller"
+    if not count:
+        advice = "not even one fits: set a smaller"
+    return ValueError(
+        f"not enough memory for program {program.name}, with {len(program.trials)} trials: "
+        f"{advice} --config.base.per_device_batch_size"
+    )
 
 
 def fitting_trials(setup: FinetuneSetup) -> int:

@@ -1,7 +1,7 @@
 """Estimates the memory of stacked trials: what the compiler plans for one, times their number.
 
-The parameters, the optimizer state, the gradients and the activations of a trial are its own, so
-that the memory of a program is proportional to its number of trials.
+Parameters, optimizer state, gradients and activations are separate for each trial, so that the
+memory of a program is proportional to its number of trials.
 """
 
 import jax
@@ -45,9 +45,12 @@ def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
 
 def device_memory() -> int:
     """Returns the bytes that a device may use; simulated devices share the memory of the host."""
-    device = jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    return limit or psutil.virtual_memory().total // jax.local_device_count()
+    return reported_memory() or psutil.virtual_memory().total // jax.local_device_count()
+
+
+def reported_memory() -> int:
+    """Returns the bytes that a device reports as its limit; 0 if it reports none, as a CPU."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
 
 
 def program_bytes(setup: FinetuneSetup, num_trials: int, trial_bytes: int) -> int:

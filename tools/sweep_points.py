@@ -1,4 +1,4 @@
-"""The points of a sweep: copies of its base configuration with other values, and their trials."""
+"""The configurations of a sweep: copies of its base with other values, and their trials."""
 
 import copy
 import difflib
@@ -11,32 +11,32 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.tasks.trials import Trial
-from bert_jax.tools.sweep_report import Point, show
+from bert_jax.tools.sweep_report import Point, format_value
 
 Overrides = Sequence[tuple[str, dict[str, object]]]
-"""Where each point is configured, and its values of fields of `base`."""
+"""Where each configuration is given, and its values of fields of `base`."""
 
 
 def grid_overrides(config: ConfigDict) -> Overrides:
-    """Returns the combinations of the grid, then the points of `config.trials`."""
-    grid = flat(config.grid)
+    """Returns the combinations of the grid, then the configurations of `config.trials`."""
+    grid = flatten(config.grid)
     overrides = [
         ("grid", dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
-        if grid or not config.trials
+        if grid
     ]
     return overrides + [(f"trials[{index}]", values) for index, values in enumerate(config.trials)]
 
 
 def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Path) -> list[Point]:
-    """Returns the points that set other values of fields of `base`, with their trials.
+    """Returns the configurations that set other values of fields of `base`, with their trials.
 
-    The workdir of a trial is named after the values of the fields in which the points differ (in a
-    search, of all), and its seed. Raises ValueError for invalid fields or values.
+    The workdir of a trial is named after the values of the fields in which configurations differ
+    (in a search, of all), and its seed. Raises ValueError for invalid fields or values.
     """
     configs = [override(config.base, values, where) for where, values in overrides]
     fields = dict.fromkeys(name for _, values in overrides for name in values)
-    resolved = [{name: flat(point)[name] for name in fields} for point in configs]
+    resolved = [{name: flatten(point)[name] for name in fields} for point in configs]
     varying = [
         name
         for name in fields
@@ -45,12 +45,14 @@ def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Pat
     points, sources = [], {}
     for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
         values = {name: values[name] for name in varying}
-        label = ",".join(f"{name}={show(value)}" for name, value in values.items())
+        label = ",".join(f"{name}={format_value(value)}" for name, value in values.items())
         label = re.sub(r"[^\w.,=+-]+", "_", label)  # As the name of a file.
         if label in sources or len(label) > 200:
-            problem = f"is also a point of {sources[label]}" if label in sources else "is too long"
-            advice = "give each point once, with short values that differ in letters or digits"
-            raise ValueError(f"{where}: {label or 'the point'} {problem}: {advice}")
+            problem = f"{label} is too long for the name of a trial"
+            if label in sources:
+                problem = f"duplicate configuration {label or 'base'}, already in {sources[label]}"
+            advice = "give each once, with short values that differ in letters or digits"
+            raise ValueError(f"{where}: {problem}: {advice}")
         sources[label] = where
         trials = []
         for seed in range(base.seed, base.seed + config.num_seeds):
@@ -64,7 +66,7 @@ def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Pat
 
 def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
     """Returns a copy of `base` with other `values`, by dotted name. Raises ValueError."""
-    config, known = copy.deepcopy(base), flat(base)
+    config, known = copy.deepcopy(base), flatten(base)
     for name, value in values.items():
         location = f"{where}.{name}"
         if name not in known:
@@ -74,7 +76,7 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
             )
         if name in ("seed", "num_seeds"):
             fix = "--config.base.seed sets the first seed, --config.num_seeds the number of seeds"
-            raise ValueError(f"{location}={value}: expected no seeds in a point; {fix}")
+            raise ValueError(f"{location}={value}: expected no seeds here; {fix}")
         *parents, field = name.split(".")
         node = config
         for parent in parents:
@@ -93,6 +95,6 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
     return config
 
 
-def flat(config: ConfigDict) -> dict[str, object]:
+def flatten(config: ConfigDict) -> dict[str, object]:
     """Returns the values of all fields by dotted name."""
     return flatten_dict(config.to_dict(), sep=".")

@@ -6,7 +6,6 @@ uninterrupted one.
 
 import base64
 import csv
-import functools
 import html
 import io
 import json
@@ -27,17 +26,19 @@ from bert_jax.tasks.trials import Trial, summarize_seeds
 from bert_jax.training.workdir import write_text
 
 TITLE = "Sweep of fine-tuning hyperparameters"
-ABOUT_POINTS = (
-    "Sorted by the median over seeds of the score on dev, each of the best checkpoint of a trial; "
-    "std is the sample standard deviation (n - 1). Diverged trials have no score; collapsed ones, "
-    "which predict the same for every input, count."
+ABOUT_RANKING = (
+    "Sorted by the median over seeds of the score on dev, each of the best checkpoint of a trial. "
+    "A diverged seed counts as worse than any score; if half of the seeds or more diverged, there "
+    "is no median, and the configuration ranks last. std, the sample standard deviation (n - 1), "
+    "min and max are of the seeds with a score. Collapsed trials (constant predictions) are "
+    "included."
 )
 Table = list[list[str]]
 """A header and rows."""
 Section = tuple[str, str, Table]
 """Title, text, table."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-GRAY = "#b5b5b5"  # Of the curves of all other points.
+GRAY = "#b5b5b5"  # Of the curves of all other configurations.
 CSS = """
 body { color: #222; background: #fff; font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
   max-width: 72rem; padding: 1rem; overflow-wrap: anywhere; }
@@ -62,17 +63,18 @@ img { display: block; height: auto; max-width: 100%; width: 40rem; }
 
 
 class Point(NamedTuple):
-    """The values of the fields in which the points differ, and the trials, one per seed."""
+    """A configuration: its values of the fields that vary, and its trials, one per seed."""
 
     values: dict[str, object]
     trials: list[Trial]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={show(value)}" for name, value in self.values.items()) or "base"
+        texts = (f"{name}={format_value(value)}" for name, value in self.values.items())
+        return ", ".join(texts) or "base"
 
 
 class Summary(NamedTuple):
-    """A point, the results of its trials (None: not ended), and their scores on dev."""
+    """A configuration, the results of its trials (None: not finished), and their scores on dev."""
 
     point: Point
     results: list[dict | None]
@@ -81,14 +83,18 @@ class Summary(NamedTuple):
 
     @property
     def median(self) -> float:
-        return statistics.median(self.scores) if self.scores else -math.inf
+        """The median score, where a diverged seed counts as -inf; -inf if there is none."""
+        num_diverged = sum(result is not None for result in self.results) - len(self.scores)
+        scores = [*self.scores, *[-math.inf] * num_diverged]
+        return statistics.median(scores) if scores else -math.inf
 
     @property
-    def finished(self) -> list[dict]:
+    def scored(self) -> list[dict]:
+        """The results of the seeds that did not diverge."""
         return [result for result in self.results if result and "diverged" not in result]
 
     def notes(self) -> str:
-        """Names the seeds that collapsed, diverged or have not ended."""
+        """Names the seeds that collapsed, diverged or are not finished."""
         seeds: dict[str, list[str]] = {}
         for trial, result in zip(self.point.trials, self.results, strict=True):
             seeds.setdefault(status(result), []).append(str(trial.config.seed))
@@ -108,16 +114,17 @@ class Summary(NamedTuple):
 
 
 def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], metric: str) -> dict:
-    """Writes the three files; returns the best point, the counts and the path of the page."""
+    """Writes the three files; returns the best configuration, the counts and the page's path."""
     summaries = [summarize(point, metric) for point in points]
     ranked = sorted(summaries, key=lambda summary: -summary.median)
     best = ranked[0]
-    scores = summarize_seeds(best.finished, metric)["scores"] if best.scores else {}
+    has_best = best.median > -math.inf
+    scores = summarize_seeds(best.scored, metric)["scores"] if has_best else {}
     write_text(workdir / "trials.csv", trials_table(summaries))
     sections = [
         ("What was run", "sweep.json has all settings.", settings_table(config, summaries)),
-        ("Best point", about_best(best), scores_table(scores)),
-        ("Points", ABOUT_POINTS, points_table(ranked)),
+        ("Best configuration", about_best(best), scores_table(scores)),
+        ("Configurations", ABOUT_RANKING, ranking_table(ranked)),
     ]
     write_text(workdir / "report.md", markdown_page(sections))
     write_text(workdir / "report.html", html_page(sections, draw_figures(summaries, ranked)))
@@ -125,67 +132,69 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
     return {
         "metric": metric,
         "trials": {name: statuses.count(name) for name in dict.fromkeys(statuses)},
-        "best_point": best.point.values if scores else None,
-        "medians_of_best_point": {name: value["median"] for name, value in scores.items()},
+        "best_configuration": best.point.values if has_best else None,
+        "medians_of_best_configuration": {name: value["median"] for name, value in scores.items()},
         "report": str(workdir / "report.html"),
     }
 
 
 def summarize(point: Point, metric: str) -> Summary:
-    """Reads the results of a point."""
+    """Reads the results of a configuration."""
     summary = Summary(point, [trial.result for trial in point.trials], [], metric)
     split, _, name = metric.rpartition("/")
-    return summary._replace(scores=[result[split][name] for result in summary.finished])
+    return summary._replace(scores=[result[split][name] for result in summary.scored])
 
 
 def status(result: dict | None) -> str:
     if result is None:
-        return "not ended"
+        return "not finished"
     if "diverged" in result:
         return f"diverged at step {result['diverged']}"
     return "collapsed" if result.get("collapsed") else "finished"
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Formats a value of a field: 5e-05, 3 (of 3.0), default (of None), a,b (of a tuple)."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, tuple | list):
-        return ",".join(map(show, value)) or "none"
+        return ",".join(map(format_value, value)) or "none"
     return "default" if value is None else str(value)
 
 
-def settings_table(config: ConfigDict, points: Sequence[Summary]) -> Table:
+def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     """Returns what was run: the names and values of the main settings."""
-    base, fields = config.base, points[0].point.values
+    base, fields = config.base, summaries[0].point.values
     rows = [["setting", "value"], ["task", base.task], ["init_from", base.init_from]]
     for name in ("name", "directory", "train", "dev", "test", "passages"):
         if base.data.get(name) and f"data.{name}" not in fields:
             rows.append([f"data.{name}", base.data[name]])
     for name in fields:
-        values = list(dict.fromkeys(summary.point.values[name] for summary in points))
-        text = "; ".join(map(show, values))
+        values = list(dict.fromkeys(summary.point.values[name] for summary in summaries))
+        text = "; ".join(map(format_value, values))
         if len(values) > 12:  # Of a search.
-            text = f"{len(values)} values from {show(min(values))} to {show(max(values))}"
+            low, high = format_value(min(values)), format_value(max(values))
+            text = f"{len(values)} values from {low} to {high}"
         rows.append([f"values of {name}", text])
-    ended = sum(result is not None for summary in points for result in summary.results)
-    seeds = [str(trial.config.seed) for trial in points[0].point.trials]
-    trials = f"{len(points)} points x {len(seeds)} seeds ({', '.join(seeds)}); {ended} have ended"
-    return [*rows, ["trials", trials], ["metric (higher is better)", points[0].metric]]
+    count = sum(result is not None for summary in summaries for result in summary.results)
+    seeds = [str(trial.config.seed) for trial in summaries[0].point.trials]
+    trials = f"{len(summaries)} configurations x {len(seeds)} seeds ({', '.join(seeds)}); "
+    rows.append(["trials", f"{trials}{count} have a result"])
+    return [*rows, ["metric (higher is better)", summaries[0].metric]]
 
 
-def points_table(ranked: Sequence[Summary]) -> Table:
-    """Returns a row per point."""
-    header = [*ranked[0].point.values, "median", "std", "min", "max", "seeds with a score", "notes"]
+def ranking_table(ranked: Sequence[Summary]) -> Table:
+    """Returns a row per configuration."""
+    header = [*ranked[0].point.values, "median", "std", "min", "max", "scores by seed", "notes"]
     rows = []
     for summary in ranked:
-        numbers = [""] * 4
-        if scores := summary.scores:
-            deviation = [statistics.stdev(scores)] if len(scores) > 1 else []
-            numbers = [f"{x:.4f}" for x in (summary.median, *deviation, min(scores), max(scores))]
-            numbers[1:1] = [""] * (len(scores) == 1)
-        count = f"{len(scores)} of {len(summary.results)}"
-        rows.append([*map(show, summary.point.values.values()), *numbers, count, summary.notes()])
+        numbers, scores = [summary.median, math.nan, math.nan, math.nan], summary.scores
+        if scores:
+            deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
+            numbers[1:] = deviation, min(scores), max(scores)
+        cells = [*map(format_value, summary.point.values.values())]
+        cells += [f"{x:.4f}" if math.isfinite(x) else "" for x in numbers]
+        rows.append([*cells, ", ".join(f"{x:.4f}" for x in scores), summary.notes()])
     return [header, *rows]
 
 
@@ -202,8 +211,10 @@ def trials_table(summaries: Sequence[Summary]) -> str:
     for summary in summaries:
         for trial, result in zip(summary.point.trials, summary.results, strict=True):
             row = {"trial": trial.workdir.name}
-            row |= {name: show(value) for name, value in summary.point.values.items()}
+            row |= {name: format_value(value) for name, value in summary.point.values.items()}
             row |= {"seed": trial.config.seed, "status": status(result)}
+            median = summary.median if math.isfinite(summary.median) else None
+            row["median_with_diverged_as_worst"] = median  # Of the configuration: it is ranked by.
             result = {key: value for key, value in (result or {}).items() if key not in row}
             row |= {name: result.get(name) for name in ("steps", "best_step")}
             splits = {key: value for key, value in result.items() if isinstance(value, dict)}
@@ -217,13 +228,13 @@ def trials_table(summaries: Sequence[Summary]) -> str:
 
 
 def about_best(best: Summary) -> str:
-    """Returns the best point as text."""
-    if not best.scores:
-        return "No trial has a score."
+    """Returns the best configuration as text."""
+    if best.median == -math.inf:
+        return "No configuration has a median score."
     return (
-        f"{best.point}: median {best.metric} {best.median:.4f} over {len(best.scores)} of "
-        f"{len(best.results)} seeds. The point was chosen by this score, which is therefore "
-        "optimistic; those on other splits are not."
+        f"{best.point}: median {best.metric} {best.median:.4f}. The configuration was chosen by "
+        "this score, which is therefore optimistic; those on other splits are not. The table is "
+        f"over the {len(best.scores)} of {len(best.results)} seeds with a score."
     )
 
 
@@ -254,7 +265,7 @@ def html_page(sections: Sequence[Section], figures: str) -> str:
     return "\n".join([*parts, figures, "</html>\n"])
 
 
-def draw_figures(points: Sequence[Summary], ranked: Sequence[Summary]) -> str:
+def draw_figures(summaries: Sequence[Summary], ranked: Sequence[Summary]) -> str:
     """Returns the sections with plots as HTML."""
 
     def figure(width, height, title, draw):
@@ -271,19 +282,19 @@ def draw_figures(points: Sequence[Summary], ranked: Sequence[Summary]) -> str:
         return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
 
     panels = [
-        figure(4, 3, f"Score by {name}", functools.partial(draw_field, points=points, name=name))
-        for name in points[0].point.values
+        figure(4, 3, f"Score by {name}", lambda axis, name=name: draw_field(axis, summaries, name))
+        for name in summaries[0].point.values
     ]
     curves = figure(5.2, 3.4, "Score during training", lambda axis: draw_curves(axis, ranked))
     labels = [str(summary.point) for summary in ranked[: len(COLORS)]]
-    labels += ["other points"] * (len(ranked) > len(COLORS))
+    labels += ["other configurations"] * (len(ranked) > len(COLORS))
     entries = (
         f'<li style="border-color: {color}"><span>{html.escape(label)}</span>'
         for color, label in zip([*COLORS, GRAY], labels, strict=False)
     )
     return f"""<h2>Learning curves</h2>
-<p>Median at each evaluation over the seeds that did not diverge. The {len(COLORS)} best points have
-a color.</p>
+<p>Median at each evaluation over the seeds that did not diverge. The {len(COLORS)} best
+configurations have a color.</p>
 {curves}
 <ul class=legend>{"".join(entries)}</ul>
 <h2>Score by hyperparameter</h2>
@@ -293,7 +304,7 @@ trials diverged are not shown.</p>
 
 
 def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
-    """Plots the score on dev over steps, with a line per point, the best in front."""
+    """Plots the score on dev over steps, with a line per configuration, the best in front."""
     for rank, summary in reversed(list(enumerate(ranked))):
         steps, scores = summary.curve()
         color = COLORS[rank] if rank < len(COLORS) else GRAY
@@ -304,10 +315,10 @@ def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
     axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True))
 
 
-def draw_field(axis: Axes, points: Sequence[Summary], name: str) -> None:
+def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     """Plots the score of every trial against the value of a field, and the median per value."""
     scores: dict[object, list[float]] = {}
-    for summary in points:
+    for summary in summaries:
         scores.setdefault(summary.point.values[name], []).extend(summary.scores)
     values = [value for value in scores if scores[value]]
     is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
@@ -320,8 +331,8 @@ def draw_field(axis: Axes, points: Sequence[Summary], name: str) -> None:
     medians = [statistics.median(scores[value]) for value in values]
     axis.plot(positions, medians, color=COLORS[1], linewidth=1.3)
     if len(values) <= 8 or not is_number:
-        axis.set_xticks(positions, list(map(show, values)))
+        axis.set_xticks(positions, list(map(format_value, values)))
         axis.xaxis.set_minor_locator(ticker.NullLocator())
     axis.margins(x=0.1)
     axis.set_xlabel(f"{name}, log scale" if is_log else name)
-    axis.set_ylabel(points[0].metric)
+    axis.set_ylabel(summaries[0].metric)

@@ -1,21 +1,21 @@
-"""Searches for the best point of a sweep with Optuna, in rounds of trials that train as stacks.
+"""Searches for the best configuration with Optuna, in rounds of trials that train as stacks.
 
-Each round asks Optuna for `config.trials_per_round` points. They are run with the first number of
-epochs in `config.halving`, then the best 1/R of them with the second, which is R times as large,
-and so on: successive halving (Jamieson and Talwalkar, 2016). Each run starts from step 0, because
-the learning rate decays over its own number of steps. The score of a point is the median over its
-seeds; points that were dropped or diverged tell Optuna where not to look.
+Each round asks Optuna for `config.trials_per_round` configurations. They are run with the first
+number of epochs in `config.halving`, then the best 1/R of them with the second, which is R times as
+large, and so on: successive halving (Jamieson and Talwalkar, 2016). Each run starts from step 0,
+because the learning rate decays over its own number of steps. A configuration's score is the median
+of the report; those that were dropped or have no median tell Optuna where not to look.
 
 There is no database: a proposal is a function of the scores before it and of its number, so the
 results of the trials are the state of a search. Resumed, or on another machine, it proposes the
-same points again, finds their results, and continues.
+same configurations again, finds their results, and continues.
 """
 
 import importlib.metadata
 import importlib.util
+import itertools
 import math
 import pathlib
-import statistics
 from collections.abc import Iterator
 
 from flax.traverse_util import flatten_dict
@@ -28,7 +28,7 @@ KINDS = ("uniform", "log_uniform", "integer", "choice")
 
 
 def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
-    """Yields the points of each stage; they must have been run when the next are requested."""
+    """Yields the configurations of each stage, which must have run when the next are requested."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -57,8 +57,9 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
             yield [points[key] for key in new]
             scored = []
             for (trial, values), (_, overridden) in zip(asked, overrides, strict=True):
-                score = median_score(points[repr(overridden)])
-                if score is None:  # All of its trials diverged.
+                point = points[repr(overridden)]
+                score = summarize(point, point.trials[0].result["metric"]).median
+                if score == -math.inf:  # At least half of its trials diverged.
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 else:
                     trial.report(score, stage)
@@ -89,16 +90,20 @@ def suggest(trial, name: str, spec: tuple) -> object:
     return float(f"{trial.suggest_float(name, *limits, log=kind == 'log_uniform'):.3g}")
 
 
-def median_score(point: Point) -> float | None:
-    """Returns the median score over the seeds of a point that was run; None if all diverged."""
-    results = [trial.result for trial in point.trials]
-    metric = next(result["metric"] for result in results)
-    scores = summarize(point, metric).scores
-    return statistics.median(scores) if scores else None
+def max_trials(config: ConfigDict) -> int:
+    """Returns the number of trials of a search, unless some diverge or are proposed twice."""
+    total = 0
+    for first in range(0, config.num_trials, config.trials_per_round):
+        count = min(config.trials_per_round, config.num_trials - first)
+        total += count
+        for epochs, more_epochs in itertools.pairwise(config.halving):
+            count = math.ceil(count * epochs / more_epochs)
+            total += count
+    return total * config.num_seeds
 
 
 def version() -> str:
-    """Returns the version of Optuna: another one might propose other points."""
+    """Returns the version of Optuna: another one might propose other configurations."""
     return importlib.metadata.version("optuna")
 
 

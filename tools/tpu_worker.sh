@@ -15,7 +15,7 @@ install() {
   test -x venv/bin/python || $uv venv --quiet --python=3.11 venv
   export VIRTUAL_ENV=$PWD/venv
   $uv pip install --quiet --require-hashes --requirement=code/requirements.lock
-  $uv pip install --quiet --editable='./code[tpu]'
+  $uv pip install --quiet --editable='./code[tpu,optuna]'
   if ! mountpoint --quiet /gcs; then
     command -v gcsfuse || sudo apt-get -o DPkg::Lock::Timeout=300 --quiet --yes install gcsfuse
     # Without a metadata cache, a host sees the files of the others at once. systemd keeps the

@@ -144,14 +144,14 @@ class FinetuneSetup:
         """Jitted (stacked state, indices of trials) -> the stacked state of these."""
 
         def select(state, indices):
-            return state.map_trials(lambda tree: take(tree, indices))
+            return state.map_trials(lambda tree: index_leaves(tree, indices))
 
         return jax.jit(select, out_shardings=self.stack_shardings)
 
     @functools.cached_property
     def pick(self) -> Callable:
         """Jitted (stacked parameters, index of a trial) -> its parameters."""
-        return jax.jit(take, out_shardings=self.shardings.params)
+        return jax.jit(index_leaves, out_shardings=self.shardings.params)
 
     @functools.cached_property
     def replicate(self) -> Callable:
@@ -168,7 +168,7 @@ class FinetuneSetup:
         return make_predict_step(self.model, self.mesh, self.task.head)
 
 
-def take(tree, index):
+def index_leaves(tree, index):
     """Returns the tree of the leaves at `index` of their leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 

@@ -1,4 +1,4 @@
-"""Trials of a fine-tuning: the files of each one, and median, min and max scores over seeds."""
+"""Trials of a fine-tuning run: the files of each one, and median, min and max scores over seeds."""
 
 import json
 import math
@@ -43,7 +43,7 @@ class Trial(NamedTuple):
 
     @property
     def result(self) -> dict | None:
-        """The contents of its `result.json`, or None before it has ended."""
+        """The contents of its `result.json`, or None before it is finished."""
         return json.loads(self.result_path.read_text()) if self.result_path.exists() else None
 
 
@@ -63,8 +63,8 @@ class TrialRun:
         self.hyperparameters = setup.hyperparameters(trial.config)
         self.key = jax.random.key(self.seed)
         result = trial.result or {}
-        self.ended, self.diverged = bool(result), result.get("diverged")
-        self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.ended
+        self.finished, self.diverged = bool(result), result.get("diverged")
+        self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.finished
         self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         self.prediction: tuple[int, tuple] | None = None
@@ -81,11 +81,11 @@ class TrialRun:
         self.loss = values["train/loss"]
         self.writer.write(step, values)
 
-    def give_up(self, error: NonFiniteLoss) -> None:
-        """Ends a trial that diverged, with a result that says so."""
+    def mark_diverged(self, error: NonFiniteLoss) -> None:
+        """Finishes a trial that diverged, with a result that says so."""
         self.diverged, self.loss = error.step, math.inf
         logging.error("%s diverged: %s", self.trial.workdir.name, error)
-        self._end({"diverged": error.step, "message": str(error)})
+        self._write_result({"diverged": error.step, "message": str(error)})
 
     def evaluate(self, step: int, split: str, scores: dict[str, float]) -> None:
         """Writes and logs the scores of a split after `step`."""
@@ -94,7 +94,7 @@ class TrialRun:
         shown = ", ".join(f"{metric} {score:.4f}" for metric, score in scores.items())
         logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, shown)
 
-    def keep(self, step: int, params: dict, scores: dict[str, float]) -> None:
+    def save_best(self, step: int, params: dict, scores: dict[str, float]) -> None:
         """Writes `params` and their scores as the best checkpoint."""
         task = self._setup.task
         self.best_step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
@@ -131,10 +131,10 @@ class TrialRun:
             if self.writes:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name][0], directory)
-        self._end(result | {"seconds": time.monotonic() - began})
+        self._write_result(result | {"seconds": time.monotonic() - began})
 
-    def _end(self, result: dict) -> None:
-        self.ended = True
+    def _write_result(self, result: dict) -> None:
+        self.finished = True
         self.writer.close()
         if self.writes:
             result = {"seed": self.seed, "metric": self._setup.task.metric} | result

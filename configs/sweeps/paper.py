@@ -1,8 +1,8 @@
 r"""The paper's grid for fine-tuning, over any configuration in configs/finetune: `paper.py:NAME`.
 
 Source: Devlin et al. (2018), appendix A.3: batch size 16 or 32, learning rate 5e-5, 3e-5 or 2e-5,
-2, 3 or 4 epochs. The paper chooses the best of the 18 points on dev; it does not say how many seeds
-it ran, so `num_seeds` is 1 here.
+2, 3 or 4 epochs. The paper chooses the best of the 18 configurations on dev; it does not say how
+many seeds it ran, so `num_seeds` is 1 here.
 
 Expected time: not measured.
 Expected result: that of the fine-tuning configuration; a sweep has not been run at full size.
@@ -30,11 +30,11 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     config.grid.batch_size = (16, 32)
     config.grid.learning_rate = (5e-5, 3e-5, 2e-5)
     config.grid.num_epochs = (2.0, 3.0, 4.0)
-    # Further points, each a dict such as {"learning_rate": 1e-4, "model.dropout_rate": 0.2}.
+    # More configurations, each a dict such as {"learning_rate": 1e-4, "model.dropout_rate": 0.2}.
     config.trials = ()
-    config.num_seeds = 1  # Trials of each point, from `base.seed` on.
+    config.num_seeds = 1  # Trials of each configuration, from `base.seed` on.
     # Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout train
-    # as one program. The maximum number in a program, to limit memory; 0: all, or on a CPU one.
+    # as one program. The maximum number in a program, to limit memory; 0: no limit (on CPU: one).
     config.max_stacked_trials = 0
     return config.lock()
 

@@ -72,6 +72,11 @@ def test_flags_of_the_job_are_checked(changed, message):
         ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
         ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
         ({"program": "pretrain"}, "configuration is for bert_jax.tools.sweep: give --program=to"),
+        ({"config": "configs/sweeps/search.py:glue:mrpc"}, ""),
+        (
+            {"config": "configs/sweeps/search.py:glue:mrpc", "optuna": "missing"},
+            "needs Optuna: pip",
+        ),
     ],
 )
 def test_sweep_is_checked_before_its_slice_is_requested(changes, message):
@@ -79,8 +84,12 @@ def test_sweep_is_checked_before_its_slice_is_requested(changes, message):
     arguments |= {"config.base.init_from": "/gcs/base", "config.base.data.directory": "/gcs/glue"}
     arguments |= {"config.base.mesh.trial": "8"} | changes
     program = arguments.pop("program", "tools.sweep")
-    command = [sys.executable, "tools/launch_check.py", "v6e", "8", program]
-    command += [f"--{name}={value}" for name, value in arguments.items()]
+    command = [sys.executable, "tools/launch_check.py"]
+    if arguments.pop("optuna", ""):
+        hide = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]"
+        run_check = "runpy.run_path(sys.argv[0], run_name='__main__')"
+        command[1:1] = ["-c", f"{hide}; {run_check}"]
+    command += ["v6e", "8", program, *(f"--{name}={value}" for name, value in arguments.items())]
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     run = subprocess.run(
         command, cwd=helpers.ROOT, env=environment, check=False, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Every panel of a plot shows a curve, of a pre-training and of a fine-tuning."""
+"""Every panel of a plot shows a curve, of a pre-training and of a fine-tuning run."""
 
 import json
 

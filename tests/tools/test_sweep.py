@@ -1,4 +1,4 @@
-"""A sweep runs every point once, as few programs, resumes, and reports what it found."""
+"""A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from bert_jax import finetune
 from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.tasks.setup import PER_TRIAL
 from bert_jax.training.checkpoint import saved_steps
-from configs.sweeps import paper
+from configs.sweeps import paper, search
 from tests import helpers
 from tools import sweep, sweep_claims, sweep_memory, sweep_report
 
@@ -75,7 +75,7 @@ def report_of(workdir) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def finished(given, tmp_path_factory):
-    """A sweep of two programs, one of which has a point that diverges."""
+    """A sweep of two programs, one of which has a configuration that diverges."""
     workdir = tmp_path_factory.mktemp("finished")
     grid = {"batch_size": (16, 32), "learning_rate": (3e-3, 1e-3)}
     trials = ({"learning_rate": 1e30},)
@@ -83,7 +83,7 @@ def finished(given, tmp_path_factory):
     return workdir, config, sweep.sweep(config, workdir)
 
 
-def test_every_point_of_grid_and_trials_is_a_trial_for_each_seed(given, tmp_path):
+def test_every_configuration_of_grid_and_trials_is_a_trial_for_each_seed(given, tmp_path):
     grid = {"learning_rate": (1e-3, 2e-3), "model.dropout_rate": (0.1,), "num_epochs": (2, 3.0)}
     trials = ({"learning_rate": 1e-3, "model.dropout_rate": 0.0, "data.text": "a/b c"},)
     config = small_sweep(given, grid, trials, seeds=2, seed=7)
@@ -186,7 +186,7 @@ def test_each_trial_has_the_workdir_of_a_finetuning(finished):
                 assert (trial.workdir / "predictions/test.jsonl").exists()
 
 
-def test_report_ranks_the_points_and_names_what_diverged(finished):
+def test_report_ranks_the_configurations_and_names_what_diverged(finished):
     workdir, _, result = finished
     with (workdir / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
@@ -201,18 +201,21 @@ def test_report_ranks_the_points_and_names_what_diverged(finished):
             scores.setdefault(point, []).append(float(trial["dev/accuracy"]))
     medians = {point: sum(values) / 2 for point, values in scores.items()}
     best = max(medians, key=medians.get)
-    assert tuple(map(sweep_report.show, result["best_point"].values())) == best
-    assert result["medians_of_best_point"]["dev/accuracy"] == pytest.approx(medians[best])
-    assert "test/accuracy" in result["medians_of_best_point"]
+    assert tuple(map(sweep_report.format_value, result["best_configuration"].values())) == best
+    assert result["medians_of_best_configuration"]["dev/accuracy"] == pytest.approx(medians[best])
+    assert "test/accuracy" in result["medians_of_best_configuration"]
 
     text = (workdir / "report.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     start = [row[0] for row in rows].index("batch_size")
-    assert rows[start][2:] == ["median", "std", "min", "max", "seeds with a score", "notes"]
+    assert rows[start][2:] == ["median", "std", "min", "max", "scores by seed", "notes"]
     points = rows[start + 2 :]
     assert [float(row[2]) for row in points[:4]] == pytest.approx(
         sorted(medians.values(), reverse=True), abs=1e-4
     )
+    for row in points[:4]:
+        listed = sorted(map(float, row[6].split(", ")))
+        assert listed == pytest.approx(sorted(scores[tuple(row[:2])]), abs=1e-4)
     assert points[4][1] == "1e+30" and re.search(r"diverged at step \d: seed 0", points[4][-1])
 
 
@@ -232,7 +235,9 @@ def test_same_command_runs_nothing_again_and_writes_the_same_report(finished, mo
     assert report_of(workdir) == report
 
 
-def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path, monkeypatch):
+@pytest.fixture
+def fake_trials(monkeypatch):
+    """Replaces training by results; returns the names of the programs and trials that ran."""
     ran = []
 
     def run_trials(setup, trials, directory):
@@ -240,21 +245,89 @@ def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path,
         for trial in trials:
             trial.workdir.mkdir(parents=True, exist_ok=True)
             (trial.workdir / "metrics.jsonl").touch()
-            result = {"seed": trial.config.seed, "dev": {"accuracy": 0.5}, "seconds": 1.0}
+            result = {"seed": trial.config.seed, "metric": setup.task.metric}
+            result |= {"dev": {"accuracy": 0.5}, "seconds": 1.0}
             trial.result_path.write_text(json.dumps(result))
 
     monkeypatch.setattr(finetune, "run_trials", run_trials)
+    return ran
+
+
+def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path, fake_trials):
     grid = {"learning_rate": (3e-3, 1e-3)}
     sweep.sweep(small_sweep(given, grid), tmp_path)
     result = sweep.sweep(small_sweep(given, grid, seeds=2), tmp_path)
     assert result["trials"] == {"finished": 4}
     first = ["learning_rate=0.003,seed=0", "learning_rate=0.001,seed=0"]
     more = ["learning_rate=0.003,seed=1", "learning_rate=0.001,seed=1"]
-    assert ran == [("1.1", first), ("1.1", first + more)]
+    assert fake_trials == [("1.1", first), ("1.1", first + more)]
     with pytest.raises(ValueError, match=r"settings:\n  base\.weight_decay: 0\.01 in .* now"):
         sweep.sweep(small_sweep(given, grid, weight_decay=0.0), tmp_path)
     with pytest.raises(ValueError, match=r"settings:\n  grid\.learning_rate: \[0\.003, 0\.00"):
         sweep.sweep(small_sweep(given, {"learning_rate": (1e-3, 3e-3)}), tmp_path)
+
+
+def small_search(given):
+    config = search.get_config("text_classification").unlock()
+    config.update(num_trials=5, trials_per_round=3, max_stacked_trials=100)
+    config.base = small_sweep(given, {}).base
+    return config.lock()
+
+
+def test_search_runs_all_its_rounds_and_resumes_from_their_results(
+    given, tmp_path, fake_trials, monkeypatch
+):
+    monkeypatch.setattr(sweep, "check_settings", lambda *_: None)  # There are no checkpoints.
+    config = small_search(given)
+    result = sweep.sweep(config, tmp_path)
+    assert result["trials"] == {"finished": 3 + 1 + 2 + 1}
+    assert result["best_configuration"].keys() == {*config.search, "num_epochs"}
+    ran = list(fake_trials)
+    epochs = [re.search("num_epochs=(.)", name)[1] for _, names in ran for name in names]
+    assert epochs == ["1"] * 3 + ["3"] + ["1"] * 2 + ["3"]
+    report = report_of(tmp_path)
+    assert sweep.sweep(config, tmp_path) == result
+    assert fake_trials == ran and report_of(tmp_path) == report
+
+
+def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
+    plan = sweep.sweep(small_search(given), tmp_path / "run", dry_run=True)
+    assert plan["max_trials"] == 7 and plan["first_round"]["trials"] == 3
+
+
+@pytest.mark.parametrize("run", [".", "seed_0"])
+def test_directory_of_a_run_that_is_no_sweep_is_refused(given, tmp_path, run):
+    (tmp_path / run).mkdir(exist_ok=True)
+    (tmp_path / run / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep: give"):
+        sweep.sweep(small_sweep(given, {"batch_size": (16,)}), tmp_path)
+    assert not (tmp_path / "sweep.json").exists()
+
+
+def test_configuration_of_which_a_seed_diverged_does_not_win_by_a_lucky_one(given, tmp_path):
+    """The scores by seed; None: diverged."""
+    scores = {1e-3: (0.9, None, None), 2e-3: (0.5, 0.7, 0.6), 3e-3: (None, 0.8, 0.65)}
+    config = small_sweep(given, {"learning_rate": tuple(scores)}, seeds=3)
+    points = grid_points(config, tmp_path / "trials")
+    for point in points:
+        for trial, score in zip(point.trials, scores[point.values["learning_rate"]], strict=True):
+            trial.workdir.mkdir(parents=True)
+            (trial.workdir / "metrics.jsonl").touch()
+            result = {"dev": {"accuracy": score}, "seconds": 1.0} if score else {"diverged": 3}
+            trial.result_path.write_text(json.dumps({"seed": trial.config.seed} | result))
+    summary = sweep_report.write(tmp_path, config, points, "dev/accuracy")
+    assert summary["best_configuration"] == {"learning_rate": 3e-3}
+    text = (tmp_path / "report.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| 0.0")]
+    assert [row[:2] for row in rows] == [["0.003", "0.6500"], ["0.002", "0.6000"], ["0.001", ""]]
+    assert "0.003: median dev/accuracy 0.6500." in text and "2 of 3 seeds with a score" in text
+    for page in (text, (tmp_path / "report.html").read_text()):
+        assert "A diverged seed counts as worse than any score" in page
+    with (tmp_path / "trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    medians = [trial["median_with_diverged_as_worst"] for trial in trials]
+    assert medians == [""] * 3 + ["0.6"] * 3 + ["0.65"] * 3
 
 
 @pytest.mark.slow
@@ -271,12 +344,12 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
     for _ in range(2):
         result = sweep.sweep(config, tmp_path)
         assert result["trials"].pop("diverged") == 3 and sum(result["trials"].values()) == 1
-        assert result["best_point"]["max_seq_length"] == 8
+        assert result["best_configuration"]["max_seq_length"] == 8
         assert not list(tmp_path.glob("programs/*/checkpoints"))
     config = small_sweep(given, {}, (diverging,))
     result = sweep.sweep(config, tmp_path / "none")
-    assert result["trials"] == {"diverged": 1} and result["best_point"] is None
-    assert "No trial has a score." in (tmp_path / "none/report.md").read_text()
+    assert result["trials"] == {"diverged": 1} and result["best_configuration"] is None
+    assert "No configuration has a median score." in (tmp_path / "none/report.md").read_text()
 
 
 def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
@@ -292,6 +365,22 @@ def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
             sweep.sweep(config, tmp_path)
 
 
+def test_more_trials_than_the_reported_memory_holds_are_refused_before_the_first_step(
+    given, tmp_path, monkeypatch, fake_trials
+):
+    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
+    monkeypatch.setattr(sweep.sweep_memory, "reported_memory", lambda: 5 << 19)
+    config = small_sweep(given, {"learning_rate": (1e-3, 2e-3), "num_epochs": (1.0, 2.0)})
+    message = "program 1.1, with 4 trials: about 2 fit: set --config.max_stacked_trials=2"
+    with pytest.raises(ValueError, match=message):
+        sweep.sweep(config, tmp_path)
+    assert not fake_trials and not (tmp_path / "sweep.json").exists()
+    with config.unlocked():
+        config.max_stacked_trials = 2
+    sweep.sweep(config, tmp_path)
+    assert [name for name, _ in fake_trials] == ["1.1", "1.2"]
+
+
 @pytest.mark.slow
 def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
@@ -302,6 +391,7 @@ def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
 
 
 WRONG = {
+    "empty grid": ({"grid": {}}, r"--config\.grid is empty: give the values of one or more fields"),
     "empty values": (
         {"grid": {"learning_rate": ()}},
         r"--config\.grid\.learning_rate=\(\): expected one or more values",
@@ -332,15 +422,15 @@ WRONG = {
     ),
     "twice in the grid": (
         {"grid": {"learning_rate": (1e-3, 2e-3, 0.001)}},
-        r"grid: learning_rate=0\.001 is also a point of grid: give each point once",
+        r"grid: duplicate configuration learning_rate=0\.001, already in grid: give each once",
     ),
     "twice": (
         {"grid": {"learning_rate": (1e-3, 2e-3)}, "trials": ({"learning_rate": 2e-3},)},
-        r"trials\[0\]: learning_rate=0\.002 is also a point of grid: give each point once",
+        r"trials\[0\]: duplicate configuration learning_rate=0\.002, already in grid: give each",
     ),
     "same name": (
         {"grid": {"data.text": ("a b", "a/b")}},
-        r"grid: data\.text=a_b is also a point of grid: .* differ in letters or digits",
+        r"grid: duplicate configuration data\.text=a_b, .* differ in letters or digits",
     ),
     "seeds in the grid": (
         {"grid": {"seed": (0, 1)}},
@@ -365,7 +455,7 @@ WRONG = {
     ),
     "two metrics": (
         {"grid": {"data.metric": ("accuracy", "macro_f1"), "batch_size": (16,)}},
-        r"the points have different metrics \(dev/accuracy, dev/macro_f1\): sweep each",
+        r"configurations have different metrics \(dev/accuracy, dev/macro_f1\): sweep each",
     ),
     "metric that the task does not have": (
         {"grid": {"data.metric": ("accuracy", "f7")}},
@@ -373,7 +463,7 @@ WRONG = {
     ),
     "no dev split": (
         {"base": {"data__dev": ""}},
-        r"no score would decide between the points: .* as in --config\.base\.data\.dev=FILE",
+        r"configurations cannot be ranked: .* as in --config\.base\.data\.dev=FILE",
     ),
 }
 
@@ -381,7 +471,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, tmp_path):
     fields, message = WRONG[case]
-    fields = {"grid": {}} | fields
+    fields = {"grid": {"weight_decay": (0.01,)}} | fields
     base = fields.pop("base", {})
     config = small_sweep(given, **fields, **base)
     with pytest.raises(ValueError, match=message):
@@ -391,7 +481,7 @@ def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, 
 
 def test_address_of_a_bucket_is_refused(given):
     with pytest.raises(ValueError, match="workdir=gs:/bucket/sweep: mount the bucket, and give"):
-        sweep.sweep(small_sweep(given, {}), "gs://bucket/sweep")
+        sweep.sweep(small_sweep(given, {"batch_size": (16,)}), "gs://bucket/sweep")
 
 
 def test_one_of_two_workers_claims_a_program_and_takes_over_from_a_dead_one(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A search proposes the same points whenever it is resumed, and drops the worse ones early."""
+"""A search proposes the same configurations when resumed, and drops the worse ones early."""
 
 import json
 import re
@@ -7,8 +7,6 @@ import pytest
 
 from configs.sweeps import search
 from tools import sweep, sweep_search
-
-optuna = pytest.importorskip("optuna")
 
 
 def small_search(**changes):
@@ -64,10 +62,11 @@ def test_best_third_of_a_round_gets_three_times_the_epochs(tmp_path):
         result = json.loads(path.read_text())
         scores.setdefault(epochs, {})[point] = result.get("dev", {"accuracy": -1})["accuracy"]
     assert len(scores["1"]) == 6
+    assert sweep_search.max_trials(small_search(num_trials=8, num_seeds=2)) == 2 * (6 + 2 + 2 + 1)
     assert set(scores["3"]) == set(sorted(scores["1"], key=scores["1"].get)[-2:])
 
 
-def test_search_comes_nearer_to_the_optimum_than_random_points(tmp_path):
+def test_search_comes_nearer_to_the_optimum_than_random_configurations(tmp_path):
     config = small_search(num_trials=40, trials_per_round=5, halving=())
     names = run(config, tmp_path, near(3e-5))
     rates = [float(re.search("learning_rate=([^,]+)", name)[1]) for name in names]
