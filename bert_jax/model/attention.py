@@ -84,6 +84,7 @@ def kernel_attention(
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     settings = {"head_dim": head_dim, "causal": config.causal}
     settings["interpret"] = device.platform != "tpu"
+    settings["float32_blocks"] = attention_tpu.needs_float32(device.device_kind)
     kernel = functools.partial(attention_tpu.attention, **settings)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")

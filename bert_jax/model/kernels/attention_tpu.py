@@ -31,15 +31,21 @@ def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: s
         return f"rows of {length} tokens are longer than {MAX_LENGTH}"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
-    if device_kind in ("TPU v2", "TPU v3"):
-        return f"kernels on {device_kind} cannot multiply bfloat16 matrices"
+    if device_kind == "TPU v2":
+        return f"it was never compiled for {device_kind}"
     return ""
+
+
+def needs_float32(device_kind: str) -> bool:
+    """Returns whether kernels on a device cannot multiply or convert bfloat16 blocks themselves."""
+    return device_kind == "TPU v3"
 
 
 class _Settings(NamedTuple):
     head_dim: int
     causal: bool
     interpret: bool
+    float32_blocks: bool
 
 
 class _Inputs(NamedTuple):
@@ -74,13 +80,15 @@ def attention(
     head_dim: int,
     causal: bool = False,
     interpret: bool = False,
+    float32_blocks: bool = False,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
 
     `projections` are queries, keys and values, interleaved: `[batch, length, 3 * hidden]`, float32
     or bfloat16, as is the result, `[batch, length, hidden]`; `bias` is `[3 * hidden]`. Adding it
     here gives its gradient without another pass. That of keys has no effect and the gradient 0.
-    `interpret` runs the kernel on any device, for tests.
+    `interpret` runs the kernel on any device, for tests; `float32_blocks` lets it read and write
+    float32 copies of bfloat16 blocks, for devices that `needs_float32`.
 
     Also writes projections and result to `layer` of the two `stacks`, which it returns: the kernels
     read and write them there, so that a loop over layers copies nothing.
@@ -94,7 +102,7 @@ def attention(
             words = jnp.pad(dropout.words, (*[(0, 0)] * 3, end))
             dropout = dropout._replace(words=words, key_words=key_words)
         padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
-    settings = _Settings(head_dim, causal, interpret)
+    settings = _Settings(head_dim, causal, interpret, float32_blocks)
     stacks = stacks or [
         lax.empty((1, batch, ids.shape[1], size), padded.dtype) for size in (width, width // 3)
     ]
@@ -179,20 +187,88 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
     # Forward, only what shares its memory with the output: any block of it.
     unread = pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0))
     result_spec = unread if is_forward else specs["s"]
+    in_specs = [*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)]
+    out_specs, num_inputs = [specs[kind] for kind in outputs], len(in_specs)
+    arrays = [*given, stacks[1], *(x for _, x in rest)]
+    copies = [
+        _Float32Copy.buffer(spec)
+        for spec, x in zip(in_specs + out_specs, arrays + [shapes[kind] for kind in outputs])
+        if settings.float32_blocks and x.dtype == jnp.bfloat16
+    ]
+
+    def run(_, *refs):
+        num_refs = num_inputs + len(outputs)
+        buffers, refs = iter(refs[num_refs:]), list(refs[:num_refs])
+        for n, ref in enumerate(refs):
+            if copies and ref.dtype == jnp.bfloat16:
+                refs[n] = _Float32Copy(ref, next(buffers))
+        packed = [
+            [x for x in part if isinstance(x, _Float32Copy)]
+            for part in (refs[:num_inputs], refs[num_inputs:])
+        ]
+        for x in packed[0]:
+            x.unpack()
+        kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :])
+        for x in packed[1]:
+            x.pack()
+
     return pl.pallas_call(
-        lambda _, *refs: kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :]),
+        run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch // rows, hidden // LANES),
-            in_specs=[*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)],
-            out_specs=[specs[kind] for kind in outputs],
+            in_specs=in_specs,
+            out_specs=out_specs,
+            scratch_shapes=copies,
         ),
         out_shape=[shapes[kind] for kind in outputs],
         input_output_aliases={1 + len(given): 0} if is_forward else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tools/hlo_cost.py.
-    )(jnp.full(1, layer, jnp.int32), *given, stacks[1], *(x for _, x in rest))
+    )(jnp.full(1, layer, jnp.int32), *arrays)
+
+
+class _Float32Copy:
+    def __init__(self, block, parts):
+        self.block, self.parts = block, parts
+        self.shape, self.dtype = block.shape, parts.dtype
+
+    @staticmethod
+    def buffer(spec):
+        *_, rows, length, lanes = spec.block_shape
+        return pltpu.VMEM((lanes // LANES, rows, length, LANES), jnp.float32)
+
+    def _place(self, index):
+        row, positions, lanes = index
+        return (lanes.start or 0) // LANES, row, positions
+
+    def __getitem__(self, index):
+        return self.parts[self._place(index)]
+
+    def __setitem__(self, index, x):
+        self.parts[self._place(index)] = x
+
+    def _rows(self):
+        """Yields the place of each row and part in the block, with its copy."""
+        for part, row in itertools.product(*map(range, self.parts.shape[:2])):
+            lanes = slice(part * LANES, (part + 1) * LANES)
+            yield (row, slice(None), lanes), self.parts.at[part, row]
+
+    def unpack(self):
+        for place, copy in self._rows():
+            words = pltpu.bitcast(self.block[place], jnp.int32)
+            for n, bits in enumerate((words << 16, words & -(2**16))):
+                half = pl.ds(n, words.shape[0], stride=2), slice(None)
+                copy[half] = lax.bitcast_convert_type(bits, jnp.float32)
+
+    def pack(self):
+        for place, copy in self._rows():
+            halves = (copy[pl.ds(n, copy.shape[0] // 2, stride=2), :] for n in (0, 1))
+            bits = [lax.bitcast_convert_type(half, jnp.int32) for half in halves]
+            even, odd = (x + 2**15 - 1 + (lax.shift_right_logical(x, 16) & 1) for x in bits)
+            words = lax.shift_right_logical(even, 16) | (odd & -(2**16))
+            self.block[place] = pltpu.bitcast(words, self.block.dtype)
 
 
 def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
