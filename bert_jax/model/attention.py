@@ -25,7 +25,7 @@ def uses_kernel(config: BertConfig, length: int, mesh: AbstractMesh | None = Non
         return False
     head_dim = config.hidden_size // config.num_heads
     shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
-    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim, device.device_kind):
+    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim):
         message = "Attention runs without the TPU kernel, which is slower: %s"
         logging.log_first_n(logging.WARNING, message, 1, reason)
     return not reason

@@ -25,20 +25,22 @@ MAX_LENGTH = 512
 QUERY, KEY, VALUE = (slice(n * LANES, (n + 1) * LANES) for n in range(3))  # In a block of lanes.
 
 
-def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
-    """Returns why the kernel cannot compute this attention on a device; "" if it can."""
+def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
+    """Returns why the kernel cannot compute this attention; "" if it can."""
     if length > MAX_LENGTH:
         return f"rows of {length} tokens are longer than {MAX_LENGTH}"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
-    if device_kind == "TPU v2":
-        return f"it was never compiled for {device_kind}"
     return ""
 
 
 def needs_float32(device_kind: str) -> bool:
-    """Returns whether kernels on a device cannot multiply or convert bfloat16 blocks themselves."""
-    return device_kind == "TPU v3"
+    """Returns whether the kernel is to compute on float32 copies of bfloat16 blocks.
+
+    Kernels on v2 and v3 multiply no bfloat16 matrices, only float32 ones, which the matrix unit
+    rounds. Each conversion takes them ten instructions, of which none overlap.
+    """
+    return device_kind in ("TPU v2", "TPU v3")
 
 
 class _Settings(NamedTuple):
@@ -87,8 +89,7 @@ def attention(
     `projections` are queries, keys and values, interleaved: `[batch, length, 3 * hidden]`, float32
     or bfloat16, as is the result, `[batch, length, hidden]`; `bias` is `[3 * hidden]`. Adding it
     here gives its gradient without another pass. That of keys has no effect and the gradient 0.
-    `interpret` runs the kernel on any device, for tests; `float32_blocks` lets it read and write
-    float32 copies of bfloat16 blocks, for devices that `needs_float32`.
+    `interpret` runs the kernel on any device, for tests; `float32_blocks`: see `needs_float32`.
 
     Also writes projections and result to `layer` of the two `stacks`, which it returns: the kernels
     read and write them there, so that a loop over layers copies nothing.
@@ -188,29 +189,21 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
     unread = pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0))
     result_spec = unread if is_forward else specs["s"]
     in_specs = [*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)]
-    out_specs, num_inputs = [specs[kind] for kind in outputs], len(in_specs)
     arrays = [*given, stacks[1], *(x for _, x in rest)]
-    copies = [
-        _Float32Copy.buffer(spec)
-        for spec, x in zip(in_specs + out_specs, arrays + [shapes[kind] for kind in outputs])
-        if settings.float32_blocks and x.dtype == jnp.bfloat16
-    ]
+    blocks = in_specs + [specs[kind] for kind in outputs]
+    dtypes = [x.dtype for x in arrays + [shapes[kind] for kind in outputs]]
+    copied = [n for n, x in enumerate(dtypes) if settings.float32_blocks and x == jnp.bfloat16]
 
     def run(_, *refs):
-        num_refs = num_inputs + len(outputs)
-        buffers, refs = iter(refs[num_refs:]), list(refs[:num_refs])
-        for n, ref in enumerate(refs):
-            if copies and ref.dtype == jnp.bfloat16:
-                refs[n] = _Float32Copy(ref, next(buffers))
-        packed = [
-            [x for x in part if isinstance(x, _Float32Copy)]
-            for part in (refs[:num_inputs], refs[num_inputs:])
-        ]
-        for x in packed[0]:
-            x.unpack()
+        refs, buffers = list(refs[: len(blocks)]), refs[len(blocks) :]
+        for n, buffer in zip(copied, buffers, strict=True):
+            refs[n] = _Float32Copy(refs[n], buffer)
+            if n < len(in_specs):
+                refs[n].unpack()
         kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :])
-        for x in packed[1]:
-            x.pack()
+        for n in copied:
+            if n >= len(in_specs):
+                refs[n].pack()
 
     return pl.pallas_call(
         run,
@@ -218,8 +211,8 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
             num_scalar_prefetch=1,
             grid=(batch // rows, hidden // LANES),
             in_specs=in_specs,
-            out_specs=out_specs,
-            scratch_shapes=copies,
+            out_specs=blocks[len(in_specs) :],
+            scratch_shapes=[_Float32Copy.allocate(blocks[n]) for n in copied],
         ),
         out_shape=[shapes[kind] for kind in outputs],
         input_output_aliases={1 + len(given): 0} if is_forward else {},
@@ -230,45 +223,55 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
 
 
 class _Float32Copy:
-    def __init__(self, block, parts):
-        self.block, self.parts = block, parts
-        self.shape, self.dtype = block.shape, parts.dtype
+    """A bfloat16 block `[rows, length, lanes]`, copied so that kernels read and write float32.
+
+    A 32-bit word of the block holds two positions, the odd one in its high bits. `buffer` is
+    `[parts, rows, length, LANES]`: only arrays of LANES lanes have strides.
+    """
+
+    def __init__(self, block, buffer):
+        self.block, self.buffer = block, buffer
+        self.shape, self.dtype = block.shape, buffer.dtype
 
     @staticmethod
-    def buffer(spec):
+    def allocate(spec: pl.BlockSpec):
+        """Returns the buffer for the block of `spec`."""
         *_, rows, length, lanes = spec.block_shape
         return pltpu.VMEM((lanes // LANES, rows, length, LANES), jnp.float32)
 
-    def _place(self, index):
-        row, positions, lanes = index
-        return (lanes.start or 0) // LANES, row, positions
-
     def __getitem__(self, index):
-        return self.parts[self._place(index)]
+        return self.buffer[self._place(*index)]
 
     def __setitem__(self, index, x):
-        self.parts[self._place(index)] = x
+        self.buffer[self._place(*index)] = x
 
-    def _rows(self):
-        """Yields the place of each row and part in the block, with its copy."""
-        for part, row in itertools.product(*map(range, self.parts.shape[:2])):
-            lanes = slice(part * LANES, (part + 1) * LANES)
-            yield (row, slice(None), lanes), self.parts.at[part, row]
+    def _place(self, row, positions, lanes):
+        return (lanes.start or 0) // LANES, row, positions
 
     def unpack(self):
-        for place, copy in self._rows():
-            words = pltpu.bitcast(self.block[place], jnp.int32)
-            for n, bits in enumerate((words << 16, words & -(2**16))):
-                half = pl.ds(n, words.shape[0], stride=2), slice(None)
-                copy[half] = lax.bitcast_convert_type(bits, jnp.float32)
+        """Copies the block to the buffer."""
+        for words, halves in self._words():
+            bits = pltpu.bitcast(self.block[words], jnp.int32)
+            for (copy, positions), x in zip(halves, (bits << 16, bits & -(2**16)), strict=True):
+                copy[positions, :] = lax.bitcast_convert_type(x, jnp.float32)
 
     def pack(self):
-        for place, copy in self._rows():
-            halves = (copy[pl.ds(n, copy.shape[0] // 2, stride=2), :] for n in (0, 1))
-            bits = [lax.bitcast_convert_type(half, jnp.int32) for half in halves]
+        """Copies the buffer to the block, rounded to nearest, ties to even."""
+        for words, halves in self._words():
+            bits = (lax.bitcast_convert_type(x[at, :], jnp.int32) for x, at in halves)
             even, odd = (x + 2**15 - 1 + (lax.shift_right_logical(x, 16) & 1) for x in bits)
-            words = lax.shift_right_logical(even, 16) | (odd & -(2**16))
-            self.block[place] = pltpu.bitcast(words, self.block.dtype)
+            bits = lax.shift_right_logical(even, 16) | (odd & -(2**16))
+            self.block[words] = pltpu.bitcast(bits, self.block.dtype)
+
+    def _words(self):
+        """Yields the place of each tile in the block, and where its even and odd positions are."""
+        parts, rows, length, _ = self.buffer.shape
+        for part, row, start in itertools.product(range(parts), range(rows), range(0, length, 8)):
+            halves = [
+                (self.buffer.at[part, row], pl.ds(start + first, 4, stride=2)) for first in (0, 1)
+            ]
+            lanes = slice(part * LANES, (part + 1) * LANES)
+            yield (row, pl.ds(start, 8), lanes), halves
 
 
 def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
@@ -293,35 +296,35 @@ def _backward_kernel(
     dquery_sum, dvalue_sum = 0.0, 0.0
     for row, start, heads in _blocks(settings, inputs):
         if start == 0:
-            key = _transpose(inputs.projections[row, :, KEY])
+            key = inputs.projections[row, :, KEY].astype(jnp.float32).T.astype(dtype)
             value = _with_bias(inputs, row, VALUE).astype(dtype)
-            dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
+            dkey = dvalue = 0.0
         queries, dqueries = pl.ds(start, LANES), []
         dout = dout_ref[row, queries, :].astype(jnp.float32)
         dout_transposed = dout.T
         # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
         weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
-        dout_transposed = dout_transposed.astype(dtype)
         for lanes, query, scores, is_dropped in heads:
             head = len(dqueries)
             log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
             probabilities = jnp.exp2(scores - log_sum)
-            dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
+            head_dout = _only(lanes, dout).astype(dtype)
+            dweights = _dot(value, head_dout, 1, 1)
             mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
             dscores = probabilities * (_drop(dweights, is_dropped) - mean)
             dscores = dscores.astype(dtype)
             weights = _drop(probabilities, is_dropped).astype(dtype)
-            dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
-            dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
+            dvalue += _dot(weights, head_dout, 1, 0)
+            dkey += _dot(dscores, query, 1, 0)
             dqueries.append(_dot(key[lanes], dscores, 1, 0))
         gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
         gradient_ref[row, queries, QUERY] = gradient.astype(dtype)
         dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
         if start + LANES == gradient_ref.shape[1]:
             # The query had a factor of log2(e).
-            gradient = jnp.concatenate(dkeys).T * (scale * math.log(2))
+            gradient = dkey * (scale * math.log(2))
             gradient_ref[row, :, KEY] = gradient.astype(dtype)
-            gradient = jnp.concatenate(dvalues).T * scale
+            gradient = dvalue * scale
             gradient_ref[row, :, VALUE] = gradient.astype(dtype)
             dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
     dbias_ref[0] = jnp.concatenate([dquery_sum, jnp.zeros_like(dquery_sum), dvalue_sum], axis=1)
@@ -384,10 +387,6 @@ def _only(lanes: slice, x):
     """Sets all other lanes to 0, which costs less than moving the lanes of a head."""
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, 0.0)
-
-
-def _transpose(x):
-    return x.astype(jnp.float32).T.astype(x.dtype)
 
 
 def _dot(left, right, left_axis: int, right_axis: int):
