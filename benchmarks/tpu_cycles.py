@@ -15,12 +15,12 @@ With 16 rows (libtpu 0.0.42.1, 2026-11-23), in million cycles per row:
 
 | chip | bert_jax | transformers | ratio |
 | --- | --- | --- | --- |
-| v3 (one core) | 33.21 | 43.79 | 1.32 |
+| v3 (one core) | 23.89 | 43.79 | 1.83 |
 | v4 | 8.32 (older) | 15.41 | 1.85 |
 | v5e | 13.96 | 26.16 | 1.87 |
 | v5p | 6.89 | 14.75 | 2.14 |
 
-v4 is from before queries, keys and values were one product. v3 has no kernel of attention.
+v4 is from before queries, keys and values were one product.
 Theirs takes 5 minutes to compile for v3 and 6 for v5p; for v6e it had not finished after an hour.
 """
 

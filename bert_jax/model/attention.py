@@ -25,7 +25,7 @@ def uses_kernel(config: BertConfig, length: int, mesh: AbstractMesh | None = Non
         return False
     head_dim = config.hidden_size // config.num_heads
     shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
-    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim, device.device_kind):
+    if reason := attention_tpu.why_unsupported(length, shard_size, head_dim):
         message = "Attention runs without the TPU kernel, which is slower: %s"
         logging.log_first_n(logging.WARNING, message, 1, reason)
     return not reason
@@ -84,6 +84,7 @@ def kernel_attention(
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     settings = {"head_dim": head_dim, "causal": config.causal}
     settings["interpret"] = device.platform != "tpu"
+    settings["float32_blocks"] = attention_tpu.needs_float32(device.device_kind)
     kernel = functools.partial(attention_tpu.attention, **settings)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")

@@ -16,6 +16,7 @@ from bert_jax.model.attention import attention
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
+from bert_jax.model.kernels import attention_tpu
 
 BATCH = 3
 
@@ -94,6 +95,30 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
         ]
     for plain, kernel in zip(errors["plain"], errors["tpu"], strict=True):
         assert kernel < 2 * plain
+
+
+@pytest.mark.parametrize(("length", "head_dim"), [(128, 64), (256, 128)])
+def test_float32_copies_of_bfloat16_blocks_equal_float32_inputs(length, head_dim):
+    *arrays, biases, ids = make_inputs(length, dtype="bfloat16")
+    query, key, value, dout, ids = (x[:2] for x in (*arrays, ids))  # Both in one program.
+    dropout = make_dropout(make_config("tpu", head_dim), query, jnp.arange(2), 0.1)
+    bias = attention_tpu.interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
+    projections = attention_tpu.interleave(query, key, value)
+
+    def run(dtype):
+        def out(*arrays):
+            settings = {"head_dim": head_dim, "interpret": True, "float32_blocks": True}
+            return attention_tpu.attention(*arrays, ids, dropout, **settings)[0]
+
+        out, vjp = jax.vjp(out, projections.astype(dtype), bias.astype("float32"))
+        return out, *vjp(dout.astype(dtype))
+
+    (out, *gradients), (expected, *expected_gradients) = run("bfloat16"), run("float32")
+    assert out.dtype == gradients[0].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out, expected.astype("bfloat16"))
+    for actual, exact in zip(gradients, expected_gradients, strict=True):
+        error, size = (jnp.linalg.norm(x.astype("float32")) for x in (actual - exact, exact))
+        assert error < 2**-8 * size  # The backward pass also reads the rounded output.
 
 
 def test_kernel_works_under_vmap_with_a_rate_for_each_trial():

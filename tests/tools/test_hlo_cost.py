@@ -360,7 +360,7 @@ def test_kernel_of_attention_costs_what_its_table_says(tmp_path, monkeypatch):
 
 def test_every_chip_with_kernels_has_the_entries_of_the_paper():
     table = json.loads(hlo_cost.KERNEL_TABLE.read_text())
-    assert table.keys() == {"v4", "v5e", "v5p", "v6e"}
+    assert table.keys() == {"v3", "v4", "v5e", "v5p", "v6e"}
     for entries in table.values():
         assert {"128 64 bfloat16 dropout", "512 64 bfloat16 dropout"} <= entries.keys()
         assert all(set(entry) == {"forward", "backward"} for entry in entries.values())

@@ -25,21 +25,29 @@ MAX_LENGTH = 512
 QUERY, KEY, VALUE = (slice(n * LANES, (n + 1) * LANES) for n in range(3))  # In a block of lanes.
 
 
-def why_unsupported(length: int, hidden_size: int, head_dim: int, device_kind: str) -> str:
-    """Returns why the kernel cannot compute this attention on a device; "" if it can."""
+def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
+    """Returns why the kernel cannot compute this attention; "" if it can."""
     if length > MAX_LENGTH:
         return f"rows of {length} tokens are longer than {MAX_LENGTH}"
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
-    if device_kind in ("TPU v2", "TPU v3"):
-        return f"kernels on {device_kind} cannot multiply bfloat16 matrices"
     return ""
+
+
+def needs_float32(device_kind: str) -> bool:
+    """Returns whether the kernel is to compute on float32 copies of bfloat16 blocks.
+
+    Kernels on v2 and v3 multiply no bfloat16 matrices, only float32 ones, which the matrix unit
+    rounds. Each conversion takes them ten instructions, of which none overlap.
+    """
+    return device_kind in ("TPU v2", "TPU v3")
 
 
 class _Settings(NamedTuple):
     head_dim: int
     causal: bool
     interpret: bool
+    float32_blocks: bool
 
 
 class _Inputs(NamedTuple):
@@ -74,13 +82,14 @@ def attention(
     head_dim: int,
     causal: bool = False,
     interpret: bool = False,
+    float32_blocks: bool = False,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Computes what `bert_jax.model.attention.attention` does, in one kernel for each direction.
 
     `projections` are queries, keys and values, interleaved: `[batch, length, 3 * hidden]`, float32
     or bfloat16, as is the result, `[batch, length, hidden]`; `bias` is `[3 * hidden]`. Adding it
     here gives its gradient without another pass. That of keys has no effect and the gradient 0.
-    `interpret` runs the kernel on any device, for tests.
+    `interpret` runs the kernel on any device, for tests; `float32_blocks`: see `needs_float32`.
 
     Also writes projections and result to `layer` of the two `stacks`, which it returns: the kernels
     read and write them there, so that a loop over layers copies nothing.
@@ -94,7 +103,7 @@ def attention(
             words = jnp.pad(dropout.words, (*[(0, 0)] * 3, end))
             dropout = dropout._replace(words=words, key_words=key_words)
         padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
-    settings = _Settings(head_dim, causal, interpret)
+    settings = _Settings(head_dim, causal, interpret, float32_blocks)
     stacks = stacks or [
         lax.empty((1, batch, ids.shape[1], size), padded.dtype) for size in (width, width // 3)
     ]
@@ -179,20 +188,90 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
     # Forward, only what shares its memory with the output: any block of it.
     unread = pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0))
     result_spec = unread if is_forward else specs["s"]
+    in_specs = [*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)]
+    arrays = [*given, stacks[1], *(x for _, x in rest)]
+    blocks = in_specs + [specs[kind] for kind in outputs]
+    dtypes = [x.dtype for x in arrays + [shapes[kind] for kind in outputs]]
+    copied = [n for n, x in enumerate(dtypes) if settings.float32_blocks and x == jnp.bfloat16]
+
+    def run(_, *refs):
+        refs, buffers = list(refs[: len(blocks)]), refs[len(blocks) :]
+        for n, buffer in zip(copied, buffers, strict=True):
+            refs[n] = _Float32Copy(refs[n], buffer)
+            if n < len(in_specs):
+                refs[n].unpack()
+        kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :])
+        for n in copied:
+            if n >= len(in_specs):
+                refs[n].pack()
+
     return pl.pallas_call(
-        lambda _, *refs: kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :]),
+        run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch // rows, hidden // LANES),
-            in_specs=[*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)],
-            out_specs=[specs[kind] for kind in outputs],
+            in_specs=in_specs,
+            out_specs=blocks[len(in_specs) :],
+            scratch_shapes=[_Float32Copy.allocate(blocks[n]) for n in copied],
         ),
         out_shape=[shapes[kind] for kind in outputs],
         input_output_aliases={1 + len(given): 0} if is_forward else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tools/hlo_cost.py.
-    )(jnp.full(1, layer, jnp.int32), *given, stacks[1], *(x for _, x in rest))
+    )(jnp.full(1, layer, jnp.int32), *arrays)
+
+
+class _Float32Copy:
+    """A bfloat16 block `[rows, length, lanes]`, copied so that kernels read and write float32.
+
+    A 32-bit word of the block holds two positions, the odd one in its high bits. `buffer` is
+    `[parts, rows, length, LANES]`: only arrays of LANES lanes have strides.
+    """
+
+    def __init__(self, block, buffer):
+        self.block, self.buffer = block, buffer
+        self.shape, self.dtype = block.shape, buffer.dtype
+
+    @staticmethod
+    def allocate(spec: pl.BlockSpec):
+        """Returns the buffer for the block of `spec`."""
+        *_, rows, length, lanes = spec.block_shape
+        return pltpu.VMEM((lanes // LANES, rows, length, LANES), jnp.float32)
+
+    def __getitem__(self, index):
+        return self.buffer[self._place(*index)]
+
+    def __setitem__(self, index, x):
+        self.buffer[self._place(*index)] = x
+
+    def _place(self, row, positions, lanes):
+        return (lanes.start or 0) // LANES, row, positions
+
+    def unpack(self):
+        """Copies the block to the buffer."""
+        for words, halves in self._words():
+            bits = pltpu.bitcast(self.block[words], jnp.int32)
+            for (copy, positions), x in zip(halves, (bits << 16, bits & -(2**16)), strict=True):
+                copy[positions, :] = lax.bitcast_convert_type(x, jnp.float32)
+
+    def pack(self):
+        """Copies the buffer to the block, rounded to nearest, ties to even."""
+        for words, halves in self._words():
+            bits = (lax.bitcast_convert_type(x[at, :], jnp.int32) for x, at in halves)
+            even, odd = (x + 2**15 - 1 + (lax.shift_right_logical(x, 16) & 1) for x in bits)
+            bits = lax.shift_right_logical(even, 16) | (odd & -(2**16))
+            self.block[words] = pltpu.bitcast(bits, self.block.dtype)
+
+    def _words(self):
+        """Yields the place of each tile in the block, and where its even and odd positions are."""
+        parts, rows, length, _ = self.buffer.shape
+        for part, row, start in itertools.product(range(parts), range(rows), range(0, length, 8)):
+            halves = [
+                (self.buffer.at[part, row], pl.ds(start + first, 4, stride=2)) for first in (0, 1)
+            ]
+            lanes = slice(part * LANES, (part + 1) * LANES)
+            yield (row, pl.ds(start, 8), lanes), halves
 
 
 def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
@@ -217,35 +296,35 @@ def _backward_kernel(
     dquery_sum, dvalue_sum = 0.0, 0.0
     for row, start, heads in _blocks(settings, inputs):
         if start == 0:
-            key = _transpose(inputs.projections[row, :, KEY])
+            key = inputs.projections[row, :, KEY].astype(jnp.float32).T.astype(dtype)
             value = _with_bias(inputs, row, VALUE).astype(dtype)
-            dkeys, dvalues = ([0.0] * (LANES // settings.head_dim) for _ in range(2))
+            dkey = dvalue = 0.0
         queries, dqueries = pl.ds(start, LANES), []
         dout = dout_ref[row, queries, :].astype(jnp.float32)
         dout_transposed = dout.T
         # The sum over keys of probability times its gradient (Dao et al., 2022, section 3.1).
         weighted = dout_transposed * out_ref[row, queries, :].astype(jnp.float32).T / scale
-        dout_transposed = dout_transposed.astype(dtype)
         for lanes, query, scores, is_dropped in heads:
             head = len(dqueries)
             log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
             probabilities = jnp.exp2(scores - log_sum)
-            dweights = _dot(value, _only(lanes, dout).astype(dtype), 1, 1)
+            head_dout = _only(lanes, dout).astype(dtype)
+            dweights = _dot(value, head_dout, 1, 1)
             mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
             dscores = probabilities * (_drop(dweights, is_dropped) - mean)
             dscores = dscores.astype(dtype)
             weights = _drop(probabilities, is_dropped).astype(dtype)
-            dvalues[head] += _dot(dout_transposed[lanes], weights, 1, 1)
-            dkeys[head] += _dot(_transpose(query)[lanes], dscores, 1, 1)
+            dvalue += _dot(weights, head_dout, 1, 0)
+            dkey += _dot(dscores, query, 1, 0)
             dqueries.append(_dot(key[lanes], dscores, 1, 0))
         gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
         gradient_ref[row, queries, QUERY] = gradient.astype(dtype)
         dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
         if start + LANES == gradient_ref.shape[1]:
             # The query had a factor of log2(e).
-            gradient = jnp.concatenate(dkeys).T * (scale * math.log(2))
+            gradient = dkey * (scale * math.log(2))
             gradient_ref[row, :, KEY] = gradient.astype(dtype)
-            gradient = jnp.concatenate(dvalues).T * scale
+            gradient = dvalue * scale
             gradient_ref[row, :, VALUE] = gradient.astype(dtype)
             dvalue_sum += jnp.sum(gradient, axis=0, keepdims=True)
     dbias_ref[0] = jnp.concatenate([dquery_sum, jnp.zeros_like(dquery_sum), dvalue_sum], axis=1)
@@ -308,10 +387,6 @@ def _only(lanes: slice, x):
     """Sets all other lanes to 0, which costs less than moving the lanes of a head."""
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, 0.0)
-
-
-def _transpose(x):
-    return x.astype(jnp.float32).T.astype(x.dtype)
 
 
 def _dot(left, right, left_axis: int, right_axis: int):
