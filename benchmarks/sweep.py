@@ -7,14 +7,17 @@ for name in reuters-r8 minilm; do
 
 The grid is the paper's at batch size 32: three learning rates, three numbers of epochs and three
 seeds, on the first texts of R8. The model is a BERT_TINY with random weights, the same file for all
-sides; its learning rates are a hundred times the paper's, which are too low to train it. `sweep` is
-`tools/sweep.py`; `finetune` is one process of `python -m bert_jax.finetune` per trial;
-`transformers` is one process per trial with torch. Times are those of the commands, from their
-start to their end: start of Python, reading, compilation, evaluation and writing. All score dev
-once, after the last epoch, do not scan over layers, and use both cores; the first two also write a
-checkpoint of each trial to resume from and one to use, transformers nothing.
+sides; its learning rates are a hundred times the paper's, which are too low to train it. `workers`
+is `tools/sweep.py` once per core, each on its own core, on one directory; `sweep` is one such
+process on all cores. `finetune` is one process of `python -m bert_jax.finetune` per trial,
+`transformers` one with torch, both on all cores. Times are those of the commands, from their start
+to their end: start of Python, reading, compilation, evaluation and writing. All score dev once,
+after the last epoch, and do not scan over layers; all but transformers also write a checkpoint of
+each trial to resume from and one to use.
 """
 
+import concurrent.futures
+import functools
 import itertools
 import json
 import os
@@ -33,7 +36,9 @@ from absl import app, flags
 ROOT = pathlib.Path(__file__).parents[1]
 HIDDEN_SIZE, NUM_LAYERS = 128, 2
 
-SIDES = flags.DEFINE_list("sides", ["sweep", "finetune", "transformers"], "Sides to run.")
+SIDES = flags.DEFINE_list(
+    "sides", ["workers", "sweep", "finetune", "transformers"], "Sides to run."
+)
 RATES = flags.DEFINE_list("learning_rates", ["5e-3", "3e-3", "2e-3"], "Peak learning rates.")
 EPOCHS = flags.DEFINE_list("epochs", ["2", "3", "4"], "Numbers of epochs.")
 SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds, from 0.", 1)
@@ -83,17 +88,19 @@ def settings(directory: pathlib.Path) -> dict[str, object]:
     }
 
 
-def run_sweep(directory: pathlib.Path, trials: list[tuple]) -> list[float]:
-    del trials
+def run_sweep(directory: pathlib.Path, cores: list[set[int]]) -> list[float]:
+    """Runs the sweep with a process on each of the sets of `cores`."""
     flags_of_base = [f"--config.base.{name}={v}" for name, v in settings(directory).items()]
-    run(
+    command = (
         *(sys.executable, "tools/sweep.py", "--config=configs/sweeps/paper.py:reuters_r8"),
         *(*flags_of_base, "--config.grid.batch_size=(32,)", f"--config.num_seeds={SEEDS.value}"),
         f"--config.grid.learning_rate=({','.join(RATES.value)},)",
         f"--config.grid.num_epochs=({','.join(map(str, map(float, EPOCHS.value)))},)",
-        f"--workdir={directory / 'sweep'}",
+        f"--workdir={directory}/sweep-{len(cores)}",
     )
-    results = directory.glob("sweep/trials/*/result.json")
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
+        list(pool.map(lambda own: run(*command, cores=own), cores))
+    results = directory.glob(f"sweep-{len(cores)}/trials/*/result.json")
     return [json.loads(path.read_text())["dev"]["accuracy"] for path in results]
 
 
@@ -122,8 +129,9 @@ def run_transformers(directory: pathlib.Path, trials: list[tuple]) -> list[float
     return scores
 
 
-def run(*command: object) -> str:
-    """Runs a command in the root of the repository; returns what it prints."""
+def run(*command: object, cores: set[int] | None = None) -> str:
+    """Runs a command in the root of the repository, on some cores; returns what it prints."""
+    set_cores = functools.partial(os.sched_setaffinity, 0, cores or os.sched_getaffinity(0))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
@@ -131,7 +139,13 @@ def run(*command: object) -> str:
         "HF_HUB_OFFLINE": "1",
     }
     result = subprocess.run(
-        [*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [*map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=set_cores,
     )
     if result.returncode:
         sys.exit(f"{result.stderr}\n{command} failed")
@@ -170,8 +184,10 @@ def main(argv: list[str]) -> None:
         return
     rates, epochs = map(float, RATES.value), map(float, EPOCHS.value)
     trials = list(itertools.product(rates, epochs, range(SEEDS.value)))
+    cores = os.sched_getaffinity(0)
     functions = {
-        "sweep": run_sweep,
+        "workers": lambda directory, _: run_sweep(directory, [{core} for core in cores]),
+        "sweep": lambda directory, _: run_sweep(directory, [cores]),
         "finetune": run_finetune,
         "transformers": run_transformers,
     }
@@ -182,9 +198,9 @@ def main(argv: list[str]) -> None:
         print(
             f"{len(trials)} trials of {NUM_LAYERS} layers, hidden size {HIDDEN_SIZE}: "
             f"{EXAMPLES.value} texts of up to {LENGTH.value} tokens, batch size 32; "
-            f"{len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f}\n\n"
-            "| side | seconds | of the CPU | time of sweep relative to it | median dev accuracy | "
-            "min | max |\n| --- | --- | --- | --- | --- | --- | --- |",
+            f"{len(cores)} cores, load average {os.getloadavg()[0]:.1f}\n\n"
+            "| side | seconds | of the CPU | time of the first side relative to it | "
+            "median dev accuracy | min | max |\n| --- | --- | --- | --- | --- | --- | --- |",
             flush=True,
         )
         seconds = {}
@@ -192,7 +208,7 @@ def main(argv: list[str]) -> None:
             started, cpu_started = time.perf_counter(), cpu_seconds()
             scores = functions[side](directory, trials)
             seconds[side] = time.perf_counter() - started
-            ratio = f"{seconds['sweep'] / seconds[side]:.2f}" if "sweep" in seconds else ""
+            ratio = f"{seconds[SIDES.value[0]] / seconds[side]:.2f}"
             cells = [side, f"{seconds[side]:.0f}", f"{cpu_seconds() - cpu_started:.0f}", ratio]
             cells += [f"{f(scores):.3f}" for f in (statistics.median, min, max)]
             print(f"| {' | '.join(cells)} |", flush=True)
