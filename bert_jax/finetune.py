@@ -105,12 +105,15 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
         # Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
         added = [trial for trial in trials if not trial.result and trial not in begun]
+        stopped = None
         for group in (begun, added):
-            if None in [trial.result for trial in group]:
-                run_stack(setup, group, directory, stack)
+            if None in [trial.result for trial in group] and not stopped:
+                stopped = run_stack(setup, group, directory, stack)
             with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
                 if jax.process_index() == 0:
                     shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    if stopped:
+        raise stopped
     return [trial.result for trial in trials]
 
 
@@ -132,10 +135,11 @@ def run_stack(
     trials: Sequence[Trial],
     directory: pathlib.Path,
     stack: contextlib.ExitStack,
-) -> None:
+) -> RunStopped | None:
     """Trains `trials` together, from their last checkpoint if there is one; writes their results.
 
-    Those with the fewest steps end first, and the others continue as a smaller stack.
+    Those with the fewest steps end first, and the others continue as a smaller stack. Returns
+    RunStopped if a signal to stop came after the last step.
     """
     config, task, mesh = setup.config, setup.task, setup.mesh
     sharding = partitioning.batch_sharding(mesh)
@@ -277,6 +281,7 @@ def run_stack(
         runs = [runs[index] for index in positions]
     progress.close()
     checkpointer.close()
+    return RunStopped(step, preemption.interrupted) if preemption.came_late else None
 
 
 if __name__ == "__main__":

@@ -100,6 +100,15 @@ def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> d
     return options
 
 
+def can_exchange_in_layers(mesh: Mesh) -> bool:
+    """Returns whether `mesh` is data-parallel, and exchanges all to all can be asynchronous.
+
+    The compiler for v5e refuses those between more than 16 chips.
+    """
+    is_v5e = mesh.devices.flat[0].device_kind == "TPU v5 lite"
+    return 1 < mesh.shape["data"] == mesh.size and not (is_v5e and mesh.size > 16)
+
+
 def product_options(mesh: Mesh) -> dict:
     """Returns, and logs, the compiler's options for matrix products on a mesh.
 

@@ -347,6 +347,8 @@ def main(study: Study) -> None:
         except KeyboardInterrupt:
             exit_interrupted("run the same command to resume")
 
+    for flag in flags.FLAGS.get_flags_for_module(__name__):  # So that --help lists them.
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.run(start, flags_parser=parse_flags)
 
 

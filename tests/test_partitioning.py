@@ -197,6 +197,19 @@ def test_options_for_exchanges_in_layers_are_for_tpus():
         assert ("xla_tpu_enable_async_all_to_all" in options) == (kind != "cpu")
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "size", "can"),
+    [
+        *[("TPU v4", 64, 64, True), ("TPU v4", 32, 64, False), ("TPU v4", 1, 1, False)],
+        *[("TPU v5 lite", 16, 16, True), ("TPU v5 lite", 64, 64, False)],
+    ],
+)
+def test_layers_exchange_where_the_compiler_can(kind, data, size, can):
+    device = types.SimpleNamespace(device_kind=kind)
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": data}, size=size)
+    assert partitioning.can_exchange_in_layers(mesh) == can
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(axis):
     mesh = partitioning.make_mesh(data=8)

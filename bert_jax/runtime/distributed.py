@@ -135,6 +135,11 @@ class Preemption:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._stop_requested
 
+    @property
+    def came_late(self) -> bool:
+        """Whether to stop after a run that had no further step to ask before; with one process."""
+        return self._stop_requested and not self._is_distributed
+
     def close(self) -> None:
         """Restores the previous signal handlers."""
         for number, handler in self._previous.items():

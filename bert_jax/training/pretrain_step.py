@@ -80,8 +80,8 @@ def make_pretrain_step(
 
     # The compiler gathers shards that fill no tile of 16 rows with a copy, and synchronously.
     fills_tiles = model.config.hidden_size % (16 * mesh.shape["data"]) == 0
-    is_data_parallel = 1 < mesh.shape["data"] == mesh.size
-    in_layers = exchange_in_layers and num_microbatches == 1 and is_data_parallel and fills_tiles
+    in_layers = exchange_in_layers and num_microbatches == 1 and fills_tiles
+    in_layers = in_layers and partitioning.can_exchange_in_layers(mesh)
     jit = functools.partial(jax.jit, out_shardings=(shardings, replicated), donate_argnums=0)
     options = partitioning.compiler_options(mesh, model.config.hidden_size, in_layers)
 

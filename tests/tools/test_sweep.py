@@ -12,8 +12,9 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
-from bert_jax.runtime.command_line import PREEMPTED
+from bert_jax.runtime.command_line import PREEMPTED, RunStopped
 from bert_jax.tasks.setup import PER_TRIAL
+from bert_jax.tasks.trials import TrialRun
 from bert_jax.training.checkpoint import saved_steps
 from configs.sweeps import paper, search
 from tests import helpers
@@ -617,3 +618,20 @@ def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted
     assert len(runs) == 2 + (victim is not None) and set(runs) == {"1.1", "2.1"}
     assert_each_trial_ended_once(workdir)
     assert report_of(workdir) == report_of(uninterrupted)
+
+
+def test_ctrl_c_after_the_last_step_of_a_program_stops_the_sweep(given, tmp_path, monkeypatch):
+    finish = TrialRun.finish
+
+    def interrupt_and_finish(run, *args):
+        signal.raise_signal(signal.SIGINT)
+        finish(run, *args)
+
+    config = small_sweep(given, {"batch_size": (8, 16)}, num_epochs=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialRun, "finish", interrupt_and_finish)
+        with pytest.raises(RunStopped):
+            sweep.sweep(config, tmp_path)
+    assert len(list(tmp_path.glob("trials/*/result.json"))) == 1
+    sweep.sweep(config, tmp_path)
+    assert len(list(tmp_path.glob("trials/*/result.json"))) == 2
