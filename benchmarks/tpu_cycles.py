@@ -20,7 +20,8 @@ With 16 rows (libtpu 0.0.42.1, 2026-11-23), in million cycles per row:
 | v5e | 13.96 | 26.16 | 1.87 |
 | v5p | 6.89 | 14.75 | 2.14 |
 
-v4 is from before queries, keys and values were one product.
+v4 is from before queries, keys and values were one product; v4, v5e and v5p are from before the
+compiler chose the order of sums by cost, an option that only our step has.
 Theirs takes 5 minutes to compile for v3 and 6 for v5p; for v6e it had not finished after an hour.
 """
 
