@@ -210,6 +210,12 @@ def test_layers_exchange_where_the_compiler_can(kind, data, size, can):
     assert partitioning.can_exchange_in_layers(mesh) == can
 
 
+def test_large_model_exchanges_in_layers_on_tori_of_three_dimensions():
+    chips = pod_large.TOPOLOGIES
+    in_layers = [chip for chip in chips if pod_large.get_config(chip).exchange_in_layers]
+    assert in_layers == ["v4", "v5p"]
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(axis):
     mesh = partitioning.make_mesh(data=8)
