@@ -376,7 +376,7 @@ def logits_alone(model, *texts: str) -> np.ndarray:
     segments = (positions > len(first)).astype(np.int32)
     bert, variables = Bert(model.config), {"params": model.params["bert"]}
     hidden = bert.apply(variables, row, segments, positions, row * 0 + 1)
-    pooled = bert.apply(variables, hidden, np.zeros((1, 1), np.int32), method="pool")[0, 0]
+    pooled = bert.apply(variables, hidden[:, :1], method="pool")[0, 0]
     return np.asarray(pooled @ model.params["head"]["kernel"] + model.params["head"]["bias"])
 
 

@@ -115,10 +115,19 @@ class EncoderLayer(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x, sequence_ids, dropouts=(None,) * 3, stacks: LayerStacks | None = None):
+    def __call__(
+        self,
+        x,
+        sequence_ids,
+        dropouts=(None,) * 3,
+        stacks: LayerStacks | None = None,
+        positions: jax.Array | None = None,
+    ):
+        """Returns `[B, L, H]`, or `[B, K, H]` at int32 `[B, K]` positions."""
         config = self.config
         hidden = config.hidden_size
-        settings = sequence_ids, config, dropouts[0]
+        attention_dropout, *dropouts = dropouts
+        settings = sequence_ids, config, attention_dropout
         if self.has_variable("params", FUSED):
             projections = Dense(config, 3 * hidden, adds_bias=False, name=FUSED)(x)
             context = kernel_attention(*projections, *settings, stacks)
@@ -126,14 +135,17 @@ class EncoderLayer(nn.Module):
             dense = (Dense(config, hidden, adds_bias=False, name=name) for name in PROJECTIONS)
             (query, query_bias), (key, _), (value, value_bias) = (layer(x) for layer in dense)
             context = attention(query, key, value, (query_bias, value_bias), *settings)
+        if positions is not None:  # What follows treats each position on its own.
+            x, context = gather_positions(x, positions), gather_positions(context, positions)
+            dropouts = [each and each.at(positions) for each in dropouts]
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
-        x = add_dropout(dropouts[1], x, *dense(context))
+        x = add_dropout(dropouts[0], x, *dense(context))
         x = LayerNorm(config, name="attention_layer_norm")(x)
         x = stacks.save("attention_output", x) if stacks else x
         y = Dense(config, config.intermediate_size, name="intermediate")(x)
         y = stacks.save("intermediate", y, only_there=True) if stacks else y
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="output")
-        x = add_dropout(dropouts[2], x, *_dense_after_gelu(dense, y))
+        x = add_dropout(dropouts[1], x, *_dense_after_gelu(dense, y))
         return LayerNorm(config, name="output_layer_norm")(x)
 
 
@@ -143,8 +155,12 @@ class Encoder(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x, sequence_ids, dropout=None, all_layers: bool = False):
-        """Returns `[B, L, H]`; with `all_layers`, `x` and all outputs: `[1 + layers, B, L, H]`."""
+    def __call__(self, x, sequence_ids, dropout=None, positions=None, all_layers: bool = False):
+        """Returns `[B, L, H]`; with `all_layers`, `x` and all outputs: `[1 + layers, B, L, H]`.
+
+        With int32 `[B, K]` positions, returns `[B, K, H]`: the last layer's feed-forward network
+        then computes only those.
+        """
         config = self.config
 
         def init_layers(key):
@@ -157,34 +173,44 @@ class Encoder(nn.Module):
         params = self.get_variable("params", "layers")
         if uses_kernel(config, x.shape[1]):
             params = fuse_projections(params)
-        layer = functools.partial(_apply_layer, config)
+        loops = config.scan_layers and config.num_layers > 1
+        layers = [functools.partial(_apply_layer, config, is_last) for is_last in (False, True)]
         if config.remat != "none":
             policy = jax.checkpoint_policies.checkpoint_dots if config.remat == "dots" else None
-            layer = jax.checkpoint(layer, policy=policy, prevent_cse=not config.scan_layers)
+            options = {"policy": policy, "prevent_cse": not loops}
+            layers = [jax.checkpoint(layer, **options) for layer in layers]
+        layer, last_layer = layers if positions is not None else (layers[0], None)
         dropouts = ()
         if dropout:
             sizes = config.num_layers, config.num_heads, x.shape[1]
             dropouts = layer_dropouts(self.make_rng("dropout"), dropout, *sizes)
-        shared = sequence_ids, [each._replace(words=None) for each in dropouts]
-        words = [each.words for each in dropouts]
-        if config.scan_layers and not all_layers:
-            return run_layers(layer, config.remat == "none", params, x, shared, words)
+        shared = sequence_ids, positions, [each._replace(words=None) for each in dropouts]
+        stacked = params, [each.words for each in dropouts]
+        if loops and not all_layers:
+            saves = config.remat == "none"
+            return run_layers(layer, saves, stacked[0], x, shared, stacked[1], last_layer)
 
-        def apply_layer(x, stacked):
+        def apply(x, stacked, layer=layer):
             layer_params, words = stacked
             x = layer(gather_shards(layer_params, x.dtype), x, shared, words, None)
-            return x, x if all_layers else None
+            return x, x
 
-        unroll = 1 if config.scan_layers else config.num_layers
-        last, outputs = jax.lax.scan(apply_layer, x, (params, words), unroll=unroll)
-        return jnp.concatenate([x[None], outputs]) if all_layers else last
+        if loops:
+            return jnp.concatenate([x[None], jax.lax.scan(apply, x, stacked)[1]])
+        outputs, (leaves, tree) = [x], jax.tree.flatten(stacked)
+        *first, last = zip(*map(jnp.unstack, leaves), strict=True)
+        for each in first:
+            outputs.append(apply(outputs[-1], tree.unflatten(each))[0])
+        outputs.append(apply(outputs[-1], tree.unflatten(last), last_layer or layer)[0])
+        return jnp.stack(outputs) if all_layers else outputs[-1]
 
 
-def _apply_layer(config: BertConfig, params, x, shared, words, stacks) -> jax.Array:
-    sequence_ids, dropouts = shared
+def _apply_layer(config: BertConfig, is_last: bool, params, x, shared, words, stacks) -> jax.Array:
+    sequence_ids, positions, dropouts = shared
     dropouts = [d._replace(words=w) for d, w in zip(dropouts, words, strict=True)]
-    layer = EncoderLayer(config, parent=None)
-    return layer.apply({"params": params}, x, sequence_ids, dropouts or (None,) * 3, stacks)
+    layer, positions = EncoderLayer(config, parent=None), positions if is_last else None
+    inputs = x, sequence_ids, dropouts or (None,) * 3, stacks, positions
+    return layer.apply({"params": params}, *inputs)
 
 
 class Bert(nn.Module):
@@ -202,15 +228,28 @@ class Bert(nn.Module):
         self.pooler = Dense(self.config, self.config.hidden_size)
 
     def __call__(
-        self, tokens, segment_ids, position_ids, sequence_ids, *, dropout=None, all_layers=False
+        self,
+        tokens,
+        segment_ids,
+        position_ids,
+        sequence_ids,
+        *,
+        dropout=None,
+        positions=None,
+        all_layers=False,
     ) -> jax.Array:
-        """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`."""
-        x = self.embeddings(tokens, position_ids, segment_ids, dropout)
-        return self.encoder(x, sequence_ids, dropout, all_layers)
+        """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`.
 
-    def pool(self, hidden: jax.Array, positions: jax.Array) -> jax.Array:
-        """Returns tanh(dense(hidden)) `[B, P, H]` at the int32 `[B, P]` `pooled_positions`."""
-        return jnp.tanh(self.pooler(gather_positions(hidden, positions)))
+        At int32 `[B, K]` positions it returns `[B, K, H]`, for less computation if they are few.
+        """
+        x = self.embeddings(tokens, position_ids, segment_ids, dropout)
+        if positions is None or is_few(positions.shape[1], x.shape[1]):
+            return self.encoder(x, sequence_ids, dropout, positions, all_layers)
+        return gather_positions(self.encoder(x, sequence_ids, dropout), positions)
+
+    def pool(self, hidden: jax.Array) -> jax.Array:
+        """Returns tanh(dense(hidden)) of the hidden states at `pooled_positions`: `[B, P, H]`."""
+        return jnp.tanh(self.pooler(hidden))
 
 
 class MlmHead(nn.Module):
@@ -281,12 +320,18 @@ class BertForPreTraining(nn.Module):
         and the `pooled_positions` of the sequences, int32 `[B, P]`.
         """
         *inputs, mlm_positions, pooled_positions = inputs
-        hidden = self.bert(*inputs, dropout=dropout)
-        masked = gather_positions(hidden, mlm_positions)
+        positions = mlm_positions
+        if self.next_sentence:
+            positions = jnp.concatenate([mlm_positions, pooled_positions], axis=1)
+        hidden = self.bert(*inputs, dropout=dropout, positions=positions)
+        masked, pooled = jnp.split(hidden, [mlm_positions.shape[1]], axis=1)
         mlm_logits = self.mlm(masked, self.bert.embeddings.gathered_token_embedding)
-        if not self.next_sentence:
-            return mlm_logits, None
-        return mlm_logits, self.nsp(self.bert.pool(hidden, pooled_positions))
+        return mlm_logits, self.nsp(self.bert.pool(pooled)) if self.next_sentence else None
+
+
+def is_few(num_positions: int, length: int) -> bool:
+    """Returns whether the last layer computes only these positions, rather than all."""
+    return num_positions <= length // 2
 
 
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:

@@ -91,6 +91,11 @@ class HiddenDropout(NamedTuple):
         bits, _ = random_bits([words[..., None] for words in self.words], column_words(x.shape[-1]))
         return jnp.where(bits < self.threshold, 0, x * self.scale.astype(x.dtype))
 
+    def at(self, positions: jax.Array) -> "HiddenDropout":
+        """Returns the dropout of the hidden states at int32 `[batch, K]` positions."""
+        chosen = [jnp.take_along_axis(words, positions, axis=1) for words in self.words]
+        return self._replace(words=tuple(chosen))
+
 
 def hidden_dropout(key: jax.Array, settings: Dropout, shape: tuple[int, ...]) -> HiddenDropout:
     """Returns dropout of hidden states `[batch, *shape, columns]` with a key."""

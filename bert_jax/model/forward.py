@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape, unpack_rows
 from bert_jax.model.attention import attention_probabilities
-from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead, gather_positions
+from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead
 from bert_jax.model.config import BertConfig
 
 ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
@@ -46,7 +46,7 @@ def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Arra
 @functools.partial(jax.jit, static_argnums=0)
 def mlm_logits(config: BertConfig, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
-    masked = gather_positions(_hidden(config, params["bert"], rows), positions)
+    masked = _hidden(config, params["bert"], rows, positions=positions)
     gathered_token_embedding = params["bert"]["embeddings"]["token_embedding"][None]
     return MlmHead(config).apply({"params": params["mlm"]}, masked, gathered_token_embedding)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, pool_tokens
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, gather_positions, pool_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
@@ -133,11 +133,17 @@ class BertForTask(nn.Module):
         `dropout` as in `Bert`.
         """
         batch = unpack_rows(rows, self.config.causal)
-        x = self.bert(*[batch[name] for name in BERT_INPUTS], dropout=dropout)
+        inputs, positions = [batch[name] for name in BERT_INPUTS], batch["pooled_positions"]
+        is_pooled = self.task_head.input_kind == "pooled" or self.pooling == "pooler"
+        if is_pooled and not self.lstm_size:
+            x = self.bert(*inputs, dropout=dropout, positions=positions)
+        else:
+            x = self.bert(*inputs, dropout=dropout)
         if self.lstm_size:
             x = self.lstm(x, batch["sequence_ids"])
-        if self.task_head.input_kind == "pooled" or self.pooling == "pooler":
-            x = self.bert.pool(x, batch["pooled_positions"])
+            x = gather_positions(x, positions) if is_pooled else x
+        if is_pooled:
+            x = self.bert.pool(x)
         if self.task_head.input_kind == "sequences":
             vectors = (
                 x

@@ -50,22 +50,30 @@ def _save(stack, index, x, only_there):
 _save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args[-1][1]))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 6))
 def run_layers(
-    layer: Callable, uses_stacks: bool, params, x: jax.Array, shared, stacked=None
+    layer: Callable,
+    uses_stacks: bool,
+    params,
+    x: jax.Array,
+    shared,
+    stacked=None,
+    last_layer: Callable | None = None,
 ) -> jax.Array:
     """Applies `layer(params, x, shared, stacked, stacks)` with each layer's `params` and `stacked`.
 
-    Parameters that are shards are gathered in each layer, and once more for the gradient.
+    The last layer, whose output may have another shape, is `last_layer` if that is given: it runs
+    after the loop, with None as `stacks`. Parameters that are shards are gathered in each layer,
+    and once more for its gradient in the loop.
 
     `shared`, the same for all layers, and `stacked` are constants for the gradient. `stacks` are
     `LayerStacks` if there is a gradient and `uses_stacks`; else None.
     """
-    return _forward(layer, False, params, x, shared, stacked)[0]
+    return _forward(layer, False, params, x, shared, stacked, last_layer)[0]
 
 
-def _forward(layer, uses_stacks, params, x, shared, stacked):
-    num_layers, rebuild_vjp = len(jax.tree.leaves(params)[0]), None
+def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
+    num_layers, rebuild_vjp = _num_in_loop(params, last_layer), None
 
     def apply(index, x, arrays):
         """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
@@ -110,12 +118,20 @@ def _forward(layer, uses_stacks, params, x, shared, stacked):
     # The next layers' shards are gathered during this one. A longer body only helps beside that.
     unroll = 4 if has_shards(params) else 1
     x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays), unroll=unroll)
-    return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks))
+    last_vjp = None
+    if last_layer:
+        last_params, last_inputs = _at((params, stacked), num_layers)
+
+        def run_last(params, x):
+            return last_layer(gather_shards(params, x.dtype), x, shared, last_inputs, None)
+
+        x, last_vjp = jax.vjp(run_last, last_params, x)
+    return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks), last_vjp)
 
 
-def _backward(layer, uses_stacks, residuals, dx):
-    params, shared, stacked, rebuild_vjp = residuals
-    num_layers = len(jax.tree.leaves(params)[0])
+def _backward(layer, uses_stacks, last_layer, residuals, dx):
+    params, shared, stacked, rebuild_vjp, last_vjp = residuals
+    num_layers = _num_in_loop(params, last_layer)
 
     def body(step, carry):
         dx, dstacks = carry
@@ -126,12 +142,19 @@ def _backward(layer, uses_stacks, residuals, dx):
         dparams, dx = rebuild_vjp.func(layer_params, x, index, shared, layer_inputs, arrays)(dx)
         return dx, _write(dstacks, index, *scatter(dparams))
 
-    dparams = _empty(num_layers, jax.eval_shape(lambda: _at(params, 0)))
+    dparams = jax.tree.map(lambda leaf: lax.empty(leaf.shape, leaf.dtype), params)
+    if last_layer:
+        last_dparams, dx = last_vjp(dx)
+        dparams = _write(dparams, num_layers, last_dparams)
     dx, dparams = lax.fori_loop(0, num_layers, body, (dx, dparams))
     return dparams, dx, None, None
 
 
 run_layers.defvjp(_forward, _backward)
+
+
+def _num_in_loop(params, last_layer):
+    return len(jax.tree.leaves(params)[0]) - (last_layer is not None)
 
 
 def _at(stacks, index):

@@ -12,6 +12,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from bert_jax.model.bert import is_few
 from bert_jax.model.config import BertConfig
 from bert_jax.training.workdir import add_path_to_errors, write_text
 
@@ -123,10 +124,15 @@ def flops_per_row(config: BertConfig, length: int, num_predictions: int, num_pai
     """Returns the FLOPs of the matrix products of one training step for one row.
 
     Two per multiply-add, in three passes (forward, gradients of inputs, gradients of weights), with
-    attention over the whole row; gathers, LayerNorm and softmax are not counted.
+    attention over the whole row; gathers, LayerNorm and softmax are not counted. What follows
+    attention in the last layer is counted where `Bert` computes it.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
-    layer = length * (4 * hidden**2 + 2 * hidden * inner) + 2 * length**2 * hidden
+    attention = length * 3 * hidden**2 + 2 * length**2 * hidden
+    rest = hidden**2 + 2 * hidden * inner
+    outputs = num_predictions + num_pairs
+    outputs = outputs if is_few(outputs, length) else length
+    encoder = config.num_layers * (attention + length * rest) - (length - outputs) * rest
     mlm = num_predictions * (hidden**2 + hidden * config.padded_vocab_size)
     nsp = num_pairs * (hidden**2 + 2 * hidden)
-    return 2 * 3 * (config.num_layers * layer + mlm + nsp)
+    return 2 * 3 * (encoder + mlm + nsp)

@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.interop.parameters import parameter_shapes
-from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.bert import BertForPreTraining, gather_positions
 from bert_jax.model.config import BertConfig
 from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
 
@@ -152,7 +152,9 @@ def _outputs(config, params, batch):
 
     def hidden_and_pooled(model, *inputs):
         hidden = model.bert(*inputs, all_layers=True)
-        return hidden, model.bert.pool(hidden[-1], batch["pooled_positions"])[:, 0]
+        return hidden, model.bert.pool(gather_positions(hidden[-1], batch["pooled_positions"]))[
+            :, 0
+        ]
 
     def loss_fn(params):
         sums = metric_sums(model, params, batch)

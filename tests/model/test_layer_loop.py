@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax import partitioning
-from bert_jax.model.bert import Encoder
+from bert_jax.model.bert import Encoder, gather_positions
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.kernels import attention_tpu
@@ -67,6 +67,41 @@ def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields):
     run = jax.jit(outputs_and_gradients, static_argnums=0)
     arguments = make_params(), make_batch()
     assert_equal(run(config, *arguments), run(unrolled, *arguments))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"attention": "plain", "scan_layers": False},
+        {"attention": "plain", "num_layers": 1},
+        pytest.param({"attention": "plain", "dtype": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"attention": "plain", "remat": "full"}, marks=pytest.mark.slow),
+        pytest.param({"remat": "dots", "scan_layers": False}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_last_layer_at_positions_equals_all_of_it_there(fields):
+    config, batch = dataclasses.replace(CONFIG, **fields), make_batch()
+    positions = np.random.default_rng(1).integers(0, LENGTH, (BATCH, 9))
+    positions[:, -3:] = positions[:, :1]  # Unused slots repeat a position.
+    params = jax.tree.map(lambda leaf: leaf[: config.num_layers], make_params())
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(is_in_layer, params, x):
+        def loss(params, x):
+            settings, rngs = Dropout(batch["rows"], 0.1), {"dropout": jax.random.key(1)}
+            chosen = jnp.asarray(positions) if is_in_layer else None
+            y = Encoder(config).apply(params, x, batch["ids"], settings, chosen, rngs=rngs)
+            y = y if is_in_layer else gather_positions(y, positions)
+            return jnp.sum(y * batch["dy"][:, : positions.shape[1]]), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (y, *gradients))
+
+    actual, expected = (run(is_in_layer, params, batch["x"]) for is_in_layer in (True, False))
+    assert actual[0].shape == (BATCH, 9, config.hidden_size)
+    assert_equal(actual, expected)
 
 
 @pytest.mark.slow

@@ -76,9 +76,12 @@ def test_bert_base_takes_six_flops_per_parameter_and_token():
     config = BertConfig.named("base")
     encoder = 12 * (4 * 768**2 + 2 * 768 * 3072)
     attention = 12 * 2 * 128**2 * 768
+    unread = (128 - 21) * (768**2 + 2 * 768 * 3072)  # Positions of the last layer.
     head = 20 * (768**2 + 768 * 30592)
-    expected = 6 * (128 * encoder + attention + head + 768**2 + 2 * 768)
+    expected = 6 * (128 * encoder + attention - unread + head + 768**2 + 2 * 768)
     assert flops_per_row(config, 128, 20, 1) == expected
+    everywhere = 6 * (128 * encoder + attention + 127 * (768**2 + 768 * 30592) + 768**2 + 2 * 768)
+    assert flops_per_row(config, 128, 127, 1) == everywhere
 
 
 def test_waits_are_measured_for_each_item(monkeypatch):
