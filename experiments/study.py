@@ -20,7 +20,8 @@ from typing import NamedTuple
 import study_report
 from absl import app, flags
 
-from bert_jax.runtime.command_line import exit_interrupted, parse_flags, run_command
+from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tools.commands import exit_interrupted, run_command
 
 SCALE = flags.DEFINE_enum("scale", "laptop", ["laptop", "pod"], "Sizes of the runs.")
 WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs; may be shared.")

@@ -13,7 +13,8 @@ import time
 
 from absl import app, logging
 
-from bert_jax.runtime.command_line import exit_interrupted, parse_flags, run_command
+from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tools.commands import exit_interrupted, run_command
 
 TOOLS = os.path.relpath(os.path.dirname(os.path.abspath(__file__)))
 DATA = pathlib.Path("runs/demo-data")

@@ -15,7 +15,8 @@ import zipfile
 
 from absl import app
 
-from bert_jax.runtime.command_line import exit_interrupted, parse_flags
+from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tools.commands import exit_interrupted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,9 @@ from bert_corpus.config import ROWS, CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
-from bert_jax.runtime.command_line import exit_interrupted, parse_flags
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.tools.commands import exit_interrupted
 from bert_jax.tools.corpus_card import card_files, read_samples, write_card
 
 DEFAULT = CorpusConfig()

@@ -30,7 +30,7 @@ from bert_corpus.inputs import Unit, find_inputs, split_into_units
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
-from bert_jax.runtime.command_line import exit_interrupted, parse_flags
+from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import (
     MAX_WORD_CHARACTERS,
     SENTENCEPIECE_FILENAME,
@@ -38,6 +38,7 @@ from bert_jax.tokenization import (
     WORDPIECE_FILENAME,
     tokenizer_from_bytes,
 )
+from bert_jax.tools.commands import exit_interrupted
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(
