@@ -95,15 +95,11 @@ def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[s
 
 def timed(items: Iterable, waits: list[float]) -> Iterator:
     """Yields `items`; appends the seconds that the caller waited for each to `waits`."""
-    iterator = iter(items)
-    while True:
-        started = time.monotonic()
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
+    started = time.monotonic()
+    for item in items:
         waits.append(time.monotonic() - started)
         yield item
+        started = time.monotonic()
 
 
 def perplexity(loss: float) -> float:
