@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-import tqdm
 from absl import logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -164,13 +163,7 @@ def run_stack(
         state = setup.jitted_init(keys, setup.pretrained)
 
     last_step, step = max(run.num_steps for run in runs), first_step
-    progress = tqdm.tqdm(
-        total=last_step,
-        initial=first_step,
-        unit="step",
-        mininterval=1.0,
-        disable=jax.process_index() > 0,
-    )
+    progress = main.progress_bar(first_step, last_step)
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
     selector, metric = task.selection_split, task.metric.rpartition("/")[-1]

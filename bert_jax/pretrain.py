@@ -14,7 +14,6 @@ import pathlib
 import time
 
 import jax
-import tqdm
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -98,9 +97,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
     del source
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
-    progress = tqdm.tqdm(
-        total=num_steps, initial=first_step, unit="step", mininterval=1.0, disable=not is_main
-    )
+    progress = main.progress_bar(first_step, num_steps)
     preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = started - writer.seconds  # As if the run had never been interrupted.
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import jax
 import psutil
+import tqdm
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
@@ -108,6 +109,12 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
+
+
+def progress_bar(first_step: int, num_steps: int) -> tqdm.tqdm:
+    """Returns the progress bar of a run that continues from `first_step`, shown by process 0."""
+    options = {"unit": "step", "mininterval": 1.0, "disable": jax.process_index() > 0}
+    return tqdm.tqdm(total=num_steps, initial=first_step, **options)
 
 
 def limit_dispatch(step_metrics: list[dict]) -> None:
