@@ -1,4 +1,4 @@
-"""Converts BERT to and from the format of Hugging Face's transformers library.
+"""Converts BERT from the format of Hugging Face's transformers library.
 
 Does not need transformers, and needs torch only for the old `pytorch_model.bin`.
 """
@@ -8,9 +8,8 @@ import pathlib
 import warnings
 from collections.abc import Mapping
 
-import flax
 import numpy as np
-import safetensors.numpy
+import safetensors
 
 from bert_jax.interop import parameters
 from bert_jax.model.config import BertConfig
@@ -48,7 +47,7 @@ _NAMES = {
 _CLASSIFIER = "BertForSequenceClassification"
 # Task -> transformers' class, the name of its head, the head's labels where they are fixed, and the
 # `problem_type`, which selects the loss of the class and the function that a pipeline applies.
-_TASK_HEADS = {
+TASK_HEADS = {
     "classification": (_CLASSIFIER, "classifier", None, "single_label_classification"),
     "multi_label": (_CLASSIFIER, "classifier", None, "multi_label_classification"),
     "regression": (_CLASSIFIER, "classifier", None, "regression"),
@@ -56,16 +55,8 @@ _TASK_HEADS = {
     "span": ("BertForQuestionAnswering", "qa_outputs", ("start", "end"), None),
     "multiple_choice": ("BertForMultipleChoice", "classifier", ("score",), None),
 }
-# (has "mlm", has "nsp") -> transformers' class of a model without a task's head.
-_HEADLESS_CLASSES = {
-    (True, True): "BertForPreTraining",
-    (True, False): "BertForMaskedLM",
-    (False, True): "BertForNextSentencePrediction",
-    (False, False): "BertModel",
-}
-
 # Fields of BertConfig -> keys of Hugging Face's and Google's configurations.
-_CONFIG_KEYS = {
+CONFIG_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -101,7 +92,7 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         if values.get(name, expected) != expected:
             raise ValueError(f"config.json: {name} is {values[name]!r}, expected {expected!r}")
     try:
-        return BertConfig(**{f: values[key] for f, key in _CONFIG_KEYS.items() if key in values})
+        return BertConfig(**{f: values[key] for f, key in CONFIG_KEYS.items() if key in values})
     except TypeError as error:
         raise ValueError(f"config.json: a value has the wrong type: {error}") from error
 
@@ -122,13 +113,13 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     if _CLASSIFIER in architectures and problem not in (default, "multi_label_classification"):
         reason = f"problem_type {problem!r} with {count} labels is not supported"
         raise ValueError(f"config.json: {reason}: remove `architectures` to read the encoder alone")
-    for task, (architecture, _, fixed_labels, problem_type) in _TASK_HEADS.items():
+    for task, (architecture, _, fixed_labels, problem_type) in TASK_HEADS.items():
         if architecture in architectures and problem_type in (None, problem):
             head = {"task": task, "labels": list(fixed_labels or labels)}
     # To transformers, an embedding model is an encoder without a head.
     expected = head or {"task": "embedding", "labels": []}
     if isinstance(stored, Mapping):
-        seen = stored | {"task": _task_in_transformers(stored)}
+        seen = stored | {"task": task_in_transformers(stored)}
         if expected.items() <= seen.items():
             return dict(stored)
     if stored is not None:
@@ -137,7 +128,7 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     return head
 
 
-def _task_in_transformers(head: Mapping) -> str | None:
+def task_in_transformers(head: Mapping) -> str | None:
     """Returns the task of a head in transformers: a cross-encoder is a regression on pairs."""
     is_cross_encoder = head.get("task") == "multiple_choice" and "max_query_length" in head
     return "regression" if is_cross_encoder else head.get("task")
@@ -147,7 +138,7 @@ def huggingface_name(path: str, head: Mapping | None = None) -> str:
     """Returns transformers' name of a parameter, with `{layer}` where it is stacked."""
     module, leaf = path.rsplit("/", 1)
     if module == "head":
-        name = _TASK_HEADS[head["task"]][1]
+        name = TASK_HEADS[head["task"]][1]
     else:
         name = _NAMES[path if path in _NAMES else module]
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
@@ -185,27 +176,6 @@ def params_from_huggingface(
     # Copies of tied tensors count as loaded.
     loaded = tuple(name for name in tensors if name not in report.unused)
     return params, report._replace(loaded=loaded)
-
-
-def params_to_huggingface(
-    params: Mapping, config: BertConfig, head: Mapping | None = None
-) -> dict[str, np.ndarray]:
-    """Converts a parameter tree to a float32 state dict; the inverse of `params_from_huggingface`.
-
-    As in transformers, tied tensors are stored once, and a model without heads has no `bert.`.
-    """
-    tensors = {}
-    for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
-        name, value = huggingface_name(path, head), np.asarray(value, np.float32)
-        if path in parameters.PADDED:
-            value = value[: config.vocab_size]
-        for layer, tensor in enumerate(value if "{layer}" in name else [value]):
-            tensor = tensor.T if path.endswith("/kernel") else tensor
-            # safetensors ignores strides.
-            tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
-    if params.keys() == {"bert"}:
-        return {name.removeprefix("bert."): value for name, value in tensors.items()}
-    return tensors
 
 
 def read_json(path: pathlib.Path) -> dict:
@@ -286,7 +256,7 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     path, legacy_path = directory / "config.json", directory / "bert_config.json"
     values = read_json(legacy_path if legacy_path.exists() and not path.exists() else path)
     config, head = config_from_huggingface(values), head_from_huggingface(values)
-    _check_pooling(config, head)
+    check_pooling(config, head)
     try:
         params, report = params_from_huggingface(read_tensors(directory), config, head)
     except ValueError as error:
@@ -295,87 +265,8 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
     return parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
 
 
-def _check_pooling(config: BertConfig, head: Mapping | None) -> None:
+def check_pooling(config: BertConfig, head: Mapping | None) -> None:
     """Raises ValueError for a pooled head on a causal model, where we pool the last token."""
     if config.causal and head and HEADS[head["task"]].input_kind == "pooled":
         reason = "transformers pools [CLS], which sees no other token in a left-to-right model"
         raise ValueError(f"a head for {head['task']} cannot be converted: {reason}")
-
-
-def save_huggingface(
-    directory: pathlib.Path, params: Mapping, settings: Mapping, tokenizer: Tokenizer
-) -> None:
-    """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
-
-    Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
-    """
-    if tokenizer.filename != WORDPIECE_FILENAME:
-        raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
-    config, head = BertConfig(**settings["bert"]), settings.get("head") or {}
-    _check_pooling(config, head)
-    values = {
-        "model_type": "bert",
-        "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
-        **{key: getattr(config, field) for field, key in _CONFIG_KEYS.items()},
-        "hidden_act": "gelu",
-        "attention_probs_dropout_prob": config.dropout_rate,
-        "pad_token_id": tokenizer.pad_id,
-        "dtype": "float32",
-    }
-    if config.causal and "mlm" in params:
-        values["architectures"] = ["BertLMHeadModel"]
-    if head:
-        values[HEAD_KEY] = dict(head)
-    if head and head["labels"]:  # The head of an embedding model has no parameters.
-        task = _task_in_transformers(head)
-        if task not in _TASK_HEADS or "lstm" in params:
-            lstm = " with a BiLSTM" * ("lstm" in params)
-            raise ValueError(f"transformers has no head for {task}{lstm}")
-        architecture, _, fixed_labels, problem_type = _TASK_HEADS[task]
-        values["architectures"] = [architecture]
-        if not fixed_labels:
-            values["id2label"] = dict(enumerate(head["labels"]))
-            values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
-        if problem_type:
-            values["problem_type"] = problem_type
-        if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
-            values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    tokenizer_config = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": tokenizer.lower_case,
-        "model_max_length": head.get("max_seq_length", config.max_position_embeddings),
-    }
-    files = {"config.json": values, "tokenizer_config.json": tokenizer_config}
-    if head.get("task") == "embedding":
-        files |= _sentence_transformers_files(config.hidden_size, head)
-    tensors = params_to_huggingface(params, config, head)
-    directory.mkdir()
-    for name, content in files.items():
-        (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    (directory / WORDPIECE_FILENAME).write_bytes(tokenizer.content)
-
-
-def _sentence_transformers_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
-    """Returns the JSON files, by name, that `SentenceTransformer` needs for a bi-encoder.
-
-    It truncates queries to the length of passages, `head["max_seq_length"]` tokens.
-    """
-    normalize, pooling = head["normalize"], head["pooling"]
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    return {
-        "modules.json": [
-            {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (name, path) in enumerate(modules[: 3 if normalize else 2])
-        ],
-        "sentence_bert_config.json": {"max_seq_length": head["max_seq_length"]},
-        "config_sentence_transformers.json": {
-            "similarity_fn_name": "cosine" if normalize else "dot"
-        },
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": hidden_size,
-            "pooling_mode_cls_token": pooling == "cls",
-            "pooling_mode_mean_tokens": pooling == "mean",
-        },
-    }

@@ -17,13 +17,13 @@ from bert_jax.interop.huggingface import (
     head_from_huggingface,
     huggingface_name,
     params_from_huggingface,
-    save_huggingface,
 )
 from bert_jax.interop.parameters import LoadReport, parameter_shapes, unexpected_tensors
 from bert_jax.interop.read import read_model
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import tokenizer_from_bytes
+from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 from tests.helpers import CONFIG, CONFIG_JSON, PIECES, assert_trees_equal, flat, linear, state_dict
 

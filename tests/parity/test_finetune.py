@@ -14,10 +14,10 @@ from safetensors.numpy import load_file
 
 from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches, steps_per_epoch
-from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, label_weights, make_model
+from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.finetune_step import make_finetune_step
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
 from bert_jax.training.state import TrainState

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import bert_jax
-from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, make_model
+from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.checkpoint import write_checkpoint
 from tests.helpers import TORCH_PIECES, TORCH_SIZES, write_torch_model
 

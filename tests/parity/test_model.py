@@ -12,13 +12,13 @@ import pytest
 
 from bert_jax.data.packing import row_dtype
 from bert_jax.interop.huggingface import (
-    _CONFIG_KEYS,
+    CONFIG_KEYS,
     config_from_huggingface,
     params_from_huggingface,
-    params_to_huggingface,
 )
 from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.tools.export_huggingface import params_to_huggingface
 from bert_jax.training.pretrain_step import metric_sums, unpack_and_mask
 from tests.golden import make_model as golden
 
@@ -75,7 +75,7 @@ def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too(
     config = dataclasses.replace(golden.CONFIG, causal=True)
     tensors, lengths = golden.random_tensors(config, seed=2), (20, 3, 13)
     batch = golden.random_batch(config, seed=3, lengths=lengths, num_slots=5)
-    sizes = {key: getattr(config, field) for field, key in _CONFIG_KEYS.items()}
+    sizes = {key: getattr(config, field) for field, key in CONFIG_KEYS.items()}
     theirs = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
     weights = {name: torch.tensor(value) for name, value in tensors.items()}
     absent, _ = theirs.load_state_dict(weights, strict=False)

@@ -12,8 +12,8 @@ import pytest
 
 from bert_jax import partitioning, pretrain
 from bert_jax.data.batches import pretrain_batches
-from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
+from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.pretrain_step import unpack_and_mask
 from bert_jax.training.setup import open_phases, setup_pretraining
 from tests.helpers import build_small_corpus

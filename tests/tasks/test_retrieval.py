@@ -7,11 +7,11 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
-from bert_jax.interop.huggingface import save_huggingface
 from bert_jax.interop.read import read_model
 from bert_jax.model import heads
 from bert_jax.tasks import retrieval
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.tools.export_huggingface import save_huggingface
 from configs.finetune import retrieval as config_file
 from tests.helpers import WORDS, write_vocabulary, write_weights
 from tools.squad_to_retrieval import convert

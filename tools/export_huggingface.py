@@ -1,0 +1,129 @@
+"""Writes a model as transformers and, for retrieval, sentence-transformers read it."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+
+import flax
+import numpy as np
+import safetensors.numpy
+
+from bert_jax.interop.huggingface import (
+    CONFIG_KEYS,
+    HEAD_KEY,
+    TASK_HEADS,
+    check_pooling,
+    huggingface_name,
+    task_in_transformers,
+)
+from bert_jax.interop.parameters import PADDED
+from bert_jax.model.config import BertConfig
+from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer
+
+# (has "mlm", has "nsp") -> transformers' class of a model without a task's head.
+_HEADLESS_CLASSES = {
+    (True, True): "BertForPreTraining",
+    (True, False): "BertForMaskedLM",
+    (False, True): "BertForNextSentencePrediction",
+    (False, False): "BertModel",
+}
+
+
+def save_huggingface(
+    directory: pathlib.Path, params: Mapping, settings: Mapping, tokenizer: Tokenizer
+) -> None:
+    """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
+
+    Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
+    """
+    if tokenizer.filename != WORDPIECE_FILENAME:
+        raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
+    config, head = BertConfig(**settings["bert"]), settings.get("head") or {}
+    check_pooling(config, head)
+    values = {
+        "model_type": "bert",
+        "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
+        **{key: getattr(config, field) for field, key in CONFIG_KEYS.items()},
+        "hidden_act": "gelu",
+        "attention_probs_dropout_prob": config.dropout_rate,
+        "pad_token_id": tokenizer.pad_id,
+        "dtype": "float32",
+    }
+    if config.causal and "mlm" in params:
+        values["architectures"] = ["BertLMHeadModel"]
+    if head:
+        values[HEAD_KEY] = dict(head)
+    if head and head["labels"]:  # The head of an embedding model has no parameters.
+        task = task_in_transformers(head)
+        if task not in TASK_HEADS or "lstm" in params:
+            lstm = " with a BiLSTM" * ("lstm" in params)
+            raise ValueError(f"transformers has no head for {task}{lstm}")
+        architecture, _, fixed_labels, problem_type = TASK_HEADS[task]
+        values["architectures"] = [architecture]
+        if not fixed_labels:
+            values["id2label"] = dict(enumerate(head["labels"]))
+            values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
+        if problem_type:
+            values["problem_type"] = problem_type
+        if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
+            values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    tokenizer_config = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": tokenizer.lower_case,
+        "model_max_length": head.get("max_seq_length", config.max_position_embeddings),
+    }
+    files = {"config.json": values, "tokenizer_config.json": tokenizer_config}
+    if head.get("task") == "embedding":
+        files |= _sentence_transformers_files(config.hidden_size, head)
+    tensors = params_to_huggingface(params, config, head)
+    directory.mkdir()
+    for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    (directory / WORDPIECE_FILENAME).write_bytes(tokenizer.content)
+
+
+def params_to_huggingface(
+    params: Mapping, config: BertConfig, head: Mapping | None = None
+) -> dict[str, np.ndarray]:
+    """Converts a parameter tree to a float32 state dict; the inverse of `params_from_huggingface`.
+
+    As in transformers, tied tensors are stored once, and a model without heads has no `bert.`.
+    """
+    tensors = {}
+    for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
+        name, value = huggingface_name(path, head), np.asarray(value, np.float32)
+        if path in PADDED:
+            value = value[: config.vocab_size]
+        for layer, tensor in enumerate(value if "{layer}" in name else [value]):
+            tensor = tensor.T if path.endswith("/kernel") else tensor
+            # safetensors ignores strides.
+            tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
+    if params.keys() == {"bert"}:
+        return {name.removeprefix("bert."): value for name, value in tensors.items()}
+    return tensors
+
+
+def _sentence_transformers_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
+    """Returns the JSON files, by name, that `SentenceTransformer` needs for a bi-encoder.
+
+    It truncates queries to the length of passages, `head["max_seq_length"]` tokens.
+    """
+    normalize, pooling = head["normalize"], head["pooling"]
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    return {
+        "modules.json": [
+            {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{name}"}
+            for i, (name, path) in enumerate(modules[: 3 if normalize else 2])
+        ],
+        "sentence_bert_config.json": {"max_seq_length": head["max_seq_length"]},
+        "config_sentence_transformers.json": {
+            "similarity_fn_name": "cosine" if normalize else "dot"
+        },
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden_size,
+            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+        },
+    }
