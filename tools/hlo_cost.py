@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.model.kernels import attention_tpu
+from bert_jax.model.kernels import attention_tpu, sublayer_tpu
 from bert_jax.tools.tpu_compile import CHIPS
 
-KERNEL_TABLE = pathlib.Path(attention_tpu.__file__).with_suffix(".json")
+KERNEL_TABLE = pathlib.Path(attention_tpu.__file__).with_name("cycles.json")
+DTYPES = {16: "bfloat16", 32: "float32"}  # By their bits.
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
 MODEL_PARTS = (
@@ -27,6 +28,7 @@ MODEL_PARTS = (
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
     ("heads", r"/(mlm|nsp|pooler)\b|/bert\.pool\b|jvp\(\)"),
+    ("end of sublayers", r"/sublayer/"),
     ("attention", r"/(query|key|value|attention_output|attention)/|/b\w+,b\w+->"),
     ("feed-forward", r"/(intermediate|output|feed_forward)/"),
     ("saved activations", r"/encoder/(.*dynamic_(update_)?(slice|index_in_dim)|broadcast_in_dim)"),
@@ -141,7 +143,7 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
         estimate = instruction.attribute(r'"estimated_cycles":"?(\d+)')
         if estimate := kernel[0] if kernel else estimate:
             part, direction = part_of(instruction.op_name)
-            cycles["attention kernel" if kernel else part, direction] += runs * int(estimate)
+            cycles[f"{part} kernel" if kernel else part, direction] += runs * int(estimate)
             cycles_by_name[instruction.name] = int(estimate)
             costliest.append((runs * int(estimate), runs, instruction))
         elif not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape)):
@@ -298,33 +300,37 @@ def flops(instruction: Instruction) -> float:
 def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int, float] | None:
     """Returns (cycles, FLOPs) of a kernel of attention; None for any other instruction.
 
-    `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs are those of two products of size
-    length x length forward and four backward, without the scores that the backward pass computes
-    again. Raises ValueError if the table has no entry.
+    `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs are those of the products; in
+    attention two of size length x length forward and four backward, without the scores that the
+    backward pass computes again. Raises ValueError if the table has no entry.
     """
-    name = re.search(r"/(forward|backward)_kernel_(\d+)/", instruction.op_name)
+    name = re.search(r"/(forward|backward)_kernel_(\w+)/", instruction.op_name)
     if instruction.kind != "tpu_custom_call" or not name:
         return None
-    operands = _arrays(instruction.operands)
-    (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
-    direction, head_dim = name.groups()
-    hidden = width // 3  # Of queries, keys and values together.
-    has_dropout = len(operands) > (8 if direction == "forward" else 10)
-    dtype = {16: "bfloat16", 32: "float32"}[bits]
-    entry = f"{length} {head_dim} {dtype}{' dropout' * has_dropout}"
+    operands, (direction, variant) = _arrays(instruction.operands), name.groups()
+    if variant in ("gelu", "linear"):
+        (bits, (*_, num_tokens, inner)), (_, (*batch, _, hidden)) = operands[1], operands[3]
+        tokens, _ = sublayer_tpu.block_sizes(num_tokens, inner, hidden, DTYPES[bits])
+        programs = math.prod(batch) * num_tokens / tokens
+        sizes, num_inputs = f"{variant} {tokens} {inner} {hidden}", 8 + (variant == "gelu")
+        kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
+    else:
+        (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
+        hidden = width // 3  # Of queries, keys and values together.
+        sizes, num_inputs = f"{length} {variant}", 8 if direction == "forward" else 10
+        blocks = attention_tpu.MAX_LENGTH // length * attention_tpu.LANES
+        programs = math.prod(batch) * hidden / blocks
+        products = 2 if direction == "forward" else 4
+        kernel_flops = products * 2.0 * math.prod(batch) * length**2 * hidden
+    entry = f"{sizes} {DTYPES[bits]}{' dropout' * (len(operands) > num_inputs)}"
     try:
-        bundles = kernels[entry][direction]
+        cycles = kernels[entry][direction]
     except KeyError as error:
         raise ValueError(
             f"{KERNEL_TABLE.name} has no entry {entry!r} for {chip}: add it to "
             "tools/kernel_cycles.py and run that"
         ) from error
-    rows_per_program = attention_tpu.MAX_LENGTH // length
-    programs = math.prod(batch) / rows_per_program * hidden / attention_tpu.LANES
-    products = 2 if direction == "forward" else 4
-    product_flops = 2.0 * math.prod(batch) * length**2 * hidden
-    cores = 2 if CHIPS[chip].megacore else 1
-    return math.ceil(programs * bundles / cores), products * product_flops
+    return math.ceil(programs * cycles / (2 if CHIPS[chip].megacore else 1)), kernel_flops
 
 
 def collective_traffic(

@@ -1,11 +1,11 @@
-"""Counts the cycles of the TPU kernels of attention, for tools/tpu_report.py.
+"""Counts the cycles of the TPU kernels, for tools/tpu_report.py.
 
 The compiler gives kernels no `estimated_cycles`, but it can write their schedule. This compiles
-them alone, for each chip and shape, and counts the cycles of one program of the grid: its
-instruction bundles, one a cycle, and delays. It is an estimate like the others: no waiting for
-memory, no start of a program.
+them alone, for each chip and shape, and counts the cycles of attention in a program of the grid,
+and of the end of a sublayer in all programs of a block of tokens: their instruction bundles, one a
+cycle, and delays. It is an estimate like the others: no waiting for memory, no start of a program.
 
-python tools/kernel_cycles.py     # writes bert_jax/model/kernels/attention_tpu.json, in 9 minutes
+python tools/kernel_cycles.py     # writes bert_jax/model/kernels/cycles.json, in 13 minutes
 """
 
 import itertools
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,66 +25,121 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
-from bert_jax.model.dropout import AttentionDropout
-from bert_jax.model.kernels import attention_tpu
+from bert_jax.model.dropout import AttentionDropout, HiddenDropout
+from bert_jax.model.kernels import attention_tpu, sublayer_tpu
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tools import hlo_cost, tpu_compile
 
 CHIP = flags.DEFINE_string("chip", None, "Only compile the kernels for this chip and --shape.")
-SHAPE = flags.DEFINE_string("shape", None, "JSON list of length, dtype, and whether with dropout.")
+SHAPE = flags.DEFINE_string("shape", None, "JSON list: an entry of `shapes`.")
 
 CHIPS = ("v3", "v4", "v5e", "v5p", "v6e")
 LENGTHS = (128, 384, 512)
+SHORTEST_BRANCH = 100  # Bundles.
 HEAD_DIM = 64
 DTYPES = ("bfloat16", "float32")
+# Tokens (for blocks of 256, and of 512), inner and hidden size of the published models' sublayers.
+SUBLAYERS = [
+    (tokens, inner, hidden)
+    for hidden in (128, 256, 512, 768, 1024)
+    for inner in (hidden, 4 * hidden)
+    for tokens in (2304, 4096)
+]
 
 
-def compile_kernels(chip: str, *shape) -> None:
+def shapes(chip: str) -> list[tuple]:
+    """Returns the shapes to compile for a chip: with dropout, dtype, and sizes."""
+    attention = itertools.product((False, True), DTYPES, LENGTHS)
+    sublayers = [
+        (has_dropout, dtype, sizes)
+        for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
+        if chip != "v3" and sublayer_tpu.block_sizes(*sizes, dtype)
+    ]
+    return list({entry(*shape): shape for shape in (*attention, *sublayers)}.values())
+
+
+def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[int]) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
-    length, dtype, has_dropout = shape
     mesh = partitioning.make_mesh(devices=[tpu_compile.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
     def abstract(*sizes, dtype="int32"):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
-    batch = 2 * attention_tpu.MAX_LENGTH // length
-    x, ids = abstract(batch, length, 3 * 256, dtype=dtype), abstract(batch, length)
-    bias = abstract(3 * 256, dtype="float32")
-    num_pairs = 256 // HEAD_DIM // 2
-    words = (
-        abstract(batch, num_pairs, 2, length),
-        abstract(2, length),
-        abstract(),
-        abstract(dtype="float32"),
-    )
-    dropout = AttentionDropout(*words) if has_dropout else None
+    def float32(*sizes):
+        return abstract(*sizes, dtype="float32")
 
-    settings = {"head_dim": HEAD_DIM}
-    settings["float32_blocks"] = attention_tpu.needs_float32(mesh.devices.item().device_kind)
+    if isinstance(sizes, list):
+        tokens, inner, hidden = sizes
+        words, dropout = abstract(1, tokens), None
+        if has_dropout:
+            dropout = HiddenDropout((words, words), abstract(), float32())
+        inputs, x = (abstract(tokens, size, dtype=dtype) for size in (inner, hidden))
+        stacks = [abstract(1, *each.shape, dtype=dtype) for each in (inputs, x)]
+        has_gelu = inner > hidden
+        vectors = [float32(size) for size in [hidden] * 3 + [inner] * has_gelu]
+        arguments = inputs, x, (abstract(inner, hidden, dtype=dtype), *vectors), stacks, dropout
 
-    def loss(projections, bias, ids, dropout):
-        out, _ = attention_tpu.attention(projections, bias, ids, dropout, **settings)
-        return jnp.sum(out.astype(jnp.float32))
+        def loss(inputs, x, params, stacks, dropout):
+            settings = sublayer_tpu.Settings(has_gelu, epsilon=1e-12)
+            y, _ = sublayer_tpu.sublayer(settings, stacks, 0, dropout, inputs, x, params)
+            return jnp.sum(y.astype(jnp.float32))
+
+    else:
+        batch, num_pairs = 2 * attention_tpu.MAX_LENGTH // sizes, 256 // HEAD_DIM // 2
+        words = abstract(batch, num_pairs, 2, sizes), abstract(2, sizes)
+        dropout = AttentionDropout(*words, abstract(), float32()) if has_dropout else None
+        projections = abstract(batch, sizes, 3 * 256, dtype=dtype)
+        arguments = projections, float32(3 * 256), abstract(batch, sizes), dropout
+        settings = {"head_dim": HEAD_DIM}
+        settings["float32_blocks"] = attention_tpu.needs_float32(mesh.devices.item().device_kind)
+
+        def loss(*arguments):
+            return jnp.sum(attention_tpu.attention(*arguments, **settings)[0].astype(jnp.float32))
 
     gradients = jax.shard_map(
         jax.grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
     )
-    jax.jit(gradients).lower(x, bias, ids, dropout).compile()
+    jax.jit(gradients).lower(*arguments).compile()
 
 
-def count_cycles(schedule: str) -> int:
-    """Returns the cycles of one program of a kernel: of the loop over the grid in a schedule.
+def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
+    """Returns the cycles of the loop over the grid in a schedule, in one program.
 
-    A bundle takes one, and those of v3 wait as many more as `vdelay` says.
+    A bundle takes one, and those of v3 wait as many more as `vdelay` says. With `runs`, how often
+    each branch of the kernel is taken, returns the cycles of as many programs as are their sum.
+    Raises ValueError for fewer branches.
     """
     bundles = re.split(r"^(?= *\w+ +(?:\w\w)?: )", schedule, flags=re.MULTILINE)
     bundles = [x for x in bundles if re.match(r" *0x[0-9a-f]+ +(\w\w)?: +> +\{", x)]
-    return len(bundles) + sum(int(n) for x in bundles for n in re.findall(r" vdelay (\d+)", x))
+    cycles = [1 + sum(map(int, re.findall(r" vdelay (\d+)", x))) for x in bundles]
+    if not runs:
+        return sum(cycles)
+    ends, branches = {}, []
+    for n, bundle in enumerate(bundles):
+        if re.match(r" *\w+ +PF: ", bundle):  # "Predicated region fallthrough": it ends before.
+            ends |= dict.fromkeys(re.findall(r"region (\d+)", bundle), n)
+    for n, bundle in enumerate(bundles):
+        region = re.search(r"sbr\.rel .* target = \$region(\d+)", bundle)
+        if region and ends.get(region[1], 0) > n + SHORTEST_BRANCH:
+            branches = [each for each in branches if each[1] <= n] + [(n, ends[region[1]])]
+    # The longest; the others start copies and wait for them.
+    branches = sorted(sorted(branches, key=lambda each: each[0] - each[1])[: len(runs)])
+    if len(branches) != len(runs):
+        raise ValueError(f"the schedule has {len(branches)} branches: expected {len(runs)}")
+    taken = [sum(cycles[start:end]) for start, end in branches]
+    outside = sum(cycles) - sum(taken)
+    return sum(runs) * outside + sum(n * each for n, each in zip(runs, taken, strict=True))
 
 
 def measure(chip: str, *shape) -> dict[str, int]:
     """Returns the cycles of the forward and of the backward kernel."""
+    runs = {"forward": (), "backward": ()}
+    if isinstance(shape[-1], tuple):
+        tokens, inner, hidden = shape[-1]
+        num_chunks = inner // sublayer_tpu.block_sizes(tokens, inner, hidden, shape[1])[1]
+        if num_chunks > 1:  # Forward, the last, the first, and the others; backward, the first.
+            runs = {"forward": (1, 1, num_chunks - 2), "backward": (1, num_chunks - 1)}
     with tempfile.TemporaryDirectory() as directory:
         dump = f"--xla_jf_dump_to={directory} --xla_jf_dump_llo_text=true"
         subprocess.run(
@@ -92,10 +148,19 @@ def measure(chip: str, *shape) -> dict[str, int]:
             check=True,
         )
         return {
-            kernel: count_cycles(path.read_text())
+            kernel: count_cycles(path.read_text(), runs[kernel])
             for kernel in ("forward", "backward")
             for path in pathlib.Path(directory).glob(f"*{kernel}_kernel*[0-9]-final_bundles.txt")
         }
+
+
+def entry(has_dropout: bool, dtype: str, sizes: int | tuple[int, ...]) -> str:
+    """Returns the name of an entry of the table, as tools/hlo_cost.py looks it up."""
+    name = f"{sizes} {HEAD_DIM}"
+    if isinstance(sizes, tuple):
+        block, _ = sublayer_tpu.block_sizes(*sizes, dtype)
+        name = f"{'gelu' if sizes[1] > sizes[2] else 'linear'} {block} {sizes[1]} {sizes[2]}"
+    return f"{name} {dtype}{' dropout' * has_dropout}"
 
 
 def main(_) -> None:
@@ -103,12 +168,10 @@ def main(_) -> None:
         compile_kernels(CHIP.value, *json.loads(SHAPE.value))
         return
     table = {}
-    for chip, *shape in itertools.product(CHIPS, LENGTHS, DTYPES, (False, True)):
-        cycles = measure(chip, *shape)
-        print(chip, *shape, cycles, flush=True)
-        length, dtype, has_dropout = shape
-        entry = f"{length} {HEAD_DIM} {dtype}{' dropout' * has_dropout}"
-        table.setdefault(chip, {})[entry] = cycles
+    for chip in CHIPS:
+        for shape in shapes(chip):
+            table.setdefault(chip, {})[entry(*shape)] = cycles = measure(chip, *shape)
+            print(chip, entry(*shape), cycles, flush=True)
     hlo_cost.KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 

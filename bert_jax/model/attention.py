@@ -20,7 +20,7 @@ def uses_kernel(config: BertConfig, length: int, mesh: AbstractMesh | None = Non
 
     `mesh` is the one it runs on; None: that of the current computation.
     """
-    mesh, device = _mesh_and_device(mesh)
+    mesh, device = mesh_and_device(mesh)
     if config.attention == "plain" or (config.attention == "auto" and device.platform != "tpu"):
         return False
     head_dim = config.hidden_size // config.num_heads
@@ -31,7 +31,8 @@ def uses_kernel(config: BertConfig, length: int, mesh: AbstractMesh | None = Non
     return not reason
 
 
-def _mesh_and_device(mesh=None):
+def mesh_and_device(mesh: AbstractMesh | None = None):
+    """Returns `mesh`, or that of the current computation, and one of its devices."""
     mesh = mesh or jax.sharding.get_abstract_mesh()
     return mesh, mesh.abstract_device or jax.devices()[0]
 
@@ -80,7 +81,7 @@ def kernel_attention(
 
     With `stacks`, the kernel saves there what its gradient needs; else that is left to JAX.
     """
-    mesh, device = _mesh_and_device()
+    mesh, device = mesh_and_device()
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     settings = {"head_dim": head_dim, "causal": config.causal}
     settings["interpret"] = device.platform != "tpu"

@@ -18,6 +18,7 @@ from bert_jax.model.dropout import Dropout, add_dropout, dropout, layer_dropouts
 from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
+from bert_jax.model.sublayers import can_end_sublayers, end_sublayer
 from bert_jax.partitioning import (
     EMBEDDING_SPEC,
     FSDP_BATCH_SPEC,
@@ -109,7 +110,8 @@ def fuse_projections(layers: dict, leaves=("kernel", "bias"), join: Callable = i
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each with dropout, residual, then LayerNorm.
 
-    Its parameters may also be those of `fuse_projections`.
+    Its parameters may also be those of `fuse_projections`. Returns `[B, L, H]`; at int32 `[B, K]`
+    positions, `[B, K, H]`.
     """
 
     config: BertConfig
@@ -121,16 +123,15 @@ class EncoderLayer(nn.Module):
         sequence_ids,
         dropouts=(None,) * 3,
         stacks: LayerStacks | None = None,
-        positions: jax.Array | None = None,
+        positions=None,
     ):
-        """Returns `[B, L, H]`, or `[B, K, H]` at int32 `[B, K]` positions."""
-        config = self.config
-        hidden = config.hidden_size
+        config, hidden = self.config, self.config.hidden_size
         attention_dropout, *dropouts = dropouts
-        settings = sequence_ids, config, attention_dropout
+        settings, uses_kernels = (sequence_ids, config, attention_dropout), False
         if self.has_variable("params", FUSED):
             projections = Dense(config, 3 * hidden, adds_bias=False, name=FUSED)(x)
             context = kernel_attention(*projections, *settings, stacks)
+            uses_kernels = positions is None and can_end_sublayers(config, x.size // hidden)
         else:
             dense = (Dense(config, hidden, adds_bias=False, name=name) for name in PROJECTIONS)
             (query, query_bias), (key, _), (value, value_bias) = (layer(x) for layer in dense)
@@ -138,12 +139,25 @@ class EncoderLayer(nn.Module):
         if positions is not None:  # What follows treats each position on its own.
             x, context = gather_positions(x, positions), gather_positions(context, positions)
             dropouts = [each and each.at(positions) for each in dropouts]
-        dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
-        x = add_dropout(dropouts[0], x, *dense(context))
-        x = LayerNorm(config, name="attention_layer_norm")(x)
+
+        def end(dense, norm, names, *arguments):
+            params = [self.variables["params"][name] for name in (dense, norm)]
+            return end_sublayer(config, params, stacks, names, *arguments)
+
+        if uses_kernels:
+            names = "context", "attention_sum"
+            x = end("attention_output", "attention_layer_norm", names, context, x, dropouts[0])
+        else:
+            dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
+            x = add_dropout(dropouts[0], x, *dense(context))
+            x = LayerNorm(config, name="attention_layer_norm")(x)
         x = stacks.save("attention_output", x) if stacks else x
-        y = Dense(config, config.intermediate_size, name="intermediate")(x)
+        y, bias = Dense(config, config.intermediate_size, adds_bias=False, name="intermediate")(x)
+        y = y if uses_kernels else y + bias.astype(y.dtype)
         y = stacks.save("intermediate", y, only_there=True) if stacks else y
+        if uses_kernels:
+            names = "intermediate", "sum"
+            return end("output", "output_layer_norm", names, y, x, dropouts[1], bias)
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="output")
         x = add_dropout(dropouts[1], x, *_dense_after_gelu(dense, y))
         return LayerNorm(config, name="output_layer_norm")(x)
@@ -228,20 +242,14 @@ class Bert(nn.Module):
         self.pooler = Dense(self.config, self.config.hidden_size)
 
     def __call__(
-        self,
-        tokens,
-        segment_ids,
-        position_ids,
-        sequence_ids,
-        *,
-        dropout=None,
-        positions=None,
-        all_layers=False,
+        self, *inputs: jax.Array, dropout=None, positions=None, all_layers=False
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; with `all_layers`, `[1 + num_layers, B, L, H]`.
 
-        At int32 `[B, K]` positions it returns `[B, K, H]`, for less computation if they are few.
+        The inputs are `BERT_INPUTS`. At int32 `[B, K]` positions it returns `[B, K, H]`, for less
+        computation if they are few.
         """
+        tokens, segment_ids, position_ids, sequence_ids = inputs
         x = self.embeddings(tokens, position_ids, segment_ids, dropout)
         if positions is None or is_few(positions.shape[1], x.shape[1]):
             return self.encoder(x, sequence_ids, dropout, positions, all_layers)

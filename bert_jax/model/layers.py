@@ -9,6 +9,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
@@ -22,7 +23,7 @@ def gelu(x: jax.Array) -> jax.Array:
     rounding of the result, and far fewer operations than erf on a TPU.
     """
     if x.dtype != jnp.bfloat16:
-        return x * (0.5 + 0.5 * jax.lax.erf(x * (1 / math.sqrt(2))))
+        return x * (0.5 + 0.5 * lax.erf(x * 2**-0.5))
     y = x.astype(jnp.float32)
     return (y * _normal_cdf(y)).astype(x.dtype)
 
@@ -34,8 +35,18 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
     return 0.5 + 0.5 * jnp.tanh(exponent)
 
 
+def _normal_density(x):
+    return (2 * math.pi) ** -0.5 * jnp.exp(-0.5 * (x * x))
+
+
 # The exact density takes fewer operations than the gradient of the polynomial.
-_normal_cdf.defjvps(lambda dx, _, x: dx * ((2 * math.pi) ** -0.5 * jnp.exp(-0.5 * (x * x))))
+_normal_cdf.defjvps(lambda dx, _, x: dx * _normal_density(x))
+
+
+def gelu_and_slope(x: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns GELU and its derivative at float32 `x`, as `gelu` computes them in `dtype`."""
+    cdf = _normal_cdf(x) if dtype == jnp.bfloat16 else 0.5 + 0.5 * lax.erf(x * 2**-0.5)
+    return x * cdf, cdf + x * _normal_density(x)
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -48,7 +59,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
     """
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    maximum = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    maximum = lax.stop_gradient(jnp.max(logits, axis=-1))
     log_sum = maximum + jnp.log(jnp.sum(jnp.exp(logits - maximum[..., None]), axis=-1))
     return log_sum - target_logit, target_logit >= maximum
 
@@ -67,7 +78,7 @@ def _layer_norm_forward(x, scale, bias, epsilon, dtype):
     squared = y if x.dtype == jnp.bfloat16 else centered
     variance = jnp.mean(jnp.square(squared), axis=-1, keepdims=True)
     variance -= jnp.square(mean) if x.dtype == jnp.bfloat16 else 0
-    inverse_std = jax.lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
+    inverse_std = lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
     return (centered * (inverse_std * scale) + bias).astype(dtype), (x, scale, mean, inverse_std)
 
 

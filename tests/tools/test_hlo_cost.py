@@ -358,9 +358,42 @@ def test_kernel_of_attention_costs_what_its_table_says(tmp_path, monkeypatch):
         hlo_cost.step_cost(KERNEL, "v5e")
 
 
+SUBLAYER = """\
+HloModule step, is_scheduled=true
+
+ENTRY %main (inputs: bf16[12,16,128,3072]) -> bf16[2048,768] {
+  %layer = s32[1] parameter(0)
+  %inputs = bf16[12,2048,3072]{2,1,0} parameter(1)
+  %sums = bf16[12,2048,768]{2,1,0} parameter(2)
+  %x = bf16[2048,768]{1,0} parameter(3)
+  %weights = bf16[3072,768]{1,0} parameter(4)
+  %vector = f32[1,768]{1,0} parameter(5)
+  %inner = f32[1,3072]{1,0} parameter(6)
+  ROOT %forward_kernel.1 = (bf16[2048,768]{1,0}, bf16[12,2048,768]{2,1,0}) \
+custom-call(%layer, %inputs, %sums, %x, %weights, %vector, %vector, %vector, %inner), \
+custom_call_target="tpu_custom_call", \
+metadata={op_name="jit(step)/bert/encoder/sublayer/forward_kernel_gelu/pallas_call"}
+}
+"""
+
+
+def test_kernel_of_a_sublayer_costs_what_its_table_says_for_blocks_of_tokens(tmp_path, monkeypatch):
+    table = tmp_path / "kernels.json"
+    table.write_text('{"v4": {"gelu 512 3072 768 bfloat16": {"forward": 1000}}, "v5e": {}}')
+    monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
+    cost = hlo_cost.step_cost(SUBLAYER, "v4")
+    assert cost.cycles == {("end of sublayers kernel", "forward"): 4 * 1000 / 2}
+    assert cost.flops == 2 * 2048 * 3072 * 768
+    with pytest.raises(ValueError, match="no entry 'gelu 512 3072 768 bfloat16' for v5e: add it"):
+        hlo_cost.step_cost(SUBLAYER, "v5e")
+
+
 def test_every_chip_with_kernels_has_the_entries_of_the_paper():
     table = json.loads(hlo_cost.KERNEL_TABLE.read_text())
     assert table.keys() == {"v3", "v4", "v5e", "v5p", "v6e"}
-    for entries in table.values():
+    for chip, entries in table.items():
         assert {"128 64 bfloat16 dropout", "512 64 bfloat16 dropout"} <= entries.keys()
+        # Those of v3 multiply no bfloat16 matrices.
+        large = {"gelu 256 4096 1024 bfloat16 dropout", "linear 256 1024 1024 bfloat16 dropout"}
+        assert len(large & entries.keys()) == 2 * (chip != "v3")
         assert all(set(entry) == {"forward", "backward"} for entry in entries.values())

@@ -1,5 +1,8 @@
 """The cycles of a kernel, from the compiler's text of its schedule."""
 
+import pytest
+
+from bert_jax.tools import kernel_cycles
 from bert_jax.tools.kernel_cycles import count_cycles
 
 SCHEDULE = """
@@ -15,3 +18,27 @@ SCHEDULE = """
 
 def test_cycles_are_bundles_and_delays_of_the_loop_over_the_grid():
     assert count_cycles(SCHEDULE) == 3 + 4 + 2
+
+
+BRANCHES = """
+ 0x10 LB: > { %v1 = vld [vmem:[%s1] sm:$0xff] }
+ 0x11   : > { %5 = sbr.rel (%p6) target = $region9 /* a copy */ }
+ 0x12   : > { %6 = dma.general %s2 }
+ 0x13 PF: > { %7 = vnop } /* Start/End empty region 9 */
+ 0x14   : > { %8 = sbr.rel (%p7) target = $region12 } /* End region 10 */
+ 0x15   : > { %v9 = vadd.f32 %v1, %v1 }
+ 0x16   : > { %v10 = vadd.f32 %v9, %v1  ;;  %11 = vdelay 3 }
+ 0x17   : > { %v12 = vadd.f32 %v9, %v1 }
+ 0x18 PF: > { %13 = vnop } /* Start/End empty region 12 :: Start region 13 */
+ 0x19   :  { %14 = vsyncpa [#allocation12], 1 }
+"""
+
+
+def test_branches_count_as_often_as_they_are_taken(monkeypatch):
+    monkeypatch.setattr(kernel_cycles, "SHORTEST_BRANCH", 3)
+    # Of the ten bundles in the loop, the branch has four, with three cycles more.
+    assert count_cycles(BRANCHES) == 9 + 3
+    assert count_cycles(BRANCHES, (1,)) == 9 + 3
+    assert count_cycles(BRANCHES, (4,)) == 4 * 5 + 4 * (4 + 3)
+    with pytest.raises(ValueError, match="1 branches: expected 2"):
+        count_cycles(BRANCHES, (1, 1))

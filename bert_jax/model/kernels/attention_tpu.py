@@ -285,7 +285,7 @@ def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_re
             total = jnp.sum(weights, axis=0, keepdims=True)
             log_sum_ref[row, 0, pl.ds(len(outputs), 1), queries] = maximum + jnp.log2(total)
             weights = _drop(weights, is_dropped).astype(value.dtype)
-            outputs.append(_dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
+            outputs.append(dot(value[lanes], weights, 1, 0) * (inputs.scale[0, 0] / total))
         out_ref[row, queries, :] = jnp.concatenate(outputs).T.astype(out_ref.dtype)
 
 
@@ -309,14 +309,14 @@ def _backward_kernel(
             log_sum = log_sum_ref[row, 0, pl.ds(head, 1), queries]
             probabilities = jnp.exp2(scores - log_sum)
             head_dout = _only(lanes, dout).astype(dtype)
-            dweights = _dot(value, head_dout, 1, 1)
+            dweights = dot(value, head_dout, 1, 1)
             mean = jnp.sum(weighted[lanes], axis=0, keepdims=True)
             dscores = probabilities * (_drop(dweights, is_dropped) - mean)
             dscores = dscores.astype(dtype)
             weights = _drop(probabilities, is_dropped).astype(dtype)
-            dvalue += _dot(weights, head_dout, 1, 0)
-            dkey += _dot(dscores, query, 1, 0)
-            dqueries.append(_dot(key[lanes], dscores, 1, 0))
+            dvalue += dot(weights, head_dout, 1, 0)
+            dkey += dot(dscores, query, 1, 0)
+            dqueries.append(dot(key[lanes], dscores, 1, 0))
         gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
         gradient_ref[row, queries, QUERY] = gradient.astype(dtype)
         dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
@@ -372,7 +372,7 @@ def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
                     bits = (jnp.where(pl.program_id(1) % 2 == 0, *bits),)
             is_dropped = bits[head % 2] < inputs.threshold[0, 0]
         head_query = _only(lanes, query).astype(key.dtype)
-        yield lanes, head_query, _dot(key, head_query, 1, 1) + bias, is_dropped
+        yield lanes, head_query, dot(key, head_query, 1, 1) + bias, is_dropped
 
 
 def _with_bias(inputs: _Inputs, row: int, part: slice, positions=slice(None)):
@@ -389,6 +389,7 @@ def _only(lanes: slice, x):
     return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, 0.0)
 
 
-def _dot(left, right, left_axis: int, right_axis: int):
+def dot(left, right, left_axis: int, right_axis: int):
+    """Returns the float32 product of matrices, summed over an axis of each."""
     axes = ((left_axis,), (right_axis,)), ((), ())
     return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)

@@ -1,0 +1,178 @@
+"""The kernel that ends sublayers, in interpret mode, equals plain JAX with the same dropout."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax import partitioning
+from bert_jax.model.bert import Encoder
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout, hidden_dropout
+from bert_jax.model.kernels import sublayer_tpu
+from bert_jax.model.layers import gelu
+from bert_jax.model.sublayers import can_end_sublayers
+
+EPSILON = 1e-12
+
+
+def make_arguments(tokens: int, inner: int, hidden: int, has_gelu: bool, dtype="float32"):
+    """Returns inputs, x, params and the gradient of the output."""
+    normal = np.random.default_rng(0).normal
+    shapes = [(tokens, inner), (tokens, hidden), (inner, hidden), *[(hidden,)] * 3]
+    inputs, x, kernel, *vectors = (np.float32(normal(size=shape)) for shape in shapes)
+    vectors += [np.float32(normal(size=inner))] * has_gelu
+    params = kernel / math.sqrt(inner), *vectors
+    return *jax.tree.map(lambda each: jnp.asarray(each, dtype), (inputs, x)), params
+
+
+def plain(has_gelu, dropout, inputs, x, params):
+    kernel, bias, scale, shift, *inner_bias = params
+    inputs = gelu(inputs + inner_bias[0].astype(inputs.dtype)) if has_gelu else inputs
+    product = inputs @ kernel.astype(inputs.dtype) + bias.astype(inputs.dtype)
+    total = (x + (dropout.apply(product[None])[0] if dropout else product)).astype(jnp.float32)
+    centered = total - jnp.mean(total, axis=-1, keepdims=True)
+    variance = jnp.mean(centered**2, axis=-1, keepdims=True)
+    return (centered / jnp.sqrt(variance + EPSILON) * scale + shift).astype(x.dtype)
+
+
+def in_kernel(has_gelu, dropout, inputs, x, params):
+    settings = sublayer_tpu.Settings(has_gelu, EPSILON, interpret=True)
+    stacks = inputs[None], jnp.zeros((1, *x.shape), x.dtype)
+    return sublayer_tpu.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def run(function, has_gelu, dropout, *arguments):
+    """Returns the output and the gradients of inputs, x and params, in float32."""
+    weights = np.random.default_rng(1).normal(size=arguments[1].shape)
+
+    def loss(*arguments):
+        y = function(has_gelu, dropout, *arguments)
+        return jnp.sum(weights * y.astype(jnp.float32)), y
+
+    (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arguments)
+    return jax.tree.map(lambda each: each.astype(jnp.float32), (y, *gradients))
+
+
+def errors(actual, expected) -> list[float]:
+    """Returns the maximum error of each array, relative to its maximum."""
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs]
+
+
+def make_dropout(tokens: int, rate: float = 0.1):
+    return hidden_dropout(jax.random.key(0), Dropout(np.arange(1), rate), (tokens,))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inner", "hidden", "has_gelu", "has_dropout"),
+    [
+        (512, 128, 128, False, True),
+        (512, 2304, 128, True, True),  # Three chunks: the first, one between, and the last.
+        (768, 1024, 256, True, False),
+        pytest.param(1024, 1536, 768, False, True, marks=pytest.mark.slow),  # Two chunks.
+    ],
+)
+def test_kernel_equals_plain_jax(tokens, inner, hidden, has_gelu, has_dropout):
+    dropout = make_dropout(tokens) if has_dropout else None
+    arguments = has_gelu, dropout, *make_arguments(tokens, inner, hidden, has_gelu)
+    assert max(errors(run(in_kernel, *arguments), run(plain, *arguments))) < 1e-5
+
+
+def test_bfloat16_error_is_at_most_twice_that_of_plain_jax():
+    sizes, dropout = (512, 1536, 128, True), make_dropout(512)
+    arguments = True, dropout, *make_arguments(*sizes, dtype="bfloat16")
+    exact = run(plain, True, dropout, *jax.tree.map(jnp.float32, arguments[2:]))
+    for error, plain_error in zip(
+        *(errors(run(function, *arguments), exact) for function in (in_kernel, plain)), strict=True
+    ):
+        assert error <= 2 * plain_error
+
+
+def test_kernel_leaves_other_layers_of_the_stack_as_they_are():
+    inputs, x, params = make_arguments(512, 128, 128, False)
+    stacks = jnp.stack([inputs + n for n in range(3)]), jnp.full((3, *x.shape), 7.0)
+    settings = sublayer_tpu.Settings(False, EPSILON, interpret=True)
+    y, sums = sublayer_tpu.sublayer(settings, stacks, 1, None, inputs, x, params)
+    np.testing.assert_array_equal(sums[::2], 7)
+    np.testing.assert_allclose(sums[1], x + (inputs + 1) @ params[0] + params[1], atol=1e-5)
+    assert max(errors(y, plain(False, None, inputs + 1, x, params))) < 1e-5
+
+
+def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
+    rates = jnp.array([0.1, 0.4])
+    arguments = make_arguments(512, 128, 128, True)
+    arguments = jax.tree.map(lambda each: jnp.stack([each, 1.1 * each]), arguments)
+
+    def trial(function, rate, *arguments):
+        return run(function, True, make_dropout(512, rate), *arguments)
+
+    together = jax.vmap(functools.partial(trial, in_kernel))(rates, *arguments)
+    apart = [
+        trial(plain, rate, *jax.tree.map(lambda each, n=n: each[n], arguments))
+        for n, rate in enumerate(rates)
+    ]
+    assert max(errors(together, jax.tree.map(lambda *each: jnp.stack(each), *apart))) < 1e-5
+
+
+CONFIG = BertConfig(
+    num_layers=2, hidden_size=128, num_heads=2, intermediate_size=256, attention="tpu"
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [({"data": 2}, 4), ({"data": 1, "fsdp": 2}, 0)], ids=["data", "fsdp"]
+)
+def test_encoder_on_a_mesh_has_the_gradients_of_plain_jax_on_one_device(sizes, count):
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 8, 128, CONFIG.hidden_size)).astype(np.float32)
+    batch = {"x": x, "dy": dy, "ids": np.ones((8, 128), np.int32), "rows": np.arange(8)}
+    params = Encoder(CONFIG).init(jax.random.key(0), x, batch["ids"])
+
+    def gradients(config, params, batch):
+        def loss(params):
+            dropout, rngs = Dropout(batch["rows"], 0.1), {"dropout": jax.random.key(1)}
+            y = Encoder(config).apply(params, batch["x"], batch["ids"], dropout, rngs=rngs)
+            return jnp.sum(y * batch["dy"])
+
+        return jax.grad(loss)(params)
+
+    expected = gradients(dataclasses.replace(CONFIG, attention="plain"), params, batch)
+    mesh = partitioning.make_mesh(**sizes, devices=jax.devices()[:2])
+    rules = [rule for rule in partitioning.RULES if rule[0].startswith(("layers", "(bias"))]
+    shardings = partitioning.infer_shardings(params, mesh, rules)
+    step = partitioning.sum_over_data(functools.partial(gradients, CONFIG), mesh, shardings)
+    arguments = (
+        jax.device_put(params, shardings),
+        jax.device_put(batch, partitioning.batch_sharding(mesh)),
+    )
+    actual = jax.jit(step, out_shardings=shardings)(*arguments)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
+    # Of both sublayers, forward and backward.
+    text = str(jax.make_jaxpr(step)(*arguments))
+    assert sum(text.count(f"{name}_kernel_{kind}") > 0 for name, kind in KERNELS) == count
+
+
+KERNELS = [(name, kind) for name in ("forward", "backward") for kind in ("gelu", "linear")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_tokens", "expected"),
+    [
+        ({}, 512, True),
+        ({}, 256, False),  # One block: half of a chip of two cores would be idle.
+        ({}, 640, False),  # No whole blocks.
+        ({"hidden_size": 1024, "intermediate_size": 4096}, 512, False),  # Too large in float32.
+        ({"hidden_size": 1024, "intermediate_size": 4096, "dtype": "bfloat16"}, 512, True),
+        ({"intermediate_size": 200}, 512, False),
+        ({"hidden_size": 64}, 512, False),
+    ],
+)
+def test_kernel_runs_where_its_blocks_are_whole_and_fit(fields, num_tokens, expected):
+    assert can_end_sublayers(dataclasses.replace(CONFIG, **fields), num_tokens) is expected
