@@ -97,7 +97,8 @@ def kernel_attention(
         )
     arguments = projections, bias, sequence_ids, dropout
     if not stacks or length % attention_tpu.LANES:  # Then the kernel pads.
-        return kernel(*arguments, None, 0)[0]
+        context = kernel(*arguments, None, 0)[0]
+        return stacks.save("context", context) if stacks else context
     context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
     arrays = [stacks.array("projections", projections), stacks.array("context", context)]
     context, arrays = kernel(*arguments, arrays, stacks.index)

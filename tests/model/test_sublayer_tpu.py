@@ -125,23 +125,38 @@ CONFIG = BertConfig(
 )
 
 
+def make_encoder_arguments(length: int):
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 8, length, CONFIG.hidden_size)).astype(np.float32)
+    batch = {"x": x, "dy": dy, "ids": np.ones((8, length), np.int32), "rows": np.arange(8)}
+    return Encoder(CONFIG).init(jax.random.key(0), x, batch["ids"]), batch
+
+
+def gradients(config, params, batch):
+    def loss(params):
+        dropout, rngs = Dropout(batch["rows"], 0.1), {"dropout": jax.random.key(1)}
+        y = Encoder(config).apply(params, batch["x"], batch["ids"], dropout, rngs=rngs)
+        return jnp.sum(y * batch["dy"])
+
+    return jax.grad(loss)(params)
+
+
+def test_rows_that_attention_pads_end_in_the_kernel_too():
+    arguments = make_encoder_arguments(length=64)
+    run = jax.jit(gradients, static_argnums=0)
+    actual, expected = (
+        run(dataclasses.replace(CONFIG, attention=kind), *arguments) for kind in ("tpu", "plain")
+    )
+    assert "backward_kernel_gelu" in str(jax.make_jaxpr(run, static_argnums=0)(CONFIG, *arguments))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("sizes", "count"), [({"data": 2}, 4), ({"data": 1, "fsdp": 2}, 0)], ids=["data", "fsdp"]
 )
 def test_encoder_on_a_mesh_has_the_gradients_of_plain_jax_on_one_device(sizes, count):
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, 8, 128, CONFIG.hidden_size)).astype(np.float32)
-    batch = {"x": x, "dy": dy, "ids": np.ones((8, 128), np.int32), "rows": np.arange(8)}
-    params = Encoder(CONFIG).init(jax.random.key(0), x, batch["ids"])
-
-    def gradients(config, params, batch):
-        def loss(params):
-            dropout, rngs = Dropout(batch["rows"], 0.1), {"dropout": jax.random.key(1)}
-            y = Encoder(config).apply(params, batch["x"], batch["ids"], dropout, rngs=rngs)
-            return jnp.sum(y * batch["dy"])
-
-        return jax.grad(loss)(params)
-
+    params, batch = make_encoder_arguments(length=128)
     expected = gradients(dataclasses.replace(CONFIG, attention="plain"), params, batch)
     mesh = partitioning.make_mesh(**sizes, devices=jax.devices()[:2])
     rules = [rule for rule in partitioning.RULES if rule[0].startswith(("layers", "(bias"))]
