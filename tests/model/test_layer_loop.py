@@ -72,7 +72,7 @@ def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"attention": "plain", "scan_layers": False},
         {"attention": "plain", "num_layers": 1},
         pytest.param({"attention": "plain", "remat": "full"}, marks=pytest.mark.slow),
