@@ -17,10 +17,11 @@ from bert_jax.model.layer_loop import LayerStacks
 def can_end_sublayers(config: BertConfig, num_tokens: int) -> bool:
     """Returns whether `end_sublayer` can compute hidden states of so many tokens.
 
-    Its kernel multiplies whole matrices, and bfloat16 ones, which those of v2 and v3 do not.
+    Its kernel multiplies whole matrices, and bfloat16 ones, which those of v2 and v3 do not. In
+    stacked trials of fine-tuning, the compiler would copy its stacks.
     """
     mesh, device = mesh_and_device()
-    if attention_tpu.needs_float32(device.device_kind):
+    if attention_tpu.needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
         return False
     blocks = (
         sublayer_tpu.block_sizes(num_tokens, inner, config.hidden_size, config.dtype)
