@@ -28,7 +28,7 @@ MODEL_PARTS = (
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
     ("heads", r"/(mlm|nsp|pooler)\b|/bert\.pool\b|jvp\(\)"),
-    ("end of sublayers", r"/sublayer/"),
+    ("sublayer output", r"/sublayer/"),
     ("attention", r"/(query|key|value|attention_output|attention)/|/b\w+,b\w+->"),
     ("feed-forward", r"/(intermediate|output|feed_forward)/"),
     ("saved activations", r"/encoder/(.*dynamic_(update_)?(slice|index_in_dim)|broadcast_in_dim)"),

@@ -18,7 +18,7 @@ from bert_jax.model.dropout import Dropout, add_dropout, dropout, layer_dropouts
 from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
-from bert_jax.model.sublayers import can_end_sublayers, end_sublayer
+from bert_jax.model.sublayers import sublayer_output, uses_sublayer_kernel
 from bert_jax.partitioning import (
     EMBEDDING_SPEC,
     FSDP_BATCH_SPEC,
@@ -131,7 +131,7 @@ class EncoderLayer(nn.Module):
         if self.has_variable("params", FUSED):
             projections = Dense(config, 3 * hidden, adds_bias=False, name=FUSED)(x)
             context = kernel_attention(*projections, *settings, stacks)
-            uses_kernels = positions is None and can_end_sublayers(config, x.size // hidden)
+            uses_kernels = positions is None and uses_sublayer_kernel(config, x.size // hidden)
         else:
             dense = (Dense(config, hidden, adds_bias=False, name=name) for name in PROJECTIONS)
             (query, query_bias), (key, _), (value, value_bias) = (layer(x) for layer in dense)
@@ -140,13 +140,10 @@ class EncoderLayer(nn.Module):
             x, context = gather_positions(x, positions), gather_positions(context, positions)
             dropouts = [each and each.at(positions) for each in dropouts]
 
-        def end(dense, norm, names, *arguments):
-            params = [self.variables["params"][name] for name in (dense, norm)]
-            return end_sublayer(config, params, stacks, names, *arguments)
-
+        output = functools.partial(sublayer_output, config, self.variables["params"], stacks)
         if uses_kernels:
-            names = "context", "attention_sum"
-            x = end("attention_output", "attention_layer_norm", names, context, x, dropouts[0])
+            names = "attention_output", "attention_layer_norm", "context", "attention_sum"
+            x = output(names, context, x, dropouts[0])
         else:
             dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="attention_output")
             x = add_dropout(dropouts[0], x, *dense(context))
@@ -156,8 +153,8 @@ class EncoderLayer(nn.Module):
         y = y if uses_kernels else y + bias.astype(y.dtype)
         y = stacks.save("intermediate", y, only_there=True) if stacks else y
         if uses_kernels:
-            names = "intermediate", "sum"
-            return end("output", "output_layer_norm", names, y, x, dropouts[1], bias)
+            names = "output", "output_layer_norm", "intermediate", "sum"
+            return output(names, y, x, dropouts[1], bias)
         dense = Dense(config, hidden, fsdp_axis=1, adds_bias=False, name="output")
         x = add_dropout(dropouts[1], x, *_dense_after_gelu(dense, y))
         return LayerNorm(config, name="output_layer_norm")(x)

@@ -135,10 +135,8 @@ class BertForTask(nn.Module):
         batch = unpack_rows(rows, self.config.causal)
         inputs, positions = [batch[name] for name in BERT_INPUTS], batch["pooled_positions"]
         is_pooled = self.task_head.input_kind == "pooled" or self.pooling == "pooler"
-        if is_pooled and not self.lstm_size:
-            x = self.bert(*inputs, dropout=dropout, positions=positions)
-        else:
-            x = self.bert(*inputs, dropout=dropout)
+        read = positions if is_pooled and not self.lstm_size else None  # A BiLSTM reads all.
+        x = self.bert(*inputs, dropout=dropout, positions=read)
         if self.lstm_size:
             x = self.lstm(x, batch["sequence_ids"])
             x = gather_positions(x, positions) if is_pooled else x

@@ -18,11 +18,13 @@ class LayerStacks:
     """Stacks `[layers, ...]`, by name, of what the gradient needs of each layer.
 
     Layer `index` writes what it saves itself; `run_layers` writes the rest, which may then be
-    computed or copied once more. `values` are what the gradient reads again.
+    computed or copied once more. `values` are what the gradient reads again. `params` are those of
+    all layers, for kernels that read their layer's without a copy; None if they are shards.
     """
 
-    def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int):
+    def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
         self.arrays, self.values, self.index, self.num_layers = dict(arrays), {}, index, num_layers
+        self.params = params
 
     def array(self, name: str, x: jax.Array) -> jax.Array:
         """Returns the stack of a name, for an array like `x` of each layer."""
@@ -80,15 +82,15 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
         nonlocal rebuild_vjp
         layer_params, layer_inputs = _at((params, stacked), index)
         layer_params = gather_shards(layer_params, x.dtype)
-        stacks = LayerStacks(arrays, index, num_layers)
+        stacks = LayerStacks(arrays, index, num_layers, None if has_shards(params) else params)
 
-        def run(params, x):
-            y = layer(params, x, shared, layer_inputs, stacks if uses_stacks else None)
+        def run(layer_params, x):
+            y = layer(layer_params, x, shared, layer_inputs, stacks if uses_stacks else None)
             return y, (stacks.arrays, stacks.values)
 
         y, vjp, (arrays, values) = jax.vjp(run, layer_params, x, has_aux=True)
         leaves, tree = jax.tree.flatten(vjp)
-        given = layer_params, x, index, shared, layer_inputs, arrays, values
+        given = layer_params, x, index, params, shared, layer_inputs, arrays, values
         found = {id(leaf) for leaf in jax.tree.leaves(given)}
         for n, leaf in enumerate(leaves):
             if id(leaf) not in found:
@@ -98,9 +100,9 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
         places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(given))}
         sources, names = [places[id(leaf)] for leaf in leaves], tuple(values)
 
-        def rebuild_vjp(params, x, index, shared, layer_inputs, arrays):
+        def rebuild_vjp(layer_params, x, index, params, shared, layer_inputs, arrays):
             read = _at({name: arrays[name] for name in names}, index)
-            given = params, x, index, shared, layer_inputs, arrays, read
+            given = layer_params, x, index, params, shared, layer_inputs, arrays, read
             leaves = jax.tree.leaves(given)
             return jax.tree.unflatten(tree, [leaves[n] for n in sources])
 
@@ -139,7 +141,8 @@ def _backward(layer, uses_stacks, last_layer, residuals, dx):
         xs, arrays = rebuild_vjp.args
         layer_params, x, layer_inputs = _at((params, xs, stacked), index)
         layer_params, scatter = jax.vjp(lambda shards: gather_shards(shards, x.dtype), layer_params)
-        dparams, dx = rebuild_vjp.func(layer_params, x, index, shared, layer_inputs, arrays)(dx)
+        given = layer_params, x, index, params, shared, layer_inputs, arrays
+        dparams, dx = rebuild_vjp.func(*given)(dx)
         return dx, _write(dstacks, index, *scatter(dparams))
 
     dparams = jax.tree.map(lambda leaf: lax.empty(leaf.shape, leaf.dtype), params)

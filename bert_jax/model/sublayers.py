@@ -1,4 +1,4 @@
-"""The end of a sublayer in the TPU kernel: where it runs, and what it takes and saves."""
+"""The output of a sublayer in the TPU kernel: where it runs, and what it takes and saves."""
 
 import functools
 
@@ -14,11 +14,11 @@ from bert_jax.model.kernels import attention_tpu, sublayer_tpu
 from bert_jax.model.layer_loop import LayerStacks
 
 
-def can_end_sublayers(config: BertConfig, num_tokens: int) -> bool:
-    """Returns whether `end_sublayer` can compute hidden states of so many tokens.
+def uses_sublayer_kernel(config: BertConfig, num_tokens: int) -> bool:
+    """Returns whether `sublayer_output` can compute the hidden states of `num_tokens` tokens.
 
-    Its kernel multiplies whole matrices, and bfloat16 ones, which those of v2 and v3 do not. In
-    stacked trials of fine-tuning, the compiler would copy its stacks.
+    Its kernel multiplies unsharded matrices, in bfloat16, which kernels on v2 and v3 cannot. For
+    the stacked trials of fine-tuning, the compiler would copy its stacks.
     """
     mesh, device = mesh_and_device()
     if attention_tpu.needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
@@ -31,11 +31,11 @@ def can_end_sublayers(config: BertConfig, num_tokens: int) -> bool:
 
 
 @jax.named_scope("sublayer")
-def end_sublayer(
+def sublayer_output(
     config: BertConfig,
-    params: tuple[dict, dict],
+    params: dict,
     stacks: LayerStacks | None,
-    names: tuple[str, str],
+    names: tuple[str, str, str, str],
     inputs: jax.Array,
     x: jax.Array,
     dropout: HiddenDropout | None,
@@ -44,12 +44,13 @@ def end_sublayer(
     """Returns LayerNorm(x + dropout(product)) for `[batch, length, hidden]` in the kernel.
 
     The product is that of `inputs`, `[batch, length, inner]`, or with their `bias` of GELU(inputs +
-    bias). `params` are those of its dense layer and of LayerNorm; `names`, in the `stacks` of a
-    layer loop, those of `inputs` and of the sum before LayerNorm.
+    bias). `names` are, in the layer's `params`, its dense layer and LayerNorm, and in the `stacks`
+    of a layer loop `inputs` and the sum before LayerNorm.
     """
-    dense, norm = params
-    arrays = dense["kernel"], dense["bias"], norm["scale"], norm["bias"]
-    arrays += () if bias is None else (bias,)
+    dense, norm, inputs_name, sum_name = names
+    matrix, *vectors = (params[dense][name] for name in ("kernel", "bias"))
+    vectors += [params[norm][name] for name in ("scale", "bias")]
+    arrays = matrix, *vectors, *[bias] * (bias is not None)
     mesh, device = mesh_and_device()
     interpret = device.platform != "tpu"
     settings = sublayer_tpu.Settings(bias is not None, config.layer_norm_epsilon, interpret)
@@ -59,8 +60,9 @@ def end_sublayer(
         kernel = jax.shard_map(kernel, **specs, check_vma=False)
     shape, inputs, x = x.shape, *(each.reshape(-1, each.shape[-1]) for each in (inputs, x))
     if not stacks:
-        both, layer = (inputs[None], lax.empty((1, *x.shape), x.dtype)), jnp.int32(0)
-        return kernel(both, layer, dropout, inputs, x, arrays)[0].reshape(shape)
-    both = stacks.arrays[names[0]], stacks.array(names[1], x)
-    y, stacks.arrays[names[1]] = kernel(both, stacks.index, dropout, inputs, x, arrays)
+        alone = inputs[None], lax.empty((1, *x.shape), x.dtype), None
+        return kernel(alone, jnp.int32(0), dropout, inputs, x, arrays)[0].reshape(shape)
+    matrices = stacks.params and stacks.params[dense]["kernel"]
+    read = stacks.arrays[inputs_name], stacks.array(sum_name, x), matrices
+    y, stacks.arrays[sum_name] = kernel(read, stacks.index, dropout, inputs, x, arrays)
     return y.reshape(shape)

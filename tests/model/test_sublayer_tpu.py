@@ -1,4 +1,4 @@
-"""The kernel that ends sublayers, in interpret mode, equals plain JAX with the same dropout."""
+"""The kernel of sublayer outputs, in interpret mode, equals plain JAX with the same dropout."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from bert_jax import partitioning
 from bert_jax.model.bert import Encoder
@@ -15,7 +16,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, hidden_dropout
 from bert_jax.model.kernels import sublayer_tpu
 from bert_jax.model.layers import gelu
-from bert_jax.model.sublayers import can_end_sublayers
+from bert_jax.model.sublayers import uses_sublayer_kernel
 
 EPSILON = 1e-12
 
@@ -42,7 +43,7 @@ def plain(has_gelu, dropout, inputs, x, params):
 
 def in_kernel(has_gelu, dropout, inputs, x, params):
     settings = sublayer_tpu.Settings(has_gelu, EPSILON, interpret=True)
-    stacks = inputs[None], jnp.zeros((1, *x.shape), x.dtype)
+    stacks = inputs[None], jnp.zeros((1, *x.shape), x.dtype), None
     return sublayer_tpu.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
 
 
@@ -94,14 +95,18 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_jax():
         assert error <= 2 * plain_error
 
 
-def test_kernel_leaves_other_layers_of_the_stack_as_they_are():
+def test_kernel_reads_and_writes_stacks_at_its_layer():
     inputs, x, params = make_arguments(512, 128, 128, False)
-    stacks = jnp.stack([inputs + n for n in range(3)]), jnp.full((3, *x.shape), 7.0)
+    stacks = [jnp.stack([each + n for n in range(3)]) for each in (inputs, params[0])]
+    stacks.insert(1, jnp.full((3, *x.shape), 7.0))
     settings = sublayer_tpu.Settings(False, EPSILON, interpret=True)
     y, sums = sublayer_tpu.sublayer(settings, stacks, 1, None, inputs, x, params)
+    matrix, *vectors = params
+    of_layer = inputs + 1, x, (matrix + 1, *vectors)
     np.testing.assert_array_equal(sums[::2], 7)
-    np.testing.assert_allclose(sums[1], x + (inputs + 1) @ params[0] + params[1], atol=1e-5)
-    assert max(errors(y, plain(False, None, inputs + 1, x, params))) < 1e-5
+    expected = x + of_layer[0] @ (matrix + 1) + vectors[0]
+    np.testing.assert_allclose(sums[1], expected, atol=1e-5 * np.abs(expected).max())
+    assert max(errors(y, plain(False, None, *of_layer))) < 1e-5
 
 
 def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
@@ -192,4 +197,17 @@ KERNELS = [(name, kind) for name in ("forward", "backward") for kind in ("gelu",
     ],
 )
 def test_kernel_runs_where_its_blocks_are_whole_and_fit(fields, num_tokens, expected):
-    assert can_end_sublayers(dataclasses.replace(CONFIG, **fields), num_tokens) is expected
+    assert uses_sublayer_kernel(dataclasses.replace(CONFIG, **fields), num_tokens) is expected
+
+
+def test_kernel_does_not_run_in_stacked_trials():
+    seen = []
+
+    def run(x):
+        seen.append(uses_sublayer_kernel(CONFIG, 512))
+        return x
+
+    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    for axis in ("data", "trial"):
+        jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={axis})(jnp.ones(1))
+    assert seen == [True, False]

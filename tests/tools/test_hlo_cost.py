@@ -366,11 +366,11 @@ ENTRY %main (inputs: bf16[12,16,128,3072]) -> bf16[2048,768] {
   %inputs = bf16[12,2048,3072]{2,1,0} parameter(1)
   %sums = bf16[12,2048,768]{2,1,0} parameter(2)
   %x = bf16[2048,768]{1,0} parameter(3)
-  %weights = bf16[3072,768]{1,0} parameter(4)
+  %matrices = bf16[12,3072,768]{2,1,0} parameter(4)
   %vector = f32[1,768]{1,0} parameter(5)
   %inner = f32[1,3072]{1,0} parameter(6)
   ROOT %forward_kernel.1 = (bf16[2048,768]{1,0}, bf16[12,2048,768]{2,1,0}) \
-custom-call(%layer, %inputs, %sums, %x, %weights, %vector, %vector, %vector, %inner), \
+custom-call(%layer, %inputs, %sums, %x, %matrices, %vector, %vector, %vector, %inner), \
 custom_call_target="tpu_custom_call", \
 metadata={op_name="jit(step)/bert/encoder/sublayer/forward_kernel_gelu/pallas_call"}
 }
@@ -382,7 +382,7 @@ def test_kernel_of_a_sublayer_costs_what_its_table_says_for_blocks_of_tokens(tmp
     table.write_text('{"v4": {"gelu 512 3072 768 bfloat16": {"forward": 1000}}, "v5e": {}}')
     monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
     cost = hlo_cost.step_cost(SUBLAYER, "v4")
-    assert cost.cycles == {("end of sublayers kernel", "forward"): 4 * 1000 / 2}
+    assert cost.cycles == {("sublayer output kernel", "forward"): 4 * 1000 / 2}
     assert cost.flops == 2 * 2048 * 3072 * 768
     with pytest.raises(ValueError, match="no entry 'gelu 512 3072 768 bfloat16' for v5e: add it"):
         hlo_cost.step_cost(SUBLAYER, "v5e")

@@ -1,4 +1,4 @@
-"""The end of a sublayer in one TPU kernel: LayerNorm(x + dropout(f(inputs) @ kernel + bias)).
+"""The output of a sublayer in one TPU kernel: LayerNorm(x + dropout(f(inputs) @ kernel + bias)).
 
 `f` is GELU or nothing. The compiler runs what follows a product, and GELU before it, after one
 another; in a kernel, the vector units work while the matrix units multiply. A program takes a block
@@ -35,15 +35,15 @@ def block_sizes(num_tokens: int, inner: int, hidden: int, dtype) -> tuple[int, i
     most = BLOCK_BYTES // jnp.dtype(dtype).itemsize
     fitting = [n for n in (512, 256) if n * hidden <= most and num_tokens % n == 0]
     # Chips of two cores share the blocks.
-    tokens = next((n for n in fitting if num_tokens > n), most)
+    tokens = next((n for n in fitting if num_tokens > n), 0)
     chunks = [n for n in range(1024, 0, -LANES) if n * tokens <= most and inner % n == 0]
-    return (tokens, chunks[0]) if chunks and hidden % LANES == 0 else None
+    return (tokens, chunks[0]) if tokens and chunks and hidden % LANES == 0 else None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sublayer(
     settings: Settings,
-    stacks: tuple[jax.Array, jax.Array],
+    stacks: tuple[jax.Array, jax.Array, jax.Array | None],
     layer: int | jax.Array,
     dropout: HiddenDropout | None,
     inputs: jax.Array,
@@ -54,13 +54,14 @@ def sublayer(
 
     Args:
       settings: see `Settings`.
-      stacks: of inputs, `[layers, ..., inner]`, and of sums before LayerNorm, `[layers, tokens,
-        hidden]`, which is written in place.
+      stacks: of inputs, `[layers, ..., inner]`; of sums before LayerNorm, `[layers, tokens,
+        hidden]`, which is written in place; of matrices, `[layers, inner, hidden]`, or None.
       layer: index into the stacks.
       dropout: of the product, or None.
-      inputs: `[tokens, inner]`, for the gradient: their values are read from `stacks`.
+      inputs: `[tokens, inner]`, for the gradient: their values are read from `stacks`, as is the
+        matrix of `params` if it is there.
       x: `[tokens, hidden]`, to which the product is added.
-      params: kernel `[inner, hidden]`; its bias, and LayerNorm's scale and bias, `[hidden]`; with
+      params: matrix `[inner, hidden]`; its bias, and LayerNorm's scale and bias, `[hidden]`; with
         GELU, the bias of its inputs, `[inner]`.
     """
     return _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params)[0]
@@ -68,7 +69,7 @@ def sublayer(
 
 def _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params):
     y, sums = _call(_forward_kernel, settings, stacks, layer, dropout, x, params, "ys")
-    return (y, sums), ((stacks[0], sums), layer, dropout, params)
+    return (y, sums), ((stacks[0], sums, stacks[2]), layer, dropout, params)
 
 
 def _sublayer_backward(settings, residuals, gradients):
@@ -81,8 +82,8 @@ def _sublayer_backward(settings, residuals, gradients):
     if settings.has_gelu:
         inputs = inputs.astype(jnp.float32) + params[-1]
         inputs = gelu_and_slope(inputs, dx.dtype)[0].astype(dx.dtype)
-    dkernel = dot(inputs, dproduct, 0, 0)
-    dparams = dkernel, *jnp.sum(by_column, (0, 2)), *(jnp.sum(each, (0, 1)) for each in dinner)
+    dmatrix = dot(inputs, dproduct, 0, 0)
+    dparams = dmatrix, *jnp.sum(by_column, (0, 2)), *(jnp.sum(each, (0, 1)) for each in dinner)
     dparams = tuple(d.astype(p.dtype) for d, p in zip(dparams, params, strict=True))
     return None, None, None, dinputs, dx, dparams
 
@@ -96,8 +97,9 @@ def _call(kernel, settings: Settings, stacks, layer, dropout, x, params, outputs
     The letters of `outputs` are "y" (like `x`), "s" (the stack of sums), "i" (like the inputs), and
     sums over tokens, "b" `[blocks, 3, 8, hidden]` and "c" `[blocks, 8, inner]`.
     """
-    weights, *vectors = params
-    (num_tokens, hidden), inner, dtype = x.shape, len(weights), x.dtype
+    (inputs, sums, matrices), (matrix, *vectors) = stacks, params
+    matrices = (matrix[None] if matrices is None else matrices).astype(x.dtype)
+    (num_tokens, hidden), inner, dtype = x.shape, inputs.shape[-1], x.dtype
     tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
     num_blocks, num_chunks, is_forward = num_tokens // tokens, inner // chunk, "s" in outputs
 
@@ -105,16 +107,20 @@ def _call(kernel, settings: Settings, stacks, layer, dropout, x, params, outputs
         block = None, tokens, size
         return pl.BlockSpec(block, lambda block, n, layer: (layer[0], block, n * at))
 
+    def matrix_index(block, n, layer):
+        return layer[0] if len(matrices) > 1 else 0, n, 0
+
     like_x = pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0))
     vector = pl.BlockSpec((1, hidden), lambda *_: (0, 0))
     # Forward, the sums only share their memory with the output: any block of them.
     unread = pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0))
     in_specs = [
         *(stack_spec(chunk, 1), unread if is_forward else stack_spec(hidden, 0), like_x),
-        *(pl.BlockSpec((chunk, hidden), lambda block, n, _: (n, 0)), *[vector] * 3),
+        pl.BlockSpec((None, chunk, hidden), matrix_index),
+        *[vector] * 3,
         *[pl.BlockSpec((1, chunk), lambda block, n, _: (0, n))] * settings.has_gelu,
     ]
-    arrays = [stacks[0].reshape(-1, num_tokens, inner), stacks[1], x, weights.astype(dtype)]
+    arrays = [inputs.reshape(-1, num_tokens, inner), sums, x, matrices]
     arrays += [vector.astype(jnp.float32)[None] for vector in vectors]
     num_given = len(arrays)
     if dropout:
@@ -129,7 +135,7 @@ def _call(kernel, settings: Settings, stacks, layer, dropout, x, params, outputs
         arrays += [x.reshape(1, 1) for x in (dropout.threshold, dropout.scale)]
     kinds = {
         "y": (like_x, x.shape, dtype),
-        "s": (stack_spec(hidden, 0), stacks[1].shape, dtype),
+        "s": (stack_spec(hidden, 0), sums.shape, dtype),
         "i": (
             pl.BlockSpec((tokens, chunk), lambda block, n, _: (block, n)),
             *((num_tokens, inner), dtype),
