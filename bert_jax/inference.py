@@ -121,7 +121,7 @@ class PretrainedModel:
         """
         texts, chosen = _as_list(texts)
         _check_texts("texts", texts)
-        _check_top_k(top_k, self.config.vocab_size)
+        _check_whole("top_k", top_k, 1, self.config.vocab_size)
         if self.config.causal:
             raise ValueError("this model reads left to right, so it cannot fill in masks")
         if "mlm" not in self.params:
@@ -175,7 +175,7 @@ class PretrainedModel:
         if len(questions) != len(contexts):
             counts = f"{len(questions)} questions and {len(contexts)} contexts"
             raise ValueError(f"{counts}: expected one context, or one for each question")
-        _check_top_k(top_k, spans.N_BEST)
+        _check_whole("top_k", top_k, 1, spans.N_BEST)
         self._need_head("answer questions", "span")
         config = spans.span_config(self.head, self.config.max_position_embeddings)
         if null_threshold is not None:
@@ -214,8 +214,7 @@ class PretrainedModel:
         limit = self.config.max_position_embeddings
         if max_length is None:
             max_length = bi_encoder.get("max_seq_length", limit)
-        if not 2 <= max_length <= limit:
-            raise ValueError(f"max_length must be in [2, {limit}], got {max_length!r}")
+        _check_whole("max_length", max_length, 2, limit)
         normalize = pooling is None and bi_encoder.get("normalize", False)
         pooling = bi_encoder.get("pooling", "mean") if pooling is None else pooling
         if pooling not in ("mean", "cls", "pooler"):
@@ -243,7 +242,9 @@ class PretrainedModel:
         last, params = self.config.num_layers, self.params["bert"]
         layers = range(max(last - 3, 1), last + 1) if layers is None else layers
         layers = tuple(np.atleast_1d(layers).tolist())
-        if not layers or not all(layer in range(-last - 1, last + 1) for layer in layers):
+        if not layers or not all(
+            type(layer) is int and -last - 1 <= layer <= last for layer in layers
+        ):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
         features = self._features(texts, self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
@@ -275,7 +276,7 @@ class PretrainedModel:
             head = self._need_head("classify", "classification", "multi_label", "regression")
         else:
             head = self._need_head("rank labels", "classification", "multi_label")
-            _check_top_k(top_k, len(head["labels"]))
+            _check_whole("top_k", top_k, 1, len(head["labels"]))
         texts, chosen = _as_list(texts)
         outputs = self._head_outputs(self._features(texts, head["max_seq_length"], pairs=True))
         if head["task"] == "regression":
@@ -389,6 +390,6 @@ def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequen
     return parts
 
 
-def _check_top_k(top_k: int, limit: int) -> None:
-    if not isinstance(top_k, int | np.integer) or not 1 <= top_k <= limit:
-        raise ValueError(f"top_k must be a whole number in [1, {limit}], got {top_k!r}")
+def _check_whole(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")

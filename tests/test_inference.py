@@ -319,11 +319,14 @@ def test_long_texts_are_truncated_with_a_warning(model):
         ),
         (lambda m: m.encode(["the"], pooling="max"), ValueError, "must be 'mean', .*, got 'max'"),
         (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),
+        (lambda m: m.encode(["the"], batch_size="4"), ValueError, "a whole number, .* got '4'"),
         (lambda m: m.encode(["the"], max_length=41), ValueError, r"in \[2, 40\], got 41"),
+        (lambda m: m.encode(["the"], max_length=8.0), ValueError, "a whole number .*, got 8.0"),
         (lambda m: m.features(["the"], layers=[-4]), ValueError, r"layers must be in \[-3, 2\],"),
         (lambda m: m.features(["the"], layers=[3]), ValueError, r"in \[-3, 2\], got \(3,\)"),
         (lambda m: m.features(["the"], layers=[]), ValueError, r"in \[-3, 2\], got \(\)"),
         (lambda m: m.features(["the"], layers=0.5), ValueError, r"in \[-3, 2\], got \(0.5,\)"),
+        (lambda m: m.features(["the"], layers=1.0), ValueError, r"in \[-3, 2\], got \(1.0,\)"),
     ],
 )
 def test_invalid_arguments_of_encode_and_features_are_clear_errors(model, ask, error, message):

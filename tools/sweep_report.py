@@ -169,6 +169,9 @@ def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     for name in ("name", "directory", "train", "dev", "test", "passages"):
         if base.data.get(name) and f"data.{name}" not in fields:
             rows.append([f"data.{name}", base.data[name]])
+    for name, values in flatten_dict(config.get("grid", ConfigDict()).to_dict(), sep=".").items():
+        if name not in fields:
+            rows.append([name, format_value(values[0])])
     for name in fields:
         values = list(dict.fromkeys(summary.point.values[name] for summary in summaries))
         text = "; ".join(map(format_value, values))

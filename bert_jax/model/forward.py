@@ -24,8 +24,8 @@ def batch_by_length(
     Rows have the smallest of a few lengths that holds the feature. A batch has `batch_size` rows of
     the shortest of these, or as many tokens in fewer rows; surplus rows are empty.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number, at least 1, got {batch_size!r}")
     row_lengths = sorted({min(length, max_length) for length in (*ROW_LENGTHS, max_length)})
     for shorter, length in reversed(list(zip([0, *row_lengths], row_lengths, strict=False))):
         chosen = [i for i, feature in enumerate(features) if shorter < len(feature) <= length]

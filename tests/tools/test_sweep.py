@@ -309,7 +309,8 @@ def test_directory_of_a_run_that_is_no_sweep_is_refused(given, tmp_path, run):
 def test_configuration_of_which_a_seed_diverged_does_not_win_by_a_lucky_one(given, tmp_path):
     """The scores by seed; None: diverged."""
     scores = {1e-3: (0.9, None, None), 2e-3: (0.5, 0.7, 0.6), 3e-3: (None, 0.8, 0.65)}
-    config = small_sweep(given, {"learning_rate": tuple(scores)}, seeds=3)
+    grid = {"batch_size": (16,), "learning_rate": tuple(scores)}
+    config = small_sweep(given, grid, seeds=3)
     points = grid_points(config, tmp_path / "trials")
     for point in points:
         for trial, score in zip(point.trials, scores[point.values["learning_rate"]], strict=True):
@@ -321,6 +322,7 @@ def test_configuration_of_which_a_seed_diverged_does_not_win_by_a_lucky_one(give
     assert summary["best_configuration"] == {"learning_rate": 3e-3}
     text = (tmp_path / "report.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| 0.0")]
+    assert re.search(r"^\| batch_size +\| 16 +\|$", text, re.MULTILINE)
     assert [row[:2] for row in rows] == [["0.003", "0.6500"], ["0.002", "0.6000"], ["0.001", ""]]
     assert "0.003: median dev/accuracy 0.6500." in text and "2 of 3 seeds with a score" in text
     for page in (text, (tmp_path / "report.html").read_text()):
