@@ -36,7 +36,7 @@ VOCAB = flags.DEFINE_string("vocab", None, "A WordPiece vocabulary.", required=T
 RELEASED = flags.DEFINE_string("released", None, "Directory of the released script.")
 PYTHON = flags.DEFINE_string("tensorflow_python", sys.executable, "Python with TensorFlow.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each measurement; the median is printed.")
-BUILD = flags.DEFINE_string("build", None, "Internal: a text to build a corpus of, and stop.")
+BUILD = flags.DEFINE_string("build", None, "Internal: build a corpus of this text and exit.")
 CONFIG = CorpusConfig(sentences="lines", heldout_fraction=0.1)
 WORDS_OF_BERT = 3.3e9  # Devlin et al. (2018), section 3.1
 CORES = 96

@@ -36,7 +36,9 @@ DUMP = flags.DEFINE_string("dump", "runs/data/wikipedia-sample/*.bz2", "Text to 
 SENTENCES = flags.DEFINE_integer("sentences", 10_000, "Number of sentences.")
 REPEATS = flags.DEFINE_integer("repeats", 5, "Number of processes per side.")
 START = flags.DEFINE_boolean("start", False, "Only measures the time to the first vector.")
-SIDE = flags.DEFINE_enum("side", None, ["bert_jax", "torch"], "Only measures this side, here.")
+SIDE = flags.DEFINE_enum(
+    "side", None, ["bert_jax", "torch"], "Internal: measure this side in this process."
+)
 BATCH = 32
 
 FIRST_VECTOR = "import bert_jax, sys; bert_jax.load(sys.argv[1]).encode('A boat on the river.')"

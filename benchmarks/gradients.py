@@ -26,7 +26,9 @@ from bert_jax.runtime.command_line import TUNABLE
 SIZE = flags.DEFINE_string("size", "mini", "Published size of the model.")
 SCAN = flags.DEFINE_bool("scan", False, "Loop over the layers instead of unrolling them.")
 VARIANTS = ("none", "layer_norm", "softmax", "dropout")
-VARIANT = flags.DEFINE_enum("variant", None, VARIANTS, "Only measures this variant, here.")
+VARIANT = flags.DEFINE_enum(
+    "variant", None, VARIANTS, "Internal: measure this variant in this process."
+)
 
 
 def use_automatic_gradient(variant: str) -> None:
@@ -37,6 +39,7 @@ def use_automatic_gradient(variant: str) -> None:
         attention._softmax = attention._softmax.fun
     elif variant == "dropout":
         dropout._dropout = dropout._dropout.fun
+        dropout._add_dropout = dropout._add_dropout.fun
 
 
 def measure(variant: str) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 python benchmarks/loader.py [--corpus=DIR]
 
-64 chips train on 192 rows of 512 tokens per second each, or 1,000 of 128, in batches over 16 hosts.
+Assumes 64 chips that each train on 192 rows of 512 tokens per second, or 1,000 of 128; 16 hosts.
 A host reads all blocks, shuffles them, and takes its share of each batch, as in training. Prints
 the rows per second of all hosts' batches and the ratio to the need; then the same where each read
 of a block takes 50 ms longer, as on a bucket. The targets are 3 and 1. Without --corpus, uses

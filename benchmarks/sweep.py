@@ -43,7 +43,7 @@ RATES = flags.DEFINE_list("learning_rates", ["5e-3", "3e-3", "2e-3"], "Peak lear
 EPOCHS = flags.DEFINE_list("epochs", ["2", "3", "4"], "Numbers of epochs.")
 SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds, from 0.", 1)
 EXAMPLES = flags.DEFINE_integer("examples", 500, "Number of training examples.")
-DEV_EXAMPLES = flags.DEFINE_integer("dev_examples", 200, "Number of the texts after them: dev.")
+DEV_EXAMPLES = flags.DEFINE_integer("dev_examples", 200, "Number of dev texts, after those.")
 LENGTH = flags.DEFINE_integer("length", 128, "max_seq_length.")
 DATA = flags.DEFINE_string(
     "data", "runs/data", "Directory of the data fetched by tools/fetch_data.py."

@@ -8,7 +8,7 @@ Both steps are compiled for one device of each chip by the TPU compiler, without
 rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentence, Adam. Ours is
 that of configs/pretrain/pod_large.py, with masking on the device; theirs is FlaxBertForPreTraining
 with `optax.adamw` and their loss, over the logits of all positions. Cycles are the compiler's
-estimates, those of our kernel from its schedule: see docs/tpu.md. Their unrolled layers take the
+estimates, those of our kernels from schedules: see docs/tpu.md. Their unrolled layers take the
 compiler many minutes per chip.
 
 With 16 rows (libtpu 0.0.42.1, 2026-11-23), in million cycles per row:
@@ -43,7 +43,10 @@ from bert_jax.training.setup import setup_pretraining
 CHIPS = flags.DEFINE_list("chips", list(tpu_compile.CHIPS), "Chips to compile for.")
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
-LENGTH = 512
+EXTRAPOLATE = flags.DEFINE_bool(
+    "extrapolate", False, "Compile theirs with 2 and 4 layers only, and extrapolate to 24."
+)
+LENGTH, NUM_LAYERS = 512, 24
 
 
 def our_cycles(chip: str) -> int:
@@ -57,10 +60,20 @@ def our_cycles(chip: str) -> int:
 
 
 def their_cycles(chip: str) -> int:
+    if not EXTRAPOLATE.value:
+        return their_cycles_with(chip, NUM_LAYERS)
+    two, four = (their_cycles_with(chip, num_layers) for num_layers in (2, 4))
+    return two + (four - two) * (NUM_LAYERS - 2) // 2
+
+
+def their_cycles_with(chip: str, num_layers: int) -> int:
     from transformers import BertConfig, FlaxBertForPreTraining
 
     config = BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+        hidden_size=1024,
+        num_hidden_layers=num_layers,
+        num_attention_heads=16,
+        intermediate_size=4096,
     )
     model = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
     optimizer = optax.adamw(1e-4)

@@ -41,7 +41,7 @@ REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.")
 STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
 SIDE = flags.DEFINE_enum(
-    "side", None, ["bert_jax", "transformers"], "Only measures this side, here."
+    "side", None, ["bert_jax", "transformers"], "Internal: measure this side in this process."
 )
 DEFAULTS = {"cpu": ["tiny:32x128", "mini:32x128"], "gpu": ["base:256x128", "large:32x512"]}
 MASK_ID = 103

@@ -5,7 +5,7 @@ import functools
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -241,7 +241,7 @@ class PretrainedModel:
         texts, chosen = _as_list(texts)
         last, params = self.config.num_layers, self.params["bert"]
         layers = range(max(last - 3, 1), last + 1) if layers is None else layers
-        layers = tuple(np.atleast_1d(layers).tolist())
+        layers = tuple(np.atleast_1d(np.asarray(layers, object)).tolist())
         if not layers or not all(
             type(layer) is int and -last - 1 <= layer <= last for layer in layers
         ):
@@ -372,9 +372,9 @@ class PretrainedModel:
 
 def _as_list(inputs: object) -> tuple[list, slice | int]:
     """Returns the inputs as a list, and the index that selects all results or the only one."""
-    if isinstance(inputs, Iterable) and not isinstance(inputs, str | tuple):
+    if isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | tuple | Mapping | Set):
         return list(inputs), slice(None)
-    return [inputs], 0  # A string or a tuple.
+    return [inputs], 0  # A string or a tuple, or of a wrong type.
 
 
 def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequence[str]]:

@@ -28,10 +28,16 @@ WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs;
 REPORTS = flags.DEFINE_string(
     "reports",
     "",
-    "Directory of the report; default: experiments/reports, at pod scale in --workdir.",
+    "Directory of the report; default: experiments/reports, or at pod scale one in --workdir.",
 )
 TEXT = flags.DEFINE_string("text", "", "Text of the corpus; laptop scale has a sample by default.")
-LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script on this TPU VM.")
+LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script.")
+SLICE = flags.DEFINE_string(
+    "slice",
+    "",
+    "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
+    "each run gets a slice of its own, by default a v4-32, or for BERT_LARGE a v4-128.",
+)
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
 DIRECTORIES = {
     "glue_dir": "Directory of the GLUE download.",
@@ -78,9 +84,9 @@ FINETUNING: Settings = {
 """Fields of all tasks at laptop scale."""
 GRID = ("batch_size", "num_epochs", "learning_rate")
 """Fields of the grid in configs/sweeps/paper.py; given here, they have a single value."""
-HOW_TO_LAUNCH = """Run it with --launch, or with bash, on a TPU VM of one host with the corpus and
-the tasks on its disk. On a slice of several hosts, give the arguments of each line to
-tools/launch_tpu.py (docs/cloud_tpu.md), with all paths in the bucket. A stopped script resumes."""
+HOW_TO_LAUNCH = """Run it with --launch, or with bash, on a TPU VM of one host. Or give --slice:
+then run it on any machine that mounts the bucket at /gcs, and it launches a slice for each run
+(docs/cloud_tpu.md); --workdir and all other paths must be in /gcs. A stopped script resumes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,12 +318,24 @@ def run(commands: list[Command]) -> None:
         run_command([sys.executable, *command.arguments], cache | os.environ)
 
 
+def on_slice(arguments: list[str]) -> list[str]:
+    """Returns the arguments of python that launch a run on a slice, if --slice is given."""
+    if not SLICE.value or arguments[0] not in ("-m", "tools/sweep.py"):
+        return arguments
+    is_large = "--config=configs/pretrain/pod_large.py" in arguments
+    launch = ["tools/launch_tpu.py", "launch", f"--accelerator_type=v4-{128 if is_large else 32}"]
+    launch += shlex.split(SLICE.value)
+    if arguments[0] == "-m":
+        return [*launch, "--", *arguments[2:]]
+    return [*launch, "--program=tools.sweep", "--", *arguments[1:]]
+
+
 def script(study: Study, commands: list[Command]) -> str:
     """Returns the commands as a shell script that ends with the report."""
     lines = ["#!/bin/bash", f"# {study.title}: the runs of the paper's size.", "set -ex"]
     for command in commands:
         guard = f"test -e {shlex.quote(command.product)} || " if command.product else ""
-        lines.append(f"{guard}python {shlex.join(command.arguments)}")
+        lines.append(f"{guard}python {shlex.join(on_slice(command.arguments))}")
     return "\n".join([*lines, f"python {shlex.join(sys.argv)} --report_only"]) + "\n"
 
 
@@ -355,6 +373,8 @@ def main(study: Study) -> None:
 
 def run_study(study: Study, scale: str) -> None:
     """Runs the commands that have not finished and writes the report, or writes their script."""
+    if SLICE.value and scale == "laptop":
+        raise ValueError("--slice is for --scale=pod: remove it, or set that")
     commands = plan(study, scale)
     if scale == "laptop" and not REPORT_ONLY.value:
         run(commands)

@@ -600,6 +600,7 @@ BAD_FIELDS = [
 # The same of fine-tuning, on two labels, with an encoder of two layers.
 BAD_FINETUNING = [
     ({"decay_from": "end"}, "unknown decay_from 'end': expected step_0 or warmup_end"),
+    ({"num_epochs": float("inf")}, r"num_epochs=inf: expected at least 0 and less than infinity"),
     ({"layer_decay": 0.0}, r"--config\.layer_decay=0\.0: expected at least 1e-30 and at most 1"),
     ({"layer_decay": 1.1}, r"--config\.layer_decay=1\.1: expected at least 1e-30 and at most 1"),
     ({"freeze_layers": -1}, r"--config\.freeze_layers=-1: expected at least 0 and at most 2"),

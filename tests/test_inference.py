@@ -309,6 +309,8 @@ def test_long_texts_are_truncated_with_a_warning(model):
     ("ask", "error", "message"),
     [
         (lambda m: m.encode(5), TypeError, "must be a string or a list of strings, got 5$"),
+        (lambda m: m.encode(b"the"), TypeError, "must be a string .*, got b'the'$"),
+        (lambda m: m.encode({"the": 1}), TypeError, "must be a string or a list of strings"),
         (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of strings"),
         (lambda m: m.attention([1]), TypeError, "must be a string or a list of strings"),
         (lambda m: m.encode(("the", "a")), TypeError, "must be a string or a list of strings"),
@@ -326,6 +328,7 @@ def test_long_texts_are_truncated_with_a_warning(model):
         (lambda m: m.features(["the"], layers=[3]), ValueError, r"in \[-3, 2\], got \(3,\)"),
         (lambda m: m.features(["the"], layers=[]), ValueError, r"in \[-3, 2\], got \(\)"),
         (lambda m: m.features(["the"], layers=0.5), ValueError, r"in \[-3, 2\], got \(0.5,\)"),
+        (lambda m: m.features(["the"], layers=[[1, 2], [0]]), ValueError, r"in \[-3, 2\], got"),
         (lambda m: m.features(["the"], layers=1.0), ValueError, r"in \[-3, 2\], got \(1.0,\)"),
     ],
 )

@@ -298,7 +298,7 @@ def flops(instruction: Instruction) -> float:
 
 
 def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int, float] | None:
-    """Returns (cycles, FLOPs) of a kernel of attention; None for any other instruction.
+    """Returns (cycles, FLOPs) of one of our kernels; None for any other instruction.
 
     `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs are those of the products; in
     attention two of size length x length forward and four backward, without the scores that the

@@ -3,8 +3,8 @@
 The compiler gives kernels no `estimated_cycles`, but it can write their schedule. This compiles
 them alone, for each chip and shape, and counts the cycles of attention in a program of the grid,
 and of the output of a sublayer in all programs of a block of tokens: their instruction bundles, one
-a cycle, and delays. It is an estimate like the others: no waiting for memory, no start of a
-program.
+a cycle, and delays. Unlike `estimated_cycles`, this leaves out waiting for memory, and the start of
+a program.
 
 python tools/kernel_cycles.py     # writes bert_jax/model/kernels/cycles.json
 """
@@ -107,9 +107,9 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
 def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
     """Returns the cycles of the loop over the grid in a schedule, in one program.
 
-    A bundle takes one, and those of v3 wait as many more as `vdelay` says. With `runs`, how often
-    each branch of the kernel is taken, returns the cycles of as many programs as are their sum.
-    Raises ValueError for fewer branches.
+    A bundle takes one, and those of v3 wait as many more as `vdelay` says. `runs` gives how often
+    each branch is taken: then returns the cycles of sum(runs) programs. Raises ValueError if the
+    schedule has fewer branches.
     """
     bundles = re.split(r"^(?= *\w+ +(?:\w\w)?: )", schedule, flags=re.MULTILINE)
     bundles = [x for x in bundles if re.match(r" *0x[0-9a-f]+ +(\w\w)?: +> +\{", x)]

@@ -300,12 +300,13 @@ def prepare(
     try:
         for trial in trials:
             check_numbers(trial.config)
-        if setup:
-            return setup
-        trial = trials[0]
-        source = trial.config.init_from
-        weights[source] = weights.get(source) or finetune.read_weights(trial.config)
-        setup = setup_finetuning(trial.config, *weights[source][:3])
+        if not setup:
+            trial = trials[0]
+            source = trial.config.init_from
+            weights[source] = weights.get(source) or finetune.read_weights(trial.config)
+            setup = setup_finetuning(trial.config, *weights[source][:3])
+        for trial in trials:
+            setup.check(trial.config)
     except (ValueError, OSError) as error:
         message = str(error).replace("--config.", "--config.base.")
         raise ValueError(f"{trial.workdir.name}: {message}") from error

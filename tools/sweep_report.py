@@ -175,7 +175,7 @@ def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     for name in fields:
         values = list(dict.fromkeys(summary.point.values[name] for summary in summaries))
         text = "; ".join(map(format_value, values))
-        if len(values) > 12:  # Of a search.
+        if len(values) > 12 and all(isinstance(value, int | float) for value in values):
             low, high = format_value(min(values)), format_value(max(values))
             text = f"{len(values)} values from {low} to {high}"
         rows.append([f"values of {name}", text])

@@ -91,10 +91,10 @@ PROJECTIONS, FUSED = ("query", "key", "value"), "query_key_value"
 
 
 def fuse_projections(layers: dict, leaves=("kernel", "bias"), join: Callable = interleave) -> dict:
-    """Returns the parameters of layers with one projection, as the kernel of attention takes it.
+    """Returns the parameters of layers with one fused projection, as the attention kernel expects.
 
-    Joins the `leaves` of queries, keys and values that there are. One product of three times the
-    size is faster than three, most of all for the gradient of their common input.
+    Joins the `leaves` of queries, keys and values that exist. One product of three times the size
+    is faster than three, most of all for the gradient of their common input.
     """
     if not set(PROJECTIONS) <= set(layers):
         return layers
@@ -292,7 +292,7 @@ def _add_bias(dtype, logits, bias):
 
 
 def _add_bias_backward(dtype, _, dlogits):
-    # One pass for the softmax, in the dtype of both products, which would else compute it each.
+    # Computes dlogits once, in the dtype of both products: else each would compute the softmax.
     dbias = jnp.sum(dlogits, (0, 1))
     dlogits, dbias = jax.lax.optimization_barrier((dlogits.astype(dtype), dbias))
     return dlogits.astype(jnp.float32), dbias

@@ -18,7 +18,7 @@ COLUMN_SEED = np.array([[0x9E3779B9, 0xB7E15162], [0x243F6A88, 0x6A09E667]], np.
 
 
 class Dropout(NamedTuple):
-    """What dropout needs besides a key; a `rate` that is traced needs no recompilation.
+    """What dropout needs besides a key; a traced `rate` can change without recompilation.
 
     Attributes:
       rows: int32 `[batch]`, index of each row in the global batch, which seeds its dropout.
@@ -30,9 +30,9 @@ class Dropout(NamedTuple):
 
 
 def random_words(seed: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns int32 `[2, rows, *shape]`: two words for each place, keyed by `seed` (uint32 [2, 2]).
+    """Returns int32 `[2, rows, *shape]`: two words per position, keyed by `seed` (uint32 [2, 2]).
 
-    Two xorshift-multiply rounds over the place in the row, with the constants of Wellons' hash
+    Two xorshift-multiply rounds over the position in the row, with the constants of Wellons' hash
     search ("lowbias32"). Each of `rows` (int32), hashed with the seed, sets the start and enters
     between the rounds: no two rows get the same words.
     """
@@ -60,7 +60,7 @@ def _mix(bits, first, second):
 
 
 def random_bits(words, column_words) -> tuple[jax.Array, jax.Array]:
-    """Returns two random int32 from two words of a place and two of a column.
+    """Returns two random int32 from two words of a position and two of a column.
 
     The high 16 bits of both are independent; the first has 32 random bits. Compare them with a
     threshold. Uses no multiplication of integers, which TPUs emulate.
@@ -146,8 +146,8 @@ class AttentionDropout(NamedTuple):
     """Dropout of attention probabilities, a function of (row, head, query, key).
 
     Attributes:
-      words: int32 `[batch, pairs of heads, 2, length]`, of each query; the bits of a pair of heads
-        have one hash.
+      words: int32 `[batch, pairs of heads, 2, length]`, of each query; the two heads of a
+        pair share one hash.
       key_words: int32 `[2, length]`.
       threshold: int32 scalar; the share of int32 below it is the rate, a multiple of 2^-16.
       scale: float32 scalar, 1 / (1 - rate).

@@ -17,9 +17,9 @@ from bert_jax.partitioning import gather_shards, has_shards
 class LayerStacks:
     """Stacks `[layers, ...]`, by name, of what the gradient needs of each layer.
 
-    Layer `index` writes what it saves itself; `run_layers` writes the rest, which may then be
-    computed or copied once more. `values` are what the gradient reads again. `params` are those of
-    all layers, for kernels that read their layer's without a copy; None if they are shards.
+    Layer `index` writes what it saves itself; `run_layers` writes the rest, which the compiler may
+    compute again or copy. `values` are the saved arrays that the backward pass reads. `params` are
+    those of all layers, for kernels that read them in place; None if they are shards.
     """
 
     def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
@@ -31,9 +31,9 @@ class LayerStacks:
         return self.arrays.get(name, _empty(self.num_layers, x))
 
     def save(self, name: str, x: jax.Array, only_there: bool = False) -> jax.Array:
-        """Writes `x`; returns it for operations that shall not compute it again.
+        """Writes `x` and returns it behind a barrier, so that it is not computed again.
 
-        A large array is better read from its stack, where it is `only_there`.
+        With `only_there`, for a large `x`, returns it as read from the stack.
         """
         self.arrays[name], x = _save(self.array(name, x), self.index, x, only_there)
         self.values[name] = x
@@ -65,10 +65,10 @@ def run_layers(
     """Applies `layer(params, x, shared, stacked, stacks)` with each layer's `params` and `stacked`.
 
     The last layer, whose output may have another shape, is `last_layer` if that is given: it runs
-    after the loop, with None as `stacks`. Parameters that are shards are gathered in each layer,
-    and once more for its gradient in the loop.
+    after the loop, with None as `stacks`. Sharded parameters are gathered in each layer, and in the
+    loop again for its backward pass.
 
-    `shared`, the same for all layers, and `stacked` are constants for the gradient. `stacks` are
+    `shared` (the same for all layers) and `stacked` receive no gradient. `stacks` are
     `LayerStacks` if there is a gradient and `uses_stacks`; else None.
     """
     return _forward(layer, False, params, x, shared, stacked, last_layer)[0]
@@ -111,7 +111,7 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
     def body(index, carry):
         x, xs, arrays = carry
         x, arrays = apply(index, x, arrays)
-        # The output is written where it is computed, not as the input of the next layer.
+        # Writes the output in the iteration that computes it, not in the next one.
         return x, _write(xs, index + 1, x), arrays
 
     shapes = jax.eval_shape(apply, jnp.int32(0), x, {})[1]

@@ -17,8 +17,8 @@ from bert_jax.model.layer_loop import LayerStacks
 def uses_sublayer_kernel(config: BertConfig, num_tokens: int) -> bool:
     """Returns whether `sublayer_output` can compute the hidden states of `num_tokens` tokens.
 
-    Its kernel multiplies unsharded matrices, in bfloat16, which kernels on v2 and v3 cannot. For
-    the stacked trials of fine-tuning, the compiler would copy its stacks.
+    Matrices must be unsharded; kernels on v2 and v3 cannot multiply bfloat16. With stacked trials
+    of fine-tuning, the compiler would copy the stacks of layers.
     """
     mesh, device = mesh_and_device()
     if attention_tpu.needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
@@ -44,8 +44,8 @@ def sublayer_output(
     """Returns LayerNorm(x + dropout(product)) for `[batch, length, hidden]` in the kernel.
 
     The product is that of `inputs`, `[batch, length, inner]`, or with their `bias` of GELU(inputs +
-    bias). `names` are, in the layer's `params`, its dense layer and LayerNorm, and in the `stacks`
-    of a layer loop `inputs` and the sum before LayerNorm.
+    bias). `names` are four keys: of the dense layer and LayerNorm in `params`, of `inputs` and the
+    sum before LayerNorm in `stacks`.
     """
     dense, norm, inputs_name, sum_name = names
     matrix, *vectors = (params[dense][name] for name in ("kernel", "bias"))

@@ -100,6 +100,17 @@ class FinetuneSetup:
             "contents": self.contents,
         }
 
+    def check(self, trial: ConfigDict) -> None:
+        """Raises ValueError if settings of a trial are invalid."""
+        if not self.num_steps(trial) and self.task.labels and "head" not in self.pretrained:
+            why = "there is no training data"
+            if self.task.train:
+                why = f"num_epochs is {trial.num_epochs:g}"
+            fix = "give the workdir of a run that trained one"
+            raise ValueError(f"{why}, and {trial.init_from} has no head for this task: {fix}")
+        self.settings(trial)
+        self.optimizer(self.hyperparameters(trial))
+
     def schedule(self, values: Hyperparameters) -> optax.Schedule:
         decay = self.config.decay_from, self.config.decay_power
         return make_schedule(values.learning_rate, values.num_steps, values.warmup_steps, *decay)
@@ -205,12 +216,6 @@ def setup_finetuning(
         )
         head_settings |= task.head_settings
     num_batches = steps_per_epoch(len(task.train), config.batch_size)
-    num_steps = round(config.num_epochs * num_batches)
-    if not num_steps and task.labels and "head" not in pretrained:
-        why = f"num_epochs is {config.num_epochs:g}" if task.train else "there is no training data"
-        fix = "give the workdir of a run that trained one"
-        raise ValueError(f"{why}, and {config.init_from} has no head for this task: {fix}")
-
     mesh = partitioning.make_mesh(**config.mesh)
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.
@@ -235,16 +240,6 @@ def setup_finetuning(
     data_dir = config.data.get("data_dir", "")
     contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
     contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
-    num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
-    logging.info(
-        "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
-        len(task.train),
-        shape.length,
-        100 * num_tokens / max(num_rows * shape.length, 1),
-        num_steps,
-        ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
-        ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
-    )
     model = make_model(bert_config, head_settings)
     setup = FinetuneSetup(
         *(config, task, tokenizer, head_settings, contents, pretrained, model, mesh, shape),
@@ -252,9 +247,17 @@ def setup_finetuning(
         rows_per_prediction=rows_per_prediction,
         steps_per_epoch=num_batches,
     )
-    # Raise early if their settings are invalid.
-    setup.settings(config)
-    setup.optimizer(setup.hyperparameters(config))
+    num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
+    logging.info(
+        "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
+        len(task.train),
+        shape.length,
+        100 * num_tokens / max(num_rows * shape.length, 1),
+        setup.num_steps(config),
+        ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
+        ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
+    )
+    setup.check(config)
     return setup
 
 

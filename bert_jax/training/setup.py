@@ -257,7 +257,9 @@ def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:
     flat = flatten_dict(config.to_dict(), sep=".")
     for names, minimum, maximum in bounds:
         for name in names.split():
-            if flat[name] is not None and not minimum <= flat[name] <= maximum:
+            value = flat[name]
+            if value is not None and not (minimum <= value <= maximum and value < math.inf):
                 limit = f" and at most {maximum:g}" if maximum < math.inf else ""
+                limit = limit or " and less than infinity" * (value == math.inf)
                 expected = f"expected at least {minimum:g}{limit}"
-                raise ValueError(f"--config.{name}={flat[name]}: {expected}")
+                raise ValueError(f"--config.{name}={value}: {expected}")

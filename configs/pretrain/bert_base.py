@@ -42,7 +42,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.warmup_steps = placeholder(int)  # None: 0.
     config.long_phase.per_device_batch_size = placeholder(int)  # None: as in the first phase.
 
-    # Weights to start from: a workdir, a checkpoint, or a directory of transformers or of Google's
+    # Weights to start from: a workdir, a checkpoint, or a Hugging Face directory or one of Google's
     # release; parts that they lack are randomly initialized. Default: all parameters are.
     config.init_from = ""
     config.init_optimizer = False  # Also start from Adam's moments in `init_from`, a workdir.

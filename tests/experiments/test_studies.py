@@ -94,6 +94,31 @@ def test_script_of_the_pod_runs_every_command_and_then_reports(name, load):
     assert lines[-1].endswith("--report_only")
 
 
+def test_script_launches_a_slice_for_each_run(load, set_flag):
+    set_flag("workdir", "/gcs/studies")
+    set_flag("slice", "--name=s --zone='z 1'")
+    each = load("squad")
+    commands = study.plan(each, "pod")
+    lines = [line for line in study.script(each, commands).splitlines() if "python" in line]
+    types = []
+    for line, command in zip(lines, commands, strict=False):
+        words = shlex.split(line)
+        words = words[words.index("python") + 1 :]
+        if command.arguments[0] not in ("-m", "tools/sweep.py"):
+            assert words == command.arguments
+            continue
+        end = words.index("--")
+        launch, arguments = words[:end], words[end + 1 :]
+        assert launch[:2] == ["tools/launch_tpu.py", "launch"]
+        assert launch[3:5] == ["--name=s", "--zone=z 1"]
+        assert ("--program=tools.sweep" in launch) == (command.arguments[0] == "tools/sweep.py")
+        assert arguments == command.arguments[len(command.arguments) - len(arguments) :]
+        is_large = any("pod_large.py" in word for word in arguments)
+        assert launch[2] == f"--accelerator_type=v4-{128 if is_large else 32}"
+        types.append(launch[2])
+    assert {"--accelerator_type=v4-32", "--accelerator_type=v4-128"} <= set(types)
+
+
 def outputs(each: study.Study, scale: str) -> set[str]:
     """Returns what the commands of a study write, without the fetched data."""
     commands = study.plan(each, scale)

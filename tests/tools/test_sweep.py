@@ -333,6 +333,20 @@ def test_configuration_of_which_a_seed_diverged_does_not_win_by_a_lucky_one(give
     assert medians == [""] * 3 + ["0.6"] * 3 + ["0.65"] * 3
 
 
+def test_many_values_of_a_field_are_a_range_if_all_are_numbers(given, tmp_path):
+    rates = tuple(0.01 * n for n in range(13))
+    grids = {"learning_rate": (*rates[1:], 0.2)}, {"model.dropout_rate": rates}
+    texts = []
+    for grid, trials in zip(grids, ((), ({"weight_decay": 0.1},)), strict=True):
+        config = small_sweep(given, grid, trials)
+        points = grid_points(config, tmp_path / "trials")
+        summaries = [sweep_report.summarize(point, "dev/accuracy") for point in points]
+        table = dict(sweep_report.settings_table(config, summaries))
+        texts.append(table[f"values of {next(iter(grid))}"])
+    assert texts[0] == "13 values from 0.01 to 0.2"
+    assert re.fullmatch(r"0; 0\.01; .*; 0\.12; default", texts[1])
+
+
 @pytest.mark.slow
 def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path):
     """Program 1.1 is a single trial, 2.1 one of two trials that both diverge."""
@@ -451,6 +465,14 @@ WRONG = {
     "value that does not fit the weights": (
         {"grid": {"max_seq_length": (16, 4096)}},
         r"^max_seq_length=4096,seed=0: --config\.base\.max_seq_length=4096: .* at most 32",
+    ),
+    "value out of bounds of a later trial": (
+        {"grid": {"model.dropout_rate": (0.1, 1.5)}},
+        r"^model\.dropout_rate=1\.5,seed=0: BertConfig\.dropout_rate must be in \[0, 1\), got 1\.5",
+    ),
+    "later trial without a step": (
+        {"grid": {"num_epochs": (1.0, 0.01)}},
+        r"^num_epochs=0\.01,seed=0: num_epochs is 0\.01, and .* has no head for this task",
     ),
     "no weights": (
         {"base": {"init_from": ""}},

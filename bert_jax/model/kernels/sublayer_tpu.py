@@ -1,8 +1,8 @@
 """The output of a sublayer in one TPU kernel: LayerNorm(x + dropout(f(inputs) @ kernel + bias)).
 
-`f` is GELU or nothing. The compiler runs what follows a product, and GELU before it, after one
-another; in a kernel, the vector units work while the matrix units multiply. A program takes a block
-of rows of tokens and, one after another, chunks of the product's inner dimension. The gradient
+`f` is GELU or nothing. The compiler runs GELU, the product and what follows it one after another;
+in a kernel, the vector units work while the matrix units multiply. A program takes a block of rows
+of tokens and, one after another, chunks of the product's inner dimension. The gradient
 computes LayerNorm's statistics again from the saved sum, and dropout from the same words.
 """
 
@@ -31,12 +31,12 @@ class Settings(NamedTuple):
 
 
 def block_sizes(num_tokens: int, inner: int, hidden: int, dtype) -> tuple[int, int] | None:
-    """Returns the tokens and the inner size of a program's blocks; None if they are not whole."""
-    most = BLOCK_BYTES // jnp.dtype(dtype).itemsize
-    fitting = [n for n in (512, 256) if n * hidden <= most and num_tokens % n == 0]
-    # Chips of two cores share the blocks.
+    """Returns the tokens and the inner size of a program's blocks; None if no size divides."""
+    max_size = BLOCK_BYTES // jnp.dtype(dtype).itemsize
+    fitting = [n for n in (512, 256) if n * hidden <= max_size and num_tokens % n == 0]
+    # Two blocks or more, for chips of two cores.
     tokens = next((n for n in fitting if num_tokens > n), 0)
-    chunks = [n for n in range(1024, 0, -LANES) if n * tokens <= most and inner % n == 0]
+    chunks = [n for n in range(1024, 0, -LANES) if n * tokens <= max_size and inner % n == 0]
     return (tokens, chunks[0]) if tokens and chunks and hidden % LANES == 0 else None
 
 
@@ -58,8 +58,8 @@ def sublayer(
         hidden]`, which is written in place; of matrices, `[layers, inner, hidden]`, or None.
       layer: index into the stacks.
       dropout: of the product, or None.
-      inputs: `[tokens, inner]`, for the gradient: their values are read from `stacks`, as is the
-        matrix of `params` if it is there.
+      inputs: `[tokens, inner]`, only to receive a gradient: values are read from `stacks`, as are
+        those of the matrix if `stacks` has it.
       x: `[tokens, hidden]`, to which the product is added.
       params: matrix `[inner, hidden]`; its bias, and LayerNorm's scale and bias, `[hidden]`; with
         GELU, the bias of its inputs, `[inner]`.
@@ -112,7 +112,7 @@ def _call(kernel, settings: Settings, stacks, layer, dropout, x, params, outputs
 
     like_x = pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0))
     vector = pl.BlockSpec((1, hidden), lambda *_: (0, 0))
-    # Forward, the sums only share their memory with the output: any block of them.
+    # Forward, the sums are passed only to be aliased with the output, not read.
     unread = pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0))
     in_specs = [
         *(stack_spec(chunk, 1), unread if is_forward else stack_spec(hidden, 0), like_x),
@@ -236,7 +236,7 @@ def _backward_kernel(
 
     if num_chunks == 1:
         start()
-    else:  # In one branch with its beginning, the compiler overlaps the product with that.
+    else:  # In a branch with `start`, the compiler overlaps the first product with it.
         pl.when(pl.program_id(1) == 0)(start)
         pl.when(pl.program_id(1) > 0)(finish)
 
