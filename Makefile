@@ -10,10 +10,9 @@ export PYTHONUNBUFFERED := 1
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
-# Executes the notebooks in place, then the examples of docs/python_api.md with their models. Makes
-# the demo's model first if it is not there, in 7 minutes.
+# Executes the notebooks in place, then the examples of docs/python_api.md with their models. The
+# first makes the demo's model if it is not there, in 6 minutes.
 notebooks: .venv/notebooks
-	test -f runs/demo/result.json || $(BIN)/python tools/demo.py
 	for name in experiments/notebooks/*.ipynb; do \
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
 			--ClearMetadataPreprocessor.enabled=True $$name || exit 1; done
