@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bert_corpus import writing
 from bert_corpus.config import MAX_VOCABULARY, CorpusConfig
+from bert_corpus.encoding import Encoder
 from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
 from bert_corpus.manifest import make_manifest
 from bert_corpus.steps import Part, Report, make_rows, tokenize_unit
@@ -37,7 +38,7 @@ class Plan:
                 f"the vocabulary has {tokenizer.vocab_size:,} pieces; rows hold ids below "
                 f"{MAX_VOCABULARY:,}, train a smaller one"
             )
-        self.tokenizer, self.config = tokenizer, config
+        self.tokenizer, self.encoder, self.config = tokenizer, Encoder(tokenizer), config
         self.sources: list[Source] = find_inputs(inputs, config.text_field, config.data_dir)
         self.units: list[list[Unit]] = split_into_units(self.sources)
         num_bytes = sum(source.size for source in self.sources)
@@ -62,7 +63,7 @@ class Plan:
 
     def tokenize(self, number: int, report: Report) -> Iterator[tuple[int, Part]]:
         """Yields the parts of a unit, each with the number of its shard."""
-        arguments = self.tokenizer, self.config, self.shards, report
+        arguments = self.encoder, self.config, self.shards, report
         return tokenize_unit(number, self.units[number], *arguments)
 
     def write_shard(

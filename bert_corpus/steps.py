@@ -19,6 +19,7 @@ import numpy as np
 
 from bert_corpus.cleaning import drop_reason, near_duplicate_keys
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
+from bert_corpus.encoding import Encoder
 from bert_corpus.full_sentences import make_full_sentences, make_segments
 from bert_corpus.inputs import Unit
 from bert_corpus.packing import pack_pairs
@@ -114,7 +115,7 @@ def _hashed(document: Document) -> str:
 def tokenize_unit(
     number: int,
     units: Sequence[Unit],
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     config: CorpusConfig,
     shards: dict[str, range],
     report: Report,
@@ -146,7 +147,7 @@ def tokenize_unit(
                 report.keys.append([document_number, *keys])
         if is_dropped:
             continue
-        sentences = [ids for ids in tokenizer.encode_to_bytes(texts) if ids]
+        sentences = [ids for ids in encoder.encode(texts) if ids]
         count["sentences"] += len(sentences)
         count["dropped_empty_sentences"] += len(texts) - len(sentences)
         if not sentences:

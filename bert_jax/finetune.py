@@ -50,10 +50,10 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     In a multi-process run every process must call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)
-    main.enable_compilation_cache(workdir)
     with distributed.raise_on_all_processes():
         setup = prepare(config)
         directories = seed_directories(workdir, config.seed, config.num_seeds)
+    main.enable_compilation_cache(workdir)
     trials = []
     for seed, directory in directories.items():
         trial = config.copy_and_resolve_references()

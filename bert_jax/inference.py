@@ -242,9 +242,8 @@ class PretrainedModel:
         last, params = self.config.num_layers, self.params["bert"]
         layers = range(max(last - 3, 1), last + 1) if layers is None else layers
         layers = tuple(np.atleast_1d(np.asarray(layers, object)).tolist())
-        if not layers or not all(
-            type(layer) is int and -last - 1 <= layer <= last for layer in layers
-        ):
+        valid = range(-last - 1, last + 1)
+        if not layers or not all(type(layer) is int and layer in valid for layer in layers):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
         features = self._features(texts, self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
@@ -387,6 +386,7 @@ def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequen
             expected = "a string, a pair of strings (a tuple) or a list of these"
         got = texts[0] if len(texts) == 1 else texts
         raise TypeError(f"{name} must be {expected}, got {got!r:.60}")
+    "".join(itertools.chain(*parts)).encode()  # Raises ValueError for a lone surrogate.
     return parts
 
 

@@ -1,6 +1,5 @@
 """Converts text to token ids and back: WordPiece and SentencePiece behind one interface."""
 
-import array
 import hashlib
 import os
 import pathlib
@@ -14,7 +13,6 @@ import tokenizers
 WORDPIECE_FILENAME = "vocab.txt"
 SENTENCEPIECE_FILENAME = "spiece.model"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_CACHED_CHARACTERS = 1 << 22  # of words whose ids are kept: about 100 MB
 MAX_WORD_CHARACTERS = 200  # A longer word becomes [UNK], as in the released WordpieceTokenizer.
 MARKER = re.compile(r"\[[^\]]+\]")  # "[unused7]", or an added one such as "[ENT]"
 
@@ -62,13 +60,6 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text."""
         raise NotImplementedError
-
-    def encode_to_bytes(self, texts: Sequence[str]) -> list[bytes]:
-        """Returns the ids of each text as uint16, which take a twentieth of the memory of a list.
-
-        Raises OverflowError for an id over 65,535.
-        """
-        return [array.array("H", ids).tobytes() for ids in self.encode_batch(texts)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
         """Returns the ids and the character offsets of each text.
@@ -118,23 +109,10 @@ class WordPieceTokenizer(Tokenizer):
         self._tokenizer.normalizer = normalizer
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
         self._tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
-        self._encoded_words: dict[str, bytes] = {}
-        self._cached_characters = 0
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
-
-    def encode_to_bytes(self, texts: Sequence[str]) -> list[bytes]:
-        # No rule of the tokenizer looks across a space, and most words have occurred before.
-        if self._cached_characters > MAX_CACHED_CHARACTERS:
-            self._encoded_words, self._cached_characters = {}, 0
-        words_of_texts = [text.split(" ") for text in texts]
-        new_words = list(set().union(*words_of_texts).difference(self._encoded_words))
-        self._encoded_words.update(zip(new_words, super().encode_to_bytes(new_words), strict=True))
-        self._cached_characters += sum(map(len, new_words))
-        encoded = self._encoded_words.__getitem__
-        return [b"".join(map(encoded, words)) for words in words_of_texts]
 
     def _encode_raw(self, texts: Sequence[str]) -> Iterable[tuple[list[int], list]]:
         for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):

@@ -38,6 +38,7 @@ SLICE = flags.DEFINE_string(
     "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
     "each run gets a slice of its own, by default a v4-32, or for BERT_LARGE a v4-128.",
 )
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print the commands that have not finished.")
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
 DIRECTORIES = {
     "glue_dir": "Directory of the GLUE download.",
@@ -307,7 +308,10 @@ def overrides(settings: Settings, prefix: str = "--config.") -> list[str]:
 
 
 def run(commands: list[Command]) -> None:
-    """Runs the commands that have not finished. Exits with the code of the first that fails."""
+    """Runs the commands that have not finished. Exits with the code of the first that fails.
+
+    With --dry_run only prints them.
+    """
     # All runs share the compiled programs, the many small ones too.
     cache = {"JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(WORKDIR.value, "compiled").absolute())}
     cache["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -315,7 +319,8 @@ def run(commands: list[Command]) -> None:
         if command.product and pathlib.Path(command.product).exists():
             continue
         print(f"\n[{number} of {len(commands)}] python {shlex.join(command.arguments)}", flush=True)
-        run_command([sys.executable, *command.arguments], cache | os.environ)
+        if not DRY_RUN.value:
+            run_command([sys.executable, *command.arguments], cache | os.environ)
 
 
 def on_slice(arguments: list[str]) -> list[str]:
@@ -377,7 +382,12 @@ def run_study(study: Study, scale: str) -> None:
         raise ValueError("--slice is for --scale=pod: remove it, or set that")
     commands = plan(study, scale)
     if scale == "laptop" and not REPORT_ONLY.value:
+        for name in DIRECTORIES:  # Before an encoder is pre-trained.
+            if (directory := flags.FLAGS[name].value) and not pathlib.Path(directory).is_dir():
+                raise ValueError(f"--{name}={directory}: there is no such directory")
         run(commands)
+        if DRY_RUN.value:
+            return
     if scale == "pod" and not REPORT_ONLY.value:
         path = pathlib.Path(runs(scale), f"{study.name}.sh")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -309,6 +309,7 @@ def test_long_texts_are_truncated_with_a_warning(model):
     ("ask", "error", "message"),
     [
         (lambda m: m.encode(5), TypeError, "must be a string or a list of strings, got 5$"),
+        (lambda m: m.encode("a \ud800 b"), ValueError, "surrogates not allowed"),
         (lambda m: m.encode(b"the"), TypeError, "must be a string .*, got b'the'$"),
         (lambda m: m.encode({"the": 1}), TypeError, "must be a string or a list of strings"),
         (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of strings"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets
 
+from bert_corpus import encoding
 from bert_jax import tokenization
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
 from tests.helpers import write_tfds
@@ -62,15 +63,16 @@ ODD = (
 @pytest.mark.parametrize("cased", [False, True])
 def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypatch):
     """Characters that normalization joins, splits, drops or changes, around spaces and words."""
-    monkeypatch.setattr(tokenization, "MAX_CACHED_CHARACTERS", 5000)
+    monkeypatch.setattr(encoding, "MAX_CACHED_CHARACTERS", 5000)
     letters = [*"abcxyz", *("##" + letter for letter in "abcxyz"), *"[]#',.!-中é가"]
     tokenizer = wordpiece(*letters, *(["X", "Y"] if cased else []))
+    encoder = encoding.Encoder(tokenizer)
     rng = random.Random(0)
     texts = ["".join(rng.choices(ODD, k=rng.randint(0, 30))) for _ in range(20_000)]
     for start in range(0, len(texts), 1000):
         batch = texts[start : start + 1000]
         expected = [np.array(ids, np.uint16).tobytes() for ids in tokenizer.encode_batch(batch)]
-        assert tokenizer.encode_to_bytes(batch) == expected
+        assert encoder.encode(batch) == expected
 
 
 def test_special_tokens_in_text_are_not_recognized():

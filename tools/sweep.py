@@ -35,6 +35,7 @@ from ml_collections import ConfigDict
 from bert_jax import finetune
 from bert_jax.interop.parameters import LoadedModel
 from bert_jax.runtime import distributed, main
+from bert_jax.runtime.command_line import RunStopped
 from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.tasks.trials import Trial
 from bert_jax.tools import sweep_claims, sweep_memory, sweep_report, sweep_search
@@ -107,7 +108,11 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
             names = {p.name: [trial.workdir.name for trial in p.trials] for p in programs}
             write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
         write_report = functools.partial(report, workdir, config, points, metric)
-        run_programs(workdir, config, new_programs, write_report)
+        try:
+            run_programs(workdir, config, new_programs, write_report)
+        except (RunStopped, KeyboardInterrupt):
+            write_report()
+            raise
     return write_report()  # Another worker may have written an older report last.
 
 
@@ -203,6 +208,8 @@ def check_sweep(config: ConfigDict) -> None:
         if not isinstance(values, tuple | list) or not values:
             fix = "a field that does not vary is set in --config.base"
             raise ValueError(f"--config.grid.{name}={values!r}: expected one or more values; {fix}")
+        if twice := [value for n, value in enumerate(values) if value in values[:n]]:
+            raise ValueError(f"--config.grid.{name}={values!r}: {twice[0]!r} is given twice")
     for index, values in enumerate(config.trials):
         if not isinstance(values, dict):
             raise ValueError(f"trials[{index}]={values!r}: expected a dict of fields and values")

@@ -133,6 +133,7 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
         "metric": metric,
         "trials": {name: statuses.count(name) for name in dict.fromkeys(statuses)},
         "best_configuration": best.point.values if has_best else None,
+        "best_trial": str(best_trial(best).workdir) if has_best else None,
         "medians_of_best_configuration": {name: value["median"] for name, value in scores.items()},
         "report": str(workdir / "report.html"),
     }
@@ -143,6 +144,13 @@ def summarize(point: Point, metric: str) -> Summary:
     summary = Summary(point, [trial.result for trial in point.trials], [], metric)
     split, _, name = metric.rpartition("/")
     return summary._replace(scores=[result[split][name] for result in summary.scored])
+
+
+def best_trial(summary: Summary) -> Trial:
+    """Returns the trial of a configuration with the best score on dev."""
+    pairs = zip(summary.point.trials, summary.results, strict=True)
+    scored = [trial for trial, result in pairs if result in summary.scored]
+    return scored[summary.scores.index(max(summary.scores))]
 
 
 def status(result: dict | None) -> str:
@@ -237,7 +245,8 @@ def about_best(best: Summary) -> str:
     return (
         f"{best.point}: median {best.metric} {best.median:.4f}. The configuration was chosen by "
         "this score, which is therefore optimistic; those on other splits are not. The table is "
-        f"over the {len(best.scores)} of {len(best.results)} seeds with a score."
+        f"over the {len(best.scores)} of {len(best.results)} seeds with a score. The "
+        f"best of them is in trials/{best_trial(best).workdir.name}, which `bert_jax.load` reads."
     )
 
 

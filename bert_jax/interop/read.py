@@ -18,7 +18,7 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     Raises FileNotFoundError for a missing model, CheckpointError for a damaged native checkpoint,
     and otherwise as `load_huggingface` and `load_google`.
     """
-    name, directory = str(directory), pathlib.Path(directory).absolute()
+    name, directory = str(directory), pathlib.Path(directory).expanduser().absolute()
     if any((directory / filename).exists() for filename in WEIGHTS_FILENAMES):
         return load_huggingface(directory)
     if (directory / "bert_config.json").exists():
@@ -33,11 +33,11 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
         params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     except FileNotFoundError as error:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
-        if list(directory.glob("seed_*")):
+        if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
             raise
         if list(directory.glob("*.index.json")):
             hint = "merge its shards with transformers' save_pretrained(DIR, max_shard_size='1TB')"
-        raise FileNotFoundError(f"{error}; {hint}") from error
+        raise FileNotFoundError(f"{error}; {hint}") from None
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("tuned_head_settings", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))

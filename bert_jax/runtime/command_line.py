@@ -81,13 +81,17 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
         return values(argv, **options)
     except SystemExit:  # absl's exit code for --help is 1.
         sys.exit(0)
+    except SyntaxError as error:  # In a config file.
+        sys.exit(f"{program_name()}: {error.filename}, line {error.lineno}: {error.msg}")
     except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError) as raised:
         message = raised
         while isinstance(message, Exception) and message.args:  # Unwrap nested exceptions.
             message = message.args[0]
-        # A config file rejects its argument with a ValueError: drop the traceback above it.
+        # In a config file, a ValueError rejects its argument; of another error we tell the place.
         traced = r"Error whilst parsing config file:\n.*\nValueError: "
         message = re.sub(traced, "", str(message), flags=re.DOTALL)
+        traced = r'Error whilst .*File "(.*?)", (line \d+), in get_config\n.*\n(\w+: )'
+        message = re.sub(traced, r"\1, \2: \3", message, flags=re.DOTALL)
         *_, (frame, _) = traceback.walk_tb(raised.__traceback__)
         config = frame.f_locals.get("self")
         if re.fullmatch(r"'\w+'", message) and hasattr(config, "keys"):

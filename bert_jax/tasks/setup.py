@@ -103,9 +103,7 @@ class FinetuneSetup:
     def check(self, trial: ConfigDict) -> None:
         """Raises ValueError if settings of a trial are invalid."""
         if not self.num_steps(trial) and self.task.labels and "head" not in self.pretrained:
-            why = "there is no training data"
-            if self.task.train:
-                why = f"num_epochs is {trial.num_epochs:g}"
+            why = f"num_epochs is {trial.num_epochs:g}" if self.task.train else "no training data"
             fix = "give the workdir of a run that trained one"
             raise ValueError(f"{why}, and {trial.init_from} has no head for this task: {fix}")
         self.settings(trial)

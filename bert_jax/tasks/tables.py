@@ -115,6 +115,7 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
         location = f"{source}, line {number}"
         try:
             values = json.loads(line, parse_constant=_refuse_constant)
+            json.dumps(values, ensure_ascii=False).encode()  # Fails for a lone surrogate.
         except ValueError as error:
             raise ValueError(f"{location}: not JSON ({error}): write an object per line") from None
         if not isinstance(values, dict):

@@ -177,8 +177,9 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
         if steps := saved_steps(directory):
             return directory / str(steps[-1])
     expected = "expected a workdir, its checkpoints, or one of them"
-    if seeds := sorted(path.glob("seed_*")):
-        expected = f"it holds the runs of several seeds: give one of them, such as {seeds[0]}"
+    for kind, runs in (("seeds", path.glob("seed_*")), ("trials", path.glob("trials/*"))):
+        if first := min(runs, default=None):
+            expected = f"it holds the runs of several {kind}: give one of them, such as {first}"
     raise FileNotFoundError(f"{path} holds no complete checkpoint: {expected}")
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pathlib
 import random
 import re
 import signal
@@ -205,6 +206,13 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
     assert tuple(map(sweep_report.format_value, result["best_configuration"].values())) == best
     assert result["medians_of_best_configuration"]["dev/accuracy"] == pytest.approx(medians[best])
     assert "test/accuracy" in result["medians_of_best_configuration"]
+    best_trial = pathlib.Path(result["best_trial"])
+    highest = max(scores[best])
+    assert json.loads((best_trial / "result.json").read_text())["dev"]["accuracy"] == highest
+    with pytest.raises(
+        FileNotFoundError, match=r"runs of several trials: give one of them, such as .*trials/"
+    ):
+        bert_jax.load(workdir)
 
     text = (workdir / "report.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
@@ -439,7 +447,7 @@ WRONG = {
     ),
     "twice in the grid": (
         {"grid": {"learning_rate": (1e-3, 2e-3, 0.001)}},
-        r"grid: duplicate configuration learning_rate=0\.001, already in grid: give each once",
+        r"--config\.grid\.learning_rate=\(0\.001, 0\.002, 0\.001\): 0\.001 is given twice",
     ),
     "twice": (
         {"grid": {"learning_rate": (1e-3, 2e-3)}, "trials": ({"learning_rate": 2e-3},)},
