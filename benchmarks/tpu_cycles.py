@@ -11,18 +11,18 @@ with `optax.adamw` and their loss, over the logits of all positions. Cycles are 
 estimates, those of our kernels from schedules: see docs/tpu.md. Their unrolled layers take the
 compiler many minutes per chip.
 
-With 16 rows (libtpu 0.0.42.1, 2026-11-23), in million cycles per row:
+With 16 rows (libtpu 0.0.42.1, ours 2026-11-24, theirs 2026-11-23), in million cycles per row:
 
 | chip | bert_jax | transformers | ratio |
 | --- | --- | --- | --- |
-| v3 (one core) | 23.89 | 43.79 | 1.83 |
-| v4 | 8.32 (older) | 15.41 | 1.85 |
-| v5e | 13.96 | 26.16 | 1.87 |
-| v5p | 6.89 | 14.75 | 2.14 |
+| v3 (one core) | 23.43 | 43.79 | 1.87 |
+| v4 | 7.16 | 15.41 | 2.15 |
+| v5e | 12.07 | 26.16 | 2.17 |
+| v5p | 6.05 | 14.75 | 2.44 |
 
-v4 is from before queries, keys and values were one product; v4, v5e and v5p are from before the
-compiler chose the order of sums by cost, an option that only our step has.
-Theirs takes 5 minutes to compile for v3 and 6 for v5p; for v6e it had not finished after an hour.
+On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step lets
+the compiler choose the order of accumulation. Theirs takes 5 minutes to compile for v3 and 6 for v5p;
+for v6e it had not finished after an hour, with all layers or with `--extrapolate`.
 """
 
 import pathlib
