@@ -20,9 +20,9 @@ With 16 rows (libtpu 0.0.42.1, ours 2026-11-24, theirs 2026-11-23), in million c
 | v5e | 12.07 | 26.16 | 2.17 |
 | v5p | 6.05 | 14.75 | 2.44 |
 
-On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step lets
-the compiler choose the order of accumulation. Theirs takes 5 minutes to compile for v3 and 6 for v5p;
-for v6e it had not finished after an hour, with all layers or with `--extrapolate`.
+On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
+lets the compiler choose the order of accumulation. Theirs takes 5 minutes to compile for v3 and 6
+for v5p; for v6e it had not finished after an hour, with all layers or with `--extrapolate`.
 """
 
 import pathlib
