@@ -215,6 +215,7 @@ def test_file_to_predict_may_not_change_under_its_predictions(finished, given, t
         finetune.train_and_evaluate(small_config(given, **changes), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, given, tmp_path):
     two = finetune.train_and_evaluate(small_config(given, num_seeds=2), tmp_path)
     config = small_config(given, num_seeds=3)

@@ -87,6 +87,7 @@ jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x: x[1], jax.vma
 """
 
 
+@pytest.mark.slow
 def test_stacked_trials_start_on_two_cores_with_the_parameters_of_each_alone():
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", STACKED_INIT], env=environment, timeout=120, check=True)

@@ -309,6 +309,7 @@ def test_configurations_take_a_set_and_runlocal():
         get_config("mnli,fast")
 
 
+@pytest.mark.slow
 def test_an_mnli_run_predicts_the_diagnostic_set_like_the_loaded_model(tokenizer, tmp_path):
     init = write_random_encoder(tmp_path / "init", tokenizer)
     for name in ("mnli", "ax"):

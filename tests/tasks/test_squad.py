@@ -148,6 +148,7 @@ def test_threshold_decides_between_an_answer_and_none(finished):
         model.answer("the king", CONTEXT, null_threshold="0")
 
 
+@pytest.mark.slow
 def test_tuned_threshold_is_kept_with_the_head_unless_one_is_given(finished, pretrained, tmp_path):
     run, _, path = finished
     blind = write_squad(tmp_path / "blind.json", [entry(n) for n in range(3)])

@@ -141,9 +141,7 @@ def assert_same(one, two):
 @pytest.mark.parametrize(
     "kind",
     [
-        kind
-        if kind in ("classification", "embedding", "span")
-        else pytest.param(kind, marks=pytest.mark.slow)
+        kind if kind in ("classification", "span") else pytest.param(kind, marks=pytest.mark.slow)
         for kind in KINDS
     ],
 )
