@@ -8,7 +8,7 @@ import pathlib
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.figure import Figure
 
@@ -18,31 +18,46 @@ POD = (
     "best on dev of the grid of Devlin et al. (2018), appendix A.3."
 )
 """What the pod scale is, in each report."""
-Scores = dict[tuple[str, str], list[float]]
-"""Scores of the seeds by row and column; NaN for a seed that diverged."""
 
 
-def best_scores(workdir: pathlib.Path, metric: str) -> list[float]:
+class Seeds(list):
+    """Scores of the seeds, NaN for one that diverged, and how many gave one class to everything."""
+
+    def __init__(self, scores: Iterable[float], num_collapsed: int = 0):
+        super().__init__(scores)
+        self.num_collapsed = num_collapsed
+
+
+Scores = dict[tuple[str, str], Seeds]
+"""By row and column."""
+
+
+def best_seeds(workdir: pathlib.Path, metric: str) -> Seeds:
     """Returns the scores over seeds of the best configuration of a sweep.
 
     That is the one with the best median, where a diverged seed counts as worse than any score, as
     in a sweep's report. Raises FileNotFoundError if no trial has a result.
     """
     split, name = metric.split("/")
-    configurations: dict[str, list[float]] = {}
+    configurations: dict[str, list[dict]] = {}
     paths = sorted(workdir.glob("trials/*/result.json"))
     if not paths:
         raise FileNotFoundError(f"{workdir} has no results: run the study without --report_only")
     for path in paths:
-        result = json.loads(path.read_text())
         configuration = re.sub(r",?seed=\d+$", "", path.parent.name)
-        score = result[split][name] if split in result else math.nan
-        configurations.setdefault(configuration, []).append(score)
+        configurations.setdefault(configuration, []).append(json.loads(path.read_text()))
+    seeds = [
+        Seeds(
+            (result[split][name] if split in result else math.nan for result in results),
+            sum(result.get("collapsed", False) for result in results),
+        )
+        for results in configurations.values()
+    ]
 
     def rank(scores):
         return statistics.median(-math.inf if math.isnan(score) else score for score in scores)
 
-    return max(configurations.values(), key=rank)
+    return max(seeds, key=rank)
 
 
 def finished(scores: Sequence[float]) -> list[float]:
@@ -50,16 +65,17 @@ def finished(scores: Sequence[float]) -> list[float]:
     return [score for score in scores if not math.isnan(score)]
 
 
-def show(values: Sequence[float] | None, scale: float) -> str:
+def show(values: Seeds | None, scale: float) -> str:
     """Formats the median and, for several seeds, their range; "" if nothing was run."""
     if values is None:
         return ""
-    own = finished(values)
-    note = f"{len(values) - len(own)} of {len(values)} diverged" if len(own) < len(values) else ""
+    own, notes = finished(values), []
+    for count, what in ((len(values) - len(own), "diverged"), (values.num_collapsed, "collapsed")):
+        notes += [f"{count} of {len(values)} {what}"] * bool(count)
     if not own:
-        return note
+        return "; ".join(notes)
     middle, low, high = (f(own) * scale for f in (statistics.median, min, max))
-    notes = [f"{low:.1f} to {high:.1f}"] * (len(own) > 1) + [note] * bool(note)
+    notes = [f"{low:.1f} to {high:.1f}"] * (len(own) > 1) + notes
     return f"{middle:.1f}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
@@ -76,20 +92,40 @@ def table(rows: Sequence, columns: Sequence[str], scores: Scores, metrics: Seque
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write(study, scale: str, columns: Sequence[str], scores: Scores, directory, command) -> None:
-    """Writes NAME.md and NAME.png into `directory`."""
+def write(
+    study,
+    scale: str,
+    columns: Sequence[str],
+    scores: Scores,
+    baselines: dict[str, float],
+    directory: str,
+    command: str,
+) -> None:
+    """Writes NAME.md and NAME.png into `directory`.
+
+    `baselines` are the held-out perplexities of word frequencies alone, by row format.
+    """
     directory, rows = pathlib.Path(directory), study.rows(scale)
     directory.mkdir(parents=True, exist_ok=True)
     figure = study.draw(study.title, rows, columns, scores)
     figure.savefig(directory / f"{study.name}.png", dpi=130)
-    metrics = list(study.pretraining_metrics)
-    not_percent = f" The {', '.join(metrics)}, of one run, is not in percent." if metrics else ""
+    metrics, notes = list(study.pretraining_metrics), []
+    notes.append(
+        "Our scores on dev are in percent: the median over the seeds, and their range. Each seed "
+        "keeps its best epoch, as chosen on dev."
+    )
+    if any(seeds.num_collapsed for seeds in scores.values()):
+        notes.append("A seed that collapsed predicts one class for all examples.")
+    if metrics:
+        notes.append(f"The {', '.join(metrics)}, of one run, is not in percent.")
+    if baselines:
+        values = [f"{value:.0f} ({name.replace('_', ' ')})" for name, value in baselines.items()]
+        notes.append(f"Word frequencies alone have a perplexity of {', '.join(values)}.")
     parts = [
         f"# {study.title}",
         f"{study.about} {study.laptop}" if scale == "laptop" else f"{study.about} {POD}",
         table(rows, columns, scores, metrics),
-        "Our scores on dev are in percent: the median over the seeds, and their range. Each seed "
-        f"keeps its best epoch, as chosen on dev.{not_percent}",
+        " ".join(notes),
         f"![{study.title}]({study.name}.png)",
         *([f"**What this scale can and cannot show.** {study.limits}"] * (scale == "laptop")),
         f"Made on {machine()}, {datetime.date.today()}, by this command:",

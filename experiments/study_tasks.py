@@ -15,6 +15,9 @@ SMALL_ENCODERS = (
 )
 
 
+ONE_STEP = {"num_steps": 1, "long_phase.num_steps": 0, "warmup_steps": 0}
+
+
 def sentences(scale: str, *names: str) -> list[study.Task]:
     """Returns tasks of GLUE; at laptop scale without --glue_dir R8 classification instead."""
     return glue(*names) if scale == "pod" or flags.FLAGS.glue_dir else [topics()]
@@ -86,7 +89,7 @@ def with_settings(task: study.Task, settings: study.Settings) -> study.Task:
 def small_encoders() -> list[study.Row]:
     """Returns the rows at laptop scale of the studies that compare encoders."""
     return [
-        study.Row("BERT_TINY after one step", {}, {"num_steps": 1, "warmup_steps": 0}),
+        study.Row("BERT_TINY after one step", {}, ONE_STEP),
         study.Row("BERT_TINY"),
         study.Row("MiniLM", weights=study.fetched("minilm"), finetuning={"learning_rate": 2e-4}),
     ]

@@ -25,8 +25,9 @@ OBJECTIVES = {
 
 
 def rows(scale: str) -> list[study.Row]:
-    last = study.PRETRAINING["num_steps"] if scale == "laptop" else 1_000_000
-    every = study.PRETRAINING["keep_every"] if scale == "laptop" else 200_000
+    ours, last, every = study.PRETRAINING, 1_000_000, 200_000
+    if scale == "laptop":
+        last, every = ours["num_steps"] + ours["long_phase.num_steps"], ours["keep_every"]
     return [
         study.Row(
             f"{name}, step {step:,}",

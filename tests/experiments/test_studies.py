@@ -20,6 +20,7 @@ import study_report
 import study_tasks  # noqa: F401  Defines the flags.
 from absl import flags
 from ml_collections import ConfigDict
+from study_report import Seeds
 
 from bert_jax.runtime.command_line import define_config
 from bert_jax.tasks import setup as finetune_setup
@@ -186,11 +187,12 @@ def test_report_has_our_scores_beside_those_of_the_paper(name, scale, tmp_path, 
     rows, columns = each.rows(scale), [task.name for task in each.tasks(scale)]
     rng = random.Random(0)
     scores = {
-        (row.name, column): [rng.random() for _ in range(each.num_seeds)]
+        (row.name, column): Seeds(rng.random() for _ in range(each.num_seeds))
         for row in study.rows_to_run(each, scale)
         for column in columns
     }
-    study_report.write(each, scale, columns, scores, tmp_path, "python command")
+    baselines = {"sentence_pairs": 648.2}
+    study_report.write(each, scale, columns, scores, baselines, tmp_path, "python command")
     text = (tmp_path / f"{name}.md").read_text()
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
     for row in rows:
@@ -198,6 +200,7 @@ def test_report_has_our_scores_beside_those_of_the_paper(name, scale, tmp_path, 
     for (row, _), values in scores.items():
         assert study_report.show(values, 100) in lines[row]
     assert each.about in text and "python command" in text
+    assert "Word frequencies alone have a perplexity of 648 (sentence pairs)." in text
     assert (each.limits in text) == (each.laptop in text) == (scale == "laptop")
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
@@ -213,25 +216,33 @@ def test_scores_are_those_of_the_configuration_with_the_best_median(tmp_path):
     write_trials(tmp_path, {"a=1,seed=0": 0.9, "a=1,seed=1": 0.1})
     write_trials(tmp_path, {"a=2,seed=0": 0.6, "a=2,seed=1": 0.5})
     write_trials(tmp_path, {"a=3,seed=0": None, "a=3,seed=1": None})
-    assert study_report.best_scores(tmp_path, "dev/accuracy") == [0.6, 0.5]
+    assert study_report.best_seeds(tmp_path, "dev/accuracy") == [0.6, 0.5]
 
 
 def test_one_lucky_seed_does_not_make_a_configuration_the_best(tmp_path):
     write_trials(tmp_path, {"a=1,seed=0": 0.5, "a=1,seed=1": 0.4, "a=1,seed=2": None})
     write_trials(tmp_path, {"a=2,seed=0": 0.9, "a=2,seed=1": None, "a=2,seed=2": None})
-    scores = study_report.best_scores(tmp_path, "dev/accuracy")
+    scores = study_report.best_seeds(tmp_path, "dev/accuracy")
     assert study_report.show(scores, 100) == "45.0 (40.0 to 50.0; 1 of 3 diverged)"
-    assert study_report.show([math.nan, 0.5], 100) == "50.0 (1 of 2 diverged)"
-    assert study_report.show([math.nan] * 2, 100) == "2 of 2 diverged"
+    assert study_report.show(Seeds([math.nan, 0.5]), 100) == "50.0 (1 of 2 diverged)"
+    assert study_report.show(Seeds([math.nan] * 2), 100) == "2 of 2 diverged"
     assert study_report.show(None, 100) == ""
+
+
+def test_report_names_the_seeds_that_give_one_class_to_everything(tmp_path):
+    write_trials(tmp_path, {"a=1,seed=0": 0.492, "a=1,seed=1": 0.6})
+    path = tmp_path / "trials/a=1,seed=0/result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"collapsed": True}))
+    seeds = study_report.best_seeds(tmp_path, "dev/accuracy")
+    assert study_report.show(seeds, 100) == "54.6 (49.2 to 60.0; 1 of 2 collapsed)"
 
 
 @pytest.mark.parametrize("name", ["masking", "training_steps"])
 def test_a_row_whose_seeds_all_diverged_is_drawn_empty(name, load):
     each = load(name)
     rows, columns = each.rows("laptop"), [task.name for task in each.tasks("laptop")]
-    scores = {(row.name, column): [0.5, math.nan] for row in rows for column in columns}
-    scores[rows[0].name, columns[0]] = [math.nan, math.nan]
+    scores = {(row.name, column): Seeds([0.5, math.nan]) for row in rows for column in columns}
+    scores[rows[0].name, columns[0]] = Seeds([math.nan, math.nan])
     axis = each.draw(each.title, rows, columns, scores).axes[0]
     dots = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata())]
     assert len(dots) == len(rows) - 1
@@ -262,7 +273,7 @@ def test_perplexity_has_a_panel_of_its_own_beside_the_scores():
 
 def test_report_of_runs_that_are_missing_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no results: run the study"):
-        study_report.best_scores(tmp_path, "dev/accuracy")
+        study_report.best_seeds(tmp_path, "dev/accuracy")
 
 
 def test_questions_that_cannot_be_fetched_are_an_error(load, set_flag):
