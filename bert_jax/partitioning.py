@@ -39,6 +39,9 @@ TASK_RULES = (
     (r"(kernel|bias|scale|step|count)$", P()),
 )
 
+# The device kinds of v5p and v6e, whose SparseCores run collectives beside the matrix units.
+SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite")
+
 # A batch of rows is sharded over both axes; inside `sum_over_data`, only over `fsdp`.
 BATCH_SPEC, FSDP_BATCH_SPEC = P(("data", "fsdp")), P("fsdp")
 REPLICATED = P()
@@ -80,19 +83,29 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, de
 def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> dict:
     """Returns, and logs, the compiler's options for update steps on a mesh.
 
-    By default, the compiler for TPU v4 gathers parameters as a sum of shards padded with zeros. A
-    real gather of shards that fill no tile of 16 rows would cost a copy in each layer. What is
-    exchanged `in_layers` is asynchronous only with options, and starts too late without the last.
+    By default, the compiler gathers parameters as an all-reduce of shards padded with zeros. An
+    all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. The
+    collectives of `in_layers` are asynchronous only with options: those of v5p and v6e run on the
+    SparseCores, those of v4 and v5e are all-to-alls, and start too late without the last option.
     On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; 32 give larger tiles.
     """
     kind, options = mesh.devices.flat[0].device_kind, {}
-    if kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0:
+    on_sparse_cores = in_layers and kind in SPARSE_CORE_KINDS
+    if on_sparse_cores or (kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0):
         names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
         options |= dict.fromkeys(names, True)
     if kind in ("TPU v5 lite", "TPU v5"):
         options["xla_tpu_scoped_vmem_limit_kib"] = 32 * 1024
-    if in_layers and kind.startswith("TPU"):
+    if on_sparse_cores:
+        for name in (
+            "reduce_scatter",
+            "nd_reduce_scatter",
+            *(f"{n}all_gather" for n in ("", "2d_", "3d_")),
+        ):
+            options[f"xla_tpu_enable_sparse_core_collective_offload_{name}"] = True
+    elif in_layers and kind.startswith("TPU"):
         options["xla_tpu_enable_async_all_to_all"] = True
+    if in_layers and kind.startswith("TPU"):
         options["xla_max_concurrent_async_all_gathers"] = 8
         options["xla_lhs_prioritize_async_depth_over_stall"] = True
     if options:
@@ -187,7 +200,7 @@ class Shard:
 def gather_shards(layer_params, dtype):
     """Gathers the `Shard`s of one layer in `dtype`; their gradients are float32 sums over `data`.
 
-    Both exchanges are asynchronous on TPU, so that they overlap with the rest of the layer.
+    Both collectives are asynchronous on TPU, so that they overlap with the rest of the layer.
     """
 
     def gather(leaf):
@@ -211,7 +224,10 @@ def _gather(shard, dtype, axis):
 
 
 def _gather_backward(dtype, axis, _, dy):
-    # The compiler for TPUs has no asynchronous reduce-scatter, but an asynchronous all-to-all.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device and device.device_kind in SPARSE_CORE_KINDS:
+        return (_reduce_scatter(dy.astype(jnp.float32), "data", axis),)
+    # Without SparseCores there is no asynchronous reduce-scatter, but an asynchronous all-to-all.
     size = jax.lax.axis_size("data")
     parts = jax.lax.all_to_all(dy, "data", axis, axis, tiled=True)
     # These sums fuse; a sum over an axis takes twice as long.

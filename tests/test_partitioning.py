@@ -189,12 +189,19 @@ def test_matrix_products_get_more_memory_on_v5():
         assert options.get("xla_tpu_scoped_vmem_limit_kib", 0) == 32768 * ("v5" in kind)
 
 
-def test_options_for_exchanges_in_layers_are_for_tpus():
-    for kind, hidden_size in (("TPU v4", 1024), ("TPU v5e", 1024), ("cpu", 1024)):
+def test_collectives_in_layers_run_on_sparse_cores_or_as_all_to_alls():
+    offload = "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter"
+    expected = {"TPU v4": False, "TPU v5 lite": False, "TPU v5": True, "TPU v6 lite": True}
+    for kind, on_sparse_cores in expected.items():
         device = types.SimpleNamespace(device_kind=kind)
         mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
-        options = partitioning.compiler_options(mesh, hidden_size, in_layers=True)
-        assert ("xla_tpu_enable_async_all_to_all" in options) == (kind != "cpu")
+        options = partitioning.compiler_options(mesh, 1024, in_layers=True)
+        assert (offload in options) == on_sparse_cores
+        assert ("xla_tpu_enable_async_all_to_all" in options) != on_sparse_cores
+        assert options.get("xla_enable_async_all_gather", False) == (kind != "TPU v5 lite")
+        assert offload not in partitioning.compiler_options(mesh, 1024)
+    device.device_kind = "cpu"
+    assert partitioning.compiler_options(mesh, 1024, in_layers=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -210,14 +217,19 @@ def test_layers_exchange_where_the_compiler_can(kind, data, size, can):
     assert partitioning.can_exchange_in_layers(mesh) == can
 
 
-def test_large_model_exchanges_in_layers_on_tori_of_three_dimensions():
+def test_large_model_exchanges_in_layers_where_that_overlaps():
     chips = pod_large.TOPOLOGIES
     in_layers = [chip for chip in chips if pod_large.get_config(chip).exchange_in_layers]
-    assert in_layers == ["v4", "v5p"]
+    assert in_layers == ["v4", "v5p", "v6e"]
 
 
+@pytest.mark.parametrize("collective", ["all_to_all", "reduce_scatter"])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(axis):
+def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(
+    axis, collective, monkeypatch
+):
+    if collective == "reduce_scatter":
+        monkeypatch.setattr(partitioning, "SPARSE_CORE_KINDS", ("cpu",))
     mesh = partitioning.make_mesh(data=8)
     rng = np.random.default_rng(0)
     params = {"kernel": rng.normal(size=(2, 8, 16)).astype(np.float32), "bias": np.ones(3)}
@@ -235,7 +247,11 @@ def test_shards_are_gathered_in_bfloat16_and_their_gradients_summed_in_float32(a
         return jax.grad(loss)(params)
 
     run = partitioning.sum_over_data(gradients, mesh, shardings, specs)
-    actual = jax.jit(run)(jax.device_put(params, shardings), factors)
+    arguments = jax.device_put(params, shardings), factors
+    collectives = {"all_to_all", "reduce_scatter"}
+    text = jax.jit(run).lower(*arguments).as_text()
+    assert {name for name in collectives if f"stablehlo.{name}" in text} == {collective}
+    actual = jax.jit(run)(*arguments)
     assert actual["kernel"].sharding.spec[axis] == "data" and actual["kernel"].dtype == jnp.float32
     expected = np.asarray(factors, np.float32).sum(0)
     np.testing.assert_allclose(actual["kernel"], np.stack([0 * expected, expected]), rtol=1e-6)

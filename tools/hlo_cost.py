@@ -45,11 +45,19 @@ COLLECTIVES = (
 FREE = (
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "copy-start", "copy-done", "slice-start", "slice-done", "while"),
-    *("conditional", "call", "async-start", "async-update", "async-done"),
+    *(
+        "conditional",
+        "call",
+        "call-start",
+        "call-done",
+        "async-start",
+        "async-update",
+        "async-done",
+    ),
     *("send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
 )
 FUSIONS = ("fusion", "custom-call")
-CALLERS = (*FUSIONS, "async-start", "call", "while", "conditional")
+CALLERS = (*FUSIONS, "async-start", "call-start", "call", "while", "conditional")
 COMPUTATION_OR_INSTRUCTION = re.compile(
     r"^(ENTRY )?%([\w.\-]+) .*\{$|"
     r"^ +(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)(.*)$",
@@ -187,8 +195,10 @@ def exposed_link_bytes(
             in_flight[started], overlap = in_flight[started] - hidden, overlap - hidden
         if instruction.opcode.endswith("-start"):
             # Of itself, or of what it wraps.
-            names = [each.name for called in instruction.called for each in computations[called]]
-            num_bytes = sum(links.get(n, 0.0) for n in [instruction.name, *names])
+            names = {instruction.name}
+            for called in instruction.called:
+                names |= {each.name for _, each, _ in executed_instructions(computations, called)}
+            num_bytes = sum(links.get(name, 0.0) for name in names)
             if num_bytes:  # A local copy uses no link: its "done" does not wait for collectives.
                 in_flight[instruction.name] = num_bytes
         elif instruction.opcode.endswith("-done"):

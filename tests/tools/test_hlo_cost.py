@@ -310,10 +310,18 @@ ENTRY %main (x: bf16[64,8]) -> bf16[64,8] {
         assert cost["link_bytes"] == pytest.approx(1024 * 63 / 64 * hops)
 
 
-def test_collective_that_is_wrapped_to_run_asynchronously_is_exposed_too():
+@pytest.mark.parametrize(
+    ("name", "opcode", "calls"),
+    [
+        ("wrapped", "async", "calls=%gather"),
+        # On a SparseCore.
+        ("gather.call", "call", 'async_execution_thread="sparsecore", to_apply=%gather'),
+    ],
+)
+def test_collective_that_is_wrapped_to_run_asynchronously_is_exposed_too(name, opcode, calls):
     wrapped = (
-        "%wrapped = ((f32[262144]), f32[1048576]) async-start(%shard.1), calls=%gather\n"
-        "  %unwrapped = f32[1048576] async-done(%wrapped)"
+        f"%{name}-start = ((f32[262144]), f32[1048576]) {opcode}-start(%shard.1), {calls}\n"
+        f"  %{name}-done = f32[1048576] {opcode}-done(%{name}-start)"
     )
     text = GATHERS.replace(
         "ROOT %reduced = f32[1048576] all-reduce(%all-gather-done), GROUPS, to_apply=%add", wrapped
