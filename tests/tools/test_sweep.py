@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from threading import Event
 
 import pytest
 
@@ -540,6 +541,21 @@ def test_one_of_two_workers_claims_a_program_and_takes_over_from_a_dead_one(tmp_
     clock += sweep_claims.TIMEOUT + 1
     with sweep_claims.try_claim(tmp_path, seen):
         assert dead == {"ended": True} and (tmp_path / "claims/2/heartbeat").exists()
+
+
+def test_an_error_of_the_disk_does_not_end_the_heartbeat(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_claims, "INTERVAL", 0.001)
+    errors, exists, recovered = [OSError("Input/output error")] * 2, pathlib.Path.exists, Event()
+
+    def exists_after_errors(path):
+        if errors:
+            raise errors.pop()
+        recovered.set()
+        return exists(path)
+
+    with sweep_claims.try_claim(tmp_path, {}) as claim:
+        monkeypatch.setattr(type(claim._successor), "exists", exists_after_errors)
+        assert recovered.wait(60)
 
 
 def sweep_command(given) -> list[str]:
