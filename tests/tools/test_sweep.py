@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -385,17 +386,19 @@ def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
     monkeypatch.setattr(finetune, "run_trials", fail)
     monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3, 3e-3)})
-    for memory, advice in ((5 << 19, "about 2 fit: set --config.max_stacked_trials=2"), (1, "not")):
+    fit_2 = "about 2 fit: set --config.max_stacked_trials=2"
+    for memory, advice in ((5 << 19, fit_2), (1, "not"), (1 << 30, fit_2)):  # The last one runs.
         monkeypatch.setattr(sweep.sweep_memory, "device_memory", lambda memory=memory: memory)
         with pytest.raises(ValueError, match=f"program 1.1, with 3 trials: {advice}"):
             sweep.sweep(config, tmp_path)
 
 
-def test_more_trials_than_the_reported_memory_holds_are_refused_before_the_first_step(
+def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_first_step(
     given, tmp_path, monkeypatch, fake_trials
 ):
     monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
-    monkeypatch.setattr(sweep.sweep_memory, "reported_memory", lambda: 5 << 19)
+    memory = SimpleNamespace(total=sweep.jax.local_device_count() * (5 << 19))
+    monkeypatch.setattr(sweep_memory.psutil, "virtual_memory", lambda: memory)
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3), "num_epochs": (1.0, 2.0)})
     message = "program 1.1, with 4 trials: about 2 fit: set --config.max_stacked_trials=2"
     with pytest.raises(ValueError, match=message):
