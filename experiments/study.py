@@ -39,7 +39,9 @@ SLICE = flags.DEFINE_string(
     "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
     "each run gets a slice of its own, by default a v4-32, or for BERT_LARGE a v4-128.",
 )
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print the commands that have not finished.")
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Only print the commands that have not finished; at pod scale, the script."
+)
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
 DIRECTORIES = {
     "glue_dir": "Directory of the GLUE download.",
@@ -383,8 +385,9 @@ def main(study: Study) -> None:
 
 def run_study(study: Study, scale: str) -> None:
     """Runs the commands that have not finished and writes the report, or writes their script."""
-    if SLICE.value and scale == "laptop":
-        raise ValueError("--slice is for --scale=pod: remove it, or set that")
+    for name in ("slice", "launch"):
+        if flags.FLAGS[name].value and scale == "laptop":
+            raise ValueError(f"--{name} is for --scale=pod: remove it, or set that")
     commands = plan(study, scale)
     if scale == "laptop" and not REPORT_ONLY.value:
         for name in DIRECTORIES:  # Before an encoder is pre-trained.
@@ -394,10 +397,14 @@ def run_study(study: Study, scale: str) -> None:
         if DRY_RUN.value:
             return
     if scale == "pod" and not REPORT_ONLY.value:
+        text = script(study, commands)
+        print(text)
+        if DRY_RUN.value:
+            return
         path = pathlib.Path(runs(scale), f"{study.name}.sh")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script(study, commands))
-        print(f"{path.read_text()}\nWrote {path}. {HOW_TO_LAUNCH}")
+        path.write_text(text)
+        print(f"Wrote {path}. {HOW_TO_LAUNCH}")
         if LAUNCH.value:
             run_command(["bash", str(path)])
         return

@@ -120,6 +120,29 @@ def test_script_launches_a_slice_for_each_run(load, set_flag):
     assert {"--accelerator_type=v4-32", "--accelerator_type=v4-128"} <= set(types)
 
 
+def test_dry_run_at_pod_scale_only_prints_the_script(load, set_flag, tmp_path, monkeypatch, capsys):
+    launched = []
+    monkeypatch.setattr(study, "run_command", launched.append)
+    set_flag("workdir", str(tmp_path / "studies"))
+    set_flag("launch", True)
+    set_flag("dry_run", True)
+    each = load("glue")
+    study.run_study(each, "pod")
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n")
+    assert not launched and not list(tmp_path.iterdir())
+    set_flag("dry_run", False)
+    study.run_study(each, "pod")
+    assert launched == [["bash", str(tmp_path / "studies/pod/glue.sh")]]
+
+
+@pytest.mark.parametrize(("name", "value"), [("launch", True), ("slice", "--name=s")])
+def test_flags_of_the_pod_are_errors_at_laptop_scale(name, value, load, set_flag):
+    each = load("glue")
+    set_flag(name, value)
+    with pytest.raises(ValueError, match=f"--{name} is for --scale=pod: remove it, or set that"):
+        study.run_study(each, "laptop")
+
+
 def outputs(each: study.Study, scale: str) -> set[str]:
     """Returns what the commands of a study write, without the fetched data."""
     commands = study.plan(each, scale)
