@@ -143,6 +143,30 @@ def test_flags_of_the_pod_are_errors_at_laptop_scale(name, value, load, set_flag
         study.run_study(each, "laptop")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "given"),
+    [
+        ("workdir", "runs/studies"),
+        ("squad_dir", "runs/squad"),
+        ("squad2_dir", "squad2"),  # By default.
+    ],
+)
+def test_directories_that_a_slice_cannot_read_are_errors(
+    wrong, given, load, set_flag, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    each = load("squad")
+    set_flag("slice", "--name=s")
+    set_flag("workdir", "/gcs/studies")
+    set_flag("squad_dir", "/gcs/squad")
+    set_flag("squad2_dir", "/gcs/squad2")
+    study.check_slice(each.tasks("pod"))
+    set_flag(wrong, "" if wrong == "squad2_dir" else given)
+    with pytest.raises(ValueError, match=f"--{wrong}={given}: with --slice, expected a directory"):
+        study.run_study(each, "pod")
+    assert not list(tmp_path.iterdir())
+
+
 def outputs(each: study.Study, scale: str) -> set[str]:
     """Returns what the commands of a study write, without the fetched data."""
     commands = study.plan(each, scale)
