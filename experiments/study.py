@@ -37,7 +37,7 @@ SLICE = flags.DEFINE_string(
     "slice",
     "",
     "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
-    "each run gets a slice of its own, by default a v4-32, or for BERT_LARGE a v4-128.",
+    "each run gets a slice of its own, by default a v4-32, or to pre-train BERT_LARGE a v4-128.",
 )
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only print the commands that have not finished; at pod scale, the script."
@@ -309,6 +309,9 @@ def sweep_command(study: Study, row: Row, task: Task, scale: str) -> Command:
         for name, value in settings.items()
     }
     settings |= {"num_seeds": study.num_seeds}
+    if scale == "pod":  # At most one trial per chip, of the v4-32 of on_slice or of one v4 host.
+        chips = 16 if SLICE.value else 4
+        settings |= {"base.mesh.trial": chips, "max_stacked_trials": chips}
     workdir = sweep_workdir(row, task, scale)
     arguments = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
     arguments += [f"--workdir={workdir}", *overrides(settings)]

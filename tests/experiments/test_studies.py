@@ -95,6 +95,19 @@ def test_script_of_the_pod_runs_every_command_and_then_reports(name, load):
     assert lines[-1].endswith("--report_only")
 
 
+def stack_sizes(command: list[str]) -> tuple[int, int]:
+    """Returns over how many chips a sweep distributes its trials, and how many it stacks."""
+    config = resolve(command)
+    return config.base.mesh.trial, config.max_stacked_trials
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sweeps_train_at_most_one_trial_on_each_chip_of_a_host(name, load):
+    commands = [command.arguments for command in study.plan(load(name), "pod")]
+    sweeps = [command for command in commands if command[0] == "tools/sweep.py"]
+    assert {stack_sizes(command) for command in sweeps} == {(4, 4)}
+
+
 def test_script_launches_a_slice_for_each_run(load, set_flag):
     set_flag("workdir", "/gcs/studies")
     set_flag("slice", "--name=s --zone='z 1'")
@@ -117,6 +130,9 @@ def test_script_launches_a_slice_for_each_run(load, set_flag):
         is_large = any("pod_large.py" in word for word in arguments)
         assert launch[2] == f"--accelerator_type=v4-{128 if is_large else 32}"
         types.append(launch[2])
+        if "--program=tools.sweep" in launch:
+            chips = int(launch[2].rpartition("-")[2]) // 2  # A v4 chip has two cores.
+            assert stack_sizes(command.arguments) == (chips, chips)
     assert {"--accelerator_type=v4-32", "--accelerator_type=v4-128"} <= set(types)
 
 
