@@ -1,6 +1,7 @@
 """A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
 
 import csv
+import itertools
 import json
 import os
 import pathlib
@@ -12,6 +13,8 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import bert_jax
 from bert_jax import finetune
@@ -377,6 +380,42 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
     result = sweep.sweep(config, tmp_path / "none")
     assert result["trials"] == {"diverged": 1} and result["best_configuration"] is None
     assert "No configuration has a median score." in (tmp_path / "none/report.md").read_text()
+
+
+def draw_scores(name: str, values: tuple) -> Axes:
+    """Draws three scores of each value of a field."""
+    figure = Figure((4, 3), layout="constrained")
+    points = [sweep.Point({name: value}, []) for value in values]
+    scores = [0.5, 0.6, 0.9]
+    summaries = [sweep_report.Summary(point, [], scores, "dev/accuracy") for point in points]
+    sweep_report.draw_field(figure.subplots(), summaries, name)
+    figure.draw_without_rendering()
+    return figure.axes[0]
+
+
+LABELS = {
+    "three": ("learning_rate", (2e-5, 3e-5, 5e-5), 3),
+    "five": ("learning_rate", (1e-5, 2e-5, 3e-5, 4e-5, 5e-5), 5),
+    "close": ("learning_rate", (3e-5, 3.01e-5, 3.02e-5, 1e-3), 2),
+    "long": ("data.train", ("runs/a/long/path/first.csv", "runs/a/long/path/second.csv", "b"), 3),
+    "many": ("features", tuple(f"choice {number}" for number in range(40)), 10),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_of_the_values_of_a_field_do_not_overlap(case):
+    name, values, count = LABELS[case]
+    axis = draw_scores(name, values)
+    labels = [label for label in axis.get_xticklabels() if label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(boxes) >= count
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_only_medians_of_numbers_are_connected():
+    for name, values, style in (("batch_size", (16, 32), "-"), ("features", ("a", "b"), "None")):
+        line = draw_scores(name, values).lines[-1]
+        assert list(line.get_ydata()) == [0.6, 0.6] and line.get_linestyle() == style
 
 
 def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
