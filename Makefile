@@ -10,9 +10,9 @@ export PYTHONUNBUFFERED := 1
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
-# Executes the notebooks in place, then the examples of docs/python_api.md with their models. The
-# first makes the demo's model if it is not there, in 6 minutes.
-notebooks: .venv/notebooks
+# Makes the demo's model if it is not there, in 6 minutes. Then executes the notebooks in place, and
+# the examples of docs/python_api.md with their models.
+notebooks: .venv/notebooks demo
 	for name in experiments/notebooks/*.ipynb; do \
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
 			--ClearMetadataPreprocessor.enabled=True $$name || exit 1; done

@@ -37,18 +37,20 @@ SLICE = flags.DEFINE_string(
     "slice",
     "",
     "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
-    "each run gets a slice of its own, by default a v4-32, or for BERT_LARGE a v4-128.",
+    "each run gets a slice of its own, by default a v4-32, or to pre-train BERT_LARGE a v4-128.",
 )
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only print the commands that have not finished.")
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Only print the commands that have not finished; at pod scale, the script."
+)
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
-DIRECTORIES = {
-    "glue_dir": "Directory of the GLUE download.",
-    "squad_dir": "Directory of train.json and dev.json, in the format of SQuAD 1.1.",
-    "squad2_dir": "Directory of train.json and dev.json, in the format of SQuAD 2.0.",
-    "swag_dir": "Directory of SWAG's train.csv and val.csv.",
-    "conll_dir": "Directory of CoNLL-2003's train.txt, valid.txt and test.txt.",
+DIRECTORIES = {  # The default at pod scale, if it is not fetched, and the help.
+    "glue_dir": ("glue_data", "Directory of the GLUE download."),
+    "squad_dir": ("squad", "Directory of train.json and dev.json, in the format of SQuAD 1.1."),
+    "squad2_dir": ("squad2", "Directory of train.json and dev.json, in the format of SQuAD 2.0."),
+    "swag_dir": ("swag", "Directory of SWAG's train.csv and val.csv."),
+    "conll_dir": ("", "Directory of CoNLL-2003's train.txt, valid.txt and test.txt."),
 }
-for name, text in DIRECTORIES.items():
+for name, (_, text) in DIRECTORIES.items():
     flags.DEFINE_string(name, "", text)
 
 Settings = dict[str, object]
@@ -91,7 +93,8 @@ GRID = ("batch_size", "num_epochs", "learning_rate")
 """Fields of the grid in configs/sweeps/paper.py; given here, they have a single value."""
 HOW_TO_LAUNCH = """Run it with --launch, or with bash, on a TPU VM of one host. Or give --slice:
 then run it on any machine that mounts the bucket at /gcs, and it launches a slice for each run
-(docs/cloud_tpu.md); --workdir and all other paths must be in /gcs. A stopped script resumes."""
+(docs/cloud_tpu.md); --workdir and the tasks' directories must be in /gcs. A stopped script
+resumes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +167,11 @@ def runs(scale: str) -> str:
     return f"{WORKDIR.value}/{scale}" + (f"-{digest(TEXT.value)}" if TEXT.value else "")
 
 
+def directory_of(flag: str) -> str:
+    """Returns the directory of a flag, or its default at pod scale."""
+    return flags.FLAGS[flag].value or DIRECTORIES[flag][0]
+
+
 def digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
 
@@ -202,6 +210,18 @@ def check_directories(study: Study, tasks: list[Task], scale: str) -> None:
             raise ValueError(
                 f"--{name}={directory}: {study.name}.py reads no such files at {scale} scale, "
                 f"where its scores are {scores}: remove the flag"
+            )
+
+
+def check_slice(tasks: list[Task]) -> None:
+    """Raises ValueError for a directory that the runs on slices cannot read."""
+    read = {
+        name: path for name in DIRECTORIES if (path := directory_of(name)) and reads(tasks, path)
+    }
+    for name, path in ({"workdir": WORKDIR.value} | read).items():
+        if not path.startswith("/gcs/"):
+            raise ValueError(
+                f"--{name}={path}: with --slice, expected a directory below /gcs, in the bucket"
             )
 
 
@@ -289,6 +309,9 @@ def sweep_command(study: Study, row: Row, task: Task, scale: str) -> Command:
         for name, value in settings.items()
     }
     settings |= {"num_seeds": study.num_seeds}
+    if scale == "pod":  # At most one trial per chip, of the v4-32 of on_slice or of one v4 host.
+        chips = 16 if SLICE.value else 4
+        settings |= {"base.mesh.trial": chips, "max_stacked_trials": chips}
     workdir = sweep_workdir(row, task, scale)
     arguments = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
     arguments += [f"--workdir={workdir}", *overrides(settings)]
@@ -383,8 +406,11 @@ def main(study: Study) -> None:
 
 def run_study(study: Study, scale: str) -> None:
     """Runs the commands that have not finished and writes the report, or writes their script."""
-    if SLICE.value and scale == "laptop":
-        raise ValueError("--slice is for --scale=pod: remove it, or set that")
+    for name in ("slice", "launch"):
+        if flags.FLAGS[name].value and scale == "laptop":
+            raise ValueError(f"--{name} is for --scale=pod: remove it, or set that")
+    if SLICE.value:
+        check_slice(study.tasks(scale))
     commands = plan(study, scale)
     if scale == "laptop" and not REPORT_ONLY.value:
         for name in DIRECTORIES:  # Before an encoder is pre-trained.
@@ -394,10 +420,14 @@ def run_study(study: Study, scale: str) -> None:
         if DRY_RUN.value:
             return
     if scale == "pod" and not REPORT_ONLY.value:
+        text = script(study, commands)
+        print(text)
+        if DRY_RUN.value:
+            return
         path = pathlib.Path(runs(scale), f"{study.name}.sh")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script(study, commands))
-        print(f"{path.read_text()}\nWrote {path}. {HOW_TO_LAUNCH}")
+        path.write_text(text)
+        print(f"Wrote {path}. {HOW_TO_LAUNCH}")
         if LAUNCH.value:
             run_command(["bash", str(path)])
         return

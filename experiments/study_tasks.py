@@ -47,7 +47,7 @@ def endings(scale: str) -> study.Task:
     if scale == "laptop" and not flags.FLAGS.swag_dir:
         settings = {"data.directory": study.fetched("story-endings")}
         return study.Task("Story endings accuracy", "swag", "dev/accuracy", settings)
-    settings = {"data.directory": flags.FLAGS.swag_dir or "swag"}
+    settings = {"data.directory": study.directory_of("swag_dir")}
     return study.Task("SWAG accuracy", "swag", "dev/accuracy", settings)
 
 
@@ -57,7 +57,7 @@ def glue(*names: str) -> list[study.Task]:
     for name in names:
         name, _, metric = name.partition("/")
         split, metric = ("dev_matched" if name == "mnli" else "dev"), metric or "accuracy"
-        settings = {"data.directory": flags.FLAGS.glue_dir or "glue_data"}
+        settings = {"data.directory": study.directory_of("glue_dir")}
         task = study.Task(f"{name} {metric}", f"glue:{name}", f"{split}/{metric}", settings)
         tasks.append(task)
     return tasks
@@ -65,11 +65,10 @@ def glue(*names: str) -> list[study.Task]:
 
 def squad(scale: str, version: str, *metrics: str) -> list[study.Task]:
     """Returns SQuAD by its metrics; at laptop scale only from --squad_dir or --squad2_dir."""
-    name, config = {"1.1": ("squad", "v1"), "2.0": ("squad2", "v2")}[version]
-    files = flags.FLAGS[f"{name}_dir"].value
-    if scale == "laptop" and not files:
+    flag, config = {"1.1": ("squad_dir", "v1"), "2.0": ("squad2_dir", "v2")}[version]
+    if scale == "laptop" and not flags.FLAGS[flag].value:
         return []
-    files = files or name
+    files = study.directory_of(flag)
     settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
     if scale == "laptop":
         settings |= {"max_train_examples": 120, "max_eval_examples": 60, "max_seq_length": 192}

@@ -382,9 +382,7 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
 
 
 def check_memory(programs: Sequence[Program]) -> None:
-    """Raises ValueError if a stack needs more memory than its devices report to have."""
-    if not sweep_memory.reported_memory():
-        return
+    """Raises ValueError if a stack needs more memory than its devices have."""
     # Another worker may finish a program meanwhile, but all processes must compile the same ones.
     unfinished = " ".join(program.name for program in programs if not program.is_finished)
     names, counts = distributed.allgather_texts(unfinished)[0].split(), {}

@@ -50,14 +50,15 @@ class Claim:
     def _beat(self):
         count = 0
         while not self._ended.wait(INTERVAL):
-            if self._successor.exists():
-                exit_now(
-                    f"another worker has taken over {self._directory.parents[1]}: this one sent no "
-                    f"heartbeat for more than {TIMEOUT} s. Run the same command to join it",
-                    PREEMPTED,
-                )
-            count += 1
             with contextlib.suppress(OSError):  # The next one may succeed.
+                if self._successor.exists():
+                    exit_now(
+                        f"another worker has taken over {self._directory.parents[1]}: this one "
+                        f"sent no heartbeat for more than {TIMEOUT} s. Run the same command to "
+                        "join it",
+                        PREEMPTED,
+                    )
+                count += 1
                 self._write(count)
 
     def _write(self, count: int):

@@ -44,13 +44,9 @@ def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
 
 
 def device_memory() -> int:
-    """Returns the bytes that a device may use; simulated devices share the memory of the host."""
-    return reported_memory() or psutil.virtual_memory().total // jax.local_device_count()
-
-
-def reported_memory() -> int:
-    """Returns the bytes that a device reports as its limit; 0 if it reports none, as a CPU."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    """Returns the bytes that a device may use; those of a CPU share the memory of the host."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    return limit or psutil.virtual_memory().total // jax.local_device_count()
 
 
 def program_bytes(setup: FinetuneSetup, num_trials: int, trial_bytes: int) -> int:

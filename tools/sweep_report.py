@@ -12,6 +12,7 @@ import json
 import math
 import pathlib
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -310,8 +311,8 @@ configurations have a color.</p>
 {curves}
 <ul class=legend>{"".join(entries)}</ul>
 <h2>Score by hyperparameter</h2>
-<p>A dot is a trial; the line is the median of all trials with that value. Values for which all
-trials diverged are not shown.</p>
+<p>A dot is a trial; the line, or the bar of a category, is the median of all trials with that
+value. Values for which all trials diverged are not shown.</p>
 <div class=panels>{"".join(panels)}</div>"""
 
 
@@ -341,10 +342,27 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     for position, value in zip(positions, values, strict=True):
         axis.plot([position] * len(scores[value]), scores[value], "o", color=COLORS[0], alpha=0.45)
     medians = [statistics.median(scores[value]) for value in values]
-    axis.plot(positions, medians, color=COLORS[1], linewidth=1.3)
-    if len(values) <= 8 or not is_number:
-        axis.set_xticks(positions, list(map(format_value, values)))
-        axis.xaxis.set_minor_locator(ticker.NullLocator())
+    style = "-" if is_number else "_"  # A line would give categories an order.
+    axis.plot(positions, medians, style, color=COLORS[1], linewidth=1.3, markersize=12)
     axis.margins(x=0.1)
     axis.set_xlabel(f"{name}, log scale" if is_log else name)
     axis.set_ylabel(summaries[0].metric)
+    if len(values) <= 8 or not is_number:
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
+        label_values(axis, positions, [textwrap.fill(format_value(value), 16) for value in values])
+
+
+def label_values(axis: Axes, positions: Sequence[float], labels: Sequence[str]) -> None:
+    """Labels positions of the x-axis: horizontally or, if they overlap, rotated where they fit."""
+    for rotation in (0, 90):
+        axis.set_xticks(positions, labels, rotation=rotation)
+        axis.figure.draw_without_rendering()
+        fitting, end = [], -math.inf
+        for label, text in zip(labels, axis.get_xticklabels(), strict=True):
+            box = text.get_window_extent()
+            fits = box.x0 > end + 5  # Pixels.
+            fitting.append(label if fits else "")
+            end = box.x1 if fits else end
+        if all(fitting):
+            return
+    axis.set_xticks(positions, fitting, rotation=90)

@@ -95,6 +95,19 @@ def test_script_of_the_pod_runs_every_command_and_then_reports(name, load):
     assert lines[-1].endswith("--report_only")
 
 
+def stack_sizes(command: list[str]) -> tuple[int, int]:
+    """Returns over how many chips a sweep distributes its trials, and how many it stacks."""
+    config = resolve(command)
+    return config.base.mesh.trial, config.max_stacked_trials
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sweeps_train_at_most_one_trial_on_each_chip_of_a_host(name, load):
+    commands = [command.arguments for command in study.plan(load(name), "pod")]
+    sweeps = [command for command in commands if command[0] == "tools/sweep.py"]
+    assert {stack_sizes(command) for command in sweeps} == {(4, 4)}
+
+
 def test_script_launches_a_slice_for_each_run(load, set_flag):
     set_flag("workdir", "/gcs/studies")
     set_flag("slice", "--name=s --zone='z 1'")
@@ -117,7 +130,57 @@ def test_script_launches_a_slice_for_each_run(load, set_flag):
         is_large = any("pod_large.py" in word for word in arguments)
         assert launch[2] == f"--accelerator_type=v4-{128 if is_large else 32}"
         types.append(launch[2])
+        if "--program=tools.sweep" in launch:
+            chips = int(launch[2].rpartition("-")[2]) // 2  # A v4 chip has two cores.
+            assert stack_sizes(command.arguments) == (chips, chips)
     assert {"--accelerator_type=v4-32", "--accelerator_type=v4-128"} <= set(types)
+
+
+def test_dry_run_at_pod_scale_only_prints_the_script(load, set_flag, tmp_path, monkeypatch, capsys):
+    launched = []
+    monkeypatch.setattr(study, "run_command", launched.append)
+    set_flag("workdir", str(tmp_path / "studies"))
+    set_flag("launch", True)
+    set_flag("dry_run", True)
+    each = load("glue")
+    study.run_study(each, "pod")
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n")
+    assert not launched and not list(tmp_path.iterdir())
+    set_flag("dry_run", False)
+    study.run_study(each, "pod")
+    assert launched == [["bash", str(tmp_path / "studies/pod/glue.sh")]]
+
+
+@pytest.mark.parametrize(("name", "value"), [("launch", True), ("slice", "--name=s")])
+def test_flags_of_the_pod_are_errors_at_laptop_scale(name, value, load, set_flag):
+    each = load("glue")
+    set_flag(name, value)
+    with pytest.raises(ValueError, match=f"--{name} is for --scale=pod: remove it, or set that"):
+        study.run_study(each, "laptop")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given"),
+    [
+        ("workdir", "runs/studies"),
+        ("squad_dir", "runs/squad"),
+        ("squad2_dir", "squad2"),  # By default.
+    ],
+)
+def test_directories_that_a_slice_cannot_read_are_errors(
+    wrong, given, load, set_flag, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    each = load("squad")
+    set_flag("slice", "--name=s")
+    set_flag("workdir", "/gcs/studies")
+    set_flag("squad_dir", "/gcs/squad")
+    set_flag("squad2_dir", "/gcs/squad2")
+    study.check_slice(each.tasks("pod"))
+    set_flag(wrong, "" if wrong == "squad2_dir" else given)
+    with pytest.raises(ValueError, match=f"--{wrong}={given}: with --slice, expected a directory"):
+        study.run_study(each, "pod")
+    assert not list(tmp_path.iterdir())
 
 
 def outputs(each: study.Study, scale: str) -> set[str]:

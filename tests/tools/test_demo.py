@@ -36,6 +36,12 @@ def interrupted_demo(*arguments: str) -> tuple[int, str]:
     return process.returncode, "".join(lines) + output
 
 
+def test_demo_is_made_before_the_notebooks_are_executed():
+    command = ["make", "--dry-run", "notebooks"]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "tools/demo.py" in output.partition("nbconvert")[0]
+
+
 def test_interrupted_demo_ends_with_the_output_and_exit_code_of_its_command():
     exit_code, output = interrupted_demo("saves")
     assert exit_code == 1 and output.endswith("running\nsaved\n") and "Traceback" not in output

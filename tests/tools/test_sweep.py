@@ -1,6 +1,7 @@
 """A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
 
 import csv
+import itertools
 import json
 import os
 import pathlib
@@ -8,8 +9,12 @@ import random
 import re
 import signal
 import time
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import bert_jax
 from bert_jax import finetune
@@ -377,6 +382,42 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
     assert "No configuration has a median score." in (tmp_path / "none/report.md").read_text()
 
 
+def draw_scores(name: str, values: tuple) -> Axes:
+    """Draws three scores of each value of a field."""
+    figure = Figure((4, 3), layout="constrained")
+    points = [sweep.Point({name: value}, []) for value in values]
+    scores = [0.5, 0.6, 0.9]
+    summaries = [sweep_report.Summary(point, [], scores, "dev/accuracy") for point in points]
+    sweep_report.draw_field(figure.subplots(), summaries, name)
+    figure.draw_without_rendering()
+    return figure.axes[0]
+
+
+LABELS = {
+    "three": ("learning_rate", (2e-5, 3e-5, 5e-5), 3),
+    "five": ("learning_rate", (1e-5, 2e-5, 3e-5, 4e-5, 5e-5), 5),
+    "close": ("learning_rate", (3e-5, 3.01e-5, 3.02e-5, 1e-3), 2),
+    "long": ("data.train", ("runs/a/long/path/first.csv", "runs/a/long/path/second.csv", "b"), 3),
+    "many": ("features", tuple(f"choice {number}" for number in range(40)), 10),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_of_the_values_of_a_field_do_not_overlap(case):
+    name, values, count = LABELS[case]
+    axis = draw_scores(name, values)
+    labels = [label for label in axis.get_xticklabels() if label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(boxes) >= count
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_only_medians_of_numbers_are_connected():
+    for name, values, style in (("batch_size", (16, 32), "-"), ("features", ("a", "b"), "None")):
+        line = draw_scores(name, values).lines[-1]
+        assert list(line.get_ydata()) == [0.6, 0.6] and line.get_linestyle() == style
+
+
 def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
     def fail(*_):
         raise sweep.jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
@@ -384,17 +425,19 @@ def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
     monkeypatch.setattr(finetune, "run_trials", fail)
     monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3, 3e-3)})
-    for memory, advice in ((5 << 19, "about 2 fit: set --config.max_stacked_trials=2"), (1, "not")):
+    fit_2 = "about 2 fit: set --config.max_stacked_trials=2"
+    for memory, advice in ((5 << 19, fit_2), (1, "not"), (1 << 30, fit_2)):  # The last one runs.
         monkeypatch.setattr(sweep.sweep_memory, "device_memory", lambda memory=memory: memory)
         with pytest.raises(ValueError, match=f"program 1.1, with 3 trials: {advice}"):
             sweep.sweep(config, tmp_path)
 
 
-def test_more_trials_than_the_reported_memory_holds_are_refused_before_the_first_step(
+def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_first_step(
     given, tmp_path, monkeypatch, fake_trials
 ):
     monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
-    monkeypatch.setattr(sweep.sweep_memory, "reported_memory", lambda: 5 << 19)
+    memory = SimpleNamespace(total=sweep.jax.local_device_count() * (5 << 19))
+    monkeypatch.setattr(sweep_memory.psutil, "virtual_memory", lambda: memory)
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3), "num_epochs": (1.0, 2.0)})
     message = "program 1.1, with 4 trials: about 2 fit: set --config.max_stacked_trials=2"
     with pytest.raises(ValueError, match=message):
@@ -540,6 +583,21 @@ def test_one_of_two_workers_claims_a_program_and_takes_over_from_a_dead_one(tmp_
     clock += sweep_claims.TIMEOUT + 1
     with sweep_claims.try_claim(tmp_path, seen):
         assert dead == {"ended": True} and (tmp_path / "claims/2/heartbeat").exists()
+
+
+def test_an_error_of_the_disk_does_not_end_the_heartbeat(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_claims, "INTERVAL", 0.001)
+    errors, exists, recovered = [OSError("Input/output error")] * 2, pathlib.Path.exists, Event()
+
+    def exists_after_errors(path):
+        if errors:
+            raise errors.pop()
+        recovered.set()
+        return exists(path)
+
+    with sweep_claims.try_claim(tmp_path, {}) as claim:
+        monkeypatch.setattr(type(claim._successor), "exists", exists_after_errors)
+        assert recovered.wait(60)
 
 
 def sweep_command(given) -> list[str]:
