@@ -11,7 +11,7 @@ demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
 # Executes the notebooks in place, then the examples of docs/python_api.md with their models. The
-# first makes the demo's model if it is not there, in 6 minutes.
+# first notebook trains the demo's model if it is missing, which takes 6 minutes.
 notebooks: .venv/notebooks
 	for name in experiments/notebooks/*.ipynb; do \
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
@@ -24,7 +24,8 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow"
 
-# Both tiers: processes killed at random, every mesh with every optimizer, damage to every file.
+# Both tiers. The slow one kills processes at random, runs every mesh with every optimizer, and
+# damages every file.
 test-all: test slow-tests
 
 slow-tests: .venv/installed
