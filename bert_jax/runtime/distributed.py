@@ -136,8 +136,8 @@ class Preemption:
         return self._stop_requested
 
     @property
-    def came_late(self) -> bool:
-        """Whether to stop after a run that had no further step to ask before; with one process."""
+    def requested_at_end(self) -> bool:
+        """Whether a signal came after the last step; always False with several processes."""
         return self._stop_requested and not self._is_distributed
 
     def close(self) -> None:
