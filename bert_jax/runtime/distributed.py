@@ -58,7 +58,7 @@ def initialize(
         )
     except ValueError as error:
         raise ValueError(
-            f"{error} Without a cluster, give --coordinator, --num_processes and --process_id"
+            f"{error} Without a cluster, pass --coordinator, --num_processes and --process_id"
         ) from error
     finally:
         timer.cancel()
