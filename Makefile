@@ -24,7 +24,8 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow"
 
-# Both tiers: processes killed at random, every mesh with every optimizer, damage to every file.
+# Both tiers. The slow one kills processes at random, runs every mesh with every optimizer, and
+# damages every file.
 test-all: test slow-tests
 
 slow-tests: .venv/installed

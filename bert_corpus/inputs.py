@@ -71,7 +71,7 @@ def find_inputs(
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
     if not patterns:
-        raise ValueError("--input is empty; give files or globs")
+        raise ValueError("--input is empty; pass files or globs")
     inputs = []
     for pattern in patterns:
         if pattern.startswith("tfds:"):
@@ -102,7 +102,7 @@ def _find_files(pattern: str) -> list[tuple[str, int, str]]:
         raise OSError(f"cannot read --input={pattern}: {error}; {fix}") from error
     if not found:
         is_directory = not is_remote and os.path.isdir(os.path.expanduser(pattern))
-        hint = "it is a directory, give DIR/*" if is_directory else "check it and quote a *"
+        hint = "it is a directory, use DIR/*" if is_directory else "check it and quote a *"
         raise FileNotFoundError(f"--input={pattern} matches no file; {hint}")
     if is_remote:
         return [(files.unstrip_protocol(name), *rest) for name, *rest in found]

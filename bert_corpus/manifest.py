@@ -75,7 +75,7 @@ def _describe_split(
         raise ValueError(
             f"{count['documents']} of {num_documents} documents are in the {split} split, which "
             f"has no sentence pair{reasons}; pre-training needs both splits. Cut long documents by "
-            f"blank lines, give more text, or change --heldout_fraction={config.heldout_fraction} "
+            f"blank lines, add more text, or change --heldout_fraction={config.heldout_fraction} "
             "(0.3 suits a few documents) or --seed"
         )
     warnings, has_labels = [], config.rows in LABELED_ROWS

@@ -84,7 +84,7 @@ def read_weights(config: ConfigDict) -> LoadedModel:
     """Reads the weights to start from, and logs which tensors were found."""
     if not config.init_from:
         sources = "a workdir, a checkpoint, or a transformers or Google BERT directory"
-        raise ValueError(f"give the weights to start from: --config.init_from=DIR, {sources}")
+        raise ValueError(f"no weights to start from: set --config.init_from=DIR, {sources}")
     source = read_model(config.init_from)
     log_report(config.init_from, source.report)
     return source
@@ -93,13 +93,13 @@ def read_weights(config: ConfigDict) -> LoadedModel:
 def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> list:
     """Runs or resumes `trials` as one program; returns the contents of their `result.json`.
 
-    Their configurations differ at most in `PER_TRIAL`; each has the result that it has alone. Their
+    Trials differ at most in `PER_TRIAL`; each gets the result of a run alone, up to rounding. Their
     common training state is in `directory`. A trial that diverged has its step under "diverged".
     """
     saved = saved_trials(directory) if None in [trial.result for trial in trials] else []
-    with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
+    with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
         for trial in trials:
-            stack.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
+            exit_stack.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
         # A resumed stack includes finished trials: its size changes the rounding of the others.
         # Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
@@ -107,7 +107,7 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
         stopped = None
         for group in (begun, added):
             if None in [trial.result for trial in group] and not stopped:
-                stopped = run_stack(setup, group, directory, stack)
+                stopped = run_stack(setup, group, directory, exit_stack)
             with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
                 if jax.process_index() == 0:
                     shutil.rmtree(directory / "checkpoints", ignore_errors=True)
@@ -133,9 +133,9 @@ def run_stack(
     setup: FinetuneSetup,
     trials: Sequence[Trial],
     directory: pathlib.Path,
-    stack: contextlib.ExitStack,
+    exit_stack: contextlib.ExitStack,
 ) -> RunStopped | None:
-    """Trains `trials` together, from their last checkpoint if there is one; writes their results.
+    """Trains the stack of `trials`, from its last checkpoint if there is one; writes their results.
 
     Those with the fewest steps end first, and the others continue as a smaller stack. Returns
     RunStopped if a signal to stop came after the last step.
@@ -144,10 +144,10 @@ def run_stack(
     sharding = partitioning.batch_sharding(mesh)
 
     # Initial or restored state.
-    watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+    watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
     names = saved_trials(directory)
     checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
-    stack.callback(checkpointer.close)
+    exit_stack.callback(checkpointer.close)
     first_step = checkpointer.latest_step() or 0
     runs = [TrialRun(setup, trial, first_step) for trial in trials]
     if first_step:
@@ -164,7 +164,7 @@ def run_stack(
 
     last_step, step = max(run.num_steps for run in runs), first_step
     progress = main.progress_bar(first_step, last_step)
-    preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
+    preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
     selector, metric = task.selection_split, task.metric.rpartition("/")[-1]
 
@@ -274,7 +274,7 @@ def run_stack(
         runs = [runs[index] for index in positions]
     progress.close()
     checkpointer.close()
-    return RunStopped(step, preemption.interrupted) if preemption.came_late else None
+    return RunStopped(step, preemption.interrupted) if preemption.requested_at_end else None
 
 
 if __name__ == "__main__":

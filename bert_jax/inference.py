@@ -73,9 +73,10 @@ class PretrainedModel:
     """A model restored by `load`, in float32 on one device.
 
     For a list of inputs, methods return a list; for a single one (a string, or a tuple: a pair of
-    texts or the words of one text), just its result. Lengths include [CLS] and [SEP]. Overlong
-    texts are truncated, as in fine-tuning, with a warning. An argument of the wrong type raises
-    TypeError; an invalid value, or a model without the head that a method needs, ValueError.
+    texts or the words of one text), just its result. Lengths include [CLS] and [SEP]. Texts that
+    are too long are truncated, as in fine-tuning, with a warning; but fill_mask refuses them, and
+    tag and answer (for contexts) take any length. An argument of the wrong type raises TypeError;
+    an invalid value, or a model without the head that a method needs, ValueError.
 
     Attributes:
       config: the architecture.
@@ -207,7 +208,7 @@ class PretrainedModel:
           batch_size: packed rows of 64 tokens per forward pass; longer rows use proportionally
             fewer.
           max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
-            `head["max_seq_length"]` (for queries, give `head["max_query_length"]`).
+            `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
         """
         texts, chosen = _as_list(texts)
         bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}

@@ -40,18 +40,18 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
 
     In a multi-process run every process must call it, after `distributed.initialize`.
     """
-    with contextlib.ExitStack() as stack:  # Completes the save in progress, however the run ends.
-        return _run(config, pathlib.Path(workdir), stack)
+    with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
+        return _run(config, pathlib.Path(workdir), exit_stack)
 
 
-def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack) -> dict:
+def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitStack) -> dict:
     started = time.monotonic()
     is_main = jax.process_index() == 0  # Only this process writes shared files.
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
         check_numbers(config)
-        watchdog = stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+        watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
         watchdog.beat("opening the corpus on all processes")
         phases = open_phases(config)
         num_steps = phases[-1].stop
@@ -70,11 +70,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
     settings["contents"] = {"init_from": parameters_hash(source.params)} if source else {}
-    stack.enter_context(claim_workdir(workdir, settings))
+    exit_stack.enter_context(claim_workdir(workdir, settings))
     main.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
     checkpointer = Checkpointer(workdir, settings, tokenizer, **kept)
-    stack.callback(checkpointer.close)
+    exit_stack.callback(checkpointer.close)
 
     # Initial or restored state.
     first_step = checkpointer.latest_step() or 0
@@ -98,7 +98,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, stack: contextlib.ExitStack)
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
     progress = main.progress_bar(first_step, num_steps)
-    preemption = stack.enter_context(contextlib.closing(distributed.Preemption()))
+    preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = started - writer.seconds  # As if the run had never been interrupted.
 
     for phase in phases:
@@ -196,8 +196,8 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     optimizer = None if "head" in settings else settings.get("optimizer")  # Not fine-tuning's.
     if config.init_optimizer and optimizer != config.optimizer:
         raise ValueError(
-            f"--config.init_optimizer, but init_from={config.init_from!r} holds no state of "
-            f"{config.optimizer} from pre-training: give a workdir that does, or set it to False"
+            f"--config.init_optimizer needs {config.optimizer} state of a pre-training run, and "
+            f"init_from={config.init_from!r} has none: set it to such a run or init_optimizer=False"
         )
     if not source:
         return None

@@ -383,10 +383,10 @@ def test_without_training_data_the_labels_are_those_of_the_head(finished, given,
     start["data__labels"] = ("",)  # An empty flag is parsed as this.
     result = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "run")
     assert result["steps"] == 0 and result["dev"] == result["test"] == finished[1]["dev"]
-    with pytest.raises(ValueError, match=r"nothing to train on, and .*weights has no head: give"):
+    with pytest.raises(ValueError, match=r"no training data, and .*weights has no head: set"):
         finetune.prepare(small_config(given, data__train=""))
     nowhere = {"init_from": str(finished[0]), "data__train": "", "data__dev": ""}
-    with pytest.raises(ValueError, match=r"no examples: give .*FILE to train, or .* to predict"):
+    with pytest.raises(ValueError, match=r"no examples: set .*FILE to train, or .* to predict"):
         finetune.prepare(small_config(given, **nowhere))
 
 
@@ -448,7 +448,7 @@ def test_tensors_read_from_the_weights_are_logged(given, caplog):
 
 
 WRONG = {
-    "no weights": ({"init_from": ""}, "give the weights to start from: --config.init_from=DIR"),
+    "no weights": ({"init_from": ""}, "no weights to start from: set --config.init_from=DIR"),
     "weights nowhere": ({"init_from": "/nowhere"}, "/nowhere does not exist; expected a workdir"),
     "too long": ({"max_seq_length": 64}, "max_seq_length=64: expected at least 8 and at most 32"),
     "learning rate": ({"learning_rate": -1.0}, "learning_rate=-1"),

@@ -167,7 +167,7 @@ def test_directory_without_a_checkpoint_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"merge its shards .* max_shard_size"):
         bert_jax.load(tmp_path)
     (tmp_path / "seed_3").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"the runs of several seeds: give one .*seed_3"):
+    with pytest.raises(FileNotFoundError, match=r"the runs of several seeds: choose one .*seed_3"):
         bert_jax.load(tmp_path)
 
 

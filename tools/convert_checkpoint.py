@@ -32,7 +32,7 @@ TO = flags.DEFINE_enum("to", None, list(WRITERS), "Format of DST.", required=Tru
 
 def convert(source: pathlib.Path, destination: pathlib.Path, target_format: str) -> None:
     if destination.exists():
-        raise FileExistsError(f"{destination} exists already: give a DST that does not")
+        raise FileExistsError(f"{destination} exists already: choose another DST")
     model = read_model(source)
     print(format_report(model.report))
     unfinished = destination.with_name(f"{destination.name}.unfinished")

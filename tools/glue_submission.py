@@ -47,14 +47,14 @@ def find_predictions(runs: Sequence[str]) -> dict[str, pathlib.Path]:
         files = [path for path in files if path.exists()]
         if not files:
             hint = (
-                f"; give the workdir of one seed, e.g. {run}/seed_0"
+                f"; pass the workdir of one seed, e.g. {run}/seed_0"
                 if any(run.glob("seed_*"))
                 else ""
             )
             raise ValueError(f"{run} has no predictions of a GLUE test set{hint}")
         for path in files:
             if path.stem in predictions:
-                raise ValueError(f"{path} and {predictions[path.stem]}: give only one run per set")
+                raise ValueError(f"{path} and {predictions[path.stem]}: pass only one run per set")
             predictions[path.stem] = path
     return predictions
 

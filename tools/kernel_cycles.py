@@ -1,10 +1,10 @@
 """Counts the cycles of the TPU kernels, for tools/tpu_report.py.
 
 The compiler gives kernels no `estimated_cycles`, but it can write their schedule. This compiles
-them alone, for each chip and shape, and counts the cycles of attention in a program of the grid,
-and of the output of a sublayer in all programs of a block of tokens: their instruction bundles, one
-a cycle, and delays. Unlike `estimated_cycles`, this leaves out waiting for memory, and the start of
-a program.
+each kernel alone, for each chip and shape, and counts its instruction bundles, one per cycle, plus
+delay cycles: of one grid program for attention, and of all grid programs of a block of tokens for a
+sublayer's output. Unlike `estimated_cycles`, it excludes memory stalls and the start-up of grid
+programs.
 
 python tools/kernel_cycles.py     # writes bert_jax/model/kernels/cycles.json
 """

@@ -79,10 +79,11 @@ def main(argv: list[str]) -> None:
     programs = {"base": "tools.sweep", "task": "finetune"}
     program = next((programs[field] for field in programs if field in config), "pretrain")
     if argv[3] != program:
-        sys.exit(f"the configuration is for bert_jax.{program}: give --program={program}")
+        sys.exit(f"the configuration is for bert_jax.{program}: set --program={program}")
     for name in ("coordinator", "num_processes", "process_id"):
         if flags.FLAGS[name].present:
-            sys.exit(f"--{name} would be the same on all hosts, which find each other: remove it")
+            why = "it would be the same on all hosts, and the hosts of a slice find each other"
+            sys.exit(f"remove --{name}: {why}")
     try:
         check_paths(config)
         if program == "pretrain":

@@ -36,13 +36,13 @@ NAME = flags.DEFINE_string("name", None, "Name of the slice.", required=True)
 PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required=True)
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.", required=True)
 TYPE = flags.DEFINE_string(
-    "accelerator_type", None, "Type, such as v4-32 or v6e-16.", required=True
+    "accelerator_type", None, "Accelerator type, such as v4-32 or v6e-16.", required=True
 )
 PROGRAM = flags.DEFINE_enum(
     "program", "pretrain", ["pretrain", "finetune", "tools.sweep"], "Module of bert_jax to run."
 )
 RUNTIME_VERSION = flags.DEFINE_string(
-    "runtime_version", None, "TPU software; the default depends on --accelerator_type."
+    "runtime_version", None, "TPU software version; the default depends on --accelerator_type."
 )
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
 BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs on every host.")
@@ -50,7 +50,9 @@ MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 20, "Maximum number of restarts by `launch`.", 0
 )
 DELETE = flags.DEFINE_bool("delete_when_done", True, "Delete the slice at the end of `launch`.")
-POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between two queries.", 0)
+POLL_SECONDS = flags.DEFINE_float(
+    "poll_seconds", 30, "Seconds between polls of the slice's state.", 0
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKER = "launch/code/tools/tpu_worker.sh"
@@ -63,8 +65,9 @@ RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
 # States of a queued resource, or of its TPU, that never become ACTIVE again.
 LOST = ("SUSPENDING", "SUSPENDED", "DELETING", "PREEMPTED", "TERMINATED")
 RESOURCE_IS_KEPT = (
-    "Nothing was stopped: a slice that exists costs money and may run its job. `launch` resumes "
-    "watching it, `follow` only shows the log, and `delete` deletes the slice"
+    "Nothing was stopped: if the slice exists, it is being billed, and its job may still be "
+    "running. `launch` resumes watching it, `follow` only shows the log, and `delete` deletes the "
+    "slice"
 )
 
 
@@ -151,7 +154,8 @@ def create() -> bool:
         last_state = state
         time.sleep(POLL_SECONDS.value)
     if state in ("FAILED", "NOT_FOUND"):
-        reason = "quota, capacity or a flag; see above or `gcloud compute tpus queued-resources`"
+        describe = f"gcloud compute tpus queued-resources describe {NAME.value}"
+        reason = f"quota, capacity or a flag: see above, or run `{describe}`"
         raise LaunchError(f"{NAME.value} is {state} because of {reason}")
     print_status(f"{NAME.value} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
     return state == "ACTIVE"

@@ -35,15 +35,19 @@ DEFAULT = CorpusConfig()
 INPUT = flags.DEFINE_list(
     "input",
     None,
-    "Globs, here or on a bucket, of UTF-8 text with blank lines between documents (.txt, .text or "
-    "no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), all also as .gz, .bz2, .zst "
-    "or .xz, or Parquet; or tfds:NAME, a TFDS dataset prepared with file_format=array_record.",
+    "Globs of local files or files in a bucket: UTF-8 text with blank lines between documents "
+    "(.txt, .text or no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), all also as "
+    ".gz, .bz2, .zst or .xz, or Parquet; or tfds:NAME, a TFDS dataset prepared with "
+    "file_format=array_record.",
     required=True,
 )
 VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
 OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "Replace a complete corpus in --output, once the new one is finished."
+    "overwrite",
+    False,
+    "Replace a complete corpus in --output: once the new one is finished, or with --runner before "
+    "the pipeline starts.",
 )
 PROCESSES = flags.DEFINE_integer(
     "processes",
@@ -58,7 +62,7 @@ RUNNER = flags.DEFINE_string(
     "corpus does not depend on it.",
 )
 DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Print the inputs, units and shards, check the options, and exit."
+    "dry_run", False, "Print the inputs, work units and output shards, check the options, and exit."
 )
 SAMPLES = flags.DEFINE_integer(
     "samples",
@@ -72,13 +76,13 @@ flags.DEFINE_enum(
     "rows",
     DEFAULT.rows,
     ROWS,
-    "sentence_pairs: with next-sentence labels, as in BERT, half of them NotNext; released_pairs: "
-    "the same, but a span of one sentence is always NotNext, as the released code labels it; "
-    "sentence_order: with the labels of ALBERT, whether two consecutive spans are swapped. The "
-    "others have none. full_sentences: consecutive sentences up to the length of a row, which "
-    "continue in another document after a [SEP]; document_sentences: the same, ending with their "
-    "document (RoBERTa, section 4.2); single_segments: consecutive tokens of a document "
-    "(SpanBERT).",
+    "Row format. sentence_pairs: with next-sentence labels, as in BERT, half of them NotNext; "
+    "released_pairs: the same, but a span of one sentence is always NotNext, as the released code "
+    "labels it; sentence_order: with the labels of ALBERT, whether two consecutive spans are "
+    "swapped. The remaining formats have no labels. full_sentences: consecutive sentences up to "
+    "the length of a row, which continue in another document after a [SEP]; document_sentences: "
+    "the same, but never across documents (RoBERTa, section 4.2); single_segments: consecutive "
+    "tokens of a document (SpanBERT).",
 )
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
 flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
@@ -99,7 +103,8 @@ flags.DEFINE_enum(
     "sentences",
     DEFAULT.sentences,
     MODES,
-    "split: free text, in which line breaks mean nothing; lines: one sentence per line.",
+    "split: free text, where line breaks are ignored and a library splits the sentences; lines: "
+    "one sentence per line.",
 )
 flags.DEFINE_string(
     "language",
@@ -127,8 +132,8 @@ flags.DEFINE_bool(
 flags.DEFINE_float(
     "near_duplicates",
     DEFAULT.near_duplicates,
-    "Drop a document that is about this similar to an earlier one, such as 0.8 (Jaccard similarity "
-    "of the sets of five consecutive words, estimated by MinHash); 0 keeps all.",
+    "Drop documents whose 5-word shingles have at least about this Jaccard similarity with an "
+    "earlier document's (MinHash estimate), such as 0.8; 0 keeps all.",
 )
 flags.DEFINE_integer("min_words", DEFAULT.min_words, "Drop documents with fewer words than this.")
 flags.DEFINE_integer(
@@ -137,7 +142,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "only_language",
     DEFAULT.only_language,
-    "ISO 639-1 code; drop documents that are identified as in another language.",
+    "ISO 639-1 code; drop documents that are not identified as being in this language.",
 )
 
 

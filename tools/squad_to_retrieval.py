@@ -16,7 +16,11 @@ from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tasks.squad import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer(
-    "heldout_articles", None, "Number of last articles for dev.", lower_bound=1, required=True
+    "heldout_articles",
+    None,
+    "Number of articles at the end of the file to hold out for dev.",
+    lower_bound=1,
+    required=True,
 )
 
 

@@ -185,7 +185,7 @@ def claim_program(
             continue
         worker, name = sweep_claims.holder(directory, heartbeats), ""
         logging.log_every_n_seconds(
-            logging.INFO, "Program %s is run by %s", 60, program.name, worker
+            logging.INFO, "Program %s is being run by %s", 60, program.name, worker
         )
     return name, contextlib.nullcontext()
 
@@ -203,7 +203,7 @@ def check_sweep(config: ConfigDict) -> None:
         return
     grid = flatten(config.grid)
     if not grid and not config.trials:
-        fix = "give the values of one or more fields, such as batch_size=(16,), or `trials`"
+        fix = "set the values of one or more fields, such as batch_size=(16,), or `trials`"
         raise ValueError(f"--config.grid is empty: {fix}")
     for name, values in grid.items():
         if not isinstance(values, tuple | list) or not values:
@@ -231,11 +231,11 @@ def as_saved(settings: dict) -> dict[str, object]:
 def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
     """Raises ValueError if `workdir` holds another sweep, or workers with other programs."""
     if ":/" in str(workdir):
-        raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
+        raise ValueError(f"--workdir={workdir}: mount the bucket, and use a path below the mount")
     path = workdir / "sweep.json"
     if not path.exists():
         for run in (*workdir.glob("config.json"), *workdir.glob("seed_*/config.json")):
-            raise ValueError(f"--workdir={workdir} holds a run ({run}), not a sweep: give another")
+            raise ValueError(f"--workdir={workdir} holds a run ({run}), not a sweep: use another")
         return
     content = json.loads(path.read_text())
     saved, settings = as_saved(content["config"]), as_saved(settings_of(config))
@@ -246,9 +246,10 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
     for program in content["programs"] if changed else ():
         if worker := sweep_claims.holder(workdir / "programs" / program, {}):
             raise ValueError(
-                f"--config.{changed[0]}={settings[changed[0]]}: {worker} runs program {program} of "
-                f"this sweep with {saved[changed[0]]}: wait until it is finished, or stop it. If "
-                f"it died on another machine, remove {workdir / 'programs' / program / 'claims'}"
+                f"--config.{changed[0]}={settings[changed[0]]}: {worker} is running program "
+                f"{program} of this sweep with {saved[changed[0]]}: wait until it is finished, or "
+                "stop it. If it died on another machine, remove "
+                f"{workdir / 'programs' / program / 'claims'}"
             )
 
 

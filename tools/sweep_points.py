@@ -51,7 +51,7 @@ def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Pat
             problem = f"{label} is too long for the name of a trial"
             if label in sources:
                 problem = f"duplicate configuration {label or 'base'}, already in {sources[label]}"
-            advice = "give each once, with short values that differ in letters or digits"
+            advice = "list each once, with short values that differ in letters or digits"
             raise ValueError(f"{where}: {problem}: {advice}")
         sources[label] = where
         trials = []
@@ -75,8 +75,8 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
                 f"{location}: there is no such field in `base`; did you mean {nearest}?"
             )
         if name in ("seed", "num_seeds"):
-            fix = "--config.base.seed sets the first seed, --config.num_seeds the number of seeds"
-            raise ValueError(f"{location}={value}: expected no seeds here; {fix}")
+            fix = "--config.base.seed sets the first one, --config.num_seeds their number"
+            raise ValueError(f"{location}={value}: seeds cannot be varied here; {fix}")
         *parents, field = name.split(".")
         node = config
         for parent in parents:

@@ -28,7 +28,7 @@ from bert_jax.training.workdir import write_text
 
 TITLE = "Sweep of fine-tuning hyperparameters"
 ABOUT_RANKING = (
-    "Sorted by the median over seeds of the score on dev, each of the best checkpoint of a trial. "
+    "Sorted by the median dev score over seeds; a trial's score is that of its best checkpoint. "
     "A diverged seed counts as worse than any score; if half of the seeds or more diverged, there "
     "is no median, and the configuration ranks last. std, the sample standard deviation (n - 1), "
     "min and max are of the seeds with a score. Collapsed trials (constant predictions) are "

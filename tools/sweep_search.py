@@ -130,4 +130,4 @@ def check_search(config: ConfigDict) -> None:
         raise ValueError(f"--config.halving={epochs}: expected increasing numbers of epochs")
     if not config.search or ("num_epochs" in config.search and epochs):
         reason = "is empty" if not config.search else "has num_epochs, which --config.halving sets"
-        raise ValueError(f"--config.search {reason}: give distributions of other fields")
+        raise ValueError(f"--config.search {reason}: set distributions of other fields")

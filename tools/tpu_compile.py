@@ -1,7 +1,7 @@
 """Compiles a training step ahead of time for a TPU topology, and holds the chips' data sheets.
 
-Sets what keeps JAX and libtpu from looking for a TPU, so import it before anything computes. The
-compiler is part of `libtpu`, which the `tpu` extra installs.
+Sets environment variables that keep JAX and libtpu from looking for a TPU, so import this module
+before running any JAX computation. The compiler is in `libtpu`, which the `tpu` extra installs.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ OUTPUT = flags.DEFINE_string(
 SIZE = flags.DEFINE_integer("size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=65_536)
 KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Algorithm.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
-CASED = flags.DEFINE_bool("cased", False, "Keep upper case (and in WordPiece accents).")
+CASED = flags.DEFINE_bool("cased", False, "Keep case (and, in WordPiece, accents).")
 
 # Number of characters with a piece of their own, about as many as in the released vocabularies.
 MAX_ALPHABET = 1000

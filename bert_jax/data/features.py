@@ -1,8 +1,8 @@
 """Packs the features of a task into rows of one shape, to minimize padding.
 
-A row holds as many sequences as fit, each attending only within itself; so a batch takes a varying
-number of rows. They fill the first microbatches of an array with room for the maximum: a step skips
-the rest, and one compiled program serves all lengths.
+A row holds as many sequences as fit, each attending only within itself; so the number of rows
+varies from batch to batch. The arrays are allocated for the maximum and the rows fill the first
+microbatches; a step skips the empty ones, so that one compiled program serves all batches.
 """
 
 import dataclasses
@@ -58,8 +58,8 @@ class LabelLayout:
     dtype: type = np.int32
     per_position: bool = False  # NO_LABEL where there is none.
     shape: tuple[int, ...] = ()  # The shape of one label.
-    per_passage: bool = False  # A number for each sequence of a feature except the first.
-    holds_positions: bool = False  # Labels are positions, which move with their feature.
+    per_passage: bool = False  # One integer per sequence of a feature, except its first.
+    holds_positions: bool = False  # Labels are positions in the feature, offset in the row.
 
 
 @dataclasses.dataclass(frozen=True)

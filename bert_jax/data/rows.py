@@ -59,7 +59,7 @@ class Rows:
         if "://" in str(directory):
             raise ValueError(
                 f"{directory}: rows are read from files; mount the bucket (docs/cloud_tpu.md) and "
-                "give the directory"
+                "pass the directory"
             )
         self.directory, self.split = pathlib.Path(directory), split
         self.shuffle_seed = shuffle_seed
@@ -99,7 +99,7 @@ class Rows:
             raise CorpusError(f"cannot read the vocabulary of the corpus: {error}") from error
         if tokenizer.sha256 != self.manifest["vocabulary"]["sha256"]:
             raise CorpusError(
-                f"{path} is not the vocabulary of the corpus: its ids would mean other words"
+                f"{path} is not the vocabulary of the corpus: its ids would stand for other tokens"
             )
         return tokenizer
 
@@ -151,7 +151,7 @@ class Rows:
                 raise CorpusError(f"{path} is missing")
             if (size := path.stat().st_size) != entry["bytes"]:
                 raise CorpusError(
-                    f"{path} has {size:,} bytes, expected {entry['bytes']:,}: cut off or replaced"
+                    f"{path} has {size:,} bytes, expected {entry['bytes']:,}: truncated or replaced"
                 )
             starts = range(0, entry["rows"], block_rows)
             reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")

@@ -23,7 +23,7 @@ def tfds_source(name: str, split: str, data_dir: str = "") -> Sequence[dict]:
     except registered.DatasetNotFoundError:
         raise FileNotFoundError(
             f"no prepared dataset tfds:{name} in {data_dir or 'the default data_dir of TFDS'}; "
-            f"prepare it where TensorFlow is installed with {prepare}, or give another data_dir"
+            f"prepare it where TensorFlow is installed with {prepare}, or set another data_dir"
         ) from None
     try:
         return builder.as_data_source(split)

@@ -151,7 +151,7 @@ class EncoderLayer(nn.Module):
         x = stacks.save("attention_output", x) if stacks else x
         y, bias = Dense(config, config.intermediate_size, adds_bias=False, name="intermediate")(x)
         y = y if uses_kernels else y + bias.astype(y.dtype)
-        y = stacks.save("intermediate", y, only_there=True) if stacks else y
+        y = stacks.save("intermediate", y, reread=True) if stacks else y
         if uses_kernels:
             names = "output", "output_layer_norm", "intermediate", "sum"
             return output(names, y, x, dropouts[1], bias)

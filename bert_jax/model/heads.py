@@ -102,7 +102,7 @@ class BertForTask(nn.Module):
 
     Attributes:
       num_outputs: number of classes or tags; 2 for a span, 1 for a value or a choice.
-      pooling: of an embedding: the last layer's "mean" over tokens or "cls"; in `encode` "pooler".
+      pooling: of the last layer: "mean" over tokens or "cls"; in `encode` also "pooler".
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
       lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.

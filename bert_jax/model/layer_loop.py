@@ -30,20 +30,20 @@ class LayerStacks:
         """Returns the stack of a name, for an array like `x` of each layer."""
         return self.arrays.get(name, _empty(self.num_layers, x))
 
-    def save(self, name: str, x: jax.Array, only_there: bool = False) -> jax.Array:
+    def save(self, name: str, x: jax.Array, reread: bool = False) -> jax.Array:
         """Writes `x` and returns it behind a barrier, so that it is not computed again.
 
-        With `only_there`, for a large `x`, returns it as read from the stack.
+        With `reread`, returns `x` as read back from the stack, so that a large `x` is only there.
         """
-        self.arrays[name], x = _save(self.array(name, x), self.index, x, only_there)
+        self.arrays[name], x = _save(self.array(name, x), self.index, x, reread)
         self.values[name] = x
         return x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _save(stack, index, x, only_there):
+def _save(stack, index, x, reread):
     stack = _write(stack, index, x)
-    if not only_there:
+    if not reread:
         return stack, lax.optimization_barrier(x)
     stack = lax.optimization_barrier(stack)
     return stack, _at(stack, index)

@@ -63,7 +63,7 @@ class _ConfigParser(ConfigFileFlagParser):
             file = str(pathlib.Path(__file__).parents[1] / file)
         if not os.path.exists(file):
             raise ValueError(
-                f"no config file {path}: give a path such as configs/pretrain/bert_base.py"
+                f"no config file {path}: use a path such as configs/pretrain/bert_base.py"
             )
         return super().parse(file + colon + argument)
 
@@ -97,8 +97,8 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
         if re.fullmatch(r"'\w+'", message) and hasattr(config, "keys"):
             # ConfigDict's KeyError names only the missing key.
             flag = re.search(rf"--?config[\w.]*\.{message[1:-1]}\b[\w.]*", " ".join(argv))
-            message = f"{flag[0] if flag else '--config'}: there is no field {message}; there are "
-            message += ", ".join(map(str, config.keys()))
+            message = f"{flag[0] if flag else '--config'}: there is no field {message}; the fields "
+            message += "are " + ", ".join(map(str, config.keys()))
         message = " ".join(message.replace("\nDid you mean", ": Did you mean").split())
         sys.exit(f"{program_name()}: {message}")
 

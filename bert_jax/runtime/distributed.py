@@ -58,7 +58,7 @@ def initialize(
         )
     except ValueError as error:
         raise ValueError(
-            f"{error} Without a cluster, give --coordinator, --num_processes and --process_id"
+            f"{error} Without a cluster, pass --coordinator, --num_processes and --process_id"
         ) from error
     finally:
         timer.cancel()
@@ -136,8 +136,8 @@ class Preemption:
         return self._stop_requested
 
     @property
-    def came_late(self) -> bool:
-        """Whether to stop after a run that had no further step to ask before; with one process."""
+    def requested_at_end(self) -> bool:
+        """Whether a signal came after the last step; always False with several processes."""
         return self._stop_requested and not self._is_distributed
 
     def close(self) -> None:

@@ -38,13 +38,15 @@ def define_flags() -> None:
     """Defines the flags of a run."""
     command_line.define_config("Config file, such as configs/pretrain/bert_tiny.py:runlocal.")
     flags.DEFINE_string("workdir", None, "Directory of the run; created if it does not exist.")
-    flags.DEFINE_bool("multihost", False, "Join a run that this command starts on every host.")
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if no cluster provides it.")
+    flags.DEFINE_bool("multihost", False, "Multi-host run: run this same command on every host.")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if JAX detects no cluster.")
     flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
     flags.DEFINE_integer("initialization_timeout", 300, "Seconds to wait for other processes.")
-    flags.DEFINE_integer("heartbeat_timeout", 100, "Heartbeat timeout of a process, in seconds.")
-    flags.DEFINE_integer("stop_timeout", 60, "Maximum seconds without progress after SIGTERM.")
+    help_text = "Seconds without a heartbeat before a process is considered dead."
+    flags.DEFINE_integer("heartbeat_timeout", 100, help_text)
+    help_text = "Seconds without progress, after SIGTERM or Ctrl-C, before exiting without saving."
+    flags.DEFINE_integer("stop_timeout", 60, help_text)
     flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -80,7 +82,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
             directory = program.replace("tools.sweep", "sweeps")
             raise ValueError(
                 f"{values['config'].config_filename} is a configuration for bert_jax.{expected}: "
-                f"run python -m bert_jax.{expected} with it, or give one of configs/{directory}/"
+                f"run python -m bert_jax.{expected} with it, or use one of configs/{directory}/"
             )
         if is_distributed:
             names = "coordinator num_processes process_id initialization_timeout heartbeat_timeout"
@@ -104,7 +106,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
                 text = f"out of memory ({reason}). {fix}; tools/tpu_report.py predicts what fits"
             elif is_distributed and distributed.is_lost_process_error(error):
                 fix = "Run the same command on all hosts to resume from the last checkpoint"
-                text = f"lost another process, or it does not respond ({reason}). {fix}"
+                text = f"another process died or is not responding ({reason}). {fix}"
                 code = PREEMPTED
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if jax.process_index() == 0:
@@ -136,7 +138,7 @@ def check_finite(step_metrics: list[dict], last_step: int) -> dict:
         for name in ("loss", "gradient_norm", "parameter_norm"):
             if not math.isfinite(values[name]):
                 raise NonFiniteLoss(
-                    f"the {name} of step {step} is {values[name]}; the last checkpoint is finite. "
+                    f"the {name} of step {step} is {values[name]}; earlier checkpoints are intact. "
                     "Start in a new workdir with a lower learning rate or a longer warm-up",
                     step,
                 )

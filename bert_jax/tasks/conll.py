@@ -70,8 +70,8 @@ def read_sentences(
         if not sentence and fields[0] == "#" and not is_like_first:
             continue
         if len(fields) != num_columns:
-            counts = f"({len(fields)}) as in line {first + 1} ({num_columns})"
-            raise ValueError(f"{path}, line {number}: not as many columns {counts}: fix the line")
+            counts = f"{num_columns} columns, as in line {first + 1}, found {len(fields)}"
+            raise ValueError(f"{path}, line {number}: expected {counts}: fix the line")
         if num_columns == 10 and word_column == 1 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
             continue  # CoNLL-U: a contraction (1-2), whose words follow, or an empty node (1.1).
         if not sentence:
@@ -91,8 +91,8 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
         texts = [words] if tags is None else [words, tags]
         if not all(map(_are_words, texts)):
             raise ValueError(
-                f"{location}: expected 'tokens', a list of words, and for each a tag in 'tags', "
-                f"texts without spaces such as B-LOC; it has {', '.join(map(repr, values))}"
+                f"{location}: expected 'tokens', a list of words, and optionally 'tags', one per "
+                f"word such as B-LOC, without spaces; the object has {', '.join(map(repr, values))}"
             )
         if tags is not None and len(tags) != len(words):
             lengths = f"the lengths of 'tokens' and 'tags' are {len(words)} and {len(tags)}"

@@ -197,12 +197,12 @@ def _read_file(path: pathlib.Path, name: str, split: str) -> tuple[list[tables.R
         elif name == "qqp" and split != "test":
             skipped += 1
         else:
-            counts = f"({len(fields)}) than expected ({len(names)})"
-            raise ValueError(f"{location}: fewer tab-separated fields {counts}")
+            counts = f"expected {len(names)} tab-separated fields, found {len(fields)}"
+            raise ValueError(f"{location}: {counts}")
     if path.name == "msr_paraphrase_train.txt":
         # The original release, split as the benchmark's download script does.
         file = next(path.parent.glob(_DEV_IDS), path.with_name("mrpc_dev_ids.tsv"))
-        text = tables.read_text(file, "the benchmark's dev pairs of the release beside it")
+        text = tables.read_text(file, "the benchmark's dev pairs, beside msr_paraphrase_train.txt")
         dev = {tuple(line.split("\t")) for line in text.splitlines()}
         pair = operator.itemgetter("#1 ID", "#2 ID")
         records = [each for each in records if (pair(each.columns) in dev) == (split == "dev")]

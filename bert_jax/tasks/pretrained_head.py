@@ -31,8 +31,8 @@ def with_labels_of_head(
             elif saved_head["task"] == "multi_label":
                 fix = ", or set --config.data.label_separator"
         raise ValueError(
-            f"nothing to train on, and {config.init_from} has {has}: give --config.data.train=FILE "
-            f"or, as --config.init_from, the workdir of a run that trained one{fix}"
+            f"no training data, and {config.init_from} has {has}: set --config.data.train=FILE, or "
+            f"set --config.init_from to the workdir of a run that trained such a head{fix}"
         )
     config = config.copy_and_resolve_references()
     config.data.labels = tuple(saved_head["labels"])

@@ -126,7 +126,7 @@ def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Qu
         for each in negatives:
             text_field({"negative": each}, "negative", location)
         if positive in negatives:
-            raise ValueError(f"{location}: the positive is one of the negatives too: {positive!r}")
+            raise ValueError(f"{location}: the positive is also one of the negatives: {positive!r}")
         name = str(values.get("id", len(queries)))
         queries.append(Query(name, text, positive, tuple(negatives), location))
     check_labeled(queries, [query.positive for query in queries], "positive", is_training)
@@ -161,8 +161,8 @@ def make_split(
         inputs = [pair for query, each, _ in ranked for pair in sequences([query], each)]
     for query, passages, _ in ranked:
         if not passages:
-            fix = "'negatives', or for a bi_encoder --config.data.passages"
-            raise ValueError(f"{query.location}: no passages to rank: give {fix}")
+            fix = "'negatives', or for a bi_encoder set --config.data.passages"
+            raise ValueError(f"{query.location}: no passages to rank: add {fix}")
 
     def rankings(outputs: Outputs) -> Iterable[tuple[tuple, np.ndarray]]:
         """Returns each entry of `ranked` with the scores of its passages."""

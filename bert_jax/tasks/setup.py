@@ -104,7 +104,7 @@ class FinetuneSetup:
         """Raises ValueError if settings of a trial are invalid."""
         if not self.num_steps(trial) and self.task.labels and "head" not in self.pretrained:
             why = f"num_epochs is {trial.num_epochs:g}" if self.task.train else "no training data"
-            fix = "give the workdir of a run that trained one"
+            fix = "set --config.init_from to the workdir of a run that trained one"
             raise ValueError(f"{why}, and {trial.init_from} has no head for this task: {fix}")
         self.settings(trial)
         self.optimizer(self.hyperparameters(trial))
@@ -276,7 +276,7 @@ def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer)
 def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
     """Returns the weight of each class; balanced: labels / (classes * labels of the class).
 
-    A class without training examples, which the loss never has, is not counted and has weight 1.
+    A class without training examples never enters the loss: it is not counted and has weight 1.
     """
     given = weights = tuple(config.class_weights)
     if not given or not task.train:

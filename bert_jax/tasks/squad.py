@@ -71,10 +71,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             locations = "; ".join(list(dict.fromkeys(misplaced))[:5])
             logging.warning("Answers not at answer_start: %d (%s)", len(misplaced), locations)
         if name != "train":
-            notes[f"{name} answers not at their answer_start"] = len(misplaced)
+            notes[f"{name} answers not at answer_start"] = len(misplaced)
             splits.append(make_split(name, examples, windows, head_settings, tunes_threshold))
             continue
-        notes["train questions skipped, whose answer is not at its answer_start"] = len(misplaced)
+        notes["train questions skipped, as the answer is not at answer_start"] = len(misplaced)
         train = [window for window in windows if window.label is not None]
         if not train:
             expected = "training needs one at its answer_start, in characters"
@@ -165,8 +165,8 @@ def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[
     check_labeled(questions, [question.answers for question in questions], "answers", False)
     for question in questions:
         if question.answers == () and not null_answers:
-            fix = "only SQuAD 2.0 allows: --config=configs/finetune/squad.py:v2"
-            raise ValueError(f"{question.location}: no answer, which {fix}")
+            fix = "only SQuAD 2.0 allows that: use --config=configs/finetune/squad.py:v2"
+            raise ValueError(f"{question.location}: no answer; {fix}")
     return questions
 
 
@@ -175,7 +175,7 @@ def _read_json(path: str) -> Iterator[tuple[dict, str]]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; name a file of lines .jsonl") from None
+        raise ValueError(f"{path} is not JSON: {error}; rename JSON lines to .jsonl") from None
     for a, article in enumerate(field(content, "data", list, path), start=1):
         location = f"{path}, article {a}"
         for p, paragraph in enumerate(field(article, "paragraphs", list, location), start=1):
@@ -200,6 +200,6 @@ def _question(values: dict, location: str, number: int) -> Question:
         )
     if values.get("is_impossible") and field(values, "is_impossible", bool, location):
         if answers:
-            raise ValueError(f"{location}: is_impossible, but it has answers: remove one")
+            raise ValueError(f"{location}: is_impossible with answers: remove one or the other")
         answers = ()
     return Question(str(values.get("id", number)), question, context, answers, location)

@@ -32,7 +32,7 @@ def files_from_config(data: ConfigDict) -> dict[str, str]:
     files = {name: data[name] for name in ("train", "dev", "test") if data[name]}
     if not files:
         raise ValueError(
-            "no examples: give --config.data.train=FILE to train, or data.dev=FILE to predict"
+            "no examples: set --config.data.train=FILE to train, or data.dev=FILE to predict"
         )
     return {name: with_split(source, name) for name, source in files.items()}
 
@@ -59,7 +59,7 @@ def read_table(
     ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
     """
     suffix = pathlib.Path(source).suffix
-    hint = ": give the correct name in --config.data.text, text_pair, label or id" if label else ""
+    hint = ": set the correct name in --config.data.text, text_pair, label or id" if label else ""
     if str(source).startswith("tfds:") or suffix == ".jsonl":
         records = []
         for values, location in read_objects(source, data_dir):
@@ -87,8 +87,8 @@ def check_columns(records: Iterable[Record], columns: Iterable[str], hint: str =
     """Raises ValueError, ending with `hint`, if a record lacks one of `columns`."""
     for record in records:
         if missing := [column for column in columns if column not in record.columns]:
-            names = list(record.columns)
-            raise ValueError(f"{record.location}: no {missing[0]!r} among {names}{hint}")
+            names = ", ".join(record.columns) or "none"
+            raise ValueError(f"{record.location}: no column {missing[0]!r}; found {names}{hint}")
 
 
 def read_text(path: pathlib.Path, expected: str) -> str:
@@ -130,10 +130,11 @@ def field(holder: object, name: str, expected: type, location: str):
     """Returns `holder[name]`; raises ValueError unless it has the type `expected`."""
     value = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(value, expected):
-        actual = "none" if value is None else type(value).__name__
+        found = "none" if value is None else type(value).__name__
+        problem = f"must be of type {expected.__name__}, found {found}"
         if isinstance(holder, dict) and name not in holder:
-            actual = f"only {', '.join(holder) or 'an empty object'}"
-        raise ValueError(f"{location}: expected {name!r}, a {expected.__name__}; found {actual}")
+            problem = f"is missing; found {', '.join(holder) or 'an empty object'}"
+        raise ValueError(f"{location}: {name!r} {problem}")
     return value
 
 
@@ -182,7 +183,7 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     for fields, location in rows[max(header_lines, 1) :]:
         if any(fields):
             if len(fields) != len(names):
-                counts = f"not as many fields ({len(fields)}) as in the header ({len(names)})"
+                counts = f"expected {len(names)} fields, as in the header, found {len(fields)}"
                 raise ValueError(f"{location}: {counts}{hint}")
             records.append(Record(dict(zip(names, fields, strict=True)), location))
     if not records:

@@ -40,7 +40,7 @@ class Task:
     # Names of head settings that scoring the dev split changes; a run starts from those of the head
     # in its weights.
     tuned: tuple[str, ...] = ()
-    # Paths or "tfds:NAME" of what was read, by name. A run cannot be resumed with others.
+    # Paths or "tfds:NAME" of what was read, by name. A run resumes only with the same contents.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

@@ -45,8 +45,8 @@ class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
     `best_step` and `score` are those of the best checkpoint, None if there is none; `prediction` is
-    the size of the stack that made it, and what it predicts for the selection split, or None if
-    unknown. `diverged` is the step at which its loss was not finite, or None.
+    (size of the stack, outputs and loss on the selection split) at the best step, or None if this
+    process has not computed it. `diverged` is the step at which its loss was not finite, or None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -157,13 +157,13 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
     Raises ValueError if `workdir` holds runs of other seeds, which `result.json` would omit.
     """
     if count > 1 and _holds_run(workdir):
-        raise ValueError(f"{workdir} holds a run of one seed: give another --workdir for several")
+        raise ValueError(f"{workdir} holds a run of one seed: use another --workdir for several")
     wanted = range(first, first + count)
     seeds = sorted(int(path.name[5:]) for path in workdir.glob("seed_[0-9]*") if _holds_run(path))
     if seeds and (count == 1 or not set(seeds) <= set(wanted)):
         low, high = min(*seeds, *wanted), max(*seeds, *wanted)
         raise ValueError(
-            f"{workdir} holds runs of the seeds {', '.join(map(str, seeds))}: give another "
+            f"{workdir} holds runs of the seeds {', '.join(map(str, seeds))}: use another "
             f"--workdir, or resume these with --config.seed={low} "
             f"--config.num_seeds={max(high - low + 1, 2)}"
         )

@@ -30,7 +30,7 @@ class Checkpointer:
     """Saves and restores the training state of one run in `<workdir>/checkpoints`.
 
     Keeps the last `keep_last` checkpoints and those at multiples of `keep_every` (0: none).
-    All methods raise CheckpointError if the disk failed, and LostProcess if another process did.
+    Reading and writing raise CheckpointError, or LostProcess if another process was lost.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
     expected = "expected a workdir, its checkpoints, or one of them"
     for kind, runs in (("seeds", path.glob("seed_*")), ("trials", path.glob("trials/*"))):
         if first := min(runs, default=None):
-            expected = f"it holds the runs of several {kind}: give one of them, such as {first}"
+            expected = f"it holds the runs of several {kind}: choose one of them, such as {first}"
     raise FileNotFoundError(f"{path} holds no complete checkpoint: {expected}")
 
 
@@ -219,9 +219,9 @@ def read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
     expected = stored if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
     for name in sorted(stored.keys() | expected.keys()):
         both = stored.get(name), expected.get(name)
-        array, other = (f"{np.dtype(x.dtype)} {list(x.shape)}" if x else "nothing" for x in both)
+        array, other = (f"{np.dtype(x.dtype)} {list(x.shape)}" if x else "absent" for x in both)
         if array != other:
-            raise ValueError(f"{item.name} holds {name} of {array}, expected {other}")
+            raise ValueError(f"{item.name}: {name} is {array}, expected {other}")
     limits = {key: {"limit": 1} for key in ("file_io_concurrency", "data_copy_concurrency")}
     context = tensorstore.Context(limits)
     arrays = {}

@@ -37,8 +37,8 @@ PEAK_FLOPS = {
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
-    Removes what an interrupted run wrote after `first_step`; its `seconds` are the run time up to
-    then. Only one process `writes`. Raises OSError.
+    Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then.
+    Pass `writes=True` in one process only. Raises OSError.
     """
 
     def __init__(self, workdir: pathlib.Path, first_step: int = 0, writes: bool = True):

@@ -20,7 +20,7 @@ OPTIMIZERS = ("bert_adam", "adamw", "lamb")
 
 
 class Hyperparameters(NamedTuple):
-    """Float32 scalars, or `[trials]`, that a compiled step takes: new values compile nothing."""
+    """Float32 scalars or `[trials]`, passed to a compiled step: new values do not recompile it."""
 
     learning_rate: float
     weight_decay: float

@@ -1,6 +1,6 @@
 """Builds the model, optimizer, state shardings and phases of a pre-training configuration.
 
-`pretrain` and `tpu` share them, so that what is compiled ahead of time is what runs.
+`bert_jax.pretrain` and the TPU tools share them: what is compiled ahead of time is what runs.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ def model_config(
         named = BertConfig.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in ARCHITECTURE[:4]}
     elif source_bert is None:
-        fix = "give the weights to start from, --config.init_from=DIR, or"
+        fix = "set --config.init_from=DIR, the weights to start from, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
         raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
     if config.objective not in OBJECTIVES:
@@ -190,7 +190,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if not settings.num_steps:
             continue
         if not settings.corpus:
-            raise ValueError(f"give the directory of a corpus: --config.{prefix}corpus=DIR")
+            raise ValueError(f"no corpus: set --config.{prefix}corpus=DIR")
         rows = Rows(settings.corpus, "train", config.seed)
         phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)
         labels = rows.manifest["splits"]["train"]["nsp_labels"]

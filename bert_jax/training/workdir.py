@@ -71,7 +71,7 @@ def _lock(workdir: pathlib.Path) -> TextIO:
     On a mounted bucket only this host sees the lock: two hosts do not notice each other.
     """
     if ":/" in str(workdir):
-        raise ValueError(f"--workdir={workdir}: mount the bucket, and give a path below the mount")
+        raise ValueError(f"--workdir={workdir}: mount the bucket, and use a path below the mount")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = (workdir / ".lock").open("a+")
@@ -83,10 +83,10 @@ def _lock(workdir: pathlib.Path) -> TextIO:
         lock.seek(0)
         raise ValueError(
             f"--workdir={workdir} is in use by {lock.read() or 'another process'}: wait until it "
-            "ends, or stop it, or give another --workdir"
+            "ends, or stop it, or use another --workdir"
         ) from None
     except OSError as error:
-        logging.warning("%s: %s. Start no second run in it", lock.name, error)
+        logging.warning("%s: %s. Make sure that no other run uses it", lock.name, error)
     with contextlib.suppress(OSError):  # On a full disk the lock does not name its holder.
         lock.truncate(0)
         os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -50,8 +50,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.batch_size = 32  # Examples per update, over all devices.
     config.num_epochs = 3.0
     config.seed = 0
-    # Runs, from `seed` on; several give median, min and max. They train as one stack, with the
-    # memory of all; on a CPU tools/sweep.py, which runs them one after another, is faster.
+    # Number of runs, with seeds from `seed` on; several report median, min and max. They train as
+    # one stacked program, with memory for all; on a CPU, tools/sweep.py runs them faster.
     config.num_seeds = 1
 
     config.model = ConfigDict()  # Default: as in the checkpoint.

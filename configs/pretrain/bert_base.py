@@ -45,7 +45,8 @@ def get_config(arg: str = "") -> ConfigDict:
     # Weights to start from: a workdir, a checkpoint, or a Hugging Face directory or one of Google's
     # release; parts that they lack are randomly initialized. Default: all parameters are.
     config.init_from = ""
-    config.init_optimizer = False  # Also start from Adam's moments in `init_from`, a workdir.
+    # Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.
+    config.init_optimizer = False
 
     config.model = ConfigDict()  # Fields of bert_jax.BertConfig; vocab_size is the corpus's.
     config.model.size = "base"  # None: the size of `init_from`.
@@ -85,7 +86,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
     # Also shard parameters, optimizer state and weight update over `data` (ZeRO-1).
     config.shard_weight_update = False
-    # With it, gather kernels and exchange their gradients in each layer, not all at once.
+    # With it, communicate kernels and gradients in each layer, overlapped with computation.
     config.exchange_in_layers = False
     # Rows per device and microbatch, with gradient accumulation; 0 means a single microbatch.
     config.per_device_batch_size = 0

@@ -34,7 +34,7 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     config.trials = ()
     config.num_seeds = 1  # Trials of each configuration, from `base.seed` on.
     # Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout train
-    # as one program. At most so many in a program, to limit memory; 0: all (on a CPU: mesh.trial).
+    # as one program, of at most this many, to limit memory; 0: no limit (on a CPU: mesh.trial).
     config.max_stacked_trials = 0
     return config.lock()
 

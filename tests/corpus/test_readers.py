@@ -505,7 +505,7 @@ def test_file_that_vanishes_is_not_called_damaged(tmp_path):
     [
         ("wiki-multistream-index.txt.bz2", "unknown suffix"),
         ("text.parquet.gz", "unknown suffix"),
-        ("folder/", "matches no file; it is a directory, give DIR/*"),
+        ("folder/", "matches no file; it is a directory, use DIR/*"),
     ],
 )
 def test_files_that_are_not_text_are_clear_errors(tmp_path, name, message):

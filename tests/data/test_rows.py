@@ -187,14 +187,14 @@ def remove_rows(manifest):
     ("damage", "error", "message"),
     [
         (lambda c: (c / SHARD).unlink(), CorpusError, f"{SHARD} is missing; build"),
-        (truncate_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: cut off"),
+        (truncate_shard, CorpusError, rf"{SHARD} has [\d,]+ bytes, expected [\d,]+: truncated"),
         (overwrite_shard, CorpusError, r"has 0 blocks, expected \d+"),
         (damage_block, CorpusError, f"{SHARD}, block [0-9]+: damaged"),
         (lambda c: edit_manifest(c, remove_rows), CorpusError, r"has \d+ blocks, expected \d+"),
         (
             swap_vocabulary,
             CorpusError,
-            "not the vocabulary of the corpus.* would mean other words; build",
+            "not the vocabulary of the corpus.* would stand for other tokens; build",
         ),
         (
             lambda c: (c / "vocab.txt").unlink(),

@@ -17,11 +17,13 @@ from tests.helpers import ROOT
     [
         (
             "data.train=",
-            "--config.data.train: there is no field 'train'; there are data_dir, directory, labels",
+            "--config.data.train: there is no field 'train'; the fields are data_dir, directory, "
+            "labels",
         ),
         (
             "grid.x=1",
-            "--config.grid.x: there is no field 'grid'; there are batch_size, class_weights, clip_",
+            "--config.grid.x: there is no field 'grid'; the fields are batch_size, class_weights, "
+            "clip_",
         ),
         ("learning_rat=1", "'learning_rat': Did you mean \"learning_rate\""),
     ],
@@ -54,7 +56,7 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
     (tmp_path / "configs/finetune/squad.py").write_text(local_config)
     assert read_config("configs/finetune/squad.py").data.text == "Text"
     with pytest.raises(
-        SystemExit, match=r"no config file configs/x\.py:tiny: give a path such as configs/"
+        SystemExit, match=r"no config file configs/x\.py:tiny: use a path such as configs/"
     ):
         read_config("configs/x.py:tiny")
 

@@ -64,5 +64,5 @@ def test_configuration_of_the_other_program_is_an_error(program, config, other, 
     assert result.returncode == 1 and not (tmp_path / "run").exists()
     assert result.stderr.strip() == (
         f"{program}: {config} is a configuration for bert_jax.{other}: run python -m "
-        f"bert_jax.{other} with it, or give one of configs/{program}/"
+        f"bert_jax.{other} with it, or use one of configs/{program}/"
     )

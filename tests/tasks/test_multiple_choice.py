@@ -113,7 +113,7 @@ def test_tfds_gives_the_same_features_as_the_files(splits, tokenizer, directory)
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("train.csv", ("ending3", "ending4"), r"train\.csv, line 2: no 'ending3' among"),
+        ("train.csv", ("ending3", "ending4"), r"train\.csv, line 2: no column 'ending3'; found"),
         ("train.csv", ("the,3", "the,4"), r"train\.csv, line 2: label '4', expected one of 0, 1"),
         ("val.csv", ("stone,2", "stone,"), r"val\.csv, line 3: no 'label': every"),
     ],
@@ -126,7 +126,7 @@ def test_bad_input_raises_a_clear_error(name, change, message, tokenizer, direct
 
 
 def test_a_directory_must_be_given_and_hold_the_files(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match=r"--config\.data\.directory=DIR\|tfds:NAME"):
+    with pytest.raises(ValueError, match=r"--config\.data\.directory=DIR or tfds:NAME"):
         read(tokenizer, "")
     with pytest.raises(FileNotFoundError, match=r"no file .*val\.csv"):
         read(tokenizer, tmp_path)

@@ -11,7 +11,11 @@ from configs.finetune.text_classification import get_config
 @pytest.mark.parametrize(
     ("task", "labels", "message"),
     [
-        ("span", ["start", "end"], "a head for span, not for classification: give .* trained one$"),
+        (
+            "span",
+            ["start", "end"],
+            "a head for span, not for classification: set .* trained such a head$",
+        ),
         ("regression", ["value"], "not for classification: .*, or set .*data.regression=True$"),
     ],
 )

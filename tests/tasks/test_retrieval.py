@@ -185,11 +185,11 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
 
 
 BAD_LINES = {
-    "no query": ([{"positive": "a"}], "line 1: expected 'query', a str; found only positive"),
+    "no query": ([{"positive": "a"}], "line 1: 'query' is missing; found positive"),
     "empty positive": ([{"query": "a", "positive": " "}], "line 1: the positive is empty"),
     "negatives that are no list": (
         [LINES[0] | {"negatives": "a"}],
-        "'negatives', a list; found str",
+        "'negatives' must be of type list, found str",
     ),
     "empty negative": ([LINES[0] | {"negatives": [""]}], "the negative is empty"),
     "too few negatives": (
@@ -198,7 +198,7 @@ BAD_LINES = {
     ),
     "positive among negatives": (
         [LINES[0] | {"negatives": ["the river grew old"]}],
-        "one of the negatives too",
+        "also one of the negatives",
     ),
     "id twice": ([LINES[0] | {"id": 1}, LINES[1] | {"id": "1"}], "line 2: id '1' is already used"),
     "no positive": ([{"query": "a", "negatives": ["b"]}], "no 'positive': every example needs one"),
@@ -267,10 +267,10 @@ def test_squad_questions_become_queries_split_by_article(tmp_path, capsys):
     broken = article("b")
     del broken["paragraphs"][1]["qas"][0]["question"]
     for content, message in (
-        ([article("a")], r"squad.json: expected 'data', a list; found none"),
+        ([article("a")], r"squad.json: 'data' must be of type list, found none"),
         (
             {"data": [article("a"), broken]},
-            r"article 2, paragraph 2, question 1 \(id b1\): expected 'question', a str",
+            r"article 2, paragraph 2, question 1 \(id b1\): 'question' is missing; found id, ",
         ),
     ):
         source.write_text(json.dumps(content))

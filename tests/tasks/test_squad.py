@@ -293,18 +293,26 @@ def test_jsonl_without_ids_or_answers_is_numbered_and_only_predicted(tmp_path):
     [
         (None, FileNotFoundError, "no file .*expected SQuAD's JSON"),
         ("{", ValueError, "is not JSON"),
-        ('{"data": 3}', ValueError, "expected 'data', a list; found int"),
-        ('{"data": [3]}', ValueError, "article 1: expected 'paragraphs', a list; found none"),
+        ('{"data": 3}', ValueError, "'data' must be of type list, found int"),
+        ('{"data": [3]}', ValueError, "article 1: 'paragraphs' must be of type list, found none"),
         ('{"data": []}', ValueError, "holds no questions"),
         ([entry(1, "king"), entry(1, "king")], ValueError, r"\(id q1\): id 'q1' is already used"),
         ([entry(1, "king", question=" ")], ValueError, r"\(id q1\): the question is empty"),
         ([entry(1, "king"), entry(2)], ValueError, r"\(id q2\): no 'answers': label all"),
-        ([entry(1, "")], ValueError, "no answer, which only SQuAD 2.0 allows: .*squad.py:v2"),
-        ([entry(1, answers=[{"text": "king"}])], ValueError, "expected 'answer_start', a int"),
+        ([entry(1, "")], ValueError, "no answer; only SQuAD 2.0 allows that: .*squad.py:v2"),
+        (
+            [entry(1, answers=[{"text": "king"}])],
+            ValueError,
+            "'answer_start' is missing; found text",
+        ),
         ([entry(1)], ValueError, "no question has an answer: training needs one"),
         ([entry(1, "castle")], ValueError, r"\(id q1\): no question .* one at its answer_start"),
-        ([entry(1, "king", is_impossible="no")], ValueError, "expected 'is_impossible', a bool"),
-        ([entry(1, "king", is_impossible=True)], ValueError, "is_impossible, but it has answers"),
+        (
+            [entry(1, "king", is_impossible="no")],
+            ValueError,
+            "'is_impossible' must be of type bool",
+        ),
+        ([entry(1, "king", is_impossible=True)], ValueError, "is_impossible with answers"),
     ],
 )
 def test_bad_files_raise_a_clear_error(tokenizer, tmp_path, content, error, message):
@@ -348,7 +356,7 @@ def test_bad_questions_raise_a_clear_error(finished, pretrained):
 
 
 def test_missing_files_raise_a_clear_error(tokenizer):
-    with pytest.raises(ValueError, match=r"give --config\.data\.train=FILE to train"):
+    with pytest.raises(ValueError, match=r"set --config\.data\.train=FILE to train"):
         get_task(make_config("v1"), tokenizer)
 
 

@@ -264,8 +264,8 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        ({"train": "the O\nking\n"}, {}, "line 2: not as many columns (1) as in line 1 (2): fix"),
-        ({"train": "the X O\nking O\n"}, {}, "line 2: not as many columns (2) as in line 1 (3)"),
+        ({"train": "the O\nking\n"}, {}, "line 2: expected 2 columns, as in line 1, found 1: fix"),
+        ({"train": "the X O\nking O\n"}, {}, "line 2: expected 3 columns, as in line 1, found 2"),
         ({}, {"tag_column": 3}, "train.txt, line 3: no column 3 (number of columns: 3): set"),
         ({"train": "the B-A\nking X-A\n"}, {}, "train.txt, line 2: tag 'X-A', expected O, or"),
         (
@@ -299,7 +299,7 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             {"labels": ("O", "B-A", "S-A")},
             "O, B-A, S-A are BIOES tags: set --config.data.scheme=bioes",
         ),
-        ({"train": ""}, {"train": ""}, "no examples: give --config.data.train=FILE to train"),
+        ({"train": ""}, {"train": ""}, "no examples: set --config.data.train=FILE to train"),
     ],
 )
 def test_bad_input_raises_an_error_with_its_place(tmp_path, tokenizer, texts, settings, message):

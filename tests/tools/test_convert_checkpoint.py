@@ -52,7 +52,7 @@ def test_round_trip_keeps_all_tensors_and_prints_a_table(source, tmp_path):
         (
             "--to=native",
             lambda path: (path.parent / "out").mkdir(),
-            "out exists already: give a DST",
+            "out exists already: choose another DST",
         ),
         ("--to=native", lambda path: (path / "vocab.txt").write_text("a\n"), "lacks [PAD], [UNK]"),
         (

@@ -44,8 +44,8 @@ def test_predictions_are_collected_and_missing_files_are_reported(tmp_path):
     [
         (["nowhere"], "no workdir nowhere"),
         (["empty"], "empty has no predictions of a GLUE test set\n"),
-        (["seeds"], "a GLUE test set; give the workdir of one seed, e.g. seeds/seed_0"),
-        (["one", "two"], "two/predictions/RTE.tsv and one/predictions/RTE.tsv: give only one"),
+        (["seeds"], "a GLUE test set; pass the workdir of one seed, e.g. seeds/seed_0"),
+        (["one", "two"], "two/predictions/RTE.tsv and one/predictions/RTE.tsv: pass only one"),
         (["one", "--output=there.zip"], "there.zip"),
     ],
 )

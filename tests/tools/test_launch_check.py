@@ -48,8 +48,8 @@ def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
         ({"config.mesh.fdsp": "4"}, "fdsp"),
         ({"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"}, "relative to the repository"),
         ({"spot": "1"}, "flag 'spot'"),
-        ({"process_id": "0"}, "--process_id would be the same on all hosts"),
-        ({"program": "tools.sweep"}, "configuration is for bert_jax.pretrain: give --program=pret"),
+        ({"process_id": "0"}, "remove --process_id: it would be the same on all hosts"),
+        ({"program": "tools.sweep"}, "configuration is for bert_jax.pretrain: set --program=pret"),
     ],
 )
 def test_flags_of_the_job_are_checked(changed, message):
@@ -71,7 +71,7 @@ def test_flags_of_the_job_are_checked(changed, message):
         ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
         ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
         ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
-        ({"program": "pretrain"}, "configuration is for bert_jax.tools.sweep: give --program=to"),
+        ({"program": "pretrain"}, "configuration is for bert_jax.tools.sweep: set --program=to"),
         ({"config": "configs/sweeps/search.py:glue:mrpc"}, ""),
         (
             {"config": "configs/sweeps/search.py:glue:mrpc", "optuna": "missing"},

@@ -36,8 +36,11 @@ def test_empty_part_raises_a_clear_error(count):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "squad.json: expected 'data', a list; found none"),
-        ({"data": [{"paragraphs": [{"context": "x"}]}]}, "article 1, paragraph 1: expected 'qas'"),
+        ([], "squad.json: 'data' must be of type list, found none"),
+        (
+            {"data": [{"paragraphs": [{"context": "x"}]}]},
+            "article 1, paragraph 1: 'qas' is missing; found context",
+        ),
     ],
 )
 def test_other_formats_are_reported_in_one_line(content, message, tmp_path):

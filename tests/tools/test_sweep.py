@@ -215,7 +215,7 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
     highest = max(scores[best])
     assert json.loads((best_trial / "result.json").read_text())["dev"]["accuracy"] == highest
     with pytest.raises(
-        FileNotFoundError, match=r"runs of several trials: give one of them, such as .*trials/"
+        FileNotFoundError, match=r"runs of several trials: choose one of them, such as .*trials/"
     ):
         bert_jax.load(workdir)
 
@@ -314,7 +314,7 @@ def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_pat
 def test_directory_of_a_run_that_is_no_sweep_is_refused(given, tmp_path, run):
     (tmp_path / run).mkdir(exist_ok=True)
     (tmp_path / run / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep: give"):
+    with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep: use"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), tmp_path)
     assert not (tmp_path / "sweep.json").exists()
 
@@ -459,7 +459,7 @@ def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
 
 
 WRONG = {
-    "empty grid": ({"grid": {}}, r"--config\.grid is empty: give the values of one or more fields"),
+    "empty grid": ({"grid": {}}, r"--config\.grid is empty: set the values of one or more fields"),
     "empty values": (
         {"grid": {"learning_rate": ()}},
         r"--config\.grid\.learning_rate=\(\): expected one or more values",
@@ -494,7 +494,7 @@ WRONG = {
     ),
     "twice": (
         {"grid": {"learning_rate": (1e-3, 2e-3)}, "trials": ({"learning_rate": 2e-3},)},
-        r"trials\[0\]: duplicate configuration learning_rate=0\.002, already in grid: give each",
+        r"trials\[0\]: duplicate configuration learning_rate=0\.002, already in grid: list each",
     ),
     "same name": (
         {"grid": {"data.text": ("a b", "a/b")}},
@@ -527,7 +527,7 @@ WRONG = {
     ),
     "no weights": (
         {"base": {"init_from": ""}},
-        r"^seed=0: give the weights to start from: --config\.base\.init_from=DIR",
+        r"^seed=0: no weights to start from: set --config\.base\.init_from=DIR",
     ),
     "two metrics": (
         {"grid": {"data.metric": ("accuracy", "macro_f1"), "batch_size": (16,)}},
@@ -556,7 +556,7 @@ def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, 
 
 
 def test_address_of_a_bucket_is_refused(given):
-    with pytest.raises(ValueError, match="workdir=gs:/bucket/sweep: mount the bucket, and give"):
+    with pytest.raises(ValueError, match="workdir=gs:/bucket/sweep: mount the bucket, and use"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), "gs://bucket/sweep")
 
 

@@ -47,4 +47,4 @@ def test_workdir_without_locks_is_claimed_with_a_warning(tmp_path, monkeypatch, 
 
     monkeypatch.setattr("fcntl.flock", refuse)
     claim_workdir(tmp_path / "run", {"seed": 0})
-    assert "locks are not supported. Start no second run in it" in caplog.text
+    assert "locks are not supported. Make sure that no other run uses it" in caplog.text
