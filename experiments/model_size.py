@@ -56,9 +56,10 @@ STUDY = study.Study(
     laptop="Ours: about a third of the paper's layers and a twelfth of its hidden size, trained on "
     f"{study_tasks.CORPUS}; {study_tasks.LAPTOP_TASKS}. Without --glue_dir, R8 classification "
     "takes the place of GLUE.",
-    limits="Short runs show how fast a size learns at first, not what it reaches in the end. Gains "
-    "of very large models on very small tasks, the claim of the paper's table, cannot be seen at "
-    "this scale.",
+    limits="Short runs show how fast a size learns at first, not what it reaches in the end: a row "
+    "whose perplexity is near that of word frequencies has not learned from context yet. Gains of "
+    "very large models on very small tasks, the claim of the paper's table, cannot be seen at this "
+    "scale.",
     rows=rows,
     tasks=tasks,
     pretraining_metrics={"held-out perplexity": "perplexity"},

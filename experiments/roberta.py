@@ -74,9 +74,9 @@ STUDY = study.Study(
     laptop=f"{study_tasks.LAPTOP} The first row has batches of {study.PRETRAINING['batch_size']}. "
     "Without --glue_dir, R8 classification takes the place of GLUE; SQuAD 2.0 is scored with "
     "--squad2_dir only.",
-    limits="In so few epochs larger batches run out of steps, and static masks hardly repeat: it "
-    "shows what these cost at the start of pre-training. Whether RoBERTa's gains, below one point "
-    "after a million steps, are real cannot be seen at this scale.",
+    limits="In so few epochs larger batches run out of steps, and static masks repeat only eight "
+    "times: it shows what these cost at the start of pre-training. Whether RoBERTa's gains, below "
+    "one point after a million steps, are real cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
     pretraining_metrics={"held-out perplexity": "perplexity"},
