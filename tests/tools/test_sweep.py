@@ -502,7 +502,7 @@ WRONG = {
     ),
     "seeds in the grid": (
         {"grid": {"seed": (0, 1)}},
-        r"grid\.seed=0: .* --config\.base\.seed sets the first seed, --config\.num_seeds the",
+        r"grid\.seed=0: .* --config\.base\.seed sets the first one, --config\.num_seeds their",
     ),
     "seeds in base": (
         {"base": {"num_seeds": 3}},
