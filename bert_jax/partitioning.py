@@ -41,6 +41,9 @@ TASK_RULES = (
 
 # The device kinds of v5p and v6e, whose SparseCores run collectives beside the matrix units.
 SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite")
+SPARSE_CORE_COLLECTIVES = (
+    *("reduce_scatter", "nd_reduce_scatter", "all_gather", "2d_all_gather", "3d_all_gather"),
+)
 
 # A batch of rows is sharded over both axes; inside `sum_over_data`, only over `fsdp`.
 BATCH_SPEC, FSDP_BATCH_SPEC = P(("data", "fsdp")), P("fsdp")
@@ -97,11 +100,7 @@ def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> d
     if kind in ("TPU v5 lite", "TPU v5"):
         options["xla_tpu_scoped_vmem_limit_kib"] = 32 * 1024
     if on_sparse_cores:
-        for name in (
-            "reduce_scatter",
-            "nd_reduce_scatter",
-            *(f"{n}all_gather" for n in ("", "2d_", "3d_")),
-        ):
+        for name in SPARSE_CORE_COLLECTIVES:
             options[f"xla_tpu_enable_sparse_core_collective_offload_{name}"] = True
     elif in_layers and kind.startswith("TPU"):
         options["xla_tpu_enable_async_all_to_all"] = True

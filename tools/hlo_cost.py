@@ -45,16 +45,8 @@ COLLECTIVES = (
 FREE = (
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "copy-start", "copy-done", "slice-start", "slice-done", "while"),
-    *(
-        "conditional",
-        "call",
-        "call-start",
-        "call-done",
-        "async-start",
-        "async-update",
-        "async-done",
-    ),
-    *("send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
+    *("conditional", "call", "call-start", "call-done", "async-start", "async-update"),
+    *("async-done", "send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
 )
 FUSIONS = ("fusion", "custom-call")
 CALLERS = (*FUSIONS, "async-start", "call-start", "call", "while", "conditional")
