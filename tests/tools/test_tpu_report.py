@@ -99,7 +99,7 @@ def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
 
     def payloads(start):
         found = (
-            hlo_cost.collective_traffic(*each)
+            hlo_cost.collective_traffic(*each, "v4")
             for _, *each in hlo_cost.executed_instructions(computations, start)
         )
         return [payload for _, _, payload, _ in filter(None, found)]
@@ -140,7 +140,7 @@ def test_printed_report_says_that_cycles_are_an_estimate(tiny):
 @needs_compiler
 def test_step_with_too_large_activations_is_rejected_with_a_batch_size_that_fits(tmp_path):
     # Many layers of long rows use much memory and, as they are one loop, compile fast.
-    large = "--config.model.num_layers=800", "--max_seq_length=512", "--config.batch_size=64"
+    large = "--config.model.num_layers=48", "--max_seq_length=512", "--config.batch_size=1024"
     json_path = tmp_path / "report.json"
     result = run_tool(TINY, "--topology=v5e:2x2", "--phases=first", *large, f"--json={json_path}")
     assert result.returncode == 1, result.stdout + result.stderr
@@ -149,7 +149,7 @@ def test_step_with_too_large_activations_is_rejected_with_a_batch_size_that_fits
     assert allowed == tpu.CHIPS["v5e"].usable_hbm_bytes < report["hbm_capacity_bytes"]
     assert "DOES NOT FIT by" in result.stdout and "GiB" in result.stdout
     fits = result.stdout.rsplit("This fits: ", 1)[1].split()
-    assert fits == ["--config.per_device_batch_size=8"] and result.stderr == ""
+    assert fits == ["--config.per_device_batch_size=128"] and result.stderr == ""
 
 
 @needs_compiler
