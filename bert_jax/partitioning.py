@@ -113,9 +113,9 @@ def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> d
 
 
 def can_exchange_in_layers(mesh: Mesh) -> bool:
-    """Returns whether `mesh` is data-parallel, and exchanges all to all can be asynchronous.
+    """Returns whether `mesh` is data-parallel, and its collectives in layers can be asynchronous.
 
-    The compiler for v5e refuses those between more than 16 chips.
+    The compiler for v5e refuses all-to-alls between more than 16 chips.
     """
     is_v5e = mesh.devices.flat[0].device_kind == "TPU v5 lite"
     return 1 < mesh.shape["data"] == mesh.size and not (is_v5e and mesh.size > 16)
