@@ -48,6 +48,7 @@ FREE = (
     *("conditional", "call", "call-start", "call-done", "async-start", "async-update"),
     *("async-done", "send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
 )
+NO_ESTIMATE = str(2**63 - 1)  # What the compiler writes for scatters on the SparseCores of v6e.
 FUSIONS = ("fusion", "custom-call")
 CALLERS = (*FUSIONS, "async-start", "call-start", "call", "while", "conditional")
 COMPUTATION_OR_INSTRUCTION = re.compile(
@@ -141,6 +142,8 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
         is_free = instruction.kind in FREE or instruction.opcode.startswith(COLLECTIVES)
         is_free |= instruction in communicating
         estimate = instruction.attribute(r'"estimated_cycles":"?(\d+)')
+        if estimate == NO_ESTIMATE:
+            estimate = ""
         if estimate := kernel[0] if kernel else estimate:
             part, direction = part_of(instruction.op_name)
             cycles[f"{part} kernel" if kernel else part, direction] += runs * int(estimate)

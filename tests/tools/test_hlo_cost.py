@@ -83,6 +83,8 @@ def test_loop_with_unknown_trip_count_is_reported_and_counted_once():
 
 def test_instruction_without_estimate_is_reported():
     assert cost_of().without_estimate == {"sort": 3}
+    cost = cost_of(**{'"estimated_cycles":"7"': f'"estimated_cycles":"{2**63 - 1}"'})
+    assert cost.without_estimate == {"sort": 3, "update": 1}
 
 
 def test_custom_kernel_is_reported_by_its_target():
