@@ -1,7 +1,9 @@
 r"""Tables 2 and 3: SQuAD 1.1 and 2.0.
 
     python tools/split_squad.py xquad.en.json runs/xquad
-    python experiments/squad.py --scale=laptop --workdir=runs/studies --squad_dir=runs/xquad
+    python tools/split_squad.py --unanswerable xquad.en.json runs/xquad2
+    python experiments/squad.py --scale=laptop --workdir=runs/studies --squad_dir=runs/xquad \
+        --squad2_dir=runs/xquad2
     python experiments/squad.py --scale=pod --workdir=/gcs/studies --squad_dir=/gcs/squad \
         --squad2_dir=/gcs/squad2
 
@@ -41,7 +43,8 @@ STUDY = study.Study(
     title="Extractive question answering (SQuAD, tables 2 and 3)",
     about="Exact match (EM) and F1 on dev. Paper: single models, without TriviaQA.",
     laptop="Sets in SQuAD's format, from --squad_dir and --squad2_dir, such as the English part of "
-    "XQuAD split by article: at most 120 questions to train and 60 for dev, in windows of 192 "
+    "XQuAD split by article, for 2.0 with each question also asked of a paragraph that does not "
+    "answer it: at most 120 questions to train and 60 for dev, in windows of 192 "
     f"tokens. {study_tasks.SMALL_ENCODERS}",
     limits="Two epochs of one seven-hundredth of SQuAD's questions are too few to learn to answer: "
     "it shows that the study works, and whether other weights start ahead. No score here predicts "

@@ -1,7 +1,8 @@
 """Splits a SQuAD file by article: `python tools/split_squad.py FILE.json DIR`.
 
 Writes DIR/train.json and DIR/dev.json. The articles for dev are drawn with `--seed`; no context or
-topic is in both files. Meant for small datasets without a split, such as XQuAD.
+topic is in both files. Meant for small datasets without a split, such as XQuAD. With
+`--unanswerable`, half of the questions have no answer, as in SQuAD 2.0.
 """
 
 import json
@@ -15,6 +16,11 @@ from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tasks.squad import read_questions
 
 DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Number of articles for dev.", lower_bound=1)
+UNANSWERABLE = flags.DEFINE_bool(
+    "unanswerable",
+    False,
+    "Also ask each question of another paragraph of its article, one without the answer.",
+)
 SEED = flags.DEFINE_integer("seed", 0, "Seed for drawing the articles for dev.")
 
 
@@ -31,17 +37,39 @@ def split(content: dict, dev_articles: int, seed: int) -> tuple[dict, dict]:
     return content | {"data": train}, content | {"data": dev}
 
 
+def add_unanswerable(content: dict, seed: int) -> int:
+    """Asks each question of another paragraph of its article, which does not hold its answers.
+
+    Returns how many questions have no such paragraph: those are not asked again.
+    """
+    rng, num_left_out = random.Random(seed), 0
+    for article in content["data"]:
+        asked = [(paragraph, qa) for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
+        for paragraph, qa in asked:
+            answers = [answer["text"].lower() for answer in qa["answers"]]
+            others = [
+                other
+                for other in article["paragraphs"]
+                if other is not paragraph
+                and not any(answer in other["context"].lower() for answer in answers)
+            ]
+            if others:
+                again = {"id": f"{qa['id']}-unanswerable", "answers": [], "is_impossible": True}
+                rng.choice(others)["qas"].append(qa | again)
+            num_left_out += not others
+    return num_left_out
+
+
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
         raise app.UsageError("expected FILE.json and DIR")
     directory = pathlib.Path(argv[2])
     try:
         read_questions(argv[1], null_answers=True)  # Validates the file.
-        parts = split(
-            json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8-sig")),
-            DEV_ARTICLES.value,
-            SEED.value,
-        )
+        content = json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8-sig"))
+        if UNANSWERABLE.value:
+            print(f"asked only once: {add_unanswerable(content, SEED.value)} questions")
+        parts = split(content, DEV_ARTICLES.value, SEED.value)
         directory.mkdir(parents=True, exist_ok=True)
         for name, part in zip(("train", "dev"), parts, strict=True):
             path = directory / f"{name}.json"

@@ -55,7 +55,8 @@ def may_not_fit(setup: FinetuneSetup, num_trials: int) -> bool:
     Otherwise there is room for activations, and compiling the step only to know takes longer than
     some trials.
     """
-    state = jax.eval_shape(setup.init_stack, jax.random.split(jax.random.key(0), 1), setup.pretrained)
+    keys = jax.random.split(jax.random.key(0), 1)
+    state = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
     trial_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return 10 * program_bytes(setup, num_trials, trial_bytes) > device_memory()
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests import helpers
-from tools.split_squad import split
+from tools.split_squad import add_unanswerable, split
 
 TOOL = helpers.ROOT / "tools" / "split_squad.py"
 CONTENT = {"version": "1.1", "data": [{"title": str(number)} for number in range(10)]}
@@ -25,6 +25,20 @@ def test_every_article_is_in_one_part_in_file_order(seed):
 
 def test_seed_selects_the_articles():
     assert len({str(split(CONTENT, 3, seed)) for seed in range(5)}) > 1
+
+
+def test_unanswerable_questions_are_asked_of_paragraphs_without_their_answer():
+    contexts = ["It is red.", "It is Red, too.", "It is blue."]
+    qas = [{"id": "a", "question": "Color?", "answers": [{"text": "red", "answer_start": 6}]}]
+    paragraphs = [{"context": context, "qas": []} for context in contexts]
+    paragraphs[0]["qas"] = qas
+    other = {"context": "Red.", "qas": [dict(qas[0], id="b")]}
+    content = {"data": [{"paragraphs": paragraphs}, {"paragraphs": [other]}]}
+    assert add_unanswerable(content, seed=0) == 1  # The second article has one paragraph.
+    (added,) = paragraphs[2]["qas"]
+    unanswerable = {"id": "a-unanswerable", "answers": [], "is_impossible": True}
+    assert added == {"question": "Color?"} | unanswerable
+    assert len(paragraphs[0]["qas"]) == 1 and not paragraphs[1]["qas"] and len(other["qas"]) == 1
 
 
 @pytest.mark.parametrize("count", [0, 10])
