@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo notebooks test test-all slow-tests parity tf-parity faults report-test beam-test lint lock clean
+.PHONY: demo notebooks test test-all slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -22,14 +22,17 @@ notebooks: .venv/notebooks demo
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not exhaustive"
 
-# Both tiers. The slow one kills processes at random, runs every mesh with every optimizer, and
-# damages every file.
-test-all: test slow-tests
+# All tiers. The slow one kills processes at random and damages every file. The exhaustive one, which
+# CI does not run, repeats its tests with more values: every mesh with every optimizer, each victim.
+test-all: test slow-tests exhaustive-tests
 
 slow-tests: .venv/installed
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not exhaustive"
+
+exhaustive-tests: .venv/installed
+	$(PYTEST) -m exhaustive
 
 # Compares with transformers in torch; downloads both, and the MiniLM weights. With XQUAD=FILE (the
 # English part of XQuAD) it also checks that features contain the answers of that file.

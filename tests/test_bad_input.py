@@ -816,6 +816,7 @@ def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(input
     assert np.isfinite(squares).all()
 
 
+@pytest.mark.slow
 def test_full_disk_in_a_save_keeps_the_last_checkpoint_and_the_run_can_be_resumed(
     inputs, monkeypatch
 ):

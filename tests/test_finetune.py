@@ -134,7 +134,12 @@ def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):
 
 
 @pytest.mark.parametrize(
-    ("stop_at", "saved"), [(4, True), (8, True), pytest.param(8, False, marks=pytest.mark.slow)]
+    ("stop_at", "saved"),
+    [
+        (4, True),
+        pytest.param(8, True, marks=pytest.mark.slow),
+        pytest.param(8, False, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at, saved):
     """Includes a run that ended between writing its best checkpoint and saving its state."""
@@ -262,6 +267,7 @@ def test_stacked_trials_equal_the_same_trials_alone(given, tmp_path):
         assert steps[0] == steps[1]
 
 
+@pytest.mark.slow
 def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
     finite, diverging = {"num_epochs": 1.0}, {"num_epochs": 1.0, "learning_rate": 1e30}
     result, diverged = run_trials(given, tmp_path / "stack", finite, diverging)

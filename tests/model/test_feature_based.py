@@ -137,7 +137,8 @@ def trained(module, weights, workdir):
 
 
 @pytest.fixture(
-    scope="module", params=[conll2003, pytest.param(feature_based, marks=pytest.mark.slow)]
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.slow) for each in (conll2003, feature_based)],
 )
 def tagger(request, weights, tmp_path_factory):
     return request.param, *trained(request.param, weights, tmp_path_factory.mktemp("tagger"))

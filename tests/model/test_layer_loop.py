@@ -56,7 +56,7 @@ def assert_equal(actual, expected):
     [
         {"attention": "plain"},
         pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"causal": True}, marks=pytest.mark.slow),
+        pytest.param({"causal": True}, marks=pytest.mark.exhaustive),
         pytest.param({"remat": "full"}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -76,7 +76,7 @@ def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields):
         {"attention": "plain", "scan_layers": False},
         {"attention": "plain", "num_layers": 1},
         pytest.param({"attention": "plain", "remat": "full"}, marks=pytest.mark.slow),
-        pytest.param({"remat": "dots", "scan_layers": False}, marks=pytest.mark.slow),
+        pytest.param({"remat": "dots", "scan_layers": False}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )

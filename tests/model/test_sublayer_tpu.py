@@ -146,6 +146,7 @@ def gradients(config, params, batch):
     return jax.grad(loss)(params)
 
 
+@pytest.mark.slow
 def test_rows_that_attention_pads_end_in_the_kernel_too():
     arguments = make_encoder_arguments(length=64)
     run = jax.jit(gradients, static_argnums=0)

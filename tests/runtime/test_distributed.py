@@ -58,7 +58,7 @@ ACROSS_PROCESSES = ("mesh.data=1", "mesh.fsdp=2", "mesh.tensor=2")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process", "mesh"),
-    [(2, 2, ()), (4, 1, ()), (4, 1, ACROSS_PROCESSES)],
+    [(2, 2, ()), pytest.param(4, 1, (), marks=pytest.mark.exhaustive), (4, 1, ACROSS_PROCESSES)],
 )
 def test_several_processes_train_the_same_parameters_as_one(
     one_process, corpus, tmp_path, num_processes, devices_per_process, mesh
@@ -82,7 +82,7 @@ def test_several_processes_train_the_same_parameters_as_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "devices_per_process"),
-    [(1, 2), (1, 1), (2, 1)],
+    [(1, 2), pytest.param(1, 1, marks=pytest.mark.exhaustive), (2, 1)],
     ids=["two", "one", "two hosts"],
 )
 def test_checkpoint_of_eight_devices_on_two_hosts_resumes_on_other_devices(
@@ -155,7 +155,11 @@ def many_heldout_rows(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
-    [("mesh.fsdp=2",), ("mesh.fsdp=2", "shard_weight_update=True"), ("mesh.data=4",)],
+    [
+        pytest.param(("mesh.fsdp=2",), marks=pytest.mark.exhaustive),
+        ("mesh.fsdp=2", "shard_weight_update=True"),
+        pytest.param(("mesh.data=4",), marks=pytest.mark.exhaustive),
+    ],
     ids=str,
 )
 def test_two_processes_evaluate_many_batches_without_a_deadlock(many_heldout_rows, tmp_path, mesh):

@@ -109,7 +109,7 @@ def test_run_killed_at_random_ends_bit_identical_to_uninterrupted_run(corpus, tm
 FEW_STEPS = ("num_steps=3", "log_every=1", "checkpoint_every=1", "shard_weight_update=True")
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_process_killed_during_a_save_makes_the_other_ask_to_resume(corpus, tmp_path, victim):
     workdir = tmp_path / "run"
     started = helpers.start(workdir, corpus, *FEW_STEPS, num_processes=2, **PATIENCE)
@@ -127,7 +127,11 @@ def test_process_killed_during_a_save_makes_the_other_ask_to_resume(corpus, tmp_
         assert_same_bits(tmp_path / "uninterrupted", workdir)
 
 
-@pytest.mark.parametrize("full", [[0], [1], *([[0, 1]] if KILLS >= 20 else [])], ids=str)
+@pytest.mark.parametrize(
+    "full",
+    [[0], *(pytest.param(full, marks=pytest.mark.exhaustive) for full in ([1], [0, 1]))],
+    ids=str,
+)
 def test_full_disk_during_a_save_ends_both_processes_and_the_run_resumes(corpus, tmp_path, full):
     """Simulates a full disk in one or both processes by limiting files to 64 KiB."""
     workdir = tmp_path / "run"

@@ -142,6 +142,7 @@ def test_with_no_epochs_no_training_files_are_needed(tokenizer, directory):
         read(tokenizer, directory, num_epochs=0.0)
 
 
+@pytest.mark.slow
 def test_a_run_learns_the_correct_ending(tokenizer, tmp_path):
     rng, lines = np.random.default_rng(0), [HEADER + ",label"]
     others = [word for word in WORDS if word != "river"]

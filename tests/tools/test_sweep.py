@@ -687,7 +687,7 @@ def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [None, 0, 1])
+@pytest.mark.parametrize("victim", [None, 0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted, tmp_path, victim):
     """Also if one of the two is killed: the other takes over."""
     workdir = tmp_path / "shared"
@@ -710,6 +710,7 @@ def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted
     assert report_of(workdir) == report_of(uninterrupted)
 
 
+@pytest.mark.slow
 def test_ctrl_c_after_the_last_step_of_a_program_stops_the_sweep(given, tmp_path, monkeypatch):
     finish = TrialRun.finish
 

@@ -98,6 +98,7 @@ def check(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_tool_checks_and_copies(workdir, tmp_path):
     copied = check(workdir, f"--copy_to={tmp_path / 'copy'}")
     assert copied.returncode == 0 and "complete, step 9" in copied.stdout

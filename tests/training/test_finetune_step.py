@@ -141,7 +141,7 @@ def assert_same(one, two):
 @pytest.mark.parametrize(
     "kind",
     [
-        kind if kind in ("classification", "span") else pytest.param(kind, marks=pytest.mark.slow)
+        kind if kind == "classification" else pytest.param(kind, marks=pytest.mark.slow)
         for kind in KINDS
     ],
 )
@@ -196,7 +196,9 @@ def test_another_learning_rate_compiles_nothing():
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("kind", ["tagging", pytest.param("embedding", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["tagging", pytest.param("embedding", marks=pytest.mark.exhaustive)]
+)
 def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
     one, four = (
         update(

@@ -165,8 +165,8 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     [
         (2, {"data": 2, "fsdp": 2}),
         pytest.param(2, {}, marks=pytest.mark.slow),
-        pytest.param(4, {}, marks=pytest.mark.slow),
-        pytest.param(2, {"data": 4}, marks=pytest.mark.slow),
+        pytest.param(4, {}, marks=pytest.mark.exhaustive),
+        pytest.param(2, {"data": 4}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
@@ -206,7 +206,14 @@ trained_on_one_device = functools.cache(trained)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("sgd", marks=pytest.mark.exhaustive),
+        pytest.param("adamw", marks=pytest.mark.exhaustive),
+        "lamb",
+    ],
+)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_training_on_every_mesh_equals_training_on_one_device(mesh, name):
     assert largest_difference(trained_on_one_device(name), trained(name, **mesh)) < 1e-5
@@ -221,8 +228,9 @@ def sharded_over_data(state, shardings):
 @pytest.mark.parametrize(
     ("name", "mesh", "num_microbatches"),
     [
-        ("lamb", MESHES[-1], 2),  # With gradient accumulation, as in `lamb_64k.py`.
-        *(pytest.param("adamw", mesh, 1, marks=pytest.mark.slow) for mesh in MESHES),
+        # With gradient accumulation, as in `lamb_64k.py`.
+        pytest.param("lamb", MESHES[-1], 2, marks=pytest.mark.slow),
+        *(pytest.param("adamw", mesh, 1, marks=pytest.mark.exhaustive) for mesh in MESHES),
         *(
             pytest.param("lamb", mesh, 2 if mesh["data"] == 8 else 1, marks=pytest.mark.slow)
             for mesh in MESHES[:-1]
