@@ -51,8 +51,8 @@ def tasks(scale: str) -> list[study.Task]:
 STUDY = study.Study(
     name="model_size",
     title="Model size (table 6)",
-    about="Six sizes, trained alike. The perplexity is that of masked tokens of held-out text; the "
-    "paper's is for another text and another vocabulary.",
+    about="Six model sizes with the same hyperparameters. The perplexity is that of masked tokens "
+    "of held-out text; the paper's is for another text and another vocabulary.",
     laptop="Ours: about a third of the paper's layers and a twelfth of its hidden size, trained on "
     f"{study_tasks.CORPUS}; {study_tasks.LAPTOP_TASKS}. Without --glue_dir, R8 classification "
     "takes the place of GLUE.",

@@ -43,7 +43,7 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def batch_at_equal_epochs(factor: int) -> study.Settings:
-    """Returns larger batches, fewer steps, and a learning rate that grows with their root."""
+    """Returns larger batches, fewer steps, and a learning rate scaled by its root."""
     base, steps = study.PRETRAINING, ("num_steps", "long_phase.num_steps", "warmup_steps")
     settings = {name: base[name] // factor for name in steps}
     settings |= {name: base[name] * factor for name in ("batch_size", "long_phase.batch_size")}
@@ -67,16 +67,18 @@ def tasks(scale: str) -> list[study.Task]:
 STUDY = study.Study(
     name="roberta",
     title="RoBERTa's changes to the recipe, one by one",
-    about="The first row is BERT's recipe: pairs of segments and next-sentence prediction; each "
-    "other row changes one thing. The batch sizes have equal epochs. Paper: BERT_BASE, tables 1 to "
-    "3 of Liu et al.; table 3 compares with batches of 256 (MNLI-m 84.7, SST-2 92.7, perplexity "
-    "3.99), a run that is not the first row. Perplexities are not comparable across row formats.",
+    about="The first row is BERT's recipe (pairs of segments, next-sentence prediction) with "
+    "dynamic masks; the second has BERT's static masks. Rows of full sentences have no "
+    "next-sentence prediction: compare them with the third. The batch sizes have equal epochs. "
+    "Paper: BERT_BASE, tables 1 to 3 of Liu et al. Table 3 compares batches of 2,048 and 8,192 "
+    "with 256 (MNLI-m 84.7, SST-2 92.7, perplexity 3.99), a run that is not the first row. "
+    "Perplexities are not comparable across row formats.",
     laptop=f"{study_tasks.LAPTOP} The first row has batches of {study.PRETRAINING['batch_size']}. "
     "Without --glue_dir, R8 classification takes the place of GLUE; SQuAD 2.0 is scored with "
     "--squad2_dir only.",
     limits="In so few epochs larger batches run out of steps, and static masks repeat only eight "
-    "times: it shows what these cost at the start of pre-training. Whether RoBERTa's gains, below "
-    "one point after a million steps, are real cannot be seen at this scale.",
+    "times: it shows what these cost at the start of pre-training. Whether RoBERTa's gains, of "
+    "about one point after a million steps, are real cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
     pretraining_metrics={"held-out perplexity": "perplexity"},

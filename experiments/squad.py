@@ -46,9 +46,9 @@ STUDY = study.Study(
     "XQuAD split by article, for 2.0 with each question also asked of a paragraph that does not "
     "answer it: at most 120 questions to train and 60 for dev, in windows of 192 "
     f"tokens. {study_tasks.SMALL_ENCODERS}",
-    limits="Two epochs of one seven-hundredth of SQuAD's questions are too few to learn to answer: "
-    "it shows that the study works, and whether other weights start ahead. No score here predicts "
-    "the paper's.",
+    limits="Two epochs on 120 questions, one seven-hundredth of SQuAD, are too few to learn the "
+    "task: they show that the study works, and whether pre-trained weights start with an "
+    "advantage. No score here predicts the paper's.",
     rows=rows,
     tasks=tasks,
 )

@@ -1,10 +1,10 @@
-"""Makes a small task in the format of SWAG from tales: choose the true next sentence of four.
+"""Makes a small task in the format of SWAG from tales: choose the true next sentence among four.
 
     python tools/fetch_data.py tales runs/data/tales
     python experiments/story_endings.py runs/data/tales runs/data/story-endings
 
 The three wrong sentences are from the same tale, so that its words alone do not give the answer.
-The tales of dev are not those of train. This is not SWAG, whose wrong endings were written by a
+No tale is in both splits. This is not SWAG, whose wrong endings were written by a
 model and filtered so that they are hard to tell from the true one.
 """
 

@@ -40,12 +40,11 @@ STUDY = study.Study(
     about="Of four sentences, the model picks the one that continues a story.",
     laptop="SWAG cannot be fetched: without --swag_dir the task is made from the tales of Grimm "
     "and Andersen by experiments/story_endings.py: the model picks the true next sentence from "
-    "four of the same tale (chance: 25 %). 160 examples to train, and 160 of other tales for dev. "
-    f"{study_tasks.SMALL_ENCODERS}",
-    limits="160 examples are few for a choice that takes much pre-training: scores near chance "
-    "(25 %) show only that the study works, and neither gains from pre-training nor the paper's "
-    "order. Story endings are not SWAG either: the wrong ones are real sentences of the tale, and "
-    "often fit.",
+    "four of the same tale (chance: 25 %). 160 training examples, and 160 dev "
+    f"examples from other tales. {study_tasks.SMALL_ENCODERS}",
+    limits="160 examples are too few for this task: scores near chance (25 %) show only that the "
+    "study works, not a gain from pre-training or the paper's ranking. Story endings are not SWAG "
+    "either: the wrong ones are real sentences of the tale, and often fit.",
     rows=rows,
     tasks=tasks,
 )

@@ -78,8 +78,8 @@ STUDY = study.Study(
     "the paper's column has those of table 5, after 1,000,000 steps.",
     laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification takes the place of MNLI.",
     limits="The runs end far before the paper's first checkpoint, at step 200,000: they show which "
-    "objective learns faster at first, where left to right has a label at every token. Whether "
-    "masked LM is better from then on, and where the curves go, cannot be seen at this scale.",
+    "objective learns faster at first, where left to right has a target at every token. Whether "
+    "masked LM is better from then on, and how the curves continue, cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
     draw=draw,

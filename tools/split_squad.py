@@ -2,7 +2,7 @@
 
 Writes DIR/train.json and DIR/dev.json. The articles for dev are drawn with `--seed`; no context or
 topic is in both files. Meant for small datasets without a split, such as XQuAD. With
-`--unanswerable`, half of the questions have no answer, as in SQuAD 2.0.
+`--unanswerable`, about half of the questions have no answer, as in SQuAD 2.0.
 """
 
 import json
@@ -19,7 +19,7 @@ DEV_ARTICLES = flags.DEFINE_integer("dev_articles", 8, "Number of articles for d
 UNANSWERABLE = flags.DEFINE_bool(
     "unanswerable",
     False,
-    "Also ask each question of another paragraph of its article, one without the answer.",
+    "Also pair each question with another paragraph of its article that does not hold an answer.",
 )
 SEED = flags.DEFINE_integer("seed", 0, "Seed for drawing the articles for dev.")
 
@@ -38,9 +38,9 @@ def split(content: dict, dev_articles: int, seed: int) -> tuple[dict, dict]:
 
 
 def add_unanswerable(content: dict, seed: int) -> int:
-    """Asks each question of another paragraph of its article, which does not hold its answers.
+    """Also pairs each question with another paragraph of its article that does not hold an answer.
 
-    Returns how many questions have no such paragraph: those are not asked again.
+    Returns how many questions have no such paragraph: those are not repeated.
     """
     rng, num_left_out = random.Random(seed), 0
     for article in content["data"]:
@@ -68,7 +68,8 @@ def main(argv: list[str]) -> None:
         read_questions(argv[1], null_answers=True)  # Validates the file.
         content = json.loads(pathlib.Path(argv[1]).read_text(encoding="utf-8-sig"))
         if UNANSWERABLE.value:
-            print(f"asked only once: {add_unanswerable(content, SEED.value)} questions")
+            count = add_unanswerable(content, SEED.value)
+            print(f"not repeated, as no paragraph lacks their answer: {count} questions")
         parts = split(content, DEV_ARTICLES.value, SEED.value)
         directory.mkdir(parents=True, exist_ok=True)
         for name, part in zip(("train", "dev"), parts, strict=True):

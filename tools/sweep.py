@@ -391,8 +391,6 @@ def check_memory(programs: Sequence[Program]) -> None:
         is_stacked = len(program.trials) > program.setup.mesh.shape["trial"]
         if not is_stacked or program.name not in names:
             continue
-        if not sweep_memory.may_not_fit(program.setup, len(program.trials)):
-            continue
         group = program.name.partition(".")[0]  # Its programs share a setup.
         if group not in counts:
             counts[group] = fitting_trials(program.setup)

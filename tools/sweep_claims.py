@@ -1,9 +1,10 @@
 """Claims of programs by workers that share the directory of a sweep, on one or several machines.
 
-Claim N of a program is the directory `claims/N`. Creating a directory succeeds only once, on local
-disks, on NFS and on buckets mounted with gcsfuse, so exactly one worker gets each claim. Claim
-N + 1 takes over the program of a dead worker. A worker is dead if its process on this machine has
-ended, or if its `heartbeat` has not changed for TIMEOUT, by the clock of the worker that waits.
+Claim N of a program is the directory `claims/N`. Creating a directory succeeds only once, so that
+exactly one worker gets each claim: tested on local disks, and documented for NFS and for buckets
+mounted with gcsfuse. Claim N + 1 takes over the program of a dead worker. A worker is dead if its
+process on this machine has ended, or if its `heartbeat` has not changed for TIMEOUT, by the clock
+of the worker that waits.
 """
 
 import contextlib

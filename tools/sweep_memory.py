@@ -49,18 +49,6 @@ def device_memory() -> int:
     return limit or psutil.virtual_memory().total // jax.local_device_count()
 
 
-def may_not_fit(setup: FinetuneSetup, num_trials: int) -> bool:
-    """Returns whether the states of a program take over a tenth of a device's memory.
-
-    Otherwise there is room for activations, and compiling the step only to know takes longer than
-    some trials.
-    """
-    keys = jax.random.split(jax.random.key(0), 1)
-    state = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
-    trial_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return 10 * program_bytes(setup, num_trials, trial_bytes) > device_memory()
-
-
 def program_bytes(setup: FinetuneSetup, num_trials: int, trial_bytes: int) -> int:
     """Returns the memory per device of a program whose trials take `trial_bytes` each."""
     return -(-num_trials // setup.mesh.shape["trial"]) * trial_bytes
