@@ -358,6 +358,7 @@ def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     assert not np.array_equal(kernels[0][1], kernels[1][1])
 
 
+@pytest.mark.slow
 def test_collapsed_run_is_reported(given, tmp_path):
     write_weights(tmp_path / "biased", given / "vocab.txt", head=CLASSES, bias=50.0)
     config = small_config(given, init_from=str(tmp_path / "biased"), learning_rate=1e-9)
@@ -426,6 +427,7 @@ def test_split_without_labels_is_predicted_but_not_scored(given, tmp_path):
     assert len((tmp_path / "run/predictions/test.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_head_with_the_same_labels_is_reused_and_other_labels_need_new_head(
     finished, given, tmp_path
 ):

@@ -288,6 +288,7 @@ def small_search(given):
     return config.lock()
 
 
+@pytest.mark.slow
 def test_search_runs_all_its_rounds_and_resumes_from_their_results(
     given, tmp_path, fake_trials, monkeypatch
 ):

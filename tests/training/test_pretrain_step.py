@@ -163,8 +163,8 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
 @pytest.mark.parametrize(
     ("num_microbatches", "mesh"),
     [
-        (2, {"data": 2, "fsdp": 2}),
-        pytest.param(2, {}, marks=pytest.mark.slow),
+        pytest.param(2, {"data": 2, "fsdp": 2}, marks=pytest.mark.slow),
+        (2, {}),
         pytest.param(4, {}, marks=pytest.mark.exhaustive),
         pytest.param(2, {"data": 4}, marks=pytest.mark.exhaustive),
     ],
