@@ -43,7 +43,7 @@ def rows(scale: str) -> list[study.Row]:
 
 
 def batch_at_equal_epochs(factor: int) -> study.Settings:
-    """Returns larger batches, fewer steps, and a learning rate scaled by its root."""
+    """Returns larger batches, fewer steps, and a learning rate scaled by the factor's root."""
     base, steps = study.PRETRAINING, ("num_steps", "long_phase.num_steps", "warmup_steps")
     settings = {name: base[name] // factor for name in steps}
     settings |= {name: base[name] * factor for name in ("batch_size", "long_phase.batch_size")}
