@@ -40,12 +40,14 @@ def split(content: dict, dev_articles: int, seed: int) -> tuple[dict, dict]:
 def add_unanswerable(content: dict, seed: int) -> int:
     """Also pairs each question with another paragraph of its article that does not hold an answer.
 
-    Returns how many questions have no such paragraph: those are not repeated.
+    Returns how many answerable questions have no such paragraph: those are not repeated.
     """
     rng, num_left_out = random.Random(seed), 0
     for article in content["data"]:
         asked = [(paragraph, qa) for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
         for paragraph, qa in asked:
+            if not qa.get("answers"):
+                continue  # It has none already, as in SQuAD 2.0.
             answers = [answer["text"].lower() for answer in qa["answers"]]
             others = [
                 other

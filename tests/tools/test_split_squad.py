@@ -33,12 +33,13 @@ def test_unanswerable_questions_are_asked_of_paragraphs_without_their_answer():
     paragraphs = [{"context": context, "qas": []} for context in contexts]
     paragraphs[0]["qas"] = qas
     other = {"context": "Red.", "qas": [dict(qas[0], id="b")]}
+    other["qas"] += [dict(qas[0], id="c", answers=[]), dict(qas[0], id="d", answers=None)]
     content = {"data": [{"paragraphs": paragraphs}, {"paragraphs": [other]}]}
     assert add_unanswerable(content, seed=0) == 1  # The second article has one paragraph.
     (added,) = paragraphs[2]["qas"]
     unanswerable = {"id": "a-unanswerable", "answers": [], "is_impossible": True}
     assert added == {"question": "Color?"} | unanswerable
-    assert len(paragraphs[0]["qas"]) == 1 and not paragraphs[1]["qas"] and len(other["qas"]) == 1
+    assert len(paragraphs[0]["qas"]) == 1 and not paragraphs[1]["qas"] and len(other["qas"]) == 3
 
 
 @pytest.mark.parametrize("count", [0, 10])
