@@ -13,11 +13,11 @@ import study_tasks
 COLUMNS = ("SQuAD 2.0 F1", "MNLI-m", "SST-2", "held-out perplexity")
 NO_NSP = {"next_sentence": False}
 ROWS = (  # Name, row format, pre-training, the paper's scores in the order of COLUMNS.
-    ("Pairs with NSP, new masks in each epoch", "sentence_pairs", {}, (78.7, 84.0, 92.9)),
-    ("Static masks", "sentence_pairs", "static", (78.3, 84.3, 92.5)),
-    ("Pairs without NSP", "sentence_pairs", NO_NSP, ()),
+    ("Segment pairs + NSP, dynamic masking", "sentence_pairs", {}, (78.7, 84.0, 92.9)),
+    ("Segment pairs + NSP, static masking", "sentence_pairs", "static", (78.3, 84.3, 92.5)),
+    ("Segment pairs, no NSP", "sentence_pairs", NO_NSP, ()),
     ("Full sentences, no NSP", "full_sentences", NO_NSP, (79.1, 84.7, 92.5)),
-    ("Sentences of one document, no NSP", "document_sentences", NO_NSP, (79.7, 84.7, 92.7)),
+    ("Document sentences, no NSP", "document_sentences", NO_NSP, (79.7, 84.7, 92.7)),
 )
 # Factor of the batch size at equal epochs; at pod scale batch, steps and learning rate of table 3.
 BATCHES = (
@@ -37,7 +37,8 @@ def rows(scale: str) -> list[study.Row]:
     for factor, large, scores in BATCHES:
         paper = dict(zip(COLUMNS, scores, strict=True))
         settings = batch_at_equal_epochs(factor) if scale == "laptop" else large_batch(*large)
-        name = f"Batches of {settings['batch_size']:,}, learning rate {settings['learning_rate']:g}"
+        name = f"Batch size {settings['batch_size']:,}, peak rate {settings['learning_rate']:g}"
+        name += f" (paper: {large[0]:,})" if scale == "laptop" else ""
         result.append(study.Row(name, paper, settings))
     return result
 
@@ -68,14 +69,14 @@ STUDY = study.Study(
     name="roberta",
     title="RoBERTa's changes to the recipe, one by one",
     about="The first row is BERT's recipe (pairs of segments, next-sentence prediction) with "
-    "dynamic masks; the second has BERT's static masks. Rows of full sentences have no "
+    "dynamic masking; the second has BERT's static masks. Rows of full sentences have no "
     "next-sentence prediction: compare them with the third. The batch sizes have equal epochs. "
     "Paper: BERT_BASE, tables 1 to 3 of Liu et al. Table 3 compares batches of 2,048 and 8,192 "
     "with 256 (MNLI-m 84.7, SST-2 92.7, perplexity 3.99), a run that is not the first row. "
     "Perplexities are not comparable across row formats.",
-    laptop=f"{study_tasks.LAPTOP} The first row has batches of {study.PRETRAINING['batch_size']}. "
-    "Without --glue_dir, R8 classification takes the place of GLUE; SQuAD 2.0 is scored with "
-    "--squad2_dir only.",
+    laptop=f"{study_tasks.LAPTOP} The batch size of the other rows is "
+    f"{study.PRETRAINING['batch_size']}. Without --glue_dir, R8 classification takes the place of "
+    "GLUE; SQuAD 2.0 is scored with --squad2_dir only.",
     limits="In so few epochs larger batches run out of steps, and static masks repeat only eight "
     "times: it shows what these cost at the start of pre-training. Whether RoBERTa's gains, of "
     "about one point after a million steps, are real cannot be seen at this scale.",
