@@ -11,11 +11,11 @@ Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-
 train as one stacked program; on a CPU, where a stack is slower, they run one after another and
 compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would.
 
-report.html, report.md and trials.csv compare the trials; they are written while the sweep runs, at
-most once a minute, when it is stopped, and at the end. The same command resumes a stopped sweep
-from its last checkpoint; a larger `num_seeds` adds seeds. Started on several machines that share
-DIR, each runs programs that no other has claimed. `--dry_run` lists the trials, the programs and
-their memory.
+report.html, report.md with its plots, and trials.csv compare the trials; they are written while the
+sweep runs, at most once a minute, when it is stopped, and at the end. The same command resumes a
+stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds. Started on several machines
+that share DIR, each runs programs that no other has claimed. `--dry_run` lists the trials, the
+programs and their memory.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The report of a sweep: report.html (one file, no requests), report.md and trials.csv.
+"""The report of a sweep: report.html (one file, no requests), report.md with plots, trials.csv.
 
 It holds neither times nor the path of the sweep, so that a resumed sweep has the same report as an
 uninterrupted one.
@@ -38,8 +38,20 @@ Table = list[list[str]]
 """A header and rows."""
 Section = tuple[str, str, Table]
 """Title, text, table."""
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
-GRAY = "#b5b5b5"  # Of the curves of all other configurations.
+COLORS = {
+    "blue": "#0072b2",
+    "red": "#d55e00",
+    "green": "#009e73",
+    "pink": "#cc79a7",
+    "orange": "#e69f00",
+}
+"""Colors of the best configurations; the curves of all others are gray."""
+ABOUT_PLOTS = {
+    "Learning curves": "Median at each evaluation over the seeds that did not diverge. The best "
+    "configurations have a color, all others are gray.",
+    "Score by hyperparameter": "A dot is a trial; the line, or the bar of a category, is the "
+    "median of all trials with that value. Values for which all trials diverged are not shown.",
+}
 CSS = """
 body { color: #222; background: #fff; font: 16px/1.5 system-ui, sans-serif; margin: 0 auto;
   max-width: 72rem; padding: 1rem; overflow-wrap: anywhere; }
@@ -114,8 +126,12 @@ class Summary(NamedTuple):
         return sorted(scores), [statistics.median(scores[step]) for step in sorted(scores)]
 
 
+Legend = Sequence[tuple[str, Summary]]
+"""The names of the colors of the best configurations."""
+
+
 def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], metric: str) -> dict:
-    """Writes the three files; returns the best configuration, the counts and the page's path."""
+    """Writes the files; returns the best configuration, the counts and the page's path."""
     summaries = [summarize(point, metric) for point in points]
     ranked = sorted(summaries, key=lambda summary: -summary.median)
     best = ranked[0]
@@ -127,8 +143,11 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
         ("Best configuration", about_best(best), scores_table(scores)),
         ("Configurations", ABOUT_RANKING, ranking_table(ranked)),
     ]
-    write_text(workdir / "report.md", markdown_page(sections))
-    write_text(workdir / "report.html", html_page(sections, draw_figures(summaries, ranked)))
+    plots, legend = draw_plots(summaries, ranked), list(zip(COLORS, ranked, strict=False))
+    for name, svg in plots.items():
+        write_text(workdir / f"{name.replace(' ', '_')}.svg", svg)
+    write_text(workdir / "report.md", markdown_page(sections, plots, legend))
+    write_text(workdir / "report.html", html_page(sections, plots, legend))
     statuses = [status(result).split()[0] for summary in summaries for result in summary.results]
     return {
         "metric": metric,
@@ -251,16 +270,20 @@ def about_best(best: Summary) -> str:
     )
 
 
-def markdown_page(sections: Sequence[Section]) -> str:
+def markdown_page(sections: Sequence[Section], plots: dict[str, str], legend: Legend) -> str:
     parts = [f"# {TITLE}"]
     for title, text, table in sections:
         lines = [table[0], ["---"] * len(table[0]), *table[1:]]
         rows = [f"| {' | '.join(line).replace(chr(10), ' ')} |" for line in lines]
         parts += [f"## {title}", text, "\n".join(rows)]
-    return "\n\n".join([*parts, "report.html has the plots, trials.csv each trial."]) + "\n"
+    curves, *panels = (f"![{name}]({name.replace(' ', '_')}.svg)" for name in plots)
+    colors = "\n".join(f"- {color}: {summary.point}" for color, summary in legend)
+    for (title, text), images in zip(ABOUT_PLOTS.items(), ([curves, colors], panels), strict=True):
+        parts += [f"## {title}", text, *images]
+    return "\n\n".join([*parts, "trials.csv has each trial."]) + "\n"
 
 
-def html_page(sections: Sequence[Section], figures: str) -> str:
+def html_page(sections: Sequence[Section], plots: dict[str, str], legend: Legend) -> str:
     classes = dict.fromkeys(("median", "std", "min", "max"), "number")
     classes |= {"notes": "notes", "value": "value"}
     parts = [
@@ -275,52 +298,50 @@ def html_page(sections: Sequence[Section], figures: str) -> str:
             texts = (f'<{tag} class="{classes.get(k, "")}">{html.escape(c)}' for k, c in cells)
             parts.append(f"<tr>{''.join(texts)}")
         parts.append("</table></div>")
-    return "\n".join([*parts, figures, "</html>\n"])
+    curves, *panels = (
+        f'<img alt="{html.escape(name)}" src="data:image/svg+xml;base64,'
+        f'{base64.b64encode(svg.encode()).decode()}">'
+        for name, svg in plots.items()
+    )
+    entries = (
+        f'<li style="border-color: {COLORS[color]}"><span>{html.escape(str(summary.point))}</span>'
+        for color, summary in legend
+    )
+    curves += f"\n<ul class=legend>{''.join(entries)}</ul>"
+    panels = f"<div class=panels>{''.join(panels)}</div>"
+    for (title, text), images in zip(ABOUT_PLOTS.items(), (curves, panels), strict=True):
+        parts += [f"<h2>{title}</h2>\n<p>{text}", images]
+    return "\n".join([*parts, "</html>\n"])
 
 
-def draw_figures(summaries: Sequence[Summary], ranked: Sequence[Summary]) -> str:
-    """Returns the sections with plots as HTML."""
+def draw_plots(summaries: Sequence[Summary], ranked: Sequence[Summary]) -> dict[str, str]:
+    """Returns the plots as SVG, by name: the learning curves, then the score by each field."""
 
-    def figure(width, height, title, draw):
+    def draw(width, height, name, draw_axis):
         # Without random ids and the date, the same scores give the same file.
         with matplotlib.rc_context({"svg.hashsalt": "sweep", "font.size": 10}):
-            drawing = Figure((width, height), layout="constrained")
-            axis = drawing.subplots()
-            draw(axis)
-            axis.set_title(title)
+            figure = Figure((width, height), layout="constrained")
+            axis = figure.subplots()
+            draw_axis(axis)
+            axis.set_title(name)
             axis.grid(alpha=0.3)
-            file, no_metadata = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            drawing.savefig(file, format="svg", metadata=no_metadata)
-        data = base64.b64encode(file.getvalue()).decode()
-        return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
+            file, no_metadata = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(file, format="svg", metadata=no_metadata)
+        return file.getvalue()
 
-    panels = [
-        figure(4, 3, f"Score by {name}", lambda axis, name=name: draw_field(axis, summaries, name))
-        for name in summaries[0].point.values
-    ]
-    curves = figure(5.2, 3.4, "Score during training", lambda axis: draw_curves(axis, ranked))
-    labels = [str(summary.point) for summary in ranked[: len(COLORS)]]
-    labels += ["other configurations"] * (len(ranked) > len(COLORS))
-    entries = (
-        f'<li style="border-color: {color}"><span>{html.escape(label)}</span>'
-        for color, label in zip([*COLORS, GRAY], labels, strict=False)
-    )
-    return f"""<h2>Learning curves</h2>
-<p>Median at each evaluation over the seeds that did not diverge. The {len(COLORS)} best
-configurations have a color.</p>
-{curves}
-<ul class=legend>{"".join(entries)}</ul>
-<h2>Score by hyperparameter</h2>
-<p>A dot is a trial; the line, or the bar of a category, is the median of all trials with that
-value. Values for which all trials diverged are not shown.</p>
-<div class=panels>{"".join(panels)}</div>"""
+    name = "Score during training"
+    plots = {name: draw(5.2, 3.4, name, lambda axis: draw_curves(axis, ranked))}
+    for field in summaries[0].point.values:
+        name = f"Score by {field}"
+        plots[name] = draw(4, 3, name, lambda axis, field=field: draw_field(axis, summaries, field))
+    return plots
 
 
 def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
     """Plots the score on dev over steps, with a line per configuration, the best in front."""
     for rank, summary in reversed(list(enumerate(ranked))):
         steps, scores = summary.curve()
-        color = COLORS[rank] if rank < len(COLORS) else GRAY
+        color = [*COLORS.values()][rank] if rank < len(COLORS) else "#b5b5b5"
         style = {"marker": "o" if len(steps) < 20 else "", "markersize": 3, "linewidth": 1.3}
         axis.plot(steps, scores, color=color, **style)
     axis.set_xlabel("training step")
@@ -339,11 +360,12 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     positions = values if is_number else list(range(len(values)))
     is_log = is_number and name.endswith("learning_rate")
     axis.set_xscale("log" if is_log else "linear")
+    dots, bars = COLORS["blue"], COLORS["red"]
     for position, value in zip(positions, values, strict=True):
-        axis.plot([position] * len(scores[value]), scores[value], "o", color=COLORS[0], alpha=0.45)
+        axis.plot([position] * len(scores[value]), scores[value], "o", color=dots, alpha=0.45)
     medians = [statistics.median(scores[value]) for value in values]
     style = "-" if is_number else "_"  # A line would give categories an order.
-    axis.plot(positions, medians, style, color=COLORS[1], linewidth=1.3, markersize=12)
+    axis.plot(positions, medians, style, color=bars, linewidth=1.3, markersize=12)
     axis.margins(x=0.1)
     axis.set_xlabel(f"{name}, log scale" if is_log else name)
     axis.set_ylabel(summaries[0].metric)

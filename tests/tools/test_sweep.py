@@ -341,6 +341,10 @@ def test_configuration_of_which_a_seed_diverged_does_not_win_by_a_lucky_one(give
     assert "0.003: median dev/accuracy 0.6500." in text and "2 of 3 seeds with a score" in text
     for page in (text, (tmp_path / "report.html").read_text()):
         assert "A diverged seed counts as worse than any score" in page
+    plots = re.findall(r"^!\[(.+)\]\((.+\.svg)\)$", text, re.MULTILINE)
+    assert [name for name, _ in plots] == ["Score during training", "Score by learning_rate"]
+    assert all("</svg>" in (tmp_path / path).read_text() for _, path in plots)
+    assert "- blue: learning_rate=0.003\n" in text
     with (tmp_path / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
     medians = [trial["median_with_diverged_as_worst"] for trial in trials]
