@@ -310,7 +310,7 @@ def html_page(sections: Sequence[Section], plots: dict[str, str], legend: Legend
     curves += f"\n<ul class=legend>{''.join(entries)}</ul>"
     panels = f"<div class=panels>{''.join(panels)}</div>"
     for (title, text), images in zip(ABOUT_PLOTS.items(), (curves, panels), strict=True):
-        parts += [f"<h2>{title}</h2>\n<p>{text}", images]
+        parts += [f"<h2>{title}</h2>\n<p>{text}</p>", images]
     return "\n".join([*parts, "</html>\n"])
 
 
