@@ -11,7 +11,8 @@ with `optax.adamw` and their loss, over the logits of all positions. Cycles are 
 estimates, those of our kernels from schedules: see docs/tpu.md. Their unrolled layers take the
 compiler many minutes per chip.
 
-With 16 rows (libtpu 0.0.42.1, ours 2026-11-24, theirs 2026-11-23), in million cycles per row:
+With 16 rows (libtpu 0.0.42.1; ours 2026-11-24, theirs 2026-11-23, v6e 2026-11-25), in million
+cycles per row:
 
 | chip | bert_jax | transformers | ratio |
 | --- | --- | --- | --- |
@@ -19,10 +20,14 @@ With 16 rows (libtpu 0.0.42.1, ours 2026-11-24, theirs 2026-11-23), in million c
 | v4 | 7.16 | 15.41 | 2.15 |
 | v5e | 12.07 | 26.16 | 2.17 |
 | v5p | 6.05 | 14.75 | 2.44 |
+| v6e | 6.15 | 11.58 | 1.88 |
 
 On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
 lets the compiler choose the order of accumulation. Theirs takes 5 minutes to compile for v3 and 6
-for v5p; for v6e it had not finished after an hour, with all layers or with `--extrapolate`.
+for v5p. For v6e theirs is extrapolated (`--extrapolate`: 8 minutes, with ours) and too low: its
+dropout has the counters of JAX before 0.5, since with the present ones it does not compile in an
+hour (one layer takes 4 % more cycles with them), and the compiler gives no estimate of scatters on
+SparseCores.
 """
 
 import pathlib
