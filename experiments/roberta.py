@@ -27,7 +27,7 @@ BATCHES = (
 
 
 def rows(scale: str) -> list[study.Row]:
-    # In the released data 10 masks in 40 epochs; at laptop scale one in the run's eight.
+    # In the released data a row has 10 masks in 40 epochs; at laptop scale one in eight.
     static = {"masking.repeat_after": 1 if scale == "laptop" else 10}
     result = []
     for name, row_format, settings, scores in ROWS:
@@ -70,7 +70,7 @@ STUDY = study.Study(
     title="RoBERTa's changes to the recipe, one by one",
     about="The first row is BERT's recipe (pairs of segments, next-sentence prediction) with "
     "dynamic masking; the second has BERT's static masks. Rows of full sentences have no "
-    "next-sentence prediction: compare them with the third. The batch sizes have equal epochs. "
+    "next-sentence prediction: compare them with row 3. The batch sizes have equal epochs. "
     "Paper: BERT_BASE, tables 1 to 3 of Liu et al. Table 3 compares batches of 2,048 and 8,192 "
     "with 256 (MNLI-m 84.7, SST-2 92.7, perplexity 3.99), a run that is not the first row. "
     "Perplexities are not comparable across row formats.",
@@ -78,8 +78,8 @@ STUDY = study.Study(
     f"{study.PRETRAINING['batch_size']}. Without --glue_dir, R8 classification takes the place of "
     "GLUE; SQuAD 2.0 is scored with --squad2_dir only.",
     limits="In so few epochs larger batches run out of steps, and static masks repeat only eight "
-    "times: it shows what these cost at the start of pre-training. Whether RoBERTa's gains, of "
-    "about one point after a million steps, are real cannot be seen at this scale.",
+    "times: the scores show what both cost at the start of pre-training. Whether RoBERTa's gains, "
+    "of about one point after a million steps, are real cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
     pretraining_metrics={"held-out perplexity": "perplexity"},

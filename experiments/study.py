@@ -24,14 +24,16 @@ from absl import app, flags
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tools.commands import exit_interrupted, run_command
 
-SCALE = flags.DEFINE_enum("scale", "laptop", ["laptop", "pod"], "Sizes of the runs.")
+SCALE = flags.DEFINE_enum("scale", "laptop", ["laptop", "pod"], "Small runs here, or a script.")
 WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs; may be shared.")
 REPORTS = flags.DEFINE_string(
     "reports",
     "",
     "Directory of the report; default: experiments/reports, or at pod scale one in --workdir.",
 )
-TEXT = flags.DEFINE_string("text", "", "Text of the corpus; laptop scale has a sample by default.")
+TEXT = flags.DEFINE_string(
+    "text", "", "Text to pre-train on: a path or pattern; laptop scale has a sample by default."
+)
 LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script.")
 SLICE = flags.DEFINE_string(
     "slice",
@@ -43,6 +45,8 @@ DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only print the commands that have not finished; at pod scale, the script."
 )
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
+MODES = ("launch", "dry_run", "report_only")
+"""Flags that a report's command and a script do not repeat."""
 DIRECTORIES = {  # The default at pod scale, if it is not fetched, and the help.
     "glue_dir": ("glue_data", "Directory of the GLUE download."),
     "squad_dir": ("squad", "Directory of train.json and dev.json, in the format of SQuAD 1.1."),
@@ -365,7 +369,13 @@ def script(study: Study, commands: list[Command]) -> str:
     for command in commands:
         guard = f"test -e {shlex.quote(command.product)} || " if command.product else ""
         lines.append(f"{guard}python {shlex.join(on_slice(command.arguments))}")
-    return "\n".join([*lines, f"python {shlex.join(sys.argv)} --report_only"]) + "\n"
+    return "\n".join([*lines, f"{command_of_study()} --report_only"]) + "\n"
+
+
+def command_of_study() -> str:
+    """Returns the command that runs this study, without the flags in MODES."""
+    words = (word for word in sys.argv if word.lstrip("-").split("=")[0] not in MODES)
+    return f"python {shlex.join(words)}"
 
 
 def collect(study: Study, scale: str) -> tuple[study_report.Scores, dict[str, float]]:
@@ -432,8 +442,8 @@ def run_study(study: Study, scale: str) -> None:
             run_command(["bash", str(path)])
         return
     columns = [task.name for task in study.tasks(scale)]
-    command = f"python {shlex.join(word for word in sys.argv if word != '--report_only')}"
     # The committed reports are those of the laptop scale.
     default = "experiments/reports" if scale == "laptop" else f"{runs(scale)}/reports"
     directory = REPORTS.value or default
-    study_report.write(study, scale, columns, *collect(study, scale), directory, command)
+    scores = collect(study, scale)
+    study_report.write(study, scale, columns, *scores, directory, command_of_study())

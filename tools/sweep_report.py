@@ -40,7 +40,7 @@ Section = tuple[str, str, Table]
 """Title, text, table."""
 COLORS = {
     "blue": "#0072b2",
-    "red": "#d55e00",
+    "vermilion": "#d55e00",
     "green": "#009e73",
     "pink": "#cc79a7",
     "orange": "#e69f00",
@@ -48,7 +48,7 @@ COLORS = {
 """Colors of the best configurations; the curves of all others are gray."""
 ABOUT_PLOTS = {
     "Learning curves": "Median at each evaluation over the seeds that did not diverge. The best "
-    "configurations have a color, all others are gray.",
+    "configurations are colored; all others are gray.",
     "Score by hyperparameter": "A dot is a trial; the line, or the bar of a category, is the "
     "median of all trials with that value. Values for which all trials diverged are not shown.",
 }
@@ -139,7 +139,7 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
     scores = summarize_seeds(best.scored, metric)["scores"] if has_best else {}
     write_text(workdir / "trials.csv", trials_table(summaries))
     sections = [
-        ("What was run", "sweep.json has all settings.", settings_table(config, summaries)),
+        ("What was run", "All settings are in sweep.json.", settings_table(config, summaries)),
         ("Best configuration", about_best(best), scores_table(scores)),
         ("Configurations", ABOUT_RANKING, ranking_table(ranked)),
     ]
@@ -210,7 +210,7 @@ def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     count = sum(result is not None for summary in summaries for result in summary.results)
     seeds = [str(trial.config.seed) for trial in summaries[0].point.trials]
     trials = f"{len(summaries)} configurations x {len(seeds)} seeds ({', '.join(seeds)}); "
-    rows.append(["trials", f"{trials}{count} have a result"])
+    rows.append(["trials", f"{trials}{count} finished"])
     return [*rows, ["metric (higher is better)", summaries[0].metric]]
 
 
@@ -266,7 +266,7 @@ def about_best(best: Summary) -> str:
         f"{best.point}: median {best.metric} {best.median:.4f}. The configuration was chosen by "
         "this score, which is therefore optimistic; those on other splits are not. The table is "
         f"over the {len(best.scores)} of {len(best.results)} seeds with a score. The "
-        f"best of them is in trials/{best_trial(best).workdir.name}, which `bert_jax.load` reads."
+        f"best of them is in trials/{best_trial(best).workdir.name}, which bert_jax.load reads."
     )
 
 
@@ -346,7 +346,7 @@ def draw_curves(axis: Axes, ranked: Sequence[Summary]) -> None:
         axis.plot(steps, scores, color=color, **style)
     axis.set_xlabel("training step")
     axis.set_ylabel(f"median {ranked[0].metric}")
-    axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True))
+    axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
 
 
 def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
@@ -360,7 +360,7 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     positions = values if is_number else list(range(len(values)))
     is_log = is_number and name.endswith("learning_rate")
     axis.set_xscale("log" if is_log else "linear")
-    dots, bars = COLORS["blue"], COLORS["red"]
+    dots, bars = COLORS["blue"], COLORS["vermilion"]
     for position, value in zip(positions, values, strict=True):
         axis.plot([position] * len(scores[value]), scores[value], "o", color=dots, alpha=0.45)
     medians = [statistics.median(scores[value]) for value in values]

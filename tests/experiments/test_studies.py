@@ -83,8 +83,9 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_script_of_the_pod_runs_every_command_and_then_reports(name, load):
+def test_script_of_the_pod_runs_every_command_and_then_reports(name, load, monkeypatch):
     each = load(name)
+    monkeypatch.setattr("sys.argv", ["study.py", "--scale=pod", "--dry_run", "--launch=true"])
     commands = [command.arguments for command in study.plan(each, "pod")]
     script = study.script(each, study.plan(each, "pod"))
     lines = [line for line in script.splitlines() if "python" in line]
@@ -92,7 +93,7 @@ def test_script_of_the_pod_runs_every_command_and_then_reports(name, load):
     assert [
         shlex.split(line)[-len(command) :] for line, command in zip(lines, commands, strict=False)
     ] == commands
-    assert lines[-1].endswith("--report_only")
+    assert lines[-1] == "python study.py --scale=pod --report_only"
 
 
 def stack_sizes(command: list[str]) -> tuple[int, int]:
