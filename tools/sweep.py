@@ -229,9 +229,11 @@ def as_saved(settings: dict) -> dict[str, object]:
 
 
 def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Raises ValueError if `workdir` holds another sweep, or workers with other programs."""
+    """Raises ValueError if `workdir` is a file, holds another sweep, or other workers' programs."""
     if ":/" in str(workdir):
         raise ValueError(f"--workdir={workdir}: mount the bucket, and use a path below the mount")
+    if workdir.is_file():
+        raise ValueError(f"--workdir={workdir} is a file: expected a directory")
     path = workdir / "sweep.json"
     if not path.exists():
         for run in (*workdir.glob("config.json"), *workdir.glob("seed_*/config.json")):

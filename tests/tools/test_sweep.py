@@ -317,6 +317,8 @@ def test_directory_of_a_run_that_is_no_sweep_is_refused(given, tmp_path, run):
     (tmp_path / run / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep: use"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json is a file: expected a directory"):
+        sweep.sweep(small_sweep(given, {"batch_size": (16,)}), tmp_path / run / "config.json")
     assert not (tmp_path / "sweep.json").exists()
 
 
