@@ -26,8 +26,8 @@ On one device a step also updates all parameters, 0.5 million cycles per row on 
 lets the compiler choose the order of accumulation. Theirs takes 5 minutes to compile for v3 and 6
 for v5p. For v6e theirs is extrapolated (`--extrapolate`: 8 minutes, with ours) and too low: its
 dropout has the counters of JAX before 0.5, since with the present ones it does not compile in an
-hour (one layer takes 4 % more cycles with them), and the compiler gives no estimate of scatters on
-SparseCores.
+hour (one layer of one row takes 4 % more cycles with them), and the compiler gives no estimate of
+scatters on SparseCores.
 """
 
 import pathlib
@@ -108,7 +108,7 @@ def their_cycles_with(chip: str, num_layers: int) -> int:
     batch["next_sentence"] = jax.ShapeDtypeStruct((ROWS.value,), jnp.int32)
     arguments = (*jax.eval_shape(init), batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
     arguments = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
-    # With the counters of the present default, dropout alone takes hours to compile for v6e.
+    # With the counters of the present default, v6e had not compiled it after an hour.
     with jax.threefry_partitionable(chip != "v6e"):
         lowered = jax.jit(update_step, donate_argnums=(0, 1)).lower(*arguments)
     compiled = lowered.compile()

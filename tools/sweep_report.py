@@ -145,7 +145,7 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
     ]
     plots, legend = draw_plots(summaries, ranked), list(zip(COLORS, ranked, strict=False))
     for name, svg in plots.items():
-        write_text(workdir / f"{name.replace(' ', '_')}.svg", svg)
+        write_text(workdir / svg_name(name), svg)
     write_text(workdir / "report.md", markdown_page(sections, plots, legend))
     write_text(workdir / "report.html", html_page(sections, plots, legend))
     statuses = [status(result).split()[0] for summary in summaries for result in summary.results]
@@ -210,7 +210,7 @@ def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     count = sum(result is not None for summary in summaries for result in summary.results)
     seeds = [str(trial.config.seed) for trial in summaries[0].point.trials]
     trials = f"{len(summaries)} configurations x {len(seeds)} seeds ({', '.join(seeds)}); "
-    rows.append(["trials", f"{trials}{count} finished"])
+    rows.append(["trials", f"{trials}{count} have ended"])
     return [*rows, ["metric (higher is better)", summaries[0].metric]]
 
 
@@ -270,13 +270,17 @@ def about_best(best: Summary) -> str:
     )
 
 
+def svg_name(plot: str) -> str:
+    return f"{plot.replace(' ', '_')}.svg"
+
+
 def markdown_page(sections: Sequence[Section], plots: dict[str, str], legend: Legend) -> str:
     parts = [f"# {TITLE}"]
     for title, text, table in sections:
         lines = [table[0], ["---"] * len(table[0]), *table[1:]]
         rows = [f"| {' | '.join(line).replace(chr(10), ' ')} |" for line in lines]
         parts += [f"## {title}", text, "\n".join(rows)]
-    curves, *panels = (f"![{name}]({name.replace(' ', '_')}.svg)" for name in plots)
+    curves, *panels = (f"![{name}]({svg_name(name)})" for name in plots)
     colors = "\n".join(f"- {color}: {summary.point}" for color, summary in legend)
     for (title, text), images in zip(ABOUT_PLOTS.items(), ([curves, colors], panels), strict=True):
         parts += [f"## {title}", text, *images]
