@@ -40,9 +40,9 @@ STUDY = study.Study(
     title="Sentence classification (table 1)",
     about="Our scores are on dev, the paper's on GLUE's hidden test sets: F1 for QQP and MRPC, "
     "Matthews correlation for CoLA, Spearman correlation for STS-B, else accuracy.",
-    laptop="GLUE cannot be fetched: without --glue_dir, R8 classification takes its place, Reuters "
-    "news in 8 topics, about half of it in the most frequent one. At most 400 training texts and "
-    f"400 dev texts. {study_tasks.SMALL_ENCODERS}",
+    laptop="GLUE cannot be fetched: without --glue_dir, R8 classification (its test set as "
+    "dev) takes its place, Reuters news in 8 topics, about half of it in the most frequent one. At "
+    f"most 400 training texts and 400 dev texts. {study_tasks.SMALL_ENCODERS}",
     limits="It shows how much pre-training helps when labels are few: it compares a model with "
     "itself after one step, and pre-training on little text with pre-training on much. R8 says "
     "nothing about GLUE, and small models say nothing about the gain from BERT_BASE to BERT_LARGE: "

@@ -54,7 +54,7 @@ STUDY = study.Study(
     "their place. The frozen encoder is read by a BiLSTM. Paper: BERT_BASE; the BiLSTM reads its "
     "last four layers.",
     laptop=f"{study_tasks.LAPTOP} The BiLSTM reads the weighted sum of both layers. Without "
-    "--glue_dir, R8 classification takes the place of MNLI.",
+    "--glue_dir, R8 classification (its test set as dev) takes the place of MNLI.",
     limits="The paper's rows differ by one point at most, which cannot be seen at this scale: each "
     "row is pre-trained only once and for few steps, and with few labels it is partly by chance "
     "whether a seed beats the majority class. Differences larger than those of seeds show "

@@ -55,7 +55,7 @@ STUDY = study.Study(
     "of held-out text; the paper's is for another text and another vocabulary.",
     laptop="Ours: about a third of the paper's layers and a twelfth of its hidden size, trained on "
     f"{study_tasks.CORPUS}; {study_tasks.LAPTOP_TASKS}. Without --glue_dir, R8 classification "
-    "takes the place of GLUE.",
+    "(its test set as dev) takes the place of GLUE.",
     limits="Short runs show how fast a size learns at first, not what it reaches in the end: a row "
     "whose perplexity is near that of word frequencies has not learned from context yet. Gains of "
     "very large models on very small tasks, the claim of the paper's table, cannot be seen at this "

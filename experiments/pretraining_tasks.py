@@ -45,9 +45,9 @@ STUDY = study.Study(
     title="Pre-training tasks (table 5)",
     about="Each row is pre-trained with other tasks on the same text; the last one adds a randomly "
     "initialized BiLSTM in fine-tuning. Paper: BERT_BASE.",
-    laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification takes the place of GLUE. "
-    "Story endings: the model picks the true next sentence from four of the same tale (chance: "
-    "25 %).",
+    laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification (its test set as dev) "
+    "takes the place of GLUE. Story endings: the model picks the true next sentence from four of "
+    "the same tale (chance: 25 %).",
     limits="Each encoder is pre-trained once, on two million tokens: differences larger than "
     "those of seeds show what a small model learns faster, whether or not in the paper's order, "
     "but not what is better after a million steps. They also show whether a new BiLSTM can be "

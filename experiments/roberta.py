@@ -75,8 +75,8 @@ STUDY = study.Study(
     "with 256 (MNLI-m 84.7, SST-2 92.7, perplexity 3.99), a run that is not the first row. "
     "Perplexities are not comparable across row formats.",
     laptop=f"{study_tasks.LAPTOP} The batch size of the other rows is "
-    f"{study.PRETRAINING['batch_size']}. Without --glue_dir, R8 classification takes the place of "
-    "GLUE; SQuAD 2.0 is scored with --squad2_dir only.",
+    f"{study.PRETRAINING['batch_size']}. Without --glue_dir, R8 classification (its test set as "
+    "dev) takes the place of GLUE; SQuAD 2.0 is scored with --squad2_dir only.",
     limits="In so few epochs larger batches run out of steps, and static masks repeat only eight "
     "times: the scores show what both cost at the start of pre-training. Whether RoBERTa's gains, "
     "of about one point after a million steps, are real cannot be seen at this scale.",

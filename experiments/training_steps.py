@@ -76,7 +76,8 @@ STUDY = study.Study(
     "MNLI from step 500,000 to 1,000,000, and masked LM, though it learns from 15 % of the tokens "
     "only, is better than left to right almost from the start. The figure has no printed values: "
     "the paper's column has those of table 5, after 1,000,000 steps.",
-    laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification takes the place of MNLI.",
+    laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification (its test set as dev) "
+    "takes the place of MNLI.",
     limits="The runs end far before the paper's first checkpoint, at step 200,000: they show which "
     "objective learns faster at first, where left to right has a target at every token. Whether "
     "masked LM is better from then on, and how the curves continue, cannot be seen at this scale.",
