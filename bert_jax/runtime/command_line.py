@@ -62,8 +62,10 @@ class _ConfigParser(ConfigFileFlagParser):
         if file.startswith("configs/") and not os.path.exists(file):
             file = str(pathlib.Path(__file__).parents[1] / file)
         if not os.path.exists(file):
+            names = ", ".join(sorted(each.name for each in pathlib.Path(file).parent.glob("*.py")))
             raise ValueError(
-                f"no config file {path}: use a path such as configs/pretrain/bert_base.py"
+                f"no config file {path} (in its directory: {names or 'none'}): use a path such as "
+                "configs/pretrain/bert_base.py"
             )
         return super().parse(file + colon + argument)
 
@@ -94,13 +96,14 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
         message = re.sub(traced, r"\1, \2: \3", message, flags=re.DOTALL)
         *_, (frame, _) = traceback.walk_tb(raised.__traceback__)
         config = frame.f_locals.get("self")
-        if re.fullmatch(r"'\w+'", message) and hasattr(config, "keys"):
-            # ConfigDict's KeyError names only the missing key.
-            flag = re.search(rf"--?config[\w.]*\.{message[1:-1]}\b[\w.]*", " ".join(argv))
-            message = f"{flag[0] if flag else '--config'}: there is no field {message}; the fields "
-            message += "are " + ", ".join(map(str, config.keys()))
-        message = " ".join(message.replace("\nDid you mean", ": Did you mean").split())
-        sys.exit(f"{program_name()}: {message}")
+        # ConfigDict names only the missing key, and one that is spelled like it.
+        missing = re.match(r"'(\w+)'(?:\nDid you mean (\"\w+\"))?", message)
+        if missing and hasattr(config, "keys"):
+            name, nearest = missing.groups()
+            flag = re.search(rf"--?config[\w.]*\.{name}\b[\w.]*", " ".join(argv))
+            fix = f"did you mean {nearest}?" if nearest else f"the fields are {', '.join(config)}"
+            message = f"{flag[0] if flag else '--config'}: there is no field {name!r}; {fix}"
+        sys.exit(f"{program_name()}: {' '.join(message.split())}")
 
 
 def exit_now(message: str, exit_code: int) -> NoReturn:

@@ -25,7 +25,11 @@ from tests.helpers import ROOT
             "--config.grid.x: there is no field 'grid'; the fields are batch_size, class_weights, "
             "clip_",
         ),
-        ("learning_rat=1", "'learning_rat': Did you mean \"learning_rate\""),
+        (
+            "learning_rat=1",
+            "--config.learning_rat: there is no field 'learning_rat'; did you mean "
+            '"learning_rate"?',
+        ),
     ],
 )
 def test_unknown_field_is_named_with_the_known_ones(argument, message, monkeypatch):
@@ -55,10 +59,10 @@ def test_configs_of_the_package_are_found_from_any_directory(tmp_path, monkeypat
     (tmp_path / "configs/finetune").mkdir(parents=True)
     (tmp_path / "configs/finetune/squad.py").write_text(local_config)
     assert read_config("configs/finetune/squad.py").data.text == "Text"
-    with pytest.raises(
-        SystemExit, match=r"no config file configs/x\.py:tiny: use a path such as configs/"
-    ):
+    with pytest.raises(SystemExit, match=r"no config file configs/x\.py:tiny .*: use a path such"):
         read_config("configs/x.py:tiny")
+    with pytest.raises(SystemExit, match=r"papr.py \(in its directory: paper.py, search.py\): use"):
+        read_config("configs/sweeps/papr.py")
 
 
 def test_wheel_contains_configs_and_tools():

@@ -12,6 +12,7 @@ import time
 from threading import Event
 from types import SimpleNamespace
 
+import jax
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -165,6 +166,7 @@ def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, c
 
 @pytest.mark.slow
 def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path, monkeypatch):
+    jax.clear_caches()  # Otherwise `pick` also counts the programs of earlier tests.
     setups, prepare = [], sweep.prepare
     monkeypatch.setattr(sweep, "prepare", lambda *each: setups.append(prepare(*each)) or setups[-1])
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3), "num_epochs": (0.5, 1.0)})
