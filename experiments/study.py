@@ -24,7 +24,9 @@ from absl import app, flags
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tools.commands import exit_interrupted, run_command
 
-SCALE = flags.DEFINE_enum("scale", "laptop", ["laptop", "pod"], "Small runs here, or a script.")
+SCALE = flags.DEFINE_enum(
+    "scale", "laptop", ["laptop", "pod"], "Small runs here, or full-size runs as a script."
+)
 WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs; may be shared.")
 REPORTS = flags.DEFINE_string(
     "reports",
@@ -32,7 +34,7 @@ REPORTS = flags.DEFINE_string(
     "Directory of the report; default: experiments/reports, or at pod scale one in --workdir.",
 )
 TEXT = flags.DEFINE_string(
-    "text", "", "Text to pre-train on: a path or pattern; laptop scale has a sample by default."
+    "text", "", "Text to pre-train on: a path or pattern; laptop scale has a default sample."
 )
 LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script.")
 SLICE = flags.DEFINE_string(
@@ -42,7 +44,7 @@ SLICE = flags.DEFINE_string(
     "each run gets a slice of its own, by default a v4-32, or to pre-train BERT_LARGE a v4-128.",
 )
 DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Only print the commands that have not finished; at pod scale, the script."
+    "dry_run", False, "Only print the remaining commands; at pod scale, the script."
 )
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
 MODES = ("launch", "dry_run", "report_only")

@@ -343,7 +343,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
         helpers.wait_for(workdir / "metrics.jsonl", f'"step": {step + 1},', started)
     log = helpers.log_of(workdir).read_text()
     assert f"Resuming from step {step} in" in log
-    pattern = r"rows of 64 tokens ([\d.]+) s after the process began, .*; (\d+) found in the cache"
+    pattern = r"rows of 64 tokens done ([\d.]+) s after the start, .*; (\d+) found in the cache"
     first = re.search(pattern, log)
     assert float(first[1]) > 0 and int(first[2]) > 0
 

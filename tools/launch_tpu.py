@@ -126,7 +126,7 @@ def slice_state(tries: int = 20) -> str:
             break
         print_status(f"cannot query {NAME.value}: {result.stderr.strip()}")
     else:
-        raise TimeoutError(f"no answer about {NAME.value}. {RESOURCE_IS_KEPT}")
+        raise TimeoutError(f"gcloud did not report the state of {NAME.value}. {RESOURCE_IS_KEPT}")
     state = result.stdout.strip()
     if state == "ACTIVE":  # It stays ACTIVE for a while after its TPU is lost.
         tpu = gcloud("tpu-vm", *describe, "--format=value(state)", capture=True)

@@ -207,7 +207,7 @@ def check_sweep(config: ConfigDict) -> None:
         raise ValueError(f"--config.grid is empty: {fix}")
     for name, values in grid.items():
         if not isinstance(values, tuple | list) or not values:
-            fix = "a field that does not vary is set in --config.base"
+            fix = f"to keep one value, set --config.base.{name}"
             raise ValueError(f"--config.grid.{name}={values!r}: expected one or more values; {fix}")
         if twice := [value for n, value in enumerate(values) if value in values[:n]]:
             raise ValueError(f"--config.grid.{name}={values!r}: {twice[0]!r} is given twice")

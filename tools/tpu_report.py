@@ -62,7 +62,7 @@ PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
 COLUMNS = (
     *("configuration", "topology", "length", "batch", "rows per device", "mesh", "remat"),
     *("HBM, GiB", "compiled FLOPs", "cycles per row", "rows per second per chip"),
-    *("MFU", "exposed collectives", "hours", "compile time"),
+    *("MFU", "exposed collectives", "hours, exposed included", "compile time"),
 )
 BEFORE, AFTER = "<!-- made by tools/tpu_report.py --all -->\n", "<!-- end of the table -->\n"
 CAVEAT = (
@@ -247,7 +247,7 @@ def format_table_row(name: str, report: dict, phase: dict) -> str:
             f"{phase['rows_per_second_per_chip']:,.0f}",
             f"{phase['mfu']:.0%}",
             f"+{phase['exposed_seconds'] / phase['step_seconds']:.0%}",
-            f"{phase['hours']:.1f}",
+            f"{phase['hours_with_exposed_collectives']:.1f}",
             f"{phase['compile_seconds']:.0f} s",
         ]
     else:

@@ -157,5 +157,5 @@ def log_first_step(suffix: str = "") -> None:
     hits = _events["/jax/compilation_cache/cache_hits"]
     compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - hits
     compiling = sum(_events[event] for event in _events if event.startswith("/jax/core/compile/"))
-    text = "First step%s %.1f s after the process began, %.1f s of it compiling %d programs"
+    text = "First step%s done %.1f s after the start, %.1f s of it compiling %d programs"
     logging.info(text + "; %d found in the cache", suffix, seconds, compiling, compiled, hits)

@@ -178,7 +178,7 @@ def model_config(
         if (value := fields.get(name, source_bert[name])) != source_bert[name]:
             message = f"model.{name} is {value}, but {source_bert[name]} in {config.init_from}"
             fix = f"set --config.model.{name}={source_bert[name]}"
-            raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py without it")
+            raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py")
     fields |= {"vocab_size": vocab_size, "causal": causal}
     return BertConfig(**(source_bert or {}) | fields)
 
@@ -203,7 +203,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if not needed <= phase.max_predictions <= rows.max_seq_length:
             raise ValueError(
                 f"--config.{prefix}max_predictions={phase.max_predictions}: expected {needed} "
-                f"(masking.rate of a row) to {rows.max_seq_length}, or leave it out"
+                f"(masking.rate x row length) to {rows.max_seq_length}, or leave it out"
             )
         phases.append(phase)
         start = phase.stop

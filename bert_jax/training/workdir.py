@@ -113,7 +113,7 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     try:
         saved = load_settings(path) if checkpoints else json.loads(path.read_text())
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. Remove it to resume from the one before") from error
+        raise CheckpointError(f"{error}. Remove it to resume from the one before it") from error
     check_equal_settings(flatten_dict(saved, sep="."), settings, path, CHANGEABLE_ON_RESUME)
 
 

@@ -40,7 +40,7 @@ def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
     main.log_first_step()
     main.log_first_step(" on rows of 512 tokens")
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("First step ") and " s after the process began, " in first
+    assert first.startswith("First step ") and " s after the start, " in first
     assert second.startswith("First step on rows of 512 tokens ")
 
 

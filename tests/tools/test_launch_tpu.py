@@ -256,7 +256,8 @@ def test_healthy_slice_is_kept_when_the_network_of_the_launcher_fails(cloud):
     cloud.plan(jobs=["unreachable"])
     result = cloud.run("launch")
     assert result.returncode == 1 and cloud.steps() == [*STEPS]
-    assert "no answer about tiny. Nothing was stopped" in result.stderr.splitlines()[-1]
+    message = "gcloud did not report the state of tiny. Nothing was stopped"
+    assert message in result.stderr.splitlines()[-1]
     assert cloud.run("status").stdout.count(" running\n") == 2
 
 
