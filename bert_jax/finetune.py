@@ -6,6 +6,7 @@ checkpoint of each trial with the best score on the dev split predicts every spl
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -97,9 +98,9 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
     common training state is in `directory`. A trial that diverged has its step under "diverged".
     """
     saved = saved_trials(directory) if None in [trial.result for trial in trials] else []
-    with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
+    with contextlib.ExitStack() as claims:
         for trial in trials:
-            exit_stack.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
+            claims.enter_context(claim_workdir(trial.workdir, setup.settings(trial.config)))
         # A resumed stack includes finished trials: its size changes the rounding of the others.
         # Trials added to those that have begun make another stack.
         begun = [trial for trial in trials if trial_name(trial, directory) in saved]
@@ -107,7 +108,8 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
         stopped = None
         for group in (begun, added):
             if None in [trial.result for trial in group] and not stopped:
-                stopped = run_stack(setup, group, directory, exit_stack)
+                with contextlib.ExitStack() as exit_stack:  # Completes a save, however it ends.
+                    stopped = run_stack(setup, group, directory, exit_stack)
             with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
                 if jax.process_index() == 0:
                     shutil.rmtree(directory / "checkpoints", ignore_errors=True)
@@ -152,6 +154,9 @@ def run_stack(
     runs = [TrialRun(setup, trial, first_step) for trial in trials]
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, directory)
+        if len(names) % (size := mesh.shape["trial"]):
+            expected = f"expected a divisor of the {len(names)} trials in {directory}/checkpoints"
+            raise ValueError(f"--config.mesh.trial={size}: {expected}")
         keys = jax.random.split(jax.random.key(0), len(names))
         shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
         abstract = partitioning.with_shardings(shapes, setup.stack_shardings)
@@ -170,9 +175,10 @@ def run_stack(
 
     def predict(split, params):
         """Returns the outputs and the loss of each trial for a split."""
+        batches = itertools.count()
 
         def predict_batch(params, rows):
-            watchdog.beat(f"predicting {split.name}")
+            watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
             return setup.predict_step(params, rows)
 
         inputs = task.head, split.features, setup.shape, setup.rows_per_prediction, sharding
@@ -215,7 +221,7 @@ def run_stack(
             if step == first_step + 1:
                 main.log_first_step()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
-            should_stop = preemption.should_stop_after(step)
+            should_stop = preemption.should_stop()
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
                 values = jax.device_get([setup.replicate(each) for each in unreported])
                 seconds = time.monotonic() - began
@@ -237,7 +243,8 @@ def run_stack(
                         continue
                     scores = score_split(selector, *prediction)
                     run.evaluate(step, selector.name, scores)
-                    if run.score is None or scores[metric] > run.score:
+                    is_better = run.score is None or scores[metric] > run.score
+                    if is_better and step != run.best_step:  # A resumed run may have saved it.
                         watchdog.beat(f"saving step {step} as the best", limited=False)
                         run.save_best(step, setup.pick(state.params, index), scores)
                         run.prediction = len(names), prediction
@@ -273,7 +280,6 @@ def run_stack(
         positions = [i for i, run in enumerate(runs) if (run.diverged or run.num_steps) > stop]
         runs = [runs[index] for index in positions]
     progress.close()
-    checkpointer.close()
     return RunStopped(step, preemption.interrupted) if preemption.requested_at_end else None
 
 

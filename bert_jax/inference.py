@@ -205,8 +205,7 @@ class PretrainedModel:
           pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
             "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
             normalized if it was trained that way.
-          batch_size: packed rows of 64 tokens per forward pass; longer rows use proportionally
-            fewer.
+          batch_size: packed rows of 64 tokens per forward pass; proportionally fewer longer ones.
           max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
             `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
         """

@@ -18,7 +18,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax import partitioning
-from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_batches
+from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.interop.parameters import LoadedModel, log_report
 from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
@@ -55,12 +55,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat("opening the corpus on all processes")
         phases = open_phases(config)
         num_steps = phases[-1].stop
-        tokenizer = phases[0].train.load_tokenizer()
+        tokenizer = phases[0].train.tokenizer
         source = read_source(config, tokenizer)
         source_bert = source and source.settings["bert"]
         setup = setup_pretraining(config, phases, tokenizer, source_bert=source_bert)
         sharding = partitioning.batch_sharding(setup.mesh)
-        local_row_ranges(sharding, config.eval_batch_size)  # Raise now, not in an evaluation.
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
@@ -82,7 +81,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if first_step == num_steps and result_path.exists():
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
-    check_bounds(config, ("profile_steps", 0, max(num_steps - first_step - 2, 0)))
+    check_bounds(config, ("profile_steps", 0, max(num_steps - 2, 0)))
+    profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
@@ -119,7 +119,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
         rows = phase.train
         row_flops = metrics.flops_per_row(
-            setup.model.config, rows.max_seq_length, phase.max_predictions, rows.max_pairs
+            *(setup.model.config, rows.max_seq_length, phase.max_predictions),
+            num_pairs=rows.max_pairs * config.next_sentence,
         )
         start = max(first_step, phase.start)
         batches = pretrain_batches(
@@ -133,7 +134,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             state, step_metrics = update_step(state, batch)
             unreported.append(step_metrics)
             main.limit_dispatch(unreported)
-            main.profile(workdir / "profile", step - first_step, config.profile_steps, state)
+            main.profile(workdir / "profile", step - first_step, profile_steps, state)
             progress.update()
             if compiles:
                 jax.block_until_ready(state)
@@ -142,7 +143,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
             should_report = step % config.log_every == 0 or step == phase.stop
             should_evaluate = step % config.eval_every == 0 and step != num_steps
-            should_stop = preemption.should_stop_after(step)
+            should_stop = preemption.should_stop()
             should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
             if should_report or should_save:  # Never save a state with a non-finite loss.
                 values = main.check_finite(jax.device_get(unreported), step)

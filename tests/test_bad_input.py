@@ -576,7 +576,7 @@ BAD_FIELDS = [
     ({"clip_norm": 0.0}, r"--config\.clip_norm=0\.0: expected at least"),
     ({"warmup_steps": 1000}, r"--config\.warmup_steps=1000: expected .* at most 6"),
     ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
-    ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 shards"),
+    ({"eval_batch_size": 12}, r"eval_batch_size=12: expected a multiple of the 8 shards"),
     (
         {"batch_size": 16, "per_device_batch_size": 3},
         "16 is not divisible by 8 data shards x per_device_batch_size 3",

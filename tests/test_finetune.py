@@ -177,6 +177,17 @@ def test_run_that_ended_before_writing_its_result_gives_the_same_result(finished
     assert_equal_runs(finished[0], workdir)
 
 
+def test_resumed_run_keeps_a_best_checkpoint_of_the_same_step(finished, tmp_path, given):
+    """On other devices, rounding can give a step that was saved before a slightly higher score."""
+    workdir = tmp_path / "run"
+    shutil.copytree(finished[0], workdir)
+    (workdir / "result.json").unlink()
+    (path,) = (workdir / "best").glob("*/config/metadata")
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"score": settings["score"] - 1e-4}))
+    assert finetune.train_and_evaluate(small_config(given), workdir)["dev"] == finished[1]["dev"]
+
+
 def test_finished_run_is_not_run_again(finished, given, monkeypatch):
     workdir, result = finished
     monkeypatch.setattr(finetune, "finetune_batches", None)
@@ -307,6 +318,9 @@ def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
     paths = [tmp_path / f"resumed/trial_{index}/result.json" for index in range(3)]
     assert [path.exists() for path in paths] == [True, True, False]
     ended = [path.read_text() for path in paths[:2]]
+    if last_saved:
+        with pytest.raises(ValueError, match="trial=2: expected a divisor of the 3 trials"):
+            run_trials(given, tmp_path / "resumed", *changes, mesh__trial=2)
     resumed = run_trials(given, tmp_path / "resumed", *changes)
     assert list(map(without_seconds, resumed)) == list(map(without_seconds, whole))
     assert [path.read_text() for path in paths[:2]] == ended

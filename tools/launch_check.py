@@ -16,7 +16,6 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from bert_jax import partitioning
-from bert_jax.data.batches import local_row_ranges
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.tasks import setup
@@ -68,8 +67,7 @@ def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
             )
     check_numbers(config)
     phases = tpu.planned_phases(config, (1, 1))  # The row lengths do not matter here.
-    pretraining = setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
-    local_row_ranges(partitioning.batch_sharding(pretraining.mesh), config.eval_batch_size)
+    setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
 
 
 def main(argv: list[str]) -> None:

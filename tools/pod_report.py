@@ -78,9 +78,8 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
     chip = tpu.CHIPS[chip_name]
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
-    row_flops = metrics.flops_per_row(
-        setup.model.config, length, phase.max_predictions, phase.train.max_pairs
-    )
+    num_pairs = phase.train.max_pairs * setup.model.next_sentence
+    row_flops = metrics.flops_per_row(setup.model.config, length, phase.max_predictions, num_pairs)
     figures = {
         "max_seq_length": length,
         "batch_size": phase.batch_size,

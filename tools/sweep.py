@@ -321,6 +321,8 @@ def prepare(
     except (ValueError, OSError) as error:
         message = str(error).replace("--config.", "--config.base.")
         raise ValueError(f"{trial.workdir.name}: {message}") from error
+    if not setup.task.train:
+        raise ValueError("no training data: set --config.base.data.train=FILE")
     if not setup.task.selection_split:
         name = setup.task.metric.partition("/")[0]
         raise ValueError(

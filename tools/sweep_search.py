@@ -18,10 +18,9 @@ import math
 import pathlib
 from collections.abc import Iterator
 
-from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.tools.sweep_points import make_points
+from bert_jax.tools.sweep_points import flatten, make_points
 from bert_jax.tools.sweep_report import Point, summarize
 
 KINDS = ("uniform", "log_uniform", "integer", "choice")
@@ -33,7 +32,7 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    search = distributions(config)
+    search = flatten(config.search)
     epochs = [float(number) for number in config.halving] or [config.base.num_epochs]
     points: dict[str, Point] = {}  # All so far, by their values.
     for first in range(0, config.num_trials, config.trials_per_round):
@@ -45,10 +44,10 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
             values = {name: suggest(trial, name, spec) for name, spec in search.items()}
             asked.append((trial, values))
         for stage, num_epochs in enumerate(epochs):
-            overrides = [
-                (f"trial {trial.number} of the search", values | {"num_epochs": num_epochs})
-                for trial, values in asked
-            ]
+            overrides = []
+            for trial, values in asked:
+                values = values | {"num_epochs": values.get("num_epochs", num_epochs)}
+                overrides.append((f"trial {trial.number} of the search", values))
             new = {}
             for where, values in overrides:
                 if repr(values) not in points:
@@ -73,11 +72,6 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
             for _, trial, _ in scored[kept:]:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             asked = [(trial, values) for _, trial, values in scored[:kept]]
-
-
-def distributions(config: ConfigDict) -> dict[str, tuple]:
-    """Returns the distribution of each field, by dotted name."""
-    return flatten_dict(config.search.to_dict(), sep=".")
 
 
 def suggest(trial, name: str, spec: tuple) -> object:
@@ -111,7 +105,7 @@ def check_search(config: ConfigDict) -> None:
     """Validates the fields of a search. Raises ValueError, or ImportError without Optuna."""
     if not importlib.util.find_spec("optuna"):
         raise ImportError("--config.search needs Optuna: pip install 'bert_jax[optuna]'")
-    for name, spec in distributions(config).items():
+    for name, spec in flatten(config.search).items():
         kind, *limits = spec if isinstance(spec, tuple | list) and spec else [None]
         is_number = [isinstance(limit, int | float) for limit in limits]
         is_range = len(limits) == 2 and all(is_number) and limits[0] < limits[1]

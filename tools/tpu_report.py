@@ -133,7 +133,7 @@ def load_phases(config: ConfigDict) -> tuple[list[setup.Phase], object]:
     setup.check_numbers(config)
     if has_corpus(config):
         phases = setup.open_phases(config)
-        tokenizer = phases[0].train.load_tokenizer()
+        tokenizer = phases[0].train.tokenizer
     else:
         phases = tpu.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
         tokenizer = tpu.UNCASED_ENGLISH

@@ -23,20 +23,9 @@ def make_global_batch(
 
 
 def local_row_ranges(sharding: jax.sharding.Sharding, batch_size: int) -> list[tuple[int, int]]:
-    """Returns the rows of a global batch on this process's devices, as ascending [start, stop).
-
-    There are several if this host's devices are not neighbors in the mesh.
-    Raises ValueError if `batch_size` is not divisible by the number of data-parallel devices.
-    """
-    # Sharding one row per device shows how many devices hold the same row.
-    num_shards = sharding.num_devices // sharding.shard_shape((sharding.num_devices,))[0]
-    if batch_size % num_shards:
-        raise ValueError(
-            f"batch_size {batch_size} is not divisible by the {num_shards} shards of a "
-            f"batch (mesh axes data x fsdp): choose a multiple of {num_shards}"
-        )
+    """Returns the rows of a global batch on this process's devices, as ascending [start, stop)."""
     slices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    ranges = []
+    ranges = []  # Several if this host's devices are not neighbors in the mesh.
     for start, stop in sorted({rows.indices(batch_size)[:2] for (rows,) in slices}):
         if ranges and ranges[-1][1] == start:
             start = ranges.pop()[0]
@@ -75,12 +64,11 @@ def pretrain_batches(
 def heldout_batches(
     rows: Rows, sharding: jax.sharding.Sharding, batch_size: int
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yields every row of a split once, in order, with `row_weights` 0 for padding rows."""
+    """Yields every row of a split once, in order; fills the last batch with empty rows."""
     ranges = local_row_ranges(sharding, batch_size)
     size = sum(stop - start for start, stop in ranges)
     for first in range(0, rows.num_rows, batch_size):
         batch = _read(rows, first, ranges)
-        batch["row_weights"] = np.ones(len(batch["row_ids"]), np.float32)
         for array in batch.values():  # Pads with zeros at the end, as ranges ascend.
             array.resize((size, *array.shape[1:]), refcheck=False)
         yield make_global_batch(batch, sharding, batch_size)

@@ -6,6 +6,7 @@ microbatches; a step skips the empty ones, so that one compiled program serves a
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -161,11 +162,16 @@ def steps_per_epoch(num_features: int, batch_size: int) -> int:
     return -(-num_features // batch_size)
 
 
+@functools.lru_cache(64)  # One for each of many trials.
+def epoch_order(num_features: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the order of the features in an epoch, a permutation of their indices."""
+    return np.random.default_rng((seed, epoch)).permutation(num_features)
+
+
 def batch_indices(num_features: int, batch_size: int, seed: int, step: int) -> np.ndarray:
     """Returns the indices of the features of batch `step` (from 0), reshuffled in each epoch."""
     epoch, batch = divmod(step, steps_per_epoch(num_features, batch_size))
-    order = np.random.default_rng((seed, epoch)).permutation(num_features)
-    return order[batch * batch_size : (batch + 1) * batch_size]
+    return epoch_order(num_features, seed, epoch)[batch * batch_size : (batch + 1) * batch_size]
 
 
 def finetune_batches(

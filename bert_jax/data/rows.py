@@ -77,7 +77,7 @@ class Rows:
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
             self._dtype = row_dtype(self.max_seq_length, self.max_pairs)
             self._open_shards(splits[split]["shards"], config["block_rows"])
-            self.load_tokenizer()  # to check the vocabulary
+            self.tokenizer = self._load_tokenizer()
         except (KeyError, TypeError) as error:
             raise CorpusError(f"{self.directory / MANIFEST} is damaged: {error!r}") from error
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Rows:
     def __reduce__(self):  # Another process opens its own readers.
         return Rows, (self.directory, self.split, self.shuffle_seed)
 
-    def load_tokenizer(self) -> Tokenizer:
+    def _load_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the corpus. Raises CorpusError if it is missing or changed."""
         path = self.directory / self.manifest["vocabulary"]["filename"]
         try:

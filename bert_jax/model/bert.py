@@ -253,7 +253,7 @@ class Bert(nn.Module):
         return gather_positions(self.encoder(x, sequence_ids, dropout), positions)
 
     def pool(self, hidden: jax.Array) -> jax.Array:
-        """Returns tanh(dense(hidden)) of the hidden states at `pooled_positions`: `[B, P, H]`."""
+        """Returns tanh(dense(hidden)) for `[B, P, H]`, hidden states at `pooled_positions`."""
         return jnp.tanh(self.pooler(hidden))
 
 

@@ -20,8 +20,7 @@ REMAT_POLICIES = ("none", "dots", "full")
 class BertConfig:
     """The architecture and arithmetic of a model; hashable, so it can be static under jit.
 
-    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for invalid or
-    contradictory fields.
+    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for invalid fields.
     """
 
     vocab_size: int = 30522

@@ -1,6 +1,7 @@
 """Multi-process runs, one process per host: initialization, agreement, and a common last step."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -122,6 +123,8 @@ def check_equal_on_all_processes(settings: dict[str, object]) -> None:
 class Preemption:
     """Stops all processes after the same step, on SIGTERM (a host is reclaimed) or Ctrl-C."""
 
+    _steps = itertools.count(1)  # JAX needs numbers that no run of this process repeats.
+
     def __init__(self):
         self.interrupted = self._stop_requested = False
         self._is_distributed = jax.process_count() > 1
@@ -129,10 +132,10 @@ class Preemption:
         signals = [signal.SIGINT] if self._is_distributed else [signal.SIGINT, signal.SIGTERM]
         self._previous = {number: signal.signal(number, self._handle) for number in signals}
 
-    def should_stop_after(self, step: int) -> bool:
-        """Returns whether `step` is the last; every process must call this after each step."""
+    def should_stop(self) -> bool:
+        """Returns whether to stop now; every process must call this after each step."""
         if self._is_distributed:
-            return multihost_utils.reached_preemption_sync_point(step)
+            return multihost_utils.reached_preemption_sync_point(next(self._steps))
         return self._stop_requested
 
     @property

@@ -71,7 +71,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs absent backends.
     is_distributed = values.multihost or values.coordinator is not None
     # Handled here until the training loop does; destructors would swallow a KeyboardInterrupt.
-    message = "Stopped before the first training step. Run the same command again."
+    message = "Stopped while no training step was running. Run the same command again."
     signal.signal(signal.SIGINT, lambda *_: exit_now(message, INTERRUPTED))
     if not is_distributed:  # Otherwise JAX handles SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))

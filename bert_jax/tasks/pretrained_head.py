@@ -53,7 +53,7 @@ def initial_params(
         encoder.pop("pooler", None)
     elif "pooler" not in encoder:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
-    if "head" not in params:
+    if not saved_head:
         return {"bert": encoder}
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
@@ -68,9 +68,10 @@ def initial_params(
 
 
 def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:
-    """Raises ValueError if both have labels or an option of features or tags, and these differ."""
+    """Raises ValueError if both have labels, or an option of the same name, that differ."""
     lstm_size = "lstm_size" if "features" in saved_head else "model.lstm_size"
-    for flag in ("features", lstm_size, "data.scheme", "data.document_context", "data.labels"):
+    flags = "features", lstm_size, "similarity.pooling", "similarity.normalize", "data.scheme"
+    for flag in (*flags, "data.document_context", "data.labels"):
         name = flag.rpartition(".")[2]
         saved, new = saved_head.get(name), task_head.get(name)
         if name == "labels":

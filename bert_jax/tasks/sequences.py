@@ -22,8 +22,7 @@ def make_sequences(
 ) -> tuple[list[tuple[np.ndarray, int]], list[bool]]:
     """Returns the `make_sequence` of each text or pair, and whether it was truncated.
 
-    `max_seq_length` counts [CLS] and [SEP]; the first text is cut to `max_first` tokens before
-    the pair is truncated.
+    `max_seq_length` counts [CLS] and [SEP]; the first text is first cut to `max_first` tokens.
     """
     ids_of = tokenize(tokenizer, (text for pair in texts for text in pair))
     sequences, truncated = [], []

@@ -198,7 +198,7 @@ def setup_finetuning(
         ("freeze_layers", 0, bert_config.num_layers),
         ("max_seq_length", 8, bert_config.max_position_embeddings),
     )
-    saved_head = settings["head"] if "head" in params else None
+    saved_head = settings.get("head")
     task = read_task(config, saved_head, tokenizer)
     head_settings = {"task": task.head.name, "labels": list(task.labels)}
     head_settings |= {"max_seq_length": config.max_seq_length} | task.head_settings

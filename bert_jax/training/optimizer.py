@@ -84,8 +84,7 @@ def scale_updates_by_layer(
     """Multiplies the updates of layer i, from 0, by `decay ** (num_layers - i)`.
 
     Embeddings get one more factor of `decay`, head and pooler none (Howard & Ruder, 2018).
-    `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen` layers: their gradients
-    count as 0.
+    `num_frozen` > 0 freezes the embeddings and the lowest `num_frozen` layers (zero gradients).
     """
     if decay == 1 and not num_frozen:
         return optimizer

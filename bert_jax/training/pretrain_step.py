@@ -151,9 +151,6 @@ def unpack_and_mask(
     else:
         keys = row_keys(key, rows["row_ids"], rows["epochs"], masking.repeat_after)
         batch |= mask_tokens(keys, batch["tokens"], batch["sequence_ids"], masking)
-    if "row_weights" in rows:  # 0 on rows that only fill up an evaluation batch.
-        batch["mlm_weights"] *= rows["row_weights"][:, None]
-        batch["nsp_weights"] *= rows["row_weights"][:, None]
     return batch
 
 

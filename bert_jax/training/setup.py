@@ -115,6 +115,9 @@ def setup_pretraining(
         )
     model = BertForPreTraining(bert_config, config.next_sentence)
     mesh = partitioning.make_mesh(**config.mesh, devices=devices)
+    if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
+        expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
+        raise ValueError(f"--config.eval_batch_size={config.eval_batch_size}: {expected}")
     schedule = pretraining_schedule(config)
     names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
     options = {name: config[name] for name in names}

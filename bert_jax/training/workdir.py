@@ -29,7 +29,7 @@ CHANGEABLE_ON_RESUME = (
     *("mesh.", "shard_weight_update", "exchange_in_layers"),
     *("per_device_batch_size", "long_phase.per_device_batch_size"),
     *("log_every", "eval_", "max_eval_batches", "checkpoint_every", "keep_"),
-    *("stall_seconds", "profile_steps", "num_seeds", "stacked_trials"),
+    *("stall_seconds", "profile_steps", "num_seeds", "stacked_trials", "save_training_state"),
     *("model.remat", "model.scan_layers", "bert.remat", "bert.scan_layers"),
     *("model.attention", "bert.attention"),
     # Written only to the checkpoint in `best`.

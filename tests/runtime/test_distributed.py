@@ -108,7 +108,7 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     # Repeats the evaluation of the run, which reports only means.
     config = ConfigDict(json.loads((one_process / "config.json").read_text()))
     (phase,) = open_phases(config)
-    setup = setup_pretraining(config, [phase], phase.train.load_tokenizer())
+    setup = setup_pretraining(config, [phase], phase.train.tokenizer)
     params = jax.device_put(saved_params(one_process), setup.shardings.params)
     eval_step = make_eval_step(setup.model, setup.mesh, setup.masking(phase), seed=config.seed)
     batches = heldout_batches(rows, partitioning.batch_sharding(setup.mesh), 8)

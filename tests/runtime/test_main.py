@@ -1,9 +1,5 @@
 """What the mains report, and that each rejects the configurations of the other."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from bert_jax.runtime import main
@@ -45,24 +41,21 @@ def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
 
 
 @pytest.mark.parametrize(
-    ("program", "config", "other"),
+    ("program", "configs"),
     [
-        ("pretrain", "configs/finetune/squad.py", "finetune"),
-        ("finetune", "configs/pretrain/bert_tiny.py", "pretrain"),
-        ("finetune", "configs/sweeps/paper.py", "tools.sweep"),
+        ("pretrain", {"configs/finetune/squad.py": "finetune"}),
+        (
+            "finetune",
+            {"configs/pretrain/bert_tiny.py": "pretrain", "configs/sweeps/paper.py": "tools.sweep"},
+        ),
     ],
 )
-def test_configuration_of_the_other_program_is_an_error(program, config, other, tmp_path):
-    command = [sys.executable, "-m", f"bert_jax.{program}", f"--config={config}"]
-    result = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        cwd=helpers.ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    assert result.returncode == 1 and not (tmp_path / "run").exists()
-    assert result.stderr.strip() == (
-        f"{program}: {config} is a configuration for bert_jax.{other}: run python -m "
-        f"bert_jax.{other} with it, or use one of configs/{program}/"
-    )
+def test_configuration_of_the_other_program_is_an_error(program, configs, tmp_path):
+    cases = [[f"--config={config}", f"--workdir={tmp_path / 'run'}"] for config in configs]
+    results = helpers.run_each(f"bert_jax.{program}", cases)
+    for (config, other), (code, errors) in zip(configs.items(), results, strict=True):
+        assert code == 1 and not (tmp_path / "run").exists()
+        assert errors.strip() == (
+            f"{program}: {config} is a configuration for bert_jax.{other}: run python -m "
+            f"bert_jax.{other} with it, or use one of configs/{program}/"
+        )

@@ -1,6 +1,5 @@
 """A job that cannot run on its slice is refused before the slice is requested."""
 
-import os
 import subprocess
 import sys
 
@@ -31,7 +30,7 @@ def test_job_that_suits_its_slice_is_accepted():
         ({"topology": "v6e:2x2"}, "for v6e:2x2, but --accelerator_type has 8 chips of v6e"),
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
-        ({"eval_batch_size": 12}, "batch_size 12 is not divisible by the 8 shards"),
+        ({"eval_batch_size": 12}, "eval_batch_size=12: expected a multiple of the 8 shards"),
         ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected at least"),
     ],
 )
@@ -40,59 +39,66 @@ def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
         check_config(pod_config(**changes), "v6e", 8)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
-        ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
-        ({"config.mesh.fdsp": "4"}, "fdsp"),
-        ({"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"}, "relative to the repository"),
-        ({"spot": "1"}, "flag 'spot'"),
-        ({"process_id": "0"}, "remove --process_id: it would be the same on all hosts"),
-        ({"program": "tools.sweep"}, "configuration is for bert_jax.pretrain: set --program=pret"),
-    ],
-)
-def test_flags_of_the_job_are_checked(changed, message):
-    arguments = {"config": "configs/pretrain/bert_tiny.py", "workdir": "/gcs/a"}
-    arguments |= {"config.corpus": "/gcs/c", "config.long_phase.corpus": "/gcs/c"} | changed
-    program = arguments.pop("program", "pretrain")
-    command = [sys.executable, "tools/launch_check.py", "v6e", "8", program]
-    command += [f"--{name}={value}" for name, value in arguments.items()]
-    run = subprocess.run(command, cwd=helpers.ROOT, check=False, capture_output=True, text=True)
-    assert run.returncode == 1 and message in run.stderr and "Traceback" not in run.stderr
+def check_flags(base: dict, cases: list[tuple[dict, str]]) -> None:
+    """Asserts that each case, changes of `base`, is refused with its message; accepted with ""."""
+    arguments = [base | changes for changes, _ in cases]
+    commands = [
+        ["v6e", "8", flags.pop("program"), *(f"--{name}={flags[name]}" for name in flags)]
+        for flags in arguments
+    ]
+    results = helpers.run_each("tools.launch_check", commands)
+    for (code, errors), (_, message) in zip(results, cases, strict=True):
+        assert code == bool(message) and message in errors and "Traceback" not in errors, errors
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, ""),
-        ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
-        ({"config.base.init_from": "runs/base"}, "--config.base.init_from=runs/base: expected"),
-        ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
-        ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
-        ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
-        ({"program": "pretrain"}, "configuration is for bert_jax.tools.sweep: set --program=to"),
-        ({"config": "configs/sweeps/search.py:glue:mrpc"}, ""),
-        (
-            {"config": "configs/sweeps/search.py:glue:mrpc", "optuna": "missing"},
-            "needs Optuna: pip",
-        ),
-    ],
-)
-def test_sweep_is_checked_before_its_slice_is_requested(changes, message):
-    arguments = {"config": "configs/sweeps/paper.py:glue:mrpc", "workdir": "/gcs/runs/sweep"}
-    arguments |= {"config.base.init_from": "/gcs/base", "config.base.data.directory": "/gcs/glue"}
-    arguments |= {"config.base.mesh.trial": "8"} | changes
-    program = arguments.pop("program", "tools.sweep")
-    command = [sys.executable, "tools/launch_check.py"]
-    if arguments.pop("optuna", ""):
-        hide = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]"
-        run_check = "runpy.run_path(sys.argv[0], run_name='__main__')"
-        command[1:1] = ["-c", f"{hide}; {run_check}"]
-    command += ["v6e", "8", program, *(f"--{name}={value}" for name, value in arguments.items())]
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    run = subprocess.run(
-        command, cwd=helpers.ROOT, env=environment, check=False, capture_output=True, text=True
+def test_flags_of_the_job_are_checked():
+    base = {"program": "pretrain", "config": "configs/pretrain/bert_tiny.py", "workdir": "/gcs/a"}
+    check_flags(
+        base | {"config.corpus": "/gcs/c", "config.long_phase.corpus": "/gcs/c"},
+        [
+            ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
+            ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
+            ({"config.mesh.fdsp": "4"}, "fdsp"),
+            ({"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"}, "relative to the repos"),
+            ({"spot": "1"}, "flag 'spot'"),
+            ({"process_id": "0"}, "remove --process_id: it would be the same on all hosts"),
+            ({"program": "tools.sweep"}, "is for bert_jax.pretrain: set --program=pretrain"),
+        ],
     )
-    assert run.returncode == bool(message), run.stderr
-    assert message in run.stderr and "Traceback" not in run.stderr
+
+
+SWEEP = {
+    "program": "tools.sweep",
+    "config": "configs/sweeps/paper.py:glue:mrpc",
+    "workdir": "/gcs/runs/sweep",
+    "config.base.init_from": "/gcs/base",
+    "config.base.data.directory": "/gcs/glue",
+    "config.base.mesh.trial": "8",
+}
+
+
+def test_sweep_is_checked_before_its_slice_is_requested():
+    check_flags(
+        SWEEP,
+        [
+            ({}, ""),
+            ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
+            ({"config.base.init_from": "runs/base"}, "--config.base.init_from=runs/base: expected"),
+            ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
+            ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
+            ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
+            ({"program": "pretrain"}, "is for bert_jax.tools.sweep: set --program=tools.sweep"),
+            ({"config": "configs/sweeps/search.py:glue:mrpc"}, ""),
+        ],
+    )
+
+
+def test_search_needs_optuna():
+    flags = SWEEP | {"config": "configs/sweeps/search.py:glue:mrpc"}
+    hide = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]"
+    run_check = "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", f"{hide}; {run_check}", "tools/launch_check.py", "v6e", "8"]
+    command += [flags.pop("program"), *(f"--{name}={value}" for name, value in flags.items())]
+    run = subprocess.run(command, cwd=helpers.ROOT, check=False, capture_output=True, text=True)
+    assert run.returncode == 1 and "needs Optuna: pip" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -66,6 +66,13 @@ def test_best_third_of_a_round_gets_three_times_the_epochs(tmp_path):
     assert set(scores["3"]) == set(sorted(scores["1"], key=scores["1"].get)[-2:])
 
 
+def test_numbers_of_epochs_can_be_searched(tmp_path):
+    config = small_search(halving=(), num_trials=3).unlock()
+    config.search = {"num_epochs": ("uniform", 2.0, 4.0)}
+    names = run(config.lock(), tmp_path, lambda trial: {"dev": {"accuracy": trial.num_epochs}})
+    assert len(set(names)) == 3 and all(name.startswith("num_epochs=") for name in names)
+
+
 def test_search_comes_nearer_to_the_optimum_than_random_configurations(tmp_path):
     config = small_search(num_trials=40, trials_per_round=5, halving=())
     names = run(config, tmp_path, near(3e-5))

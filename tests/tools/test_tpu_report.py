@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.tools import hlo_cost
 from bert_jax.tools import tpu_compile as tpu
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_each
 
 TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
 needs_compiler = pytest.mark.skipif(
@@ -192,28 +192,13 @@ def test_several_slices_are_one_mesh_with_data_between_them():
 
 
 # Runs the tool once for each list of arguments, without importing everything each time.
-RUN_EACH = """
-import json, os, sys
-from absl import app
-from tools import tpu_report
-
-for arguments in json.loads(sys.argv[1]):
-    if os.fork() == 0:
-        sys.argv = ["tpu_report", *arguments]
-        app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
 def check_messages(cases: dict[str, str]) -> None:
     """Asserts that the tool exits with 1 and one line of text for each string of flags."""
-    arguments = json.dumps([[TINY, "--phases=first", *flags.split()] for flags in cases])
-    result = run_python("-W", "ignore", "-c", RUN_EACH, arguments)
-    lines = result.stderr.splitlines()
-    assert result.stdout.split() == ["1"] * len(cases), result.stderr
-    assert len(lines) == len(cases), result.stderr
-    for line, (flags, message) in zip(lines, cases.items(), strict=True):
-        assert line.startswith("tpu_report: ") and message in line, flags
+    arguments = [[TINY, "--phases=first", *flags.split()] for flags in cases]
+    results = run_each("tools.tpu_report", arguments)
+    for (code, errors), (flags, message) in zip(results, cases.items(), strict=True):
+        (line,) = errors.strip().splitlines()
+        assert code == 1 and line.startswith("tpu_report: ") and message in line, flags
 
 
 def test_invalid_flags_end_in_one_line_not_a_traceback():

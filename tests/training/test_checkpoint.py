@@ -62,7 +62,7 @@ def test_damage_is_detected_or_harmless(config, workdir, tmp_path):
     copied = tmp_path / "checkpoints" / "9"
     shutil.copytree(find_checkpoint(workdir), copied)
     phases = open_phases(config)
-    tokenizer = phases[0].train.load_tokenizer()
+    tokenizer = phases[0].train.tokenizer
     abstract = setup_pretraining(config, phases, tokenizer, jax.devices()[:1]).abstract_state
     checkpointer = Checkpointer(tmp_path, {}, tokenizer, keep_last=1)
     expected, detected = read(copied), 0

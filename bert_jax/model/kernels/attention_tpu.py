@@ -348,8 +348,7 @@ def _blocks(settings: _Settings, inputs: _Inputs):
 def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
     """Yields the lanes of each head, its scaled queries from `start`, scores, and what is dropped.
 
-    Of the queries, only the lanes of the head are not 0. Scores `[key, query]` are logarithms to
-    the base 2.
+    Of the queries, only the lanes of the head are not 0. Scores `[key, query]` are base-2 logs.
     """
     head_dim, queries = settings.head_dim, pl.ds(start, LANES)
     query = _with_bias(inputs, row, QUERY, queries)
