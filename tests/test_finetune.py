@@ -297,7 +297,7 @@ def test_diverged_trial_is_named_and_does_not_touch_the_others(given, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last_saved", [0, 4])
+@pytest.mark.parametrize("last_saved", [4, pytest.param(0, marks=pytest.mark.exhaustive)])
 def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
     given, tmp_path, monkeypatch, last_saved
 ):

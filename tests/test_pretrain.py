@@ -346,6 +346,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_resumes(corpus, tmp_path):
     assert float(first[1]) > 0 and int(first[2]) > 0
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_and_exits_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
     fields = ("num_steps=1000", "warmup_steps=4", "log_every=1", "checkpoint_every=1000")

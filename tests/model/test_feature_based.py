@@ -196,6 +196,7 @@ def test_head_with_other_features_or_size_is_an_error(tagger):
         assert set(params) == {"bert"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tagger", [conll2003], indirect=True)
 def test_head_for_tags_of_another_scheme_is_an_error(tagger, weights, tmp_path, caplog):
     _, _, model = tagger

@@ -158,9 +158,10 @@ def test_rows_that_attention_pads_end_in_the_kernel_too():
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "count"),
-    [({"data": 2}, 4), pytest.param({"data": 1, "fsdp": 2}, 0, marks=pytest.mark.slow)],
+    [({"data": 2}, 4), ({"data": 1, "fsdp": 2}, 0)],
     ids=["data", "fsdp"],
 )
 def test_encoder_on_a_mesh_has_the_gradients_of_plain_jax_on_one_device(sizes, count):

@@ -196,6 +196,7 @@ def test_another_learning_rate_compiles_nothing():
     assert step._cache_size() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["tagging", pytest.param("embedding", marks=pytest.mark.exhaustive)]
 )
@@ -238,7 +239,9 @@ def test_packed_predictions_and_their_loss_equal_unpacked(kind):
             assert one.shape == (len(feature), OUTPUTS[kind])
 
 
-@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
+@pytest.mark.parametrize(
+    ("pooling", "normalize"), [pytest.param("mean", True, marks=pytest.mark.slow), ("cls", False)]
+)
 def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     model = make_model("embedding", pooling=pooling, normalize=normalize)
     params, features = initial(model), make_features("embedding")[:2]
