@@ -48,8 +48,7 @@ def read_labels(
 
     Returns None for a record without the column or with "" in it. `aliases` maps other texts to
     labels, or to ""; `hint` ends the ValueError message for an unknown label. With a `separator`,
-    a record may have several labels or none: if any has one, returns a multi-hot float32 `[labels]`
-    for each.
+    a record may have several labels or none: if any has, returns float32 `[labels]` of 0s and 1s.
     """
     split = split_labels(records, column, separator) if separator else []
     if any(split):
