@@ -162,7 +162,7 @@ for arguments in cases:
 """
 
 
-def run_each(program: str, cases: list[list[str]], **environment: str) -> list[tuple[int, str]]:
+def run_each(program: str, cases: list[list[str]]) -> list[tuple[int, str]]:
     """Runs `python -m program` with each list of arguments; returns its exit code and stderr.
 
     The processes are forks of one that has imported what the program imports, to save time.
@@ -174,7 +174,7 @@ def run_each(program: str, cases: list[list[str]], **environment: str) -> list[t
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"GLIBC_TUNABLES": "", "JAX_PLATFORMS": "cpu"} | environment,
+        env=os.environ | {"GLIBC_TUNABLES": "", "JAX_PLATFORMS": "cpu"},
     )
     texts = run.stderr.split(separator)
     assert len(texts) == 2 * len(cases) + 1, run.stderr

@@ -514,7 +514,8 @@ BAD_INPUT = {
     ),
     too_few_predictions_on_long_rows: (
         ValueError,
-        r"--config\.long_phase\.max_predictions=1: expected 10 \(masking\.rate x row length\)",
+        r"--config\.long_phase\.max_predictions=1: expected 10 \(masking\.rate x row length\) to "
+        "64",
     ),
     token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary; build"),
     unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
@@ -550,7 +551,8 @@ BAD_FIELDS = [
     ({"max_predictions": 65}, r"--config\.max_predictions=65: expected 10 \(masking.rate .* to 64"),
     (
         {"max_predictions": 20, "masking__rate": 0.4},
-        r"--config.max_predictions=20: expected 26 \(masking\.rate x row length\) to 64, or",
+        r"--config.max_predictions=20: expected 26 \(masking\.rate x row length\) to 64, or leave "
+        "it",
     ),
     ({"max_eval_batches": -1}, r"--config\.max_eval_batches=-1: expected at least 0"),
     ({"decay_power": -1.0}, r"--config\.decay_power=-1\.0: expected at least 0"),

@@ -310,7 +310,10 @@ def test_sentencepiece_works_wherever_wordpiece_does(tmp_path):
 
 
 COMMAND_LINES = {
-    "--config.learning_rat=1": "pretrain: --config.learning_rat: there is no field",
+    "--config.learning_rat=1": (
+        "pretrain: --config.learning_rat: there is no field 'learning_rat'; did you mean "
+        '"learning_rate"?'
+    ),
     "--config.corpus=/nowhere": "/nowhere holds no corpus",
     "--config.num_steps=x": "invalid literal for int",
     "--confg=y": "Unknown command line flag 'confg'",

@@ -322,7 +322,8 @@ def prepare(
         message = str(error).replace("--config.", "--config.base.")
         raise ValueError(f"{trial.workdir.name}: {message}") from error
     if not setup.task.train:
-        raise ValueError("no training data: set --config.base.data.train=FILE")
+        fix = "set --config.base.data.train=FILE, and num_epochs above 0"
+        raise ValueError(f"a sweep needs training data: {fix}")
     if not setup.task.selection_split:
         name = setup.task.metric.partition("/")[0]
         raise ValueError(

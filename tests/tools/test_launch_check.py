@@ -59,10 +59,16 @@ def test_flags_of_the_job_are_checked():
             ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
             ({"config.mesh.fdsp": "4"}, "fdsp"),
-            ({"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"}, "relative to the repos"),
+            (
+                {"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"},
+                "relative to the repository",
+            ),
             ({"spot": "1"}, "flag 'spot'"),
             ({"process_id": "0"}, "remove --process_id: it would be the same on all hosts"),
-            ({"program": "tools.sweep"}, "is for bert_jax.pretrain: set --program=pretrain"),
+            (
+                {"program": "tools.sweep"},
+                "the configuration is for bert_jax.pretrain: set --program=pretrain",
+            ),
         ],
     )
 
@@ -87,7 +93,10 @@ def test_sweep_is_checked_before_its_slice_is_requested():
             ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
             ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
             ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
-            ({"program": "pretrain"}, "is for bert_jax.tools.sweep: set --program=tools.sweep"),
+            (
+                {"program": "pretrain"},
+                "the configuration is for bert_jax.tools.sweep: set --program=tools.sweep",
+            ),
             ({"config": "configs/sweeps/search.py:glue:mrpc"}, ""),
         ],
     )

@@ -564,6 +564,17 @@ def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, 
     assert not (tmp_path / "run").exists()
 
 
+def test_sweep_without_training_data_is_an_error(given, tmp_path):
+    weights = helpers.write_weights(
+        tmp_path / "weights", given / "vocab.txt", head=("north", "south")
+    )
+    config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)}, data__train="")
+    with config.unlocked():
+        config.base.init_from = str(weights)
+    with pytest.raises(ValueError, match=r"needs training data: set --config\.base\.data\.train"):
+        sweep.sweep(config, tmp_path / "sweep", dry_run=True)
+
+
 def test_address_of_a_bucket_is_refused(given):
     with pytest.raises(ValueError, match="workdir=gs:/bucket/sweep: mount the bucket, and use"):
         sweep.sweep(small_sweep(given, {"batch_size": (16,)}), "gs://bucket/sweep")

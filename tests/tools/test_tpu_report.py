@@ -205,7 +205,9 @@ def test_invalid_flags_end_in_one_line_not_a_traceback():
     check_messages(
         {
             "--topology=v9:2x2": "unknown topology 'v9:2x2': expected CHIP:SHAPE or CHIP:SHAPE:",
-            "--config.lerning_rate=1": "--config.lerning_rate: there is no field",
+            "--config.lerning_rate=1": (
+                "--config.lerning_rate: there is no field 'lerning_rate'; did you mean"
+            ),
             f"--config={ROOT}/configs/pretrain/pod_base.py:v7": (
                 "pod_base.py:v7: unknown argument 'v7' after the colon: expected one of v3, v4"
             ),
