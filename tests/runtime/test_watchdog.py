@@ -14,17 +14,25 @@ from bert_jax.runtime.watchdog import Watchdog
 from tests import helpers
 
 # Waits in C for a lock that it holds, as for a collective that hangs: no handler in Python runs.
+# Another thread says so once the kernel shows that the first one waits for the word of the lock.
 STUCK = """
-import ctypes
+import ctypes, pathlib, threading, time
 from bert_jax.runtime import main
 from bert_jax.runtime.watchdog import Watchdog
 
+def say_when_waiting(thread, address):
+    path = pathlib.Path(f"/proc/self/task/{thread}/syscall")
+    while f"{address:#x}" not in path.read_text().split()[:2]:
+        time.sleep(0.01)
+    print("stuck", flush=True)
+
 def train_and_evaluate(config, workdir):
     Watchdog(100).beat("running step 7")
-    print("waiting", flush=True)
     mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
-    for _ in range(2):
-        libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+    arguments = threading.get_native_id(), ctypes.addressof(mutex)
+    threading.Thread(target=say_when_waiting, args=arguments, daemon=True).start()
+    libc.pthread_mutex_lock(mutex)
 
 main.start(train_and_evaluate, "pretrain")
 """
@@ -64,7 +72,7 @@ def test_stuck_process_that_is_told_to_stop_exits(tmp_path, number, exit_code):
     with (tmp_path / "log").open("w") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=helpers.ROOT)
     with helpers.ended([process]):
-        helpers.wait_for(tmp_path / "log", "waiting", [process])
+        helpers.wait_for(tmp_path / "log", "stuck", [process])
         process.send_signal(number)
         assert process.wait(60) == exit_code
     log = (tmp_path / "log").read_text()
