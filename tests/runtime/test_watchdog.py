@@ -1,6 +1,7 @@
 """The watchdog reports a stall, and ends only a run that was asked to stop."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,16 +45,15 @@ def test_stall_is_reported_with_the_activity_and_the_stacks(capfd, caplog, monke
 
     def dump_and_notify(*args, **kwargs):
         dump_traceback(*args, **kwargs)
-        reported.set()
+        if "while running step 7" in caplog.text:  # On a busy machine "starting" stalls, too.
+            reported.set()
 
     monkeypatch.setattr(watchdog.faulthandler, "dump_traceback", dump_and_notify)
     dog = Watchdog(0.05)
     dog.beat("running step 7")
-    assert reported.wait(30)
+    assert reported.wait(200)
     dog.close()
-    report = capfd.readouterr().err + caplog.text
-    assert "while running step 7" in report
-    assert "test_stall_is_reported" in report  # The stack of this thread.
+    assert "test_stall_is_reported" in capfd.readouterr().err  # The stack of this thread.
 
 
 def test_no_report_while_there_is_progress(capfd):
@@ -74,9 +74,10 @@ def test_stuck_process_that_is_told_to_stop_exits(tmp_path, number, exit_code):
     with helpers.ended([process]):
         helpers.wait_for(tmp_path / "log", "stuck", [process])
         process.send_signal(number)
-        assert process.wait(60) == exit_code
+        assert process.wait(200) == exit_code
     log = (tmp_path / "log").read_text()
-    assert "asked to stop, but no progress for 1 s while running step 7. Run the same" in log
+    # More than the --stop_timeout of 1 s if the activity before took long.
+    assert re.search(r"asked to stop, but no progress for \d+ s while running step 7\. Run", log)
     assert "in train_and_evaluate" in log  # The stack.
 
 
