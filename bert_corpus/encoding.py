@@ -3,7 +3,7 @@
 import array
 from collections.abc import Sequence
 
-from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
+from bert_jax.tokenization import Tokenizer
 
 MAX_CACHED_CHARACTERS = 1 << 22  # of words whose ids are kept: about 100 MB
 
@@ -18,7 +18,7 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Returns the ids of each text as uint16. Raises OverflowError for an id over 65,535."""
-        if not isinstance(self.tokenizer, WordPieceTokenizer):
+        if not self.tokenizer.splits_at_spaces:
             return self._encode(texts)
         # No rule of the tokenizer looks across a space, and most words have occurred before.
         if self._cached_characters > MAX_CACHED_CHARACTERS:

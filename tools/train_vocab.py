@@ -31,13 +31,8 @@ from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tokenization import (
-    MAX_WORD_CHARACTERS,
-    SENTENCEPIECE_FILENAME,
-    SPECIAL_TOKENS,
-    WORDPIECE_FILENAME,
-    tokenizer_from_bytes,
-)
+from bert_jax.tokenization import SENTENCEPIECE_FILENAME, SPECIAL_TOKENS, tokenizer_from_bytes
+from bert_jax.tokenizer_files import MAX_WORD_CHARACTERS, VOCABULARY_FILENAME
 from bert_jax.tools.commands import exit_interrupted
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
@@ -219,7 +214,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"train_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
-    filename = WORDPIECE_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
+    filename = VOCABULARY_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
     if output.endswith(".model") != filename.endswith(".model"):
         sys.exit(
             f"train_vocab: --output={output} does not match --kind={KIND.value}: a SentencePiece "
