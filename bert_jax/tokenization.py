@@ -10,17 +10,20 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from bert_jax.tokenizer_files import (
+from bert_jax.transformers_tokenizer import (
     ADDED_TOKENS_FILENAME,
     CONFIG_FILENAME,
-    CONTINUATION,
     TRANSFORMERS_FILENAME,
+    read_directory,
+)
+from bert_jax.wordpiece import (
+    CONTINUATION,
     VOCABULARY_FILENAME,
+    WORDPIECE_FILENAME,
     SpecialTokens,
     WordPiece,
     check_special_tokens,
     lower_case_of,
-    read_directory,
     read_vocabulary,
     read_wordpiece_json,
 )
@@ -115,6 +118,7 @@ class WordPieceTokenizer(Tokenizer):
     """
 
     def __init__(self, wordpiece: WordPiece):
+        self.wordpiece = wordpiece
         self.filename, self.casing = wordpiece.filename, wordpiece.casing
         self._tokenizer = backend = wordpiece.backend
         self._ids = backend.get_vocab(with_added_tokens=True)
@@ -193,20 +197,23 @@ class SentencePieceTokenizer(Tokenizer):
 def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:
     """Loads a WordPiece vocabulary (one piece per line), or a SentencePiece model (*.model).
 
-    `path` may also be the directory of a model of transformers, or a vocabulary in one: then the
-    files beside it count, too. `lower_case` overrides what files or pieces say.
+    `path` may also be the directory of a corpus, or of a model of transformers. The files beside a
+    vocabulary of such a model count, too. `lower_case` overrides what files or pieces say.
 
     Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
     token.
     """
     path = pathlib.Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no vocabulary at {path}; train one with tools/train_vocab.py")
-    beside = (TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
     directory = path if path.is_dir() else path.parent
-    is_of_model = path.name in (VOCABULARY_FILENAME, TRANSFORMERS_FILENAME)
-    if path.is_dir() or (is_of_model and any((directory / name).exists() for name in beside)):
+    beside = ("config.json", TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
+    is_of_model = any((directory / name).exists() for name in beside)
+    if is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TRANSFORMERS_FILENAME):
         return WordPieceTokenizer(read_directory(directory, lower_case))
+    if path.is_dir():  # Of a corpus, for example.
+        names = (VOCABULARY_FILENAME, WORDPIECE_FILENAME, SENTENCEPIECE_FILENAME)
+        path = next((path / name for name in names if (path / name).exists()), path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no vocabulary at {path}; train one with tools/train_vocab.py")
     return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
 
 

@@ -32,8 +32,8 @@ from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import SENTENCEPIECE_FILENAME, SPECIAL_TOKENS, tokenizer_from_bytes
-from bert_jax.tokenizer_files import MAX_WORD_CHARACTERS, VOCABULARY_FILENAME
 from bert_jax.tools.commands import exit_interrupted
+from bert_jax.wordpiece import MAX_WORD_CHARACTERS, VOCABULARY_FILENAME
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(

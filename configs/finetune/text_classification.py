@@ -56,6 +56,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.model = ConfigDict()  # Default: as in the checkpoint.
     config.model.dropout_rate = placeholder(float)
+    config.model.attention_dropout_rate = placeholder(float)
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
     config.model.attention = placeholder(str)
     config.model.scan_layers = placeholder(bool)
