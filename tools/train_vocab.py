@@ -249,8 +249,8 @@ def main(argv: list[str]) -> None:
     print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
     if tokenizer.lower_case == CASED.value:
         print(
-            f"warning: --cased={CASED.value}, but by its pieces this vocabulary is {case}. Is all of "
-            "the text in one case? If not, give the same flag to prepare_corpus",
+            f"warning: --cased={CASED.value}, but by its pieces this vocabulary is {case}. Is all "
+            "of the text in one case? If not, give the same flag to prepare_corpus",
             file=sys.stderr,
         )
     if tokenizer.vocab_size < SIZE.value:
