@@ -1,4 +1,6 @@
-"""Counts words, also in scripts that are written without spaces between words."""
+"""Counts words and finds ends of sentences, also in scripts that are written without spaces."""
+
+# ruff: noqa: RUF001 (full-width punctuation looks like that of ASCII)
 
 import re
 
@@ -48,6 +50,10 @@ UNSPACED_RANGES = (
 # For use within the brackets of a regular expression.
 UNSPACED_CHARACTERS = "".join(f"{first}-{last}" for first, last in UNSPACED_RANGES)
 UNSPACED = re.compile(f"[{UNSPACED_CHARACTERS}]")  # one character of such a script
+# What ends a sentence outside of ASCII, and the quotes and brackets that may follow it. For use
+# within the brackets of a regular expression.
+SENTENCE_ENDS = "…。．｡！？‼⁇⁈⁉︒﹒﹖﹗؟۔।॥။។៕།༎։።᙮᠃꓿"
+CLOSING_MARKS = "\"'”’»)\\]」』）】》〉］〕｣"
 # About the length of a word of Chinese or Japanese.
 UNSPACED_CHARACTERS_PER_WORD = 2
 WORDS = re.compile(
