@@ -24,8 +24,10 @@ UNSPACED_PIECES = re.compile(
 )
 LONG_WORD = re.compile(rf"\S{{{MAX_UNSPACED_CHARACTERS}}}\S*")
 # Full stops of Khmer, and those of Tibetan at a space, which the library doesn't know.
-OTHER_STOPS = "។៕", "།༎"
-OTHER_ENDS = re.compile(rf"(?<=[{OTHER_STOPS[0]}])(?![{CLOSING_MARKS}]|ល។)|(?<=[{OTHER_STOPS[1]}])\s+")
+KHMER_STOPS, TIBETAN_STOPS = "។៕", "།༎"
+OTHER_ENDS = re.compile(
+    rf"(?<=[{KHMER_STOPS}])(?![{CLOSING_MARKS}]|ល។)|(?<=[{TIBETAN_STOPS}])\s+"  # "។ល។" is "etc."
+)
 
 
 def split_sentences(
@@ -57,7 +59,7 @@ def _segment(passage: str, language: str) -> list[str]:
     """Returns the sentences of a passage, whose only white space is spaces, in linear time."""
     if passage.isascii():
         return sentencex.segment(language, passage)
-    if any(stop in passage for stop in "".join(OTHER_STOPS)):
+    if any(stop in passage for stop in KHMER_STOPS + TIBETAN_STOPS):
         passage = OTHER_ENDS.sub("\n", passage)
     if _has_long_word(passage):
         passage = LONG_WORD.sub(_cut_long_word, passage)

@@ -364,8 +364,8 @@ def test_small_inputs_are_read_together(tmp_path, monkeypatch):
 
 def test_a_part_of_white_space_is_no_document(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 10)
-    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "x" * 30 + "\n"}))
-    assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["x" * 30]
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "x" * 30 + "\n" * 11}))
+    assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["x" * 10] * 3
 
 
 def test_many_compressed_files_are_decompressed_once(tmp_path, monkeypatch):
@@ -474,10 +474,12 @@ def test_long_documents_of_all_formats_are_read_in_parts(tmp_path, monkeypatch):
     text = json.dumps({"text": " ".join(words)})
     (tmp_path / "text.jsonl").write_text(text + "\n" + '{"text": "' + "x" * 500 + '"}')
     documents = read(f"{tmp_path}/text.jsonl")
-    long, unbroken = documents[:-1], documents[-1]
+    long, unbroken = documents[:-5], documents[-5:]
     assert " ".join(document.text for document in long).split() == words
     assert [document.continues for document in long] == [False] + [True] * (len(long) - 1)
-    assert max(len(document.text) for document in long) <= 100 and unbroken.text == "x" * 500
+    assert max(len(document.text) for document in long) <= 100
+    assert [document.text for document in unbroken] == ["x" * 100] * 5
+    assert [document.continues for document in unbroken] == [False] + [True] * 4
 
 
 def test_wrong_text_field_is_an_early_error(tmp_path):
@@ -520,6 +522,6 @@ def test_files_that_are_not_text_are_clear_errors(tmp_path, name, message):
 
 def test_names_with_brackets_and_those_of_c4_are_found(tmp_path):
     for name in ("b [1].txt", "c4-train.00000-of-01024.json.gz"):
-        (tmp_path / name).write_bytes(b"x")
+        write_compressed(f"{tmp_path}/{name}", b"x")
         (source,) = find_inputs(f"{tmp_path}/{name}")
         assert source.path.endswith(name)
