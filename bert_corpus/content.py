@@ -28,7 +28,7 @@ OTHER_KINDS = {
 DOC_START = re.compile(rb"<doc (?:[\w:-]+=\"[^\"\n]*\" ?)+>\s*$", re.MULTILINE)
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
-ARRAY_OF_OBJECTS = re.compile(rb"\[\s*(\{\s*[\"}]|$)")
+ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
 OBJECT = re.compile(rb"\{\s*\"(?:[^\"\\]|\\.)*\"\s*:")
 
 

@@ -244,7 +244,8 @@ def _read_json_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Docum
     for offset, stop, line in _read_lines(unit):
         if offset >= stop:
             return
-        if line.isspace():
+        line = line.removeprefix(codecs.BOM_UTF8)
+        if not line or line.isspace():
             continue
         try:
             value = json.loads(line)

@@ -22,6 +22,8 @@ UNSPACED_PIECES = re.compile(
     rf"(?s).{{1,{MAX_UNSPACED_CHARACTERS}}}(?:(?<=[.!?{SENTENCE_ENDS}])[{CLOSING_MARKS}]*|(?<=\s)|\Z)"
     rf"|.{{{MAX_UNSPACED_CHARACTERS}}}"
 )
+# A long word of ASCII, such as an address, is cut only where the library takes quadratic time.
+ASCII_PIECE = re.compile(rf"(?s).{{{MAX_UNSPACED_CHARACTERS}}}[^!?]*(?:[!?]+[{CLOSING_MARKS}]*|\Z)")
 LONG_WORD = re.compile(rf"\S{{{MAX_UNSPACED_CHARACTERS}}}\S*")
 # Full stops of Khmer, and those of Tibetan at a space, which the library doesn't know.
 KHMER_STOPS, TIBETAN_STOPS = "។៕", "།༎"
@@ -57,12 +59,12 @@ def split_sentences(
 
 def _segment(passage: str, language: str) -> list[str]:
     """Returns the sentences of a passage, whose only white space is spaces, in linear time."""
-    if passage.isascii():
-        return sentencex.segment(language, passage)
     if any(stop in passage for stop in KHMER_STOPS + TIBETAN_STOPS):
         passage = OTHER_ENDS.sub("\n", passage)
     if _has_long_word(passage):
         passage = LONG_WORD.sub(_cut_long_word, passage)
+    if passage.isascii() and "\n" not in passage:
+        return sentencex.segment(language, passage)
     pieces = []
     for stretch in passage.split("\n"):
         for piece in sentencex.segment(language, stretch):
@@ -82,7 +84,9 @@ def _has_long_word(passage: str) -> bool:
 
 def _cut_long_word(word: re.Match) -> str:
     """Returns a long word, with line breaks where it is cut: after a sentence, or anywhere."""
-    return word[0] if word[0].isascii() else "\n".join(UNSPACED_PIECES.findall(word[0]))
+    if word[0].isascii():
+        return ASCII_PIECE.sub(r"\g<0>\n", word[0])
+    return "\n".join(UNSPACED_PIECES.findall(word[0]))
 
 
 def cut_sentence(ids: bytes, max_seq_length: int) -> list[bytes]:
