@@ -174,7 +174,10 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     is_ours = unit.index == 0
     end = itertools.repeat((0, 0, b""), 1)  # An empty line ends the last document.
     for offset, stop, line in itertools.chain(_read_lines(unit), end):
-        text = _decode(line, offset, unit)
+        try:
+            text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error, offset, unit) from None
         is_blank = not text.strip()
         if is_ours and not is_blank:
             lines.append(text.rstrip("\r\n") + "\n")
@@ -191,16 +194,13 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
             return
 
 
-def _decode(line: bytes, offset: int, unit: Unit) -> str:
-    """Returns the text of a line that begins at `offset`. Raises ValueError if it is not UTF-8."""
-    try:
-        return line.decode("utf-8-sig" if offset == 0 else "utf-8")
-    except UnicodeDecodeError as error:
-        line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
-        raise ValueError(
-            f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
-            f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
-        ) from None
+def _not_utf8(error: UnicodeDecodeError, offset: int, unit: Unit) -> ValueError:
+    """Returns the error for a line that begins at `offset`."""
+    line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
+    return ValueError(
+        f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
+        f"0x{error.object[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
+    )
 
 
 def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
@@ -212,23 +212,28 @@ def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     lines: list[str] | None = None  # of the article that is open
     title = ""
     for offset, stop, line in _read_lines(unit):
-        if DOC_START.match(line.removeprefix(codecs.BOM_UTF8)):
-            if lines is not None:
-                break
-            if offset >= stop:
-                return
-            match = re.search(r' title="([^"]*)"', _decode(line, offset, unit))
-            title, lines = html.unescape(match[1]) if match else "", []
-        elif lines is None:
-            if offset >= stop:
-                return
+        line = line.removeprefix(codecs.BOM_UTF8)
+        is_start = DOC_START.match(line)
+        if is_start and lines is not None:
+            break
+        if lines is None and offset >= stop:
+            return
+        if lines is None and not is_start:
+            continue
+        try:
+            text = html.unescape(line.decode())
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error, offset, unit) from None
+        if is_start:
+            match = re.search(rb' title="([^"]*)"', line)
+            title, lines = html.unescape(match[1].decode()) if match else "", []
         elif line.strip() != b"</doc>":
-            lines.append(DOC_LINK.sub("", html.unescape(_decode(line, offset, unit))))
+            lines.append(DOC_LINK.sub("", text))
         else:
             if lines and lines[0].strip() == title.strip():
                 del lines[0]
-            if text := "".join(lines).strip():
-                yield Document(text, "article")
+            if content := "".join(lines).strip():
+                yield Document(content, "article")
             else:
                 skipped["pages_without_text"] += 1
             lines = None

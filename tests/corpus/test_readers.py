@@ -201,6 +201,11 @@ Rivers of the north
             WIKI40B,
             ["The stream runs south.", "It is old", "It was named in 1865", "A mill stood here."],
         ),
+        (
+            "wikipedia/ja",
+            "東京は日本の首都であり、大都市である。\n\n歴史\n江戸と呼ばれた。",
+            ["東京は日本の首都であり、大都市である。", "江戸と呼ばれた。"],
+        ),
         ("wikipedia/en", WIKIPEDIA, ["The stream runs south.", "It is old.", "A mill stood here."]),
         ("news/en", "One\nsentence.\n\nTwo.", ["One sentence.", "Two."]),
     ],
