@@ -25,17 +25,14 @@ import fsspec
 
 from bert_corpus.content import DOC_START
 from bert_corpus.inputs import Unit, format_of, is_splittable
-from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS
+from bert_corpus.json_values import json_values
+from bert_corpus.words import cut_text
 from bert_jax.data.tfds import tfds_source
 
 # Longer documents are cut, which bounds memory for files without blank lines.
 MAX_DOCUMENT_BYTES = 1 << 20
-LAST_SPACE = re.compile(r"(?s).*\s")
-SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][{CLOSING_MARKS}]*")
 MAX_LINE_BYTES = 1 << 26
 MAX_LINES_WITHOUT_TEXT = 1000  # of JSON, at the beginning of a unit
-JSON_BUFFER_CHARACTERS = 1 << 20
-JSON_START, JSON_SEPARATORS = re.compile(r"\s*\[?\s*"), re.compile(r"[\s,\]]*")
 DOC_LINK = re.compile(r"</?a\b[^>\n]*>")  # of WikiExtractor's --links
 # Each stream of a multistream dump begins so: a header, and the magic number of a block.
 BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
@@ -80,28 +77,9 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
         if document.markup or is_short or len(document.text.encode()) <= 2 * MAX_DOCUMENT_BYTES:
             yield document
             continue
-        for number, piece in enumerate(filter(str.strip, _cut(document.text))):
+        pieces = cut_text(document.text, MAX_DOCUMENT_BYTES)
+        for number, piece in enumerate(filter(str.strip, pieces)):
             yield Document(piece, continues=document.continues or number > 0)
-
-
-def _cut(text: str) -> Iterator[str]:
-    """Yields pieces of up to `MAX_DOCUMENT_BYTES` of UTF-8, in linear time.
-
-    Cuts at the last white space of a piece, in text without spaces after its last sentence, or
-    else at any character.
-    """
-    content, start = text.encode(), 0
-    while len(content) - start >= MAX_DOCUMENT_BYTES:
-        # Half a character at the end is left to the next piece.
-        piece = content[start : start + MAX_DOCUMENT_BYTES].decode(errors="ignore")
-        half = len(piece) // 2
-        if match := LAST_SPACE.match(piece, half):
-            piece = piece[: match.end()]
-        elif ends := [match.end() for match in SENTENCE_END.finditer(piece, half)]:
-            piece = piece[: ends[-1]]
-        yield piece
-        start += len(piece.encode())
-    yield content[start:].decode()
 
 
 def _every_nth(documents: Iterator[Document], unit: Unit) -> Iterator[Document]:
@@ -135,7 +113,7 @@ def _raise_if_unreadable(error: Exception) -> None:
         raise error
 
 
-def _damaged(path: str, error: Exception | str) -> ValueError:
+def _damaged(path: str, error: Exception) -> ValueError:
     return ValueError(f"{path} is damaged or cut off ({error}); download it again")
 
 
@@ -264,33 +242,16 @@ def _read_json_values(unit: Unit, skipped: collections.Counter) -> Iterator[Docu
 
     Raises ValueError if they are not JSON.
     """
-    decoder, buffer, position, size = json.JSONDecoder(), "", 0, JSON_BUFFER_CHARACTERS
-    separators = JSON_START
     with _open(unit) as (stream, *_):
-        reader = io.TextIOWrapper(stream, encoding="utf-8-sig")
-        while True:
-            position = separators.match(buffer, position).end()
-            try:
-                value, position = decoder.raw_decode(buffer, position)
-            except RecursionError:
-                raise _damaged(unit.source.path, "it is nested too deeply") from None
-            except ValueError as error:
-                try:
-                    added = reader.read(size)
-                except UnicodeDecodeError as problem:
-                    fix = "convert it with iconv -t UTF-8"
-                    raise ValueError(
-                        f"{unit.source.path} is not UTF-8 ({problem}); {fix}"
-                    ) from None
-                if not added and position == len(buffer):
-                    return
-                if not added:
-                    raise _damaged(unit.source.path, error) from None
-                buffer, position = buffer[position:] + added, 0
-                size = max(size, len(buffer))  # So that a long object takes linear time.
-                continue
-            separators, size = JSON_SEPARATORS, JSON_BUFFER_CHARACTERS
-            yield from _document_of_json(value, unit, skipped)
+        try:
+            for value in json_values(io.TextIOWrapper(stream, encoding="utf-8-sig")):
+                yield from _document_of_json(value, unit, skipped)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{unit.source.path} is not UTF-8 ({error}); convert it with iconv -t UTF-8"
+            ) from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise _damaged(unit.source.path, error) from None
 
 
 def _document_of_json(

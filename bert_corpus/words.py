@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001 (full-width punctuation looks like that of ASCII)
 
 import re
+from collections.abc import Iterator
 
 # Letters and vowel signs, without digits and punctuation. Hangul is not among them: Korean has
 # spaces.
@@ -54,6 +55,8 @@ UNSPACED = re.compile(f"[{UNSPACED_CHARACTERS}]")  # one character of such a scr
 # within the brackets of a regular expression.
 SENTENCE_ENDS = "…。．｡！？‼⁇⁈⁉︒﹒﹖﹗؟۔।॥။។៕།༎։።᙮᠃꓿"
 CLOSING_MARKS = "\"'”’»)\\]」』）】》〉］〕｣"
+SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][{CLOSING_MARKS}]*")
+LAST_SPACE = re.compile(r"(?s).*\s")
 # About the length of a word of Chinese or Japanese.
 UNSPACED_CHARACTERS_PER_WORD = 2
 WORDS = re.compile(
@@ -72,3 +75,23 @@ def count_words(text: str) -> int:
         return len(text.split())
     words = text.split()
     return sum(len(WORDS.findall(word)) if UNSPACED.search(word) else 1 for word in words)
+
+
+def cut_text(text: str, max_bytes: int) -> Iterator[str]:
+    """Yields pieces of up to `max_bytes` of UTF-8, in linear time.
+
+    Cuts at the last white space of a piece, in text without spaces after its last sentence, or else
+    at any character.
+    """
+    content, start = text.encode(), 0
+    while len(content) - start >= max_bytes:
+        # Half a character at the end is left to the next piece.
+        piece = content[start : start + max_bytes].decode(errors="ignore")
+        half = len(piece) // 2
+        if match := LAST_SPACE.match(piece, half):
+            piece = piece[: match.end()]
+        elif ends := [match.end() for match in SENTENCE_END.finditer(piece, half)]:
+            piece = piece[: ends[-1]]
+        yield piece
+        start += len(piece.encode())
+    yield content[start:].decode()

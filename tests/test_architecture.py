@@ -70,7 +70,7 @@ def test_no_run_needs_what_builds_corpora():
     assert not [name for name, path in MODULES.items() if "bert_corpus" in path.read_text()]
 
 
-@pytest.mark.parametrize(("package", "max_lines"), [("bert_jax", 10_000), ("bert_corpus", 2_500)])
+@pytest.mark.parametrize(("package", "max_lines"), [("bert_jax", 10_000), ("bert_corpus", 3_500)])
 def test_no_file_is_over_400_lines_and_the_packages_are_small(package, max_lines):
     lines = {path: len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py")}
     assert {path.name: count for path, count in lines.items() if count > 400} == {}

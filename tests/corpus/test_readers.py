@@ -16,7 +16,7 @@ import pytest
 import tensorflow_datasets
 from pyarrow import parquet
 
-from bert_corpus import inputs, readers
+from bert_corpus import inputs, json_values, readers
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import Unit, find_inputs, split_into_units
@@ -625,7 +625,7 @@ def test_json_is_recognized_by_its_first_bytes(tmp_path, monkeypatch, name, cont
     write_compressed(f"{tmp_path}/{name}", content.encode())
     for unit_bytes, buffer_characters in ((1 << 22, 1 << 20), (40, 1)):
         monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
-        monkeypatch.setattr(readers, "JSON_BUFFER_CHARACTERS", buffer_characters)
+        monkeypatch.setattr(json_values, "BUFFER_CHARACTERS", buffer_characters)
         skipped = collections.Counter()
         documents = read(f"{tmp_path}/{name}", skipped=skipped)
         assert sorted(document.text for document in documents) == sorted(TEXTS)
