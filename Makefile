@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo notebooks test test-all slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
+.PHONY: demo fresh-machine notebooks test test-all slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -23,6 +23,11 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow and not exhaustive"
+
+# The two commands of the README, `make demo` and `make test`, on a minimal Debian 13 in a chroot.
+# Needs root and debootstrap.
+fresh-machine:
+	.ci/fresh_machine demo test
 
 # All tiers. The slow one kills processes at random and damages every file. The exhaustive one, which
 # CI does not run, repeats its tests with more values: every mesh with every optimizer, each victim.

@@ -1,19 +1,25 @@
 """Eight simulated devices for every test, and small corpora."""
 
+import importlib.metadata
 import os
+import subprocess
+import sys
 import tempfile
 
 # Before JAX is first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
-# Compilation takes longer than the computations of the tests; these flags halve the time of those
-# of the update step. Not for `make parity`, which measures what users run.
-if "BERT_JAX_MINILM" not in os.environ:
-    os.environ["XLA_FLAGS"] += (
-        " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-        " --xla_cpu_use_fusion_emitters=false"
-    )
+if "PYTEST_XDIST_WORKER" not in os.environ:  # A worker has the flags of the main process.
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
+    # Compilation takes longer than the computations of the tests; these flags halve the time of
+    # those of the update step. Not for `make parity`, which measures what users run.
+    if "BERT_JAX_MINILM" not in os.environ:
+        os.environ["XLA_FLAGS"] += (
+            " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        )
+        # Later versions have no such flag.
+        if importlib.metadata.version("jaxlib").startswith("0.10."):
+            os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 # Tests and the processes that they start compile the same small programs: all workers of one pytest
 # run share a compilation cache.
@@ -39,6 +45,19 @@ LONGEST = (
     *("test_faults.py", "test_pretrain.py", "test_bad_input.py", "test_finetune_step.py"),
     *("test_layer_loop.py", "test_attention_tpu.py", "test_feature_based.py", "test_checkpoint.py"),
 )
+
+
+def pytest_sessionstart(session):
+    """Ends the session with XLA's message if it does not accept `XLA_FLAGS`.
+
+    It would abort the process, and in a worker of xdist nobody would see why.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        pytest.exit(f"XLA_FLAGS={os.environ['XLA_FLAGS']}:\n{result.stderr[-2000:]}", returncode=2)
 
 
 def pytest_collection_modifyitems(items):

@@ -308,10 +308,25 @@ def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0
     return model
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
+    """Returns a TCP port for a server to be started, which no other test is given.
+
+    The UDP port of the same number, kept until this process ends, reserves it among all test
+    processes. The kernel gives ports from 32768 on to any program that asks for none in particular,
+    so that such a port could be taken before the server starts.
+    """
+    for port in range(20_000, 32_768):
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            reservation.bind(("localhost", port))
+            listener.bind(("localhost", port))
+            _reserved.append(reservation)
+            return port
+        reservation.close()
+    raise OSError("all ports from 20000 to 32767 are in use")
 
 
 def start(
@@ -413,10 +428,29 @@ def ended(processes: list[subprocess.Popen]):
 
 def wait_for(path: pathlib.Path, text: str, processes, seconds: float = 200) -> None:
     """Waits until the file at `path` contains `text`; all processes must be alive until then."""
+    wait_until(lambda: contains(path, text), f"{text!r} is not in {path}", processes, seconds)
+
+
+def wait_until(condition, otherwise: str, processes=(), seconds: float = 200) -> None:
+    """Waits until `condition()` holds; all processes must be alive until then.
+
+    Raises AssertionError if one ends before, or TimeoutError; both messages say `otherwise`.
+    """
     deadline = time.monotonic() + seconds
-    while not (path.exists() and text in path.read_text()):
-        for number, process in enumerate(processes):
-            assert process.poll() is None, f"process {number} ended early: {process.args}"
+    while True:
+        # Before the condition, which a process may fulfill last of all.
+        ended = [process.args for process in processes if process.poll() is not None]
+        if condition():
+            return
+        assert not ended, f"{otherwise}; ended early: {ended}"
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{text!r} is not in {path} after {seconds} s")
-        time.sleep(0.05)
+            raise TimeoutError(f"{otherwise} after {seconds} s")
+        time.sleep(0.01)
+
+
+def contains(path: pathlib.Path, text: str) -> bool:
+    """Returns whether the file exists and contains `text`; a process may still be writing it."""
+    try:
+        return text.encode() in path.read_bytes()
+    except FileNotFoundError:
+        return False

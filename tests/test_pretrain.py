@@ -364,7 +364,7 @@ def test_sigterm_saves_the_step_and_exits_as_preempted(corpus, tmp_path):
 
 def test_sigterm_before_the_first_step_exits_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
-    with helpers.ended(helpers.start(workdir, corpus)) as started:
+    with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
         helpers.wait_for(helpers.log_of(workdir), "Shardings over", started)
         started[0].send_signal(signal.SIGTERM)
         assert helpers.finish(started) == [PREEMPTED]
@@ -372,7 +372,7 @@ def test_sigterm_before_the_first_step_exits_as_preempted(corpus, tmp_path):
 
 def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
     workdir = tmp_path / "run"
-    with helpers.ended(helpers.start(workdir, corpus)) as started:
+    with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
         helpers.wait_for(helpers.log_of(workdir), "Shardings over", started)
         started[0].send_signal(signal.SIGINT)
         assert helpers.finish(started) == [130]

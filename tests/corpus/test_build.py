@@ -593,19 +593,27 @@ def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
         command = [sys.executable, str(tmp_path / "program.py"), str(directory)]
         return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
-    begun = time.monotonic()
+    def finished_parts() -> int:
+        return len(list((out / writing.SCRATCH).glob("*.json")))
+
     assert start(tmp_path / "whole").wait() == 0
-    seconds = time.monotonic() - begun
     rng, out, num_kills = random.Random(0), tmp_path / "out", 0
+    max_kills = int(os.environ.get("BERT_JAX_KILLS", 3))
     kinds = itertools.cycle(("parent", "worker", "both"))
-    for _ in range(100):
+    while num_kills < max_kills:
+        before = finished_parts()
         process = start(out)
-        time.sleep(rng.uniform(0.2, 0.5) * seconds)
-        workers = [
-            child
-            for child in psutil.Process(process.pid).children()
-            if "spawn_main" in " ".join(child.cmdline())
-        ]
+        wanted = before + rng.randint(1, 100 // max_kills)  # Of over 130 parts.
+        while finished_parts() < wanted and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05))
+        workers = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # One that has just ended.
+            workers += [
+                child
+                for child in psutil.Process(process.pid).children()
+                if "spawn_main" in " ".join(child.cmdline())
+            ]
         kind = next(kinds)
         victims = {"parent": [], "worker": workers[:1], "both": workers}[kind]
         for victim in victims:
@@ -614,13 +622,12 @@ def test_killed_build_continues_to_the_same_corpus(tmp_path, monkeypatch):
         if kind != "worker":
             process.kill()
         exit_code = process.wait()
-        assert not psutil.wait_procs(workers, timeout=20)[1], "workers outlive the parent"
+        assert not psutil.wait_procs(workers, timeout=200)[1], "workers outlive the parent"
         if exit_code == 0:
             break
         num_kills += 1
-        if num_kills == int(os.environ.get("BERT_JAX_KILLS", 3)):
-            assert start(out).wait() == 0
-            break
+    else:
+        assert start(out).wait() == 0
     print(f"killed {num_kills} times")
     assert num_kills and files_of(out) == files_of(tmp_path / "whole")
     assert not (out / writing.SCRATCH).exists()

@@ -373,8 +373,8 @@ def test_a_study_that_is_interrupted_lets_its_command_save():
     with subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
     ) as process:
-        while process.stdout.readline() != "running\n":
-            assert process.poll() is None
+        while (line := process.stdout.readline()) != "running\n":
+            assert line  # Empty if it has ended.
         os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal.
         output, _ = process.communicate()
     assert output == "saved\n" and process.returncode == 7

@@ -170,7 +170,10 @@ def test_two_processes_evaluate_many_batches_without_a_deadlock(many_heldout_row
 
 @pytest.mark.slow
 def test_process_that_waits_for_another_exits_when_told_to_stop(corpus, tmp_path):
-    workdir, fields = tmp_path / "run", ("num_steps=1000", "warmup_steps=0", "log_every=1")
+    fields = ("num_steps=1000", "warmup_steps=0", "log_every=1")
+    # It would wait for a save for any time, and another activity would be named.
+    fields += ("checkpoint_every=1000", "eval_every=1000")
+    workdir = tmp_path / "run"
     started = helpers.start(workdir, corpus, *fields, num_processes=2, stop_timeout=2)
     with helpers.ended(started) as processes:
         helpers.wait_for(workdir / "metrics.jsonl", '"step": 2,', processes)
@@ -200,7 +203,7 @@ def test_missing_process_gives_a_message_that_says_what_to_run(corpus, tmp_path,
     started = helpers.start(tmp_path / "run", corpus, num_processes=2, initialization_timeout=5)
     with helpers.ended(started) as processes:
         processes[missing].kill()
-        assert processes[1 - missing].wait(60) == 1
+        assert helpers.finish([processes[1 - missing]]) == [1]
     message = helpers.log_of(tmp_path / "run", 1 - missing).read_text()
     assert f"process {1 - missing}: not all of 2 processes connected to localhost" in message
     assert "the logs of the missing processes" in message and "firewall" in message

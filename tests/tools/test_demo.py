@@ -31,6 +31,7 @@ def interrupted_demo(*arguments: str) -> tuple[int, str]:
     lines = []
     while "running\n" not in lines:
         lines.append(process.stdout.readline())
+        assert lines[-1], lines  # Empty if it has ended.
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all processes of a terminal.
     output, _ = process.communicate()
     return process.returncode, "".join(lines) + output

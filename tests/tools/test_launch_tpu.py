@@ -1,5 +1,6 @@
 """The TPU launcher as a user runs it, with a fake gcloud whose hosts run the real tpu_worker.sh."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED
@@ -171,8 +173,11 @@ class Cloud:
 def cloud(tmp_path):
     cloud = Cloud(tmp_path)
     yield cloud
-    for file in tmp_path.glob("*/launch/pid"):  # Jobs that wait.
-        subprocess.run(["pkill", "-KILL", "--session", file.read_text().strip()], check=False)
+    sessions = {int(file.read_text()) for file in tmp_path.glob("*/launch/pid")}
+    for process in psutil.process_iter():  # Jobs that wait.
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) in sessions:
+                process.kill()
 
 
 def test_launch_creates_copies_runs_follows_and_deletes(cloud):
