@@ -25,6 +25,8 @@ from bert_jax.runtime.command_line import CheckpointError
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
 from bert_jax.training.state import TrainState
 
+CHUNKS_PER_READ = 2
+
 
 class Checkpointer:
     """Saves and restores the training state of one run in `<workdir>/checkpoints`.
@@ -235,9 +237,27 @@ def read_arrays(item: pathlib.Path, expected: dict | None = None) -> dict:
         memory = np.empty(size + 64, np.uint8)
         start = -memory.ctypes.data % 64
         values = memory[start : start + size].view(store.dtype.numpy_dtype).reshape(leaf.shape)
-        tensorstore.array(values, copy=False).write(store).result()
+        if leaf.shape:
+            _read_in_parts(store, values)
+        else:
+            values[...] = store.read().result()
         arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))
     return structure.unflatten([arrays[leaf.name] for leaf in leaves])
+
+
+def _read_in_parts(store: tensorstore.TensorStore, values: np.ndarray) -> None:
+    """Reads an array into `values`, a few chunks at a time.
+
+    Chunks are read faster than they are decompressed: if a large array were read at once, up to all
+    of its chunks would wait in memory.
+    """
+    chunk_shape = store.chunk_layout.read_chunk.shape
+    counts = [-(-size // chunk) for size, chunk in zip(store.shape, chunk_shape, strict=True)]
+    axis = int(np.argmax(counts))
+    step = CHUNKS_PER_READ * chunk_shape[axis]
+    for first in range(0, store.shape[axis], step):
+        part = (slice(None),) * axis + (slice(first, min(first + step, store.shape[axis])),)
+        tensorstore.array(values[part], copy=False).write(store[part]).result()
 
 
 def reading(directory: pathlib.Path) -> contextlib.AbstractContextManager:
