@@ -4,6 +4,7 @@ import hashlib
 import os
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -77,9 +78,16 @@ class Tokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
         """Returns the ids and the character offsets of each text.
 
-        Offsets are int32 [tokens, 2], (start, end), ascending. Characters that tokenization drops
-        (combining accents, control characters) belong to the previous piece, white space to none.
+        Offsets are int32 [tokens, 2], (start, end), ascending. Combining accents that tokenization
+        drops belong to the previous piece. White space and format characters (zero-width spaces,
+        soft hyphens, control and private-use characters, U+FFFD) around a piece belong to none, so
+        that an answer ends before them; a piece of nothing else has an empty span.
         """
+
+        def is_blank(character: str) -> bool:
+            is_format = unicodedata.category(character) in ("Cc", "Cf", "Co")
+            return is_format or character == "\ufffd" or character.isspace()
+
         encoded = []
         # Subclasses yield the ids and offsets of their library.
         for text, (ids, raw_offsets) in zip(texts, self._encode_raw(texts), strict=True):
@@ -87,8 +95,11 @@ class Tokenizer:
             limits = [*(begin for begin, _ in raw_offsets[1:]), len(text)]
             for (begin, end), limit in zip(raw_offsets, limits, strict=False):
                 end += len(re.match(r"\S*", text[end:limit])[0])
-                piece = text[begin:end].lstrip()
-                offsets.append((end - len(piece), end - len(piece) + len(piece.rstrip())))
+                while begin < end and is_blank(text[begin]):
+                    begin += 1
+                while begin < end and is_blank(text[end - 1]):
+                    end -= 1
+                offsets.append((begin, end))
             encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
         return encoded
 

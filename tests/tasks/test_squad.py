@@ -288,6 +288,18 @@ def test_jsonl_without_ids_or_answers_is_numbered_and_only_predicted(tmp_path):
     assert found[:4] == ("0", "old king", CONTEXT, None)
 
 
+def test_an_answer_before_a_zero_width_space_matches_exactly(tokenizer, tmp_path):
+    context = "the king of the village\u200b and a river\u00ad ."
+    entries = [entry(1, "village", context), entry(2, "river", context)]
+    path = write_squad(tmp_path / "data.json", entries, context)
+    (split,) = get_task(make_config("v1", dev=path), tokenizer).splits
+    outputs = [np.eye(len(each), dtype=np.float32)[list(each.label)].T for each in split.features]
+    assert split.score(outputs) == {"exact": 1, "f1": 1}
+    split.write(outputs, tmp_path)
+    predictions = json.loads((tmp_path / "dev" / "predictions.json").read_text())
+    assert predictions == {"q1": "village", "q2": "river"}
+
+
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
