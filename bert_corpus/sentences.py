@@ -89,9 +89,10 @@ def _cut_long_word(word: re.Match) -> str:
     return "\n".join(UNSPACED_PIECES.findall(word[0]))
 
 
-def cut_sentence(ids: bytes, max_seq_length: int) -> list[bytes]:
-    """Cuts a sentence (uint16 ids) that is longer than a pair into pieces; two fill a pair.
+def cut_sentence(ids: bytes, max_seq_length: int, itemsize: int = 2) -> list[bytes]:
+    """Cuts a sentence that is longer than a pair into pieces; two fill a pair.
 
+    Token ids have `itemsize` bytes.
     The splitter returns pages as one sentence if their quotes or brackets are unbalanced, or there
     is no punctuation. Prose (`MAX_SENTENCE_TOKENS`) stays whole; pairs truncate it, as
     in the released code.
@@ -99,5 +100,5 @@ def cut_sentence(ids: bytes, max_seq_length: int) -> list[bytes]:
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     if len(ids) <= 2 * max(max_tokens, MAX_SENTENCE_TOKENS):
         return [ids]
-    half = 2 * ((max_tokens + 1) // 2)  # in bytes
+    half = itemsize * ((max_tokens + 1) // 2)  # in bytes
     return [ids[start : start + half] for start in range(0, len(ids), half)]

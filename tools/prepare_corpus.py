@@ -221,7 +221,19 @@ def main(argv: list[str]) -> None:
     for reason, texts in read_samples(output)["dropped"].items():
         for text in texts[: SAMPLES.value]:
             print(f"dropped, {reason}: {text}")
-    print(f"{output}: complete after {time.monotonic() - started:.1f} s; see its card.md")
+    splits = manifest["splits"].values()
+    if plan.heldout_limit > config.heldout_fraction * 2**64:
+        print(
+            f"--heldout_fraction={config.heldout_fraction} would hold out none of "
+            f"{sum(split['documents'] for split in splits):,} documents: "
+            f"{manifest['splits']['heldout']['documents']:,} with the smallest hash is held out"
+        )
+    unknown = sum(split["unknown_tokens"] for split in splits)
+    share = unknown / sum(split["tokens"] - split["special_tokens"] for split in splits)
+    print(
+        f"{output}: complete after {time.monotonic() - started:.1f} s; {share:.2%} of the tokens "
+        "are [UNK]; see its card.md"
+    )
 
 
 if __name__ == "__main__":

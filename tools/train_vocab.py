@@ -39,7 +39,9 @@ INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.p
 OUTPUT = flags.DEFINE_string(
     "output", None, "vocab.txt, or NAME.model for SentencePiece.", required=True
 )
-SIZE = flags.DEFINE_integer("size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=65_536)
+SIZE = flags.DEFINE_integer(
+    "size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=1 << 20
+)
 KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Algorithm.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool("cased", False, "Keep case (and, in WordPiece, accents).")
