@@ -399,7 +399,7 @@ def log_of(workdir, process: int = 0) -> pathlib.Path:
     return pathlib.Path(f"{workdir}.{process}.log")
 
 
-def finish(processes: list[subprocess.Popen], seconds: float = 300) -> list[int]:
+def finish(processes: list[subprocess.Popen], seconds: float = 600) -> list[int]:
     """Waits for all processes and returns their exit codes; shows all logs on a timeout."""
     try:
         return [process.wait(seconds) for process in processes]
@@ -426,12 +426,12 @@ def ended(processes: list[subprocess.Popen]):
                 process.wait()
 
 
-def wait_for(path: pathlib.Path, text: str, processes, seconds: float = 200) -> None:
+def wait_for(path: pathlib.Path, text: str, processes, seconds: float = 600) -> None:
     """Waits until the file at `path` contains `text`; all processes must be alive until then."""
     wait_until(lambda: contains(path, text), f"{text!r} is not in {path}", processes, seconds)
 
 
-def wait_until(condition, otherwise: str, processes=(), seconds: float = 200) -> None:
+def wait_until(condition, otherwise: str, processes=(), seconds: float = 600) -> None:
     """Waits until `condition()` holds; all processes must be alive until then.
 
     Raises AssertionError if one ends before, or TimeoutError; both messages say `otherwise`.

@@ -676,7 +676,7 @@ def test_sweep_killed_at_random_ends_with_the_report_of_an_uninterrupted_one(
                 wanted, delay = before, rng.uniform(0, 12)
             else:
                 wanted, delay = before + rng.randint(1, 12), rng.uniform(0, 0.3)
-            deadline = time.monotonic() + 200
+            deadline = time.monotonic() + 600
             while latest(workdir) < wanted and started[0].poll() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
