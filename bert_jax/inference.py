@@ -315,11 +315,13 @@ class PretrainedModel:
 
         A text is split into words and punctuation marks, or given as a tuple of words (in a list of
         texts also as a list), which are joined by spaces. Entities have a type, character offsets
-        `[start, end)` and, like words, a probability.
+        `[start, end)` and, like words, a probability. Of tags without prefixes (O, PER, LOC) a run
+        of equal ones is an entity, unless the head was trained with scheme=none.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
         texts, chosen = _as_list(texts)
-        inputs = texts, self.tokenizer, head["max_seq_length"], head["labels"]
+        settings = head["max_seq_length"], head["labels"], head.get("scheme")
+        inputs = texts, self.tokenizer, *settings
         return tag_texts(*inputs, self._head_outputs)[chosen]
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:

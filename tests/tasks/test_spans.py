@@ -185,3 +185,17 @@ def test_an_answer_has_no_format_characters_around_it(tokenizers, kind, mark):
         outputs = [np.eye(len(feature), dtype=np.float32)[list(feature.label)].T]
         best = spans.best_spans(passage, outputs, max_answer_length=30, n_best=1)[0]
         assert passage.text(best) == answer
+
+
+def test_a_span_without_text_is_no_answer(tokenizers):
+    """SentencePiece makes tokens of a soft hyphen, and of the space before an unknown letter."""
+    (passage,) = spans.make_passages(
+        [("ab", "\u00ad abc")], tokenizers["sentencepiece"], SpanConfig()
+    )
+    (feature,) = passage.features
+    widths = passage.offsets[:, 1] - passage.offsets[:, 0]
+    assert 0 in widths
+    outputs = np.zeros((len(feature), 2), np.float32)
+    outputs[feature.second_starts[0] + np.flatnonzero(widths == 0)] = 9
+    best = spans.best_spans(passage, [outputs], max_answer_length=30, n_best=20)
+    assert "" not in [passage.text(span) for span in best]
