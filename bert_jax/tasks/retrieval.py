@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature, make_sequence
 from bert_jax.model import heads
+from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
@@ -23,7 +24,6 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training.setup import check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
-POOLINGS = ("mean", "cls")
 TOP = 10
 """Number of passages written per query, and the last rank that counts as found."""
 

@@ -250,13 +250,17 @@ def setup_finetuning(
         rows_per_prediction=rows_per_prediction,
         steps_per_epoch=num_batches,
     )
-    num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
+    if task.train:
+        num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
+        logging.info(
+            "%d training features in rows of %d tokens, %.0f %% full; %d steps",
+            len(task.train),
+            shape.length,
+            100 * num_tokens / (num_rows * shape.length),
+            setup.num_steps(config),
+        )
     logging.info(
-        "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
-        len(task.train),
-        shape.length,
-        100 * num_tokens / max(num_rows * shape.length, 1),
-        setup.num_steps(config),
+        "Splits: %s; %s",
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )

@@ -88,6 +88,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits.values()),
         metric=f"dev/{metric}",
         notes=notes,
+        head_settings={"label_separator": separator} if separator else {},
         files=files,
     )
 

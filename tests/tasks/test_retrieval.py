@@ -228,8 +228,8 @@ def test_bad_config_is_named(tmp_path, tokenizer):
         make_task(tmp_path, tokenizer, data__num_negatives=-1)
     with pytest.raises(ValueError, match=r"num_negatives=0: expected at least 1"):
         make_task(tmp_path, tokenizer, "cross_encoder", data__num_negatives=0)
-    with pytest.raises(ValueError, match=r"config\.similarity\.pooling=max: expected mean or cls"):
-        make_task(tmp_path, tokenizer, similarity__pooling="max")
+    with pytest.raises(ValueError, match=r"config\.similarity\.pooling=min: expected cls or max"):
+        make_task(tmp_path, tokenizer, similarity__pooling="min")
     with pytest.raises(
         ValueError, match=r"config\.similarity\.temperature=0\.0: expected at least"
     ):
