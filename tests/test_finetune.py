@@ -397,12 +397,13 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     assert 0 <= result["dev"]["accuracy"] <= 1 and result["predictions"] == [
         "predictions/dev.jsonl"
     ]
+    assert "predictions/dev.jsonl" in result["predictions"]
     assert not (tmp_path / "run/best").exists() and not (tmp_path / "run/checkpoints").exists()
     again = finetune.train_and_evaluate(config, tmp_path / "run")
     assert again == result  # Even the seconds are equal.
     config.num_seeds = 2
     with pytest.raises(
-        ValueError, match="num_seeds=2: without training all seeds predict the same"
+        ValueError, match="num_seeds=2: without training all seeds"
     ):
         finetune.train_and_evaluate(config, tmp_path / "seeds")
 
