@@ -402,9 +402,7 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     again = finetune.train_and_evaluate(config, tmp_path / "run")
     assert again == result  # Even the seconds are equal.
     config.num_seeds = 2
-    with pytest.raises(
-        ValueError, match="num_seeds=2: without training all seeds"
-    ):
+    with pytest.raises(ValueError, match="num_seeds=2: without training all seeds"):
         finetune.train_and_evaluate(config, tmp_path / "seeds")
 
 

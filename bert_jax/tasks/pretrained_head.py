@@ -51,6 +51,8 @@ def with_settings_of_head(
         trained_with["regression"] = head["task"] == "regression"
     config, changed = config.copy_and_resolve_references(), []
     for flag, name in TRAINED_WITH.items():
+        if flag == "model.lstm_size" and "features" in head:  # That BiLSTM is the head itself.
+            continue
         *folders, field = flag.split(".")
         fields = config
         for folder in folders:
