@@ -38,7 +38,8 @@ def write_head(directory, seed=0, **head):
     config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
     rng = np.random.default_rng(seed)
     params = {
-        path: rng.normal(0, 0.3, leaf.shape).astype(np.float32) + path.endswith("scale")
+        path: rng.normal(0, 1.0 if path.startswith("head") else 0.3, leaf.shape).astype(np.float32)
+        + path.endswith("scale")
         for path, leaf in parameter_shapes(config, head).items()
         if not path.startswith(("mlm", "nsp"))
     }
