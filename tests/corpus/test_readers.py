@@ -383,7 +383,7 @@ def test_many_compressed_files_are_decompressed_once(tmp_path, monkeypatch):
 
 def test_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     write_parquet(tmp_path / "text.parquet", {"text": ["a"]})
-    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"a"))
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"a", mtime=0))
 
     def deny(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -649,14 +649,14 @@ def test_dump_without_a_suffix_is_read_as_a_dump(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("text", gzip.compress(b"a"), "is compressed with gzip; add .gz to its name"),
+        ("text", gzip.compress(b"a", mtime=0), "is compressed with gzip; add .gz to its name"),
         ("text.txt", bz2.compress(b"a"), "is compressed with bzip2; add .bz2 to its name"),
         ("wiki.xml", bz2.compress(b"a"), "is compressed with bzip2; add .bz2 to its name"),
         ("text.txt.gz", b"a", "does not begin as a gzip file; download it again, or remove .gz"),
         ("text.txt.gz", bz2.compress(b"a"), "does not begin as a gzip file"),
         ("text.txt", "a dog".encode("utf-16"), "is UTF-16; convert it with iconv -f UTF-16"),
         ("text.jsonl", "{}".encode("utf-16"), "is UTF-16; convert it with iconv -f UTF-16"),
-        ("text.txt.gz", gzip.compress("a".encode("utf-16")), "is UTF-16"),
+        ("text.txt.gz", gzip.compress("a".encode("utf-16"), mtime=0), "is UTF-16"),
         ("text.txt", "a dog".encode("utf-16-le"), "holds NUL bytes, so it is UTF-16 or no text"),
         ("text", b"PAR1", "is Parquet; expected the suffix .parquet"),
         ("text", b"PK\x03\x04", "is a ZIP archive"),
