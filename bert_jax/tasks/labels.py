@@ -74,7 +74,7 @@ def match_labels(texts: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
 
 
 def _number(text: str) -> decimal.Decimal | None:
-    """Returns the exact number that a text is, with true as 1 and false as 0; None if it is none."""
+    """Returns the exact number that a text is (true is 1, false 0), or None if it is none."""
     text = text.strip()
     if _NUMBER.fullmatch(text):
         return decimal.Decimal(text)
