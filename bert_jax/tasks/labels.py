@@ -40,21 +40,21 @@ def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...])
     source = "--config.data.labels"
     if records and not labels:
         source = f"{records[0].location.rpartition(', ')[0]}, column {column!r}"
-        texts = {record.columns[column]: record for record in records}
+        texts = sorted({record.columns[column] for record in records})
         spellings: dict[decimal.Decimal | None, list[str]] = collections.defaultdict(list)
-        for text in sorted(texts):
+        for text in texts:
             spellings[_number(text)].append(text)
-        if None not in spellings:
+        if None in spellings:
+            for record in records:
+                if (label := record.columns[column]) != label.strip():
+                    raise ValueError(f"{record.location}: remove the white space around {label!r}")
+            labels = tuple(texts)
+        else:
             several = (" = ".join(map(repr, each)) for each in spellings.values() if len(each) > 1)
             if equal := "; ".join(several):
                 logging.info("%s: equal numbers are one label: %s", source, equal)
-            labels = (min(map(_plain, each), key=_by_length) for each in spellings.values())
-        else:
-            labels = texts
-            for text, record in texts.items():
-                if text != text.strip():
-                    raise ValueError(f"{record.location}: remove the white space around {text!r}")
-        labels = tuple(sorted(labels))
+            names = (min(map(_plain, each), key=_by_length) for each in spellings.values())
+            labels = tuple(sorted(names))
     if len(set(labels)) < max(len(labels), 2):
         names = ", ".join(labels) or "none"
         raise ValueError(f"{source}: expected two or more different labels, found {names}")
@@ -74,6 +74,7 @@ def match_labels(texts: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
 
 
 def _number(text: str) -> decimal.Decimal | None:
+    """Returns the exact number that a text is (true is 1, false 0), or None if it is none."""
     text = text.strip()
     if _NUMBER.fullmatch(text):
         return decimal.Decimal(text)

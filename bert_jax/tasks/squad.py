@@ -53,7 +53,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     notes: dict[str, int] = {}
     train, splits = [], []
     for name, source in files.items():
-        questions = read_questions(source, span_config.null_answers, data.data_dir, True)
+        questions = read_questions(
+            source, span_config.null_answers, data.data_dir, empty_texts=True
+        )
         empty = [
             (question.location, f"the {field_name}")
             for question in questions
