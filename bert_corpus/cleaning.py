@@ -2,13 +2,17 @@
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from bert_corpus.config import CorpusConfig
+from bert_corpus.words import UNSPACED_CHARACTERS, count_words
 
 SHINGLE_WORDS = 5
+# Words between white space, but each character of a script that is written without spaces.
+SHINGLE_PARTS = re.compile(rf"[{UNSPACED_CHARACTERS}]|[^\s{UNSPACED_CHARACTERS}]+")
 NUM_HASHES = 128  # of a MinHash; the estimate of a similarity is off by up to 0.09
 IDENTIFIED_CHARACTERS = 4096  # of a document, enough to identify its language
 
@@ -16,7 +20,7 @@ IDENTIFIED_CHARACTERS = 4096  # of a document, enough to identify its language
 def drop_reason(sentences: Sequence[str], config: CorpusConfig) -> str:
     """Returns the reason for dropping a document, as named in the manifest, or ""."""
     if config.min_words or config.max_words:
-        num_words = sum(len(sentence.split()) for sentence in sentences)
+        num_words = sum(map(count_words, sentences))
         if num_words < config.min_words:
             return "short_documents"
         if config.max_words and num_words > config.max_words:
@@ -44,11 +48,12 @@ def near_duplicate_keys(sentences: Sequence[str], threshold: float) -> list[int]
 
     Two documents have a key in common with a probability that rises from 0 to 1 as the Jaccard
     similarity of their sets of five consecutive words passes `threshold` (Leskovec, Rajaraman and
-    Ullman, Mining of Massive Datasets, section 3.4).
+    Ullman, Mining of Massive Datasets, section 3.4), or of characters in scripts that are written
+    without spaces.
     """
     import datasketch
 
-    words = " ".join(sentences).lower().split()
+    words = SHINGLE_PARTS.findall(" ".join(sentences).lower())
     starts = range(max(1, len(words) - SHINGLE_WORDS + 1))
     shingles = {" ".join(words[start : start + SHINGLE_WORDS]).encode() for start in starts}
     minhash = datasketch.MinHash(NUM_HASHES, seed=1)

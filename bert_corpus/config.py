@@ -8,7 +8,7 @@ import re
 from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
 from bert_corpus.sentences import MODES
 
-MAX_VOCABULARY = 1 << 16  # token ids in rows are uint16
+MAX_POSITIONS = 1 << 16  # positions in rows are uint16
 LABELED_ROWS = ("sentence_pairs", "released_pairs", "sentence_order")
 ROWS = (
     "sentence_pairs",
@@ -51,7 +51,7 @@ class CorpusConfig:
     def __post_init__(self):
         bounds = dict.fromkeys(("max_pairs_per_row", "dupe_factor", "block_rows"), (1, math.inf))
         bounds |= {
-            "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_VOCABULARY - 1),
+            "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_POSITIONS - 1),
             "short_seq_prob": (0, 1),
             "heldout_fraction": (0, 0.5),
             "seed": (0, math.inf),

@@ -5,7 +5,11 @@ from collections.abc import Iterable
 
 
 def make_full_sentences(
-    documents: Iterable[list[array]], max_tokens: int, sep_id: int, crosses_documents: bool
+    documents: Iterable[list[array]],
+    max_tokens: int,
+    sep_id: int,
+    crosses_documents: bool,
+    typecode: str = "H",
 ) -> list[array]:
     """Returns sequences of consecutive sentences, of at most `max_tokens` token ids each.
 
@@ -14,18 +18,18 @@ def make_full_sentences(
     is cut. If `crosses_documents`, a sequence continues after `sep_id` in the next document;
     otherwise it ends with its document.
     """
-    sequences, current = [], array("H")
+    sequences, current = [], array(typecode)
     for document in documents:
         if not crosses_documents:
             sequences.append(current)
-            current = array("H")
+            current = array(typecode)
         separator = [sep_id]
         for sentence in document:
             for start in range(0, len(sentence), max_tokens):
                 piece = sentence[start : start + max_tokens]
                 if current and len(current) + len(separator) + len(piece) > max_tokens:
                     sequences.append(current)
-                    current = array("H")
+                    current = array(typecode)
                 if current:
                     current.extend(separator)
                 current.extend(piece)
@@ -33,14 +37,16 @@ def make_full_sentences(
     return [sequence for sequence in (*sequences, current) if sequence]
 
 
-def make_segments(documents: Iterable[list[array]], max_tokens: int) -> list[array]:
+def make_segments(
+    documents: Iterable[list[array]], max_tokens: int, typecode: str = "H"
+) -> list[array]:
     """Returns segments of `max_tokens` consecutive token ids of a document; its last is the rest.
 
     From Joshi et al. (2020), section 3.2, which trains on single segments.
     """
     segments = []
     for document in documents:
-        tokens = array("H")
+        tokens = array(typecode)
         for sentence in document:
             tokens.extend(sentence)
         segments += (tokens[n : n + max_tokens] for n in range(0, len(tokens), max_tokens))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import fsspec
 
+from bert_corpus.content import COMPRESSED_HEAD_BYTES, HEAD_BYTES, recognize
 from bert_jax.data.tfds import tfds_source
 
 UNIT_BYTES = 1 << 21  # of an input, read by one worker
@@ -33,6 +34,8 @@ class Source(NamedTuple):
       path: as given, or as found by a glob.
       size: in bytes.
       version: changes when the file is written again.
+      format: "text", "dump", "jsonl", "parquet" or "tfds"; or, as the first bytes show, "docs" (the
+        output of WikiExtractor) or "json" (an array, or objects over several lines).
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
     """
@@ -40,6 +43,7 @@ class Source(NamedTuple):
     path: str
     size: int
     version: str
+    format: str
     text_field: str = "text"
     data_dir: str = ""
 
@@ -66,7 +70,8 @@ def find_inputs(
     """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
 
     Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
-    without its library, and ValueError for an empty file or an unknown suffix.
+    without its library, and ValueError for an empty file, an unknown suffix or content that is no
+    text.
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
@@ -76,19 +81,15 @@ def find_inputs(
     for pattern in patterns:
         if pattern.startswith("tfds:"):
             info = tfds_source(pattern, "train", data_dir).dataset_info
-            size = info.splits["train"].num_bytes
-            inputs.append(Source(pattern, size, str(info.version), text_field, data_dir))
+            size, version = info.splits["train"].num_bytes, str(info.version)
+            inputs.append(Source(pattern, size, version, "tfds", text_field, data_dir))
             continue
-        for path, size, version in _find_files(pattern):
-            format_of(path)
-            if size == 0:
-                raise ValueError(f"{path} is empty; remove it from --input")
-            inputs.append(Source(path, size, version, text_field))
+        inputs += [source._replace(text_field=text_field) for source in _find_files(pattern)]
     return inputs
 
 
-def _find_files(pattern: str) -> list[tuple[str, int, str]]:
-    """Returns the path, size and version of each file that matches a glob, sorted."""
+def _find_files(pattern: str) -> list[Source]:
+    """Returns the files that match a glob, sorted."""
     is_remote = "://" in pattern
     try:
         files, path = fsspec.core.url_to_fs(pattern)
@@ -104,19 +105,36 @@ def _find_files(pattern: str) -> list[tuple[str, int, str]]:
         is_directory = not is_remote and os.path.isdir(os.path.expanduser(pattern))
         hint = "it is a directory, use DIR/*" if is_directory else "check it and quote a *"
         raise FileNotFoundError(f"--input={pattern} matches no file; {hint}")
-    if is_remote:
-        return [(files.unstrip_protocol(name), *rest) for name, *rest in found]
-    is_relative = not os.path.isabs(os.path.expanduser(pattern))
-    return [(os.path.relpath(name) if is_relative else name, *rest) for name, *rest in found]
+    is_relative = not is_remote and not os.path.isabs(os.path.expanduser(pattern))
+    shown = files.unstrip_protocol if is_remote else os.path.relpath if is_relative else str
+    sources, head_bytes = [], []
+    for name, size, version in found:
+        path = shown(name)
+        named, compression = format_of(path)
+        if size == 0:
+            raise ValueError(f"{path} is empty; remove it from --input")
+        sources.append(Source(path, size, version, named))
+        head_bytes.append(min(size, COMPRESSED_HEAD_BYTES.get(compression, HEAD_BYTES)))
+    # At once, because each request to a bucket takes long.
+    heads = files.cat_ranges([name for name, *_ in found], [0] * len(found), head_bytes)
+    return [_recognized(source, head) for source, head in zip(sources, heads, strict=True)]
+
+
+def _recognized(source: Source, head: bytes | Exception) -> Source:
+    """Returns a source with the format that its first bytes show."""
+    if isinstance(head, Exception):
+        raise OSError(f"cannot read {source.path}: {head}") from head
+    if source.format == "parquet":
+        return source
+    _, compression = format_of(source.path)
+    return source._replace(format=recognize(source.path, source.format, compression, head))
 
 
 def format_of(path: str) -> tuple[str, str]:
-    """Returns a format ("text", "dump", "jsonl", "parquet" or "tfds") and the compression's suffix.
+    """Returns the format ("text", "dump", "jsonl" or "parquet") and compression that a name says.
 
-    Raises ValueError for an unknown suffix.
+    The compression is the suffix, or "". Raises ValueError for an unknown suffix.
     """
-    if path.startswith("tfds:"):
-        return "tfds", ""
     for name, pattern in FORMATS.items():
         if match := re.fullmatch(pattern, os.path.basename(path), re.IGNORECASE):
             return name, (match["compression"] or "").lower()
@@ -133,11 +151,11 @@ def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
     Small inputs are read together.
     """
     unit_bytes = max(UNIT_BYTES, sum(source.size for source in sources) // MAX_UNITS)
-    num_compressed = sum(not is_splittable(source.path) for source in sources)
+    num_compressed = sum(not is_splittable(source) for source in sources)
     units, room = [], 0.0
     for source in sources:
         size, max_count = source.size, source.size
-        if not is_splittable(source.path):
+        if not is_splittable(source):
             size, max_count = 4 * size, max(1, MAX_DECOMPRESSIONS // num_compressed)
         count = min(math.ceil(size / unit_bytes), max_count)
         for index in range(count):
@@ -149,9 +167,11 @@ def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
     return units
 
 
-def is_splittable(path: str) -> bool:
+def is_splittable(source: Source) -> bool:
     """Returns whether an input can be read from the middle."""
-    name, compression = format_of(path)
-    if name == "dump":
-        return compression == ".bz2" and "-multistream" in os.path.basename(path)
-    return not compression
+    if source.format in ("parquet", "tfds"):
+        return True
+    _, compression = format_of(source.path)
+    if source.format == "dump":
+        return compression == ".bz2" and "-multistream" in os.path.basename(source.path)
+    return not compression and source.format != "json"

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.inputs import Source
 from bert_corpus.steps import HISTOGRAM_BINS, Report
+from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenization import Tokenizer
 
+MAX_UNKNOWN = 0.01  # of the tokens, without a warning
 MAX_LINES_WITHOUT_TEXT = 0.01  # of the lines of JSON, and of the rows of Parquet
 
 
@@ -38,6 +40,7 @@ def make_manifest(
     """
     return {
         "format_version": FORMAT_VERSION,
+        "token_dtype": token_dtype(tokenizer.vocab_size),
         "splits": {
             split: _describe_split(split, report.counts, entries, config)
             for split, entries in shards.items()
@@ -90,6 +93,12 @@ def _describe_split(
         warnings.append(
             f"{not_next / pairs:.1%} of the {split} pairs are NotNext, expected 45 to 55 %: {cause}"
         )
+    unknown = count["unknown_tokens"] / max(tokens - count["special_tokens"], 1)
+    if unknown > MAX_UNKNOWN:
+        warnings.append(
+            f"{unknown:.1%} of the {split} tokens are [UNK], expected at most {MAX_UNKNOWN:.0%}: "
+            "is the vocabulary of another language, or of another case (--cased, --nocased)?"
+        )
     return {
         "documents": count["documents"],
         "sentences": count["sentences"],
@@ -100,6 +109,8 @@ def _describe_split(
         "copied_tokens": count["copied_tokens"],
         "special_tokens": count["special_tokens"],
         "tokens": tokens,
+        "unknown_tokens": count["unknown_tokens"],
+        "unknown_share": round(unknown, 6),
         "fill": round(tokens / (rows * config.max_seq_length), 4),
         "mean_pair_length": round(tokens / pairs, 2),
         "histograms": {

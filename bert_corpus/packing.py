@@ -15,19 +15,21 @@ def pack_pairs(
     max_pairs: int,
     special_ids: tuple[int, int, int],
     rng: random.Random,
+    typecode: str = "H",
 ) -> np.ndarray:
     """Packs pairs into rows of `row_dtype`; `special_ids` are those of [PAD], [CLS] and [SEP].
 
+    `typecode` is that of the arrays of token ids: "H" (uint16) or "I" (uint32).
     Shuffles `pairs` in place, so that pairs of one document share a row only by chance.
     """
     pad_id, cls_id, sep_id = special_ids
     rng.shuffle(pairs)
     lengths = [len(p.first) + 2 + len(p.second) + bool(p.second) for p in pairs]
     packed = pack_lengths(lengths, max_seq_length, max_pairs)
-    rows = np.zeros(len(packed), row_dtype(max_seq_length, max_pairs))
+    rows = np.zeros(len(packed), row_dtype(max_seq_length, max_pairs, np.dtype(typecode).name))
     rows["tokens"] = pad_id
     for row, members in zip(rows, packed, strict=True):
-        tokens = array("H")
+        tokens = array(typecode)
         for slot, member in enumerate(members):
             first, second, nsp_label, *_ = pairs[member]
             start = len(tokens)

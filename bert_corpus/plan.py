@@ -7,11 +7,11 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from bert_corpus import writing
-from bert_corpus.config import MAX_VOCABULARY, CorpusConfig
+from bert_corpus.config import CorpusConfig
 from bert_corpus.encoding import Encoder
 from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
 from bert_corpus.manifest import make_manifest
-from bert_corpus.steps import Part, Report, make_rows, tokenize_unit
+from bert_corpus.steps import Part, Report, find_heldout_limit, make_rows, tokenize_unit
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenization import Tokenizer
 
@@ -27,20 +27,17 @@ class Plan:
     Attributes:
       sources: the inputs.
       units: what one worker reads at a time, in the order of the input.
+      heldout_limit: documents with a smaller hash are held out.
       shards: the numbers of the shards, by split.
       files: of each shard, its split, its index in the split, and its file name.
     """
 
     def __init__(self, inputs: str | Sequence[str], tokenizer: Tokenizer, config: CorpusConfig):
         """Finds the inputs. Raises OSError or ValueError as `find_inputs` does."""
-        if tokenizer.vocab_size > MAX_VOCABULARY:
-            raise ValueError(
-                f"the vocabulary has {tokenizer.vocab_size:,} pieces; rows hold ids below "
-                f"{MAX_VOCABULARY:,}, train a smaller one"
-            )
         self.tokenizer, self.encoder, self.config = tokenizer, Encoder(tokenizer), config
         self.sources: list[Source] = find_inputs(inputs, config.text_field, config.data_dir)
         self.units: list[list[Unit]] = split_into_units(self.sources)
+        self.heldout_limit = find_heldout_limit(self.units, self.encoder, config)
         num_bytes = sum(source.size for source in self.sources)
         by_size = min(math.ceil(num_bytes / INPUT_BYTES_PER_SHARD), MAX_SHARDS)
         num_train = config.num_shards or by_size
@@ -63,8 +60,8 @@ class Plan:
 
     def tokenize(self, number: int, report: Report) -> Iterator[tuple[int, Part]]:
         """Yields the parts of a unit, each with the number of its shard."""
-        arguments = self.encoder, self.config, self.shards, report
-        return tokenize_unit(number, self.units[number], *arguments)
+        settings = self.encoder, self.config, self.heldout_limit
+        return tokenize_unit(number, self.units[number], *settings, self.shards, report)
 
     def write_shard(
         self,

@@ -1,13 +1,16 @@
-"""Reads documents from text, JSON lines, Parquet, Wikipedia dumps and TFDS, also on buckets.
+"""Reads documents from text, JSON, Parquet, Wikipedia dumps and TFDS, also on buckets.
 
-An input is read in parts, each by one worker: a range of the bytes of plain text, JSON lines and
-multistream dumps, of the row groups of Parquet, of the examples of TFDS. Other compressed files
-cannot be read from the middle: each worker decompresses all, and takes every n-th document.
+An input is read in parts, each by one worker: a range of the bytes of plain text, JSON lines,
+WikiExtractor's output and multistream dumps, of the row groups of Parquet, of the examples of TFDS.
+Other compressed files and JSON arrays cannot be read from the middle: each worker reads all, and
+takes every n-th document.
 """
 
 import bz2
+import codecs
 import collections
 import contextlib
+import html
 import io
 import itertools
 import json
@@ -20,13 +23,17 @@ from xml.etree import ElementTree
 
 import fsspec
 
+from bert_corpus.content import DOC_START
 from bert_corpus.inputs import Unit, format_of, is_splittable
+from bert_corpus.json_values import json_values
+from bert_corpus.words import cut_text
 from bert_jax.data.tfds import tfds_source
 
-# Longer documents are cut at a line break, which bounds memory for files without blank lines.
+# Longer documents are cut, which bounds memory for files without blank lines.
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 26
 MAX_LINES_WITHOUT_TEXT = 1000  # of JSON, at the beginning of a unit
+DOC_LINK = re.compile(r"</?a\b[^>\n]*>")  # of WikiExtractor's --links
 # Each stream of a multistream dump begins so: a header, and the magic number of a block.
 BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
 # Python's own decompressors ignore garbage after a stream, some also that one is cut off.
@@ -50,23 +57,27 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
     """
     readers = {
         "text": _read_text,
+        "docs": _read_docs,
         "jsonl": _read_json_lines,
+        "json": _read_json_values,
         "dump": _read_dump,
         "parquet": _read_parquet,
         "tfds": _read_tfds,
     }
-    read = readers[format_of(unit.source.path)[0]]
-    if is_splittable(unit.source.path):
+    read = readers[unit.source.format]
+    if is_splittable(unit.source):
         documents = read(unit, skipped)
     else:
         # All workers of the file skip the same: the first counts it.
         whole = read(unit.whole(), skipped if unit.index == 0 else collections.Counter())
         documents = _every_nth(whole, unit)
     for document in documents:
-        if document.markup or len(document.text) <= 2 * MAX_DOCUMENT_BYTES:
+        # A character has at most four bytes.
+        is_short = len(document.text) <= MAX_DOCUMENT_BYTES // 2
+        if document.markup or is_short or len(document.text.encode()) <= 2 * MAX_DOCUMENT_BYTES:
             yield document
             continue
-        pieces = re.findall(rf"(?s).{{1,{MAX_DOCUMENT_BYTES - 1}}}(?:\s|\Z)|\S+", document.text)
+        pieces = cut_text(document.text, MAX_DOCUMENT_BYTES)
         for number, piece in enumerate(filter(str.strip, pieces)):
             yield Document(piece, continues=document.continues or number > 0)
 
@@ -144,11 +155,7 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
         try:
             text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
         except UnicodeDecodeError as error:
-            line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
-            raise ValueError(
-                f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
-                f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
-            ) from None
+            raise _not_utf8(error, offset, unit) from None
         is_blank = not text.strip()
         if is_ours and not is_blank:
             lines.append(text.rstrip("\r\n") + "\n")
@@ -165,28 +172,105 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
             return
 
 
+def _not_utf8(error: UnicodeDecodeError, offset: int, unit: Unit) -> ValueError:
+    """Returns the error for a line that begins at `offset`."""
+    line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
+    return ValueError(
+        f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
+        f"0x{error.object[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
+    )
+
+
+def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the articles of WikiExtractor's output, `<doc ...>` to `</doc>`, without their titles.
+
+    An article belongs to the unit in which its `<doc>` begins. Raises ValueError if one isn't
+    closed.
+    """
+    lines: list[str] | None = None  # of the article that is open
+    title = ""
+    for offset, stop, line in _read_lines(unit):
+        line = line.removeprefix(codecs.BOM_UTF8)
+        is_start = DOC_START.match(line)
+        if is_start and lines is not None:
+            break
+        if lines is None and offset >= stop:
+            return
+        if lines is None and not is_start:
+            continue
+        try:
+            text = html.unescape(line.decode())
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error, offset, unit) from None
+        if is_start:
+            match = re.search(rb' title="([^"]*)"', line)
+            title, lines = html.unescape(match[1].decode()) if match else "", []
+        elif line.strip() != b"</doc>":
+            lines.append(DOC_LINK.sub("", text))
+        else:
+            if lines and lines[0].strip() == title.strip():
+                del lines[0]
+            if content := "".join(lines).strip():
+                yield Document(content, "article")
+            else:
+                skipped["pages_without_text"] += 1
+            lines = None
+    if lines is not None:
+        raise ValueError(
+            f"{unit.source.path} is damaged or cut off: the <doc> of {title!r} has no </doc>; "
+            "extract it again"
+        )
+
+
 def _read_json_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     """Yields the text field of each line; counts lines that are not JSON objects with text."""
     for offset, stop, line in _read_lines(unit):
         if offset >= stop:
             return
-        if line.isspace():
+        line = line.removeprefix(codecs.BOM_UTF8)
+        if not line or line.isspace():
             continue
-        if skipped["lines_without_text"] == skipped["lines"] == MAX_LINES_WITHOUT_TEXT:
-            raise ValueError(
-                f"{unit.source.path}: none of {MAX_LINES_WITHOUT_TEXT:,} lines has text in "
-                f"{unit.source.text_field!r}: name the field with --text_field"
-            )
-        skipped["lines"] += 1
         try:
-            text = json.loads(line)[unit.source.text_field]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            text = None
-        if isinstance(text, str):
-            # JSON may hold half of a surrogate pair, which is no character.
-            yield Document(text.encode(errors="replace").decode())
-        else:
-            skipped["lines_without_text"] += 1
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        yield from _document_of_json(value, unit, skipped)
+
+
+def _read_json_values(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the text field of the objects of an array, or of objects over any number of lines.
+
+    Raises ValueError if they are not JSON.
+    """
+    with _open(unit) as (stream, *_):
+        try:
+            for value in json_values(io.TextIOWrapper(stream, encoding="utf-8-sig")):
+                yield from _document_of_json(value, unit, skipped)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{unit.source.path} is not UTF-8 ({error}); convert it with iconv -t UTF-8"
+            ) from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise _damaged(unit.source.path, error) from None
+
+
+def _document_of_json(
+    value: object, unit: Unit, skipped: collections.Counter
+) -> Iterator[Document]:
+    """Yields the text field of an object, if it has one, and counts the object."""
+    field = unit.source.text_field
+    if skipped["lines_without_text"] == skipped["lines"] == MAX_LINES_WITHOUT_TEXT:
+        raise ValueError(
+            f"{unit.source.path}: none of {MAX_LINES_WITHOUT_TEXT:,} lines has text in {field!r}: "
+            "name the field with --text_field"
+        )
+    skipped["lines"] += 1
+    text = value.get(field) if isinstance(value, dict) else None
+    if isinstance(text, str):
+        # JSON may hold half of a surrogate pair, which is no character.
+        yield Document(text.encode(errors="replace").decode())
+    else:
+        skipped["lines_without_text"] += 1
 
 
 def _read_parquet(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
@@ -229,23 +313,32 @@ def _read_dump(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     """
     path, num_pages = unit.source.path, 0
     try:
-        for stream in _streams(unit) if is_splittable(path) else [_open(unit)]:
+        for stream in _streams(unit) if is_splittable(unit.source) else [_open(unit)]:
             with stream as (content, *_):
                 events = ElementTree.iterparse(content, events=("start", "end"))
                 _, root = next(events)
+                timestamp, text = "", None
                 for event, element in events:
-                    if event != "end" or not element.tag.endswith("page"):
-                        continue
-                    num_pages += 1
-                    if element.findtext("{*}ns") != "0":
-                        skipped["pages_of_other_namespaces"] += 1
-                    elif element.find("{*}redirect") is not None:
-                        skipped["redirects"] += 1
-                    elif text := element.findtext("{*}revision/{*}text"):
-                        yield Document(text, "wikitext")
-                    else:
-                        skipped["pages_without_text"] += 1
-                    root.clear()  # The root would otherwise keep every page.
+                    name = element.tag.rpartition("}")[2]
+                    if (event, name) == ("start", "page"):
+                        page, timestamp, text = element, "", None
+                    elif (event, name) == ("end", "revision"):
+                        # A page's history is too long for memory; the newest revision counts.
+                        written = element.findtext("{*}timestamp", "")
+                        if written >= timestamp:
+                            timestamp, text = written, element.findtext("{*}text")
+                        page.remove(element)
+                    elif (event, name) == ("end", "page"):
+                        num_pages += 1
+                        if element.findtext("{*}ns") != "0":
+                            skipped["pages_of_other_namespaces"] += 1
+                        elif element.find("{*}redirect") is not None:
+                            skipped["redirects"] += 1
+                        elif text:
+                            yield Document(text, "wikitext")
+                        else:
+                            skipped["pages_without_text"] += 1
+                        root.clear()  # The root would otherwise keep every page.
     except ElementTree.ParseError as error:
         raise ValueError(
             f"{path} is damaged or cut off after {num_pages} pages ({error}); download it again"

@@ -1,17 +1,35 @@
 """Splits documents into sentences, the units of sentence pairs."""
 
 import collections
+import itertools
+import re
 
 import sentencex
 from mwparserfromhell.parser import ParserError
 
 from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
 from bert_corpus.readers import Document
-from bert_corpus.wikitext import article_passages, extract_passages
+from bert_corpus.wikitext import UnclosedMarkupError, article_passages, extract_passages
+from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS, count_words
 
 MODES = ("split", "lines")
 MAX_SENTENCE_TOKENS = 128  # 0.14 % of Wikipedia's sentences are longer, none has more than 210
-UNREADABLE = (ParserError, RecursionError)  # raised for markup that cannot be parsed
+# Raised for markup that cannot be parsed.
+UNREADABLE = (ParserError, RecursionError, UnclosedMarkupError)
+# Longer text without spaces is cut: the library takes quadratic time for it.
+MAX_UNSPACED_CHARACTERS = 1000
+UNSPACED_PIECES = re.compile(
+    rf"(?s).{{1,{MAX_UNSPACED_CHARACTERS}}}(?:(?<=[.!?{SENTENCE_ENDS}])[{CLOSING_MARKS}]*|(?<=\s)|\Z)"
+    rf"|.{{{MAX_UNSPACED_CHARACTERS}}}"
+)
+# A long word of ASCII, such as an address, is cut only where the library takes quadratic time.
+ASCII_PIECE = re.compile(rf"(?s).{{{MAX_UNSPACED_CHARACTERS}}}[^!?]*(?:[!?]+[{CLOSING_MARKS}]*|\Z)")
+LONG_WORD = re.compile(rf"\S{{{MAX_UNSPACED_CHARACTERS}}}\S*")
+# Full stops of Khmer, and those of Tibetan at a space, which the library doesn't know.
+KHMER_STOPS, TIBETAN_STOPS = "។៕", "།༎"
+OTHER_ENDS = re.compile(
+    rf"(?<=[{KHMER_STOPS}])(?![{CLOSING_MARKS}]|ល។)|(?<=[{TIBETAN_STOPS}])\s+"  # "។ល។" is "etc."
+)
 
 
 def split_sentences(
@@ -35,13 +53,46 @@ def split_sentences(
         return [line.strip() for line in document.text.split("\n") if line.strip()]
     else:
         passages = [" ".join(document.text.split())]
-    pieces = (piece for passage in passages for piece in sentencex.segment(language, passage))
+    pieces = itertools.chain.from_iterable(_segment(passage, language) for passage in passages)
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def cut_sentence(ids: bytes, max_seq_length: int) -> list[bytes]:
-    """Cuts a sentence (uint16 ids) that is longer than a pair into pieces; two fill a pair.
+def _segment(passage: str, language: str) -> list[str]:
+    """Returns the sentences of a passage, whose only white space is spaces, in linear time."""
+    if any(stop in passage for stop in KHMER_STOPS + TIBETAN_STOPS):
+        passage = OTHER_ENDS.sub("\n", passage)
+    if _has_long_word(passage):
+        passage = LONG_WORD.sub(_cut_long_word, passage)
+    if passage.isascii() and "\n" not in passage:
+        return sentencex.segment(language, passage)
+    pieces = []
+    for stretch in passage.split("\n"):
+        for piece in sentencex.segment(language, stretch):
+            is_long = len(piece) > MAX_UNSPACED_CHARACTERS
+            if is_long and count_words(piece) > 2 * len(piece.split()):
+                pieces += UNSPACED_PIECES.findall(piece)  # such as a page of Thai
+            else:
+                pieces.append(piece)
+    return pieces
 
+
+def _has_long_word(passage: str) -> bool:
+    """Returns whether spaces are far apart somewhere; true if a word has twice the limit."""
+    starts = range(0, len(passage) - MAX_UNSPACED_CHARACTERS + 1, MAX_UNSPACED_CHARACTERS)
+    return any(passage.find(" ", start, start + MAX_UNSPACED_CHARACTERS) < 0 for start in starts)
+
+
+def _cut_long_word(word: re.Match) -> str:
+    """Returns a long word, with line breaks where it is cut: after a sentence, or anywhere."""
+    if word[0].isascii():
+        return ASCII_PIECE.sub(r"\g<0>\n", word[0])
+    return "\n".join(UNSPACED_PIECES.findall(word[0]))
+
+
+def cut_sentence(ids: bytes, max_seq_length: int, itemsize: int = 2) -> list[bytes]:
+    """Cuts a sentence that is longer than a pair into pieces; two fill a pair.
+
+    Token ids have `itemsize` bytes.
     The splitter returns pages as one sentence if their quotes or brackets are unbalanced, or there
     is no punctuation. Prose (`MAX_SENTENCE_TOKENS`) stays whole; pairs truncate it, as
     in the released code.
@@ -49,5 +100,5 @@ def cut_sentence(ids: bytes, max_seq_length: int) -> list[bytes]:
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
     if len(ids) <= 2 * max(max_tokens, MAX_SENTENCE_TOKENS):
         return [ids]
-    half = 2 * ((max_tokens + 1) // 2)  # in bytes
+    half = itemsize * ((max_tokens + 1) // 2)  # in bytes
     return [ids[start : start + half] for start in range(0, len(ids), half)]

@@ -12,20 +12,22 @@ import itertools
 import math
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_corpus.cleaning import drop_reason, near_duplicate_keys
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
-from bert_corpus.encoding import Encoder
+from bert_corpus.encoding import TYPECODES, Encoder
 from bert_corpus.full_sentences import make_full_sentences, make_segments
 from bert_corpus.inputs import Unit
 from bert_corpus.packing import pack_pairs
 from bert_corpus.pairs import IS_NEXT, NOT_NEXT, Pair, make_pairs
 from bert_corpus.readers import Document, read_documents
 from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
+from bert_jax.data.packing import token_dtype
 from bert_jax.tokenization import Tokenizer
 
 # About 32 KiB of text: even a few long documents give many parts, each with many pairs.
@@ -44,21 +46,23 @@ class Part(NamedTuple):
       document: number of the document, ascending in the order of the input.
       number: of the part in the document.
       digest: hash of the text up to this part's end; parts of copies have the same.
-      sentences: uint16 token ids; Python integers take 20 times the memory.
+      sentences: token ids of `typecode`; Python integers take 20 times the memory.
+      typecode: of their arrays, "H" (uint16) or "I" (uint32).
     """
 
     document: int
     number: int
     digest: bytes
     sentences: list[bytes]
+    typecode: str = "H"
 
     def ids(self) -> list[array]:
-        """Returns the token ids of each sentence, uint16."""
-        return [array("H", sentence) for sentence in self.sentences]
+        """Returns the token ids of each sentence."""
+        return [array(self.typecode, sentence) for sentence in self.sentences]
 
     def num_tokens(self) -> int:
         """Returns the number of tokens."""
-        return sum(map(len, self.sentences)) // 2
+        return sum(map(len, self.sentences)) // array(self.typecode).itemsize
 
 
 @dataclasses.dataclass
@@ -99,12 +103,49 @@ class Report:
         self.rows = (self.rows + other.rows)[:MAX_SAMPLES]
 
 
-def split_of(text: str, config: CorpusConfig) -> str:
-    """Returns the split of a document, a function of its text and the seed."""
+def split_hash(document: Document, config: CorpusConfig) -> int:
+    """Returns the 64-bit hash that decides the split of a document, from its text and the seed."""
     key = str(config.seed).encode()
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
-    is_heldout = int.from_bytes(digest) < config.heldout_fraction * 2**64
-    return "heldout" if is_heldout else "train"
+    digest = hashlib.blake2b(_hashed(document).encode(), digest_size=8, key=key).digest()
+    return int.from_bytes(digest)
+
+
+def find_heldout_limit(
+    units: Iterable[Sequence[Unit]], encoder: Encoder, config: CorpusConfig
+) -> float:
+    """Returns the limit below which the `split_hash` of a document puts it into the held-out split.
+
+    It is `heldout_fraction` of all hashes. A corpus without a document below that holds out the one
+    with the smallest hash among those that give rows, if there are others for the train split.
+    Reads documents until it finds one below: about 1 / `heldout_fraction`.
+    """
+    limit = config.heldout_fraction * 2**64
+    smallest, has_others = None, False
+    documents = (read_documents(unit, collections.Counter()) for unit in chain.from_iterable(units))
+    for document in chain.from_iterable(documents):
+        if not limit or document.continues:
+            continue
+        number = split_hash(document, config)
+        if smallest is not None and has_others and number >= max(smallest, limit):
+            continue
+        if not _gives_rows(document, encoder, config):
+            continue
+        if number < limit:
+            return limit
+        has_others = has_others or smallest not in (None, number)
+        smallest = number if smallest is None else min(smallest, number)
+    return smallest + 1 if has_others else limit
+
+
+def _gives_rows(document: Document, encoder: Encoder, config: CorpusConfig) -> bool:
+    """Returns whether a document is not dropped, and has two sentences, as pairs need."""
+    try:
+        counter = collections.Counter()
+        texts = split_sentences(document, config.sentences, config.language, counter)
+    except UNREADABLE:
+        return False
+    num_sentences = 0 if drop_reason(texts, config) else sum(map(bool, encoder.encode(texts)))
+    return num_sentences >= (2 if config.rows in LABELED_ROWS else 1)
 
 
 def _hashed(document: Document) -> str:
@@ -117,19 +158,23 @@ def tokenize_unit(
     units: Sequence[Unit],
     encoder: Encoder,
     config: CorpusConfig,
+    heldout_limit: float,
     shards: dict[str, range],
     report: Report,
 ) -> Iterator[tuple[int, Part]]:
     """Reads, cleans and tokenizes the documents of units; yields parts, each with its shard.
 
-    `number` is that of the list of units, `shards` holds the shard numbers of each split.
+    `number` is that of the list of units, `shards` holds the shard numbers of each split;
+    `heldout_limit` is that of `find_heldout_limit`.
     """
+    itemsize = array(encoder.typecode).itemsize
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
     documents = (read_documents(unit, report.skipped) for unit in units)
-    for document in itertools.chain.from_iterable(documents):
+    for document in chain.from_iterable(documents):
         if not document.continues:
             document_number, part_number, digest, is_dropped = document_number + 1, 0, b"", False
-            split = split_of(_hashed(document), config)  # Of all parts: no pair joins two splits.
+            # Of all parts: no pair joins two splits.
+            split = "heldout" if split_hash(document, config) < heldout_limit else "train"
             report.count(split)["documents"] += 1
         digest = hashlib.blake2b(digest + _hashed(document).encode(), digest_size=16).digest()
         count = report.count(split)
@@ -153,9 +198,11 @@ def tokenize_unit(
         if not sentences:
             report.drop(split, "empty_documents", document.text)
             continue
-        pieces = [piece for ids in sentences for piece in cut_sentence(ids, config.max_seq_length)]
-        for sentences in cut_into_parts(pieces):
-            part = Part(document_number, part_number, digest, sentences)
+        pieces = []
+        for ids in sentences:
+            pieces += cut_sentence(ids, config.max_seq_length, itemsize)
+        for sentences in cut_into_parts(pieces, itemsize):
+            part = Part(document_number, part_number, digest, sentences, encoder.typecode)
             count["text_tokens"] += part.num_tokens()
             part_number += 1
             yield _shard_of(part, shards[split], config), part
@@ -169,9 +216,12 @@ def _shard_of(part: Part, shards: range, config: CorpusConfig) -> int:
     return shards[int.from_bytes(digest) * len(shards) >> 64]
 
 
-def cut_into_parts(sentences: list[bytes]) -> Iterator[list[bytes]]:
-    """Yields equal numbers of sentences, of at most about `MAX_PART_TOKENS` tokens together."""
-    num_tokens = sum(map(len, sentences)) // 2
+def cut_into_parts(sentences: list[bytes], itemsize: int = 2) -> Iterator[list[bytes]]:
+    """Yields equal numbers of sentences, of at most about `MAX_PART_TOKENS` tokens together.
+
+    A token id has `itemsize` bytes.
+    """
+    num_tokens = sum(map(len, sentences)) // itemsize
     num_parts = min(math.ceil(num_tokens / MAX_PART_TOKENS), len(sentences))
     bounds = (len(sentences) * part // num_parts for part in range(num_parts + 1))
     for start, stop in itertools.pairwise(bounds):
@@ -195,12 +245,15 @@ def make_rows(
     num_groups = max(1, sum(part.num_tokens() for part in parts) // GROUP_TOKENS)
     rng = random.Random(f"{config.seed}/{split}/{index}")
     special_ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    typecode = TYPECODES[token_dtype(tokenizer.vocab_size)]
     rows = []
     # Held-out documents are never duplicated.
     for _ in range(config.dupe_factor if split == "train" else 1):
         rng.shuffle(parts)
         for group in range(num_groups):
-            group_rows, counts = rows_of_group(parts[group::num_groups], special_ids, config, rng)
+            group_parts = parts[group::num_groups]
+            group_rows, counts = rows_of_group(group_parts, special_ids, config, rng, typecode)
+            counts["unknown_tokens"] = int((group_rows["tokens"] == tokenizer.unk_id).sum())
             rows.append(group_rows)
             report.count(split).update(counts)
     rows = np.concatenate(rows)
@@ -241,10 +294,11 @@ def rows_of_group(
     special_ids: tuple[int, int, int],
     config: CorpusConfig,
     rng: random.Random,
+    typecode: str = "H",
 ) -> tuple[np.ndarray, collections.Counter]:
     """Makes rows of parts; returns them, `row_dtype` [num_rows], and counts for the manifest.
 
-    `special_ids` are those of [PAD], [CLS] and [SEP].
+    `special_ids` are those of [PAD], [CLS] and [SEP], `typecode` is that of the parts.
     """
     length, counts = config.max_seq_length, collections.Counter()
     if config.rows in LABELED_ROWS:
@@ -276,12 +330,13 @@ def rows_of_group(
     else:
         documents = (part.ids() for part in parts)
         if config.rows == "single_segments":
-            sequences = make_segments(documents, length - 2)
+            sequences = make_segments(documents, length - 2, typecode)
         else:
             crosses = config.rows == "full_sentences"
-            sequences = make_full_sentences(documents, length - 2, special_ids[2], crosses)
-        pairs = [Pair(sequence, array("H"), IS_NEXT) for sequence in sequences]
-    rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng)
+            sep_id = special_ids[2]
+            sequences = make_full_sentences(documents, length - 2, sep_id, crosses, typecode)
+        pairs = [Pair(sequence, array(typecode), IS_NEXT) for sequence in sequences]
+    rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng, typecode)
     counts["pairs"] = len(pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     counts["rows"] = len(rows)

@@ -10,19 +10,72 @@ import mwparserfromhell
 from mwparserfromhell import nodes
 from mwparserfromhell.wikicode import Wikicode
 
+from bert_corpus.unclosed import MAX_REPEATED_CHARACTERS, repeated_characters
+from bert_corpus.variants import resolve_variants
+from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS, UNSPACED_CHARACTERS, count_words
+
 # Tags whose content is running text. The content of every other tag is dropped.
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
 TEXT_TAGS |= {"ins", "nowiki", "onlyinclude", "p", "q", "s", "small", "span", "strong", "sub"}
 TEXT_TAGS |= {"sup", "u", "var"}
+BLOCK_TAGS = {"blockquote", "center", "div", "p"}  # begin and end a line, so they join no words
+INVISIBLE_TAGS = {"nowiki", "section", "templatestyles", "wbr"}  # if without content
 # Templates that print one of their unnamed arguments -> its position. All others are dropped.
 TEXT_TEMPLATES = {"angbr": 0, "angle bracket": 0, "lang": 1, "nihongo": 0, "nowrap": 0}
 TEXT_TEMPLATES |= {"smaller": 0, "smallcaps": 0, "transl": -1, "transliteration": -1, "vanchor": 0}
+TEXT_TEMPLATES |= {
+    "仮リンク": 0,
+    "読み仮名": 0,
+    "ruby": 0,
+    "link-en": 0,
+    "internal link helper/en": 0,
+}
+LIST_ITEM = "\0"  # marks a line that comes from a list item, which is not a passage
+GAP = "\1"  # marks where something visible was dropped, such as a reference, template or image
+BLOCK = "\2"  # marks the beginning and end of a block
+APOSTROPHE = "\3"  # marks one that belongs to no markup of bold or italics
+GAPS = re.compile(f"{GAP}+")
+# Neither words nor sentences are joined; scripts without spaces need none.
+SPACED_GAP = re.compile(
+    rf"{GAP}(?<=[\w.,;:!?)\]]{GAP})(?<![{UNSPACED_CHARACTERS}]{GAP})(?=\w)(?![{UNSPACED_CHARACTERS}])"
+)
+SPACED_BLOCK = re.compile(rf"(?<=[^\s{BLOCK}]){BLOCK}+(?=[^\s{BLOCK}])")
+
+# Templates that stand for a few characters, by what they print.
+SYMBOLS = {
+    " ": "emsp ensp hairsp hsp nbs nbsp nnbsp pad quad sp space spaces thinsp",
+    " – ": "nbndash nbsndash snd snds sndash spnd spndash",
+    " — ": "nbmdash smd smdash spmd spmdash",
+    "–": "endash ndash –",
+    "—": "emdash mdash mdashb —",
+    " · ": "dot interpunct middot ·",
+    " • ": "bull bullet •",
+    APOSTROPHE: "' apostrophe",
+    f"{APOSTROPHE}s": "'s",
+    "-": "hyphen nbhyph nbhyphen",
+    "−": "minus",
+    "±": "plusminus plusmn ±",
+    "×": "times ×",
+    "&": "& amp ampersand",
+    "=": "=",
+    "": "shy wbr wj zwsp",
+    "\u200c": "zwnj",
+    "\u200d": "zwj",
+}
+SYMBOL_TEMPLATES = {name: symbol for symbol, names in SYMBOLS.items() for name in names.split()}
+SYMBOL_TEMPLATES |= {"em dash": "—", "en dash": "–", "spaced em dash": " — "}
+SYMBOL_TEMPLATES |= dict.fromkeys(
+    ("spaced en dash", "spaced en dash space", "spaced endash", "spaced ndash"), " – "
+)
+SYMBOL_TEMPLATES |= dict.fromkeys(
+    ("figure space", "hair space", "narrow no-break space", "non-breaking space", "thin space"), " "
+)
+MUSIC_SYMBOLS = {"flat": "♭", "b": "♭", "sharp": "♯", "#": "♯", "natural": "♮"}
 RANGE_WORDS = {"-", "–", "to", "and", "by", "x", "or", "to(-)", "and(-)"}
 
-LIST_ITEM = "\0"  # marks a line that comes from a list item, which is not a passage
-
 MEDIA_OR_CATEGORY = re.compile(
-    r"\s*(file|image|media|category)\s*:"
+    r"\s*(file|image|media|category|ファイル|画像|カテゴリ|文件|檔案|档案|图像|圖像|分类|分類"
+    r"|파일|분류|ไฟล์|ภาพ|หมวดหมู่)\s*:"
     r"|[^|\]]+:[^|\]]+\.(jpe?g|png|svg|gif|tiff?|webp|webm|og[gav]|pdf|djvu|midi?|wav|flac|mp3)\s*$",
     re.IGNORECASE,
 )
@@ -42,12 +95,19 @@ CLEANING = [
     (re.compile(r" {2,}"), " "),
     (re.compile(r"(?<=[(\[]) | (?=[)\]]|[,;:.!?](?:\s|$))"), ""),
     (re.compile(r"^[,;:.)] *|,(?=\.)"), ""),
+    # The same in full-width characters.
+    (re.compile(r"(?<=（)[\s、，；：・]+|[\s、，；：・]+(?=）)"), ""),
+    (re.compile(r"（）"), ""),
 ]
 # TFDS's wiki40b marks the parts of an article; a title or heading is on the next line.
 WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n?[^\n]*")
 WIKI40B_BREAK = re.compile(r"_START_PARAGRAPH_|_NEWLINE_")
 MAX_FRAGMENT_WORDS = 12  # of a caption, a table row or a line of "See also"
-ENDS_LIKE_A_SENTENCE = re.compile(r"[.!?…。！？؟।][\"'”’»)\]]*$")
+ENDS_LIKE_A_SENTENCE = re.compile(rf"[.!?{SENTENCE_ENDS}][{CLOSING_MARKS}]*$")
+
+
+class UnclosedMarkupError(ValueError):
+    """Raised for a page that would take too long to parse."""
 
 
 def extract_passages(wikitext: str, skipped: collections.Counter | None = None) -> list[str]:
@@ -55,9 +115,13 @@ def extract_passages(wikitext: str, skipped: collections.Counter | None = None) 
 
     Drops short paragraphs that do not end like a sentence (captions, hand-written table rows, "See
     also" lines), and counts them in `skipped`. Raises ParserError or RecursionError for unparsable
-    markup.
+    markup, and UnclosedMarkupError, also counted, for markup whose parsing takes quadratic time.
     """
-    text = plain_text(mwparserfromhell.parse(wikitext, skip_style_tags=True))
+    _check_unclosed_markup(wikitext, skipped)
+    text = plain_text(mwparserfromhell.parse(resolve_variants(wikitext), skip_style_tags=True))
+    text = SPACED_GAP.sub(" ", GAPS.sub(GAP, text)).replace(GAP, "")
+    if BLOCK in text:
+        text = SPACED_BLOCK.sub(" ", text).replace(BLOCK, "")
     # A paragraph may span several lines; blank lines and lists end it.
     lines = [
         "" if line.isspace() or line.startswith((LIST_ITEM, "|", "!", "{|")) else line
@@ -68,7 +132,7 @@ def extract_passages(wikitext: str, skipped: collections.Counter | None = None) 
         passage = html.unescape(paragraph.replace(LIST_ITEM, ""))  # &amp;nbsp; leaves &nbsp;
         for pattern, replacement in CLEANING:
             passage = pattern.sub(replacement, passage)
-        passages.append(passage.strip())
+        passages.append(passage.replace(APOSTROPHE, "'").strip())
     return _running_text(passages, skipped)
 
 
@@ -86,7 +150,7 @@ def _running_text(passages: list[str], skipped: collections.Counter | None) -> l
     """Returns the passages that are running text; counts the others, and their words."""
     kept = []
     for passage in filter(None, passages):
-        num_words = len(passage.split())
+        num_words = count_words(passage)
         ends = ENDS_LIKE_A_SENTENCE.search(passage)
         if num_words > (1 if ends else MAX_FRAGMENT_WORDS):
             kept.append(passage)
@@ -96,8 +160,18 @@ def _running_text(passages: list[str], skipped: collections.Counter | None) -> l
     return kept
 
 
+def _check_unclosed_markup(wikitext: str, skipped: collections.Counter | None) -> None:
+    # Most pages are too small to reach the limit whatever they hold.
+    if len(wikitext) * sum(map(wikitext.count, "{[<")) <= MAX_REPEATED_CHARACTERS:
+        return
+    if repeated_characters(wikitext) > MAX_REPEATED_CHARACTERS:
+        if skipped is not None:
+            skipped["pages_of_unclosed_markup"] += 1
+        raise UnclosedMarkupError("too many templates, links, tags or tables are never closed")
+
+
 def plain_text(markup: Wikicode) -> str:
-    """Returns the text of parsed markup, with `LIST_ITEM` before each list item."""
+    """Returns the text of parsed markup, with `LIST_ITEM`, `GAP` and `BLOCK`."""
     return "".join(map(_node_text, markup.nodes))
 
 
@@ -106,7 +180,7 @@ def _node_text(node: nodes.Node) -> str:
         case nodes.Text():
             return node.value
         case nodes.Wikilink() if MEDIA_OR_CATEGORY.match(str(node.title)):
-            return ""
+            return GAP
         case nodes.Wikilink(text=Wikicode() as text) | nodes.ExternalLink(title=Wikicode() as text):
             return plain_text(text)
         case nodes.Wikilink() if not OTHER_NAMESPACE.match(str(node.title)):
@@ -123,9 +197,15 @@ def _node_text(node: nodes.Node) -> str:
                 return "\n\n"
             if node.wiki_markup and name in ("li", "dd", "dt"):
                 return LIST_ITEM
+            if name in BLOCK_TAGS and node.contents is not None:
+                return f"{BLOCK}{plain_text(node.contents)}{BLOCK}"
             if name in TEXT_TAGS and node.contents is not None:
                 return plain_text(node.contents)
-    return ""  # other tags, comments, template parameters, links to other namespaces
+            if name in INVISIBLE_TAGS:
+                return ""
+        case nodes.Comment():
+            return ""
+    return GAP  # other tags, template parameters, links to other namespaces
 
 
 def _template_text(template: nodes.Template) -> str:
@@ -136,5 +216,9 @@ def _template_text(template: nodes.Template) -> str:
         return " ".join(arguments[:length])
     if name == "as of":
         return " ".join(["As of", *arguments[:1]])
+    if name in SYMBOL_TEMPLATES:
+        return SYMBOL_TEMPLATES[name]
+    if name == "music" and arguments:
+        return MUSIC_SYMBOLS.get(arguments[0], GAP)
     position = 0 if name.startswith("lang-") else TEXT_TEMPLATES.get(name, len(arguments))
-    return "".join(arguments[position:][:1])
+    return "".join(arguments[position:][:1]) or GAP

@@ -25,10 +25,12 @@ from bert_jax import partitioning
 from bert_jax.data.features import finetune_batches
 from bert_jax.interop.parameters import LoadedModel, log_report
 from bert_jax.interop.read import read_model
-from bert_jax.runtime import distributed, main
+from bert_jax.runtime import command_line, distributed, main
 from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.tasks.pretrained_head import only_predicts, with_settings_of_head
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
+from bert_jax.tasks.task import Split
 from bert_jax.tasks.trials import (
     Trial,
     TrialRun,
@@ -53,8 +55,11 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     workdir = pathlib.Path(workdir)
     with distributed.raise_on_all_processes():
         setup = prepare(config)
+        config = setup.config
         directories = seed_directories(workdir, config.seed, config.num_seeds)
     main.enable_compilation_cache(workdir)
+    if only_predicts(config):
+        return predict_splits(setup, workdir)
     trials = []
     for seed, directory in directories.items():
         trial = config.copy_and_resolve_references()
@@ -78,7 +83,15 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
 def prepare(config: ConfigDict) -> FinetuneSetup:
     """Validates the configuration, and reads the weights to start from and the task."""
     check_numbers(config)
-    return setup_finetuning(config, *read_weights(config)[:3])
+    source = read_weights(config)
+    head, max_length = (
+        source.settings.get("head"),
+        source.settings["bert"]["max_position_embeddings"],
+    )
+    if head and only_predicts(config) and not config.new_head:
+        given = command_line.given_fields()
+        config = with_settings_of_head(config, head, max_length, given)
+    return setup_finetuning(config, source.params, source.settings, source.tokenizer)
 
 
 def read_weights(config: ConfigDict) -> LoadedModel:
@@ -89,6 +102,49 @@ def read_weights(config: ConfigDict) -> LoadedModel:
     source = read_model(config.init_from)
     log_report(config.init_from, source.report)
     return source
+
+
+def predict_splits(setup: FinetuneSetup, workdir: pathlib.Path) -> dict:
+    """Predicts and scores every split with the weights as they are; returns its `result.json`."""
+    config = setup.config
+    if config.num_seeds > 1:
+        reason = "without training all seeds predict the same: set it to 1"
+        raise ValueError(f"--config.num_seeds={config.num_seeds}: {reason}")
+    trial = Trial(config, workdir)
+    with contextlib.ExitStack() as exit_stack:
+        exit_stack.enter_context(claim_workdir(workdir, setup.settings(config)))
+        if not trial.result:
+            watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
+            began, run = time.monotonic(), TrialRun(setup, trial, first_step=0)
+            stack = stack_trees(pad_to_trial_axis([setup.pretrained], setup.mesh))
+            params = jax.device_put(stack, setup.stack_shardings.params)
+            predictions = {
+                split.name: predict_split(setup, split, params, watchdog)[0]
+                for split in setup.task.splits
+            }
+            run.finish(predictions, began)
+    return trial.result
+
+
+def predict_split(setup: FinetuneSetup, split: Split, params: dict, watchdog: Watchdog) -> list:
+    """Returns the outputs and the loss of each trial of a stack for a split."""
+    batches = itertools.count()
+
+    def predict_batch(params, rows):
+        watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
+        return setup.predict_step(params, rows)
+
+    predictions = finetune_step.predict(
+        predict_batch,
+        params,
+        setup.task.head,
+        split.features,
+        setup.shape,
+        setup.rows_per_prediction,
+        partitioning.batch_sharding(setup.mesh),
+    )
+    watchdog.beat(f"scoring {split.name}", limited=False)
+    return predictions
 
 
 def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib.Path) -> list:
@@ -173,19 +229,6 @@ def run_stack(
     began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
     selector, metric = task.selection_split, task.metric.rpartition("/")[-1]
 
-    def predict(split, params):
-        """Returns the outputs and the loss of each trial for a split."""
-        batches = itertools.count()
-
-        def predict_batch(params, rows):
-            watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
-            return setup.predict_step(params, rows)
-
-        inputs = task.head, split.features, setup.shape, setup.rows_per_prediction, sharding
-        predictions = finetune_step.predict(predict_batch, params, *inputs)
-        watchdog.beat(f"scoring {split.name}", limited=False)
-        return predictions
-
     while not all(run.finished for run in runs):  # Until the next trials end.
         start, stop = step, min(run.num_steps for run in runs)
         members = pad_to_trial_axis(runs, mesh)
@@ -237,7 +280,8 @@ def run_stack(
                 progress.set_postfix_str(f"loss={min(run.loss for run in runs):.3f}")
                 unreported = []
             if selector and (should_evaluate or step == stop):
-                for index, prediction in enumerate(predict(selector, state.params)[: len(runs)]):
+                outputs = predict_split(setup, selector, state.params, watchdog)
+                for index, prediction in enumerate(outputs[: len(runs)]):
                     run = runs[index]
                     if run.finished or not (should_evaluate or step == run.num_steps):
                         continue
@@ -259,7 +303,9 @@ def run_stack(
         # The best checkpoint (without a dev split or training, the last one) predicts every split.
         ending = [run for run in runs if run.num_steps == stop and not run.diverged]
         unsaved = [i for i, run in enumerate(runs) if run in ending and run.best_step is None]
-        outputs = predict(selector, state.params) if unsaved and selector else None
+        outputs = None
+        if unsaved and selector:
+            outputs = predict_split(setup, selector, state.params, watchdog)
         for index in unsaved:
             scores = score_split(selector, *outputs[index]) if outputs else {}
             runs[index].save_best(stop, setup.pick(state.params, index), scores)
@@ -273,7 +319,9 @@ def run_stack(
             if splits := [split for split in task.splits if split.name not in predictions]:
                 best = stack_trees([run.read_best_params() for run in padded])
                 params = jax.device_put(best, setup.stack_shardings.params)
-                predictions |= {split.name: predict(split, params) for split in splits}
+                predictions |= {
+                    split.name: predict_split(setup, split, params, watchdog) for split in splits
+                }
             for index, run in enumerate(ending):
                 if not run.finished:
                     run.finish({name: each[index] for name, each in predictions.items()}, began)

@@ -21,6 +21,7 @@ from bert_jax.model import forward
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import EMBEDDING, HEADS, BertForTask, make_model
+from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks import spans
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
 from bert_jax.tasks.sequences import make_sequences
@@ -122,11 +123,13 @@ class PretrainedModel:
         """
         texts, chosen = _as_list(texts)
         _check_texts("texts", texts)
-        _check_whole("top_k", top_k, 1, self.config.vocab_size)
+        _check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
         if self.config.causal:
             raise ValueError("this model reads left to right, so it cannot fill in masks")
         if "mlm" not in self.params:
             raise ValueError("this model has no masked-LM head, so it cannot fill in masks")
+        if self.tokenizer.mask_id is None:
+            raise ValueError("this model's vocabulary has no mask, so it cannot fill in masks")
         mask, limit, features = self.tokenizer.mask_token, self.config.max_position_embeddings, []
         for text in texts:
             if mask not in text:
@@ -199,12 +202,12 @@ class PretrainedModel:
         batch_size: int = ROWS_PER_BATCH,
         max_length: int | None = None,
     ) -> np.ndarray:
-        """Computes a vector for each text, float32 `[num_texts, hidden_size]`; `[hidden]` for one.
+        """Computes a vector for each text, float32 `[num_texts, size]`; `[size]` for one.
 
         Args:
-          pooling: "mean" of the last layer over all tokens; "cls", the last layer at [CLS]; or
-            "pooler", the tanh layer above that. None: "mean"; for a bi-encoder its own, and
-            normalized if it was trained that way.
+          pooling: "pooler", the tanh layer above [CLS], or one of `bert_jax.model.pooling.POOLINGS`
+            of the last layer, such as "mean" or "cls". None: "mean"; for a bi-encoder or a model of
+            sentence-transformers its own, with its dense layers, normalization and prompt.
           batch_size: packed rows of 64 tokens per forward pass; proportionally fewer longer ones.
           max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
             `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
@@ -215,17 +218,19 @@ class PretrainedModel:
         if max_length is None:
             max_length = bi_encoder.get("max_seq_length", limit)
         _check_whole("max_length", max_length, 2, limit)
-        normalize = pooling is None and bi_encoder.get("normalize", False)
-        pooling = bi_encoder.get("pooling", "mean") if pooling is None else pooling
-        if pooling not in ("mean", "cls", "pooler"):
-            raise ValueError(f"pooling must be 'mean', 'cls' or 'pooler', got {pooling!r}")
+        if pooling not in (None, "pooler", *POOLINGS):
+            raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
         if pooling == "pooler" and "pooler" not in self.params["bert"]:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
-        module = BertForTask(self.config, EMBEDDING, 0, pooling, normalize)
+        module = BertForTask(self.config, EMBEDDING, 0, pooling or "mean", normalize=False)
+        if pooling is None and bi_encoder:
+            module = make_model(self.config, {"normalize": False} | bi_encoder)
+            _check_texts("texts", texts)
+            texts = [bi_encoder.get("prompt", "") + text for text in texts]
         function = functools.partial(forward.head_outputs, module, self.params)
         features = self._features(texts, max_length)
         vectors = self._apply(function, features, batch_size, size=lambda feature: 1)
-        return np.array(vectors, np.float32).reshape(-1, self.config.hidden_size)[chosen]
+        return np.array(vectors, np.float32).reshape(len(texts), module.vector_size)[chosen]
 
     def features(
         self,
@@ -310,11 +315,13 @@ class PretrainedModel:
 
         A text is split into words and punctuation marks, or given as a tuple of words (in a list of
         texts also as a list), which are joined by spaces. Entities have a type, character offsets
-        `[start, end)` and, like words, a probability.
+        `[start, end)` and, like words, a probability. Of tags without prefixes (O, PER, LOC) a run
+        of equal ones is an entity, unless the head was trained with scheme=none.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
         texts, chosen = _as_list(texts)
-        inputs = texts, self.tokenizer, head["max_seq_length"], head["labels"]
+        settings = head["max_seq_length"], head["labels"], head.get("scheme")
+        inputs = texts, self.tokenizer, *settings
         return tag_texts(*inputs, self._head_outputs)[chosen]
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:

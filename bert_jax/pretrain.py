@@ -205,8 +205,9 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     log_report(config.init_from, source.report)
     if source.tokenizer.sha256 != tokenizer.sha256:
         raise ValueError(
-            f"the corpus was not built with the vocabulary of the weights in {config.init_from}: "
-            f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256})"
+            f"the corpus was not built with the tokenizer of the weights in {config.init_from}: "
+            f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256}), "
+            "or for a model of transformers with --vocab=DIR"
         )
     unused = parts_without_loss(config)
     fresh = [part for part in source.settings.get("absent", ()) if part not in unused]

@@ -4,17 +4,33 @@ import hashlib
 import os
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
 import tokenizers
 
-WORDPIECE_FILENAME = "vocab.txt"
+from bert_jax.transformers_tokenizer import (
+    ADDED_TOKENS_FILENAME,
+    CONFIG_FILENAME,
+    TRANSFORMERS_FILENAME,
+    read_directory,
+)
+from bert_jax.wordpiece import (
+    CONTINUATION,
+    VOCABULARY_FILENAME,
+    WORDPIECE_FILENAME,
+    SpecialTokens,
+    WordPiece,
+    check_special_tokens,
+    lower_case_of,
+    read_vocabulary,
+    read_wordpiece_json,
+)
+
 SENTENCEPIECE_FILENAME = "spiece.model"
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD_CHARACTERS = 200  # A longer word becomes [UNK], as in the released WordpieceTokenizer.
-MARKER = re.compile(r"\[[^\]]+\]")  # "[unused7]", or an added one such as "[ENT]"
+SPECIAL_TOKENS = tuple(SpecialTokens())
 
 
 class Tokenizer:
@@ -23,32 +39,30 @@ class Tokenizer:
     Special tokens are neither added nor recognized in a text, as in the released code.
 
     Attributes:
-      filename, content: the standard name and the bytes of the vocabulary file, which a corpus or
-        checkpoint stores; `tokenizer_from_bytes(filename, content)` restores the tokenizer.
-      special_ids: pad_id, unk_id, cls_id, sep_id and mask_id.
+      filename, content: the standard name and the bytes of the file that stores the tokenizer in a
+        corpus or checkpoint; `tokenizer_from_bytes(filename, content)` restores it.
+      vocab_size: the number of ids.
+      special_ids: pad_id, unk_id, cls_id, sep_id and, unless it is None, mask_id.
+      mask_token: the mask as written in a text; None if the vocabulary has none.
       word_start: bool [vocab_size], whether a piece begins a word. True for special tokens.
-      lower_case: whether text is lower-cased (and, by WordPiece, stripped of accents): true if no
-        piece has an upper-case letter, except for markers in brackets.
+      lower_case: whether text is lower-cased.
+      casing: the same in words, with the reason, for the log.
+      splits_at_spaces: whether a text has the ids of its parts between spaces.
     """
 
-    def __init__(
-        self, content: bytes, source: str, pieces: list[str], begins_word: list[bool], ids: dict
-    ):
+    filename: str
+    splits_at_spaces = False
+
+    def __init__(self, content: bytes, pieces: list[str], special_ids: list[int | None]):
         self._pieces = pieces
-        self._ids = {piece: index for index, piece in enumerate(pieces)} | ids
-        missing = [token for token in SPECIAL_TOKENS if self._ids.get(token, -1) < 0]
-        if missing:
-            raise ValueError(f"{source} lacks {', '.join(missing)}; see tools/train_vocab.py")
         self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = len(pieces)
-        self.special_ids = tuple(self._ids[token] for token in SPECIAL_TOKENS)
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
-        self.mask_token = pieces[self.mask_id]
-        self.word_start = np.array(begins_word)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special_ids
+        self.special_ids = tuple(index for index in special_ids if index is not None)
+        self.mask_token = None if self.mask_id is None else pieces[self.mask_id]
+        self.word_start = np.array([self._begins_word(piece) for piece in pieces])
         self.word_start[list(self.special_ids)] = True
-        ordinary = (p for i, p in enumerate(pieces) if i not in self.special_ids)
-        self.lower_case = all(p == p.lower() or MARKER.fullmatch(p) for p in ordinary)
 
     def __reduce__(self):  # Library objects are not sent to worker processes.
         return tokenizer_from_bytes, (self.filename, self.content)
@@ -64,9 +78,16 @@ class Tokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
         """Returns the ids and the character offsets of each text.
 
-        Offsets are int32 [tokens, 2], (start, end), ascending. Characters that tokenization drops
-        (combining accents, control characters) belong to the previous piece, white space to none.
+        Offsets are int32 [tokens, 2], (start, end), ascending. Combining accents that tokenization
+        drops belong to the previous piece. White space and format characters (zero-width spaces,
+        soft hyphens, control and private-use characters, U+FFFD) around a piece belong to none, so
+        that an answer ends before them; a piece of nothing else has an empty span.
         """
+
+        def is_blank(character: str) -> bool:
+            is_format = unicodedata.category(character) in ("Cc", "Cf", "Co")
+            return is_format or character == "\ufffd" or character.isspace()
+
         encoded = []
         # Subclasses yield the ids and offsets of their library.
         for text, (ids, raw_offsets) in zip(texts, self._encode_raw(texts), strict=True):
@@ -74,8 +95,11 @@ class Tokenizer:
             limits = [*(begin for begin, _ in raw_offsets[1:]), len(text)]
             for (begin, end), limit in zip(raw_offsets, limits, strict=False):
                 end += len(re.match(r"\S*", text[end:limit])[0])
-                piece = text[begin:end].lstrip()
-                offsets.append((end - len(piece), end - len(piece) + len(piece.rstrip())))
+                while begin < end and is_blank(text[begin]):
+                    begin += 1
+                while begin < end and is_blank(text[end - 1]):
+                    end -= 1
+                offsets.append((begin, end))
             encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
         return encoded
 
@@ -93,22 +117,36 @@ class Tokenizer:
         """Returns the id of a piece. Raises KeyError if there is none."""
         return self._ids[token]
 
+    def _begins_word(self, piece: str) -> bool:
+        raise NotImplementedError
+
 
 class WordPieceTokenizer(Tokenizer):
     """BERT's tokenizer: cleans the text, splits it at white space, punctuation and CJK characters,
-    then matches the longest piece first. Words that are too long or unmatched become [UNK]."""
+    then matches the longest piece first. Words that are too long or unmatched become [UNK].
 
-    filename = WORDPIECE_FILENAME
+    A tokenizer of transformers may also have tokens of its own, which it finds before all this.
+    """
 
-    def __init__(self, content: bytes, source: str):
-        pieces = _read_vocabulary(content, source)
-        super().__init__(content, source, pieces, [not p.startswith("##") for p in pieces], {})
-        options = {"unk_token": "[UNK]", "max_input_chars_per_word": MAX_WORD_CHARACTERS}
-        self._tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(self._ids, **options))
-        normalizer = tokenizers.normalizers.BertNormalizer(lowercase=self.lower_case)
-        self._tokenizer.normalizer = normalizer
-        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-        self._tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
+    def __init__(self, wordpiece: WordPiece):
+        self.wordpiece = wordpiece
+        self.filename, self.casing = wordpiece.filename, wordpiece.casing
+        self._tokenizer = backend = wordpiece.backend
+        self._ids = backend.get_vocab(with_added_tokens=True)
+        special_ids = [self._ids.get(name) for name in wordpiece.special_tokens]
+        # Ids between others may have no piece.
+        pieces = [backend.id_to_token(i) or "" for i in range(max(self._ids.values()) + 1)]
+        super().__init__(wordpiece.content, pieces, special_ids)
+        normalizer, added = backend.normalizer, backend.get_added_tokens_decoder().values()
+        self.lower_case = normalizer is not None and normalizer.normalize_str("A") == "a"
+        self.splits_at_spaces = (
+            isinstance(normalizer, tokenizers.normalizers.BertNormalizer)
+            and isinstance(backend.pre_tokenizer, tokenizers.pre_tokenizers.BertPreTokenizer)
+            and not any(re.search(r"\s", token.content) for token in added)
+        )
+
+    def _begins_word(self, piece: str) -> bool:
+        return not piece.startswith(CONTINUATION)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -134,11 +172,19 @@ class SentencePieceTokenizer(Tokenizer):
             raise ValueError(f"{source} is not an intact SentencePiece model: {error}") from error
         pieces = self._processor.id_to_piece(list(range(len(self._processor))))
         # A model defines padding and unknown by id, whatever their names; -1 means none.
-        ids = {"[PAD]": self._processor.pad_id(), "[UNK]": self._processor.unk_id()}
-        super().__init__(content, source, pieces, [p.startswith("▁") for p in pieces], ids)
+        pad_and_unk = {"[PAD]": self._processor.pad_id(), "[UNK]": self._processor.unk_id()}
+        ids = {piece: index for index, piece in enumerate(pieces)} | pad_and_unk
+        self._ids = {piece: index for piece, index in ids.items() if index >= 0}
+        check_special_tokens(SPECIAL_TOKENS, self._ids, source)
+        super().__init__(content, pieces, [self._ids[name] for name in SPECIAL_TOKENS])
+        self.lower_case, reason = lower_case_of(pieces)
+        self.casing = f"normalized by its SentencePiece model ({reason})"
         # Appends normalizer_spec.add_dummy_prefix=false: in a protocol buffer the last value wins.
         content += b"\x1a\x02\x18\x00"
         self._continuing = sentencepiece.SentencePieceProcessor(model_proto=content)
+
+    def _begins_word(self, piece: str) -> bool:
+        return piece.startswith("▁")
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         if continues and not text[:1].isspace():
@@ -159,36 +205,37 @@ class SentencePieceTokenizer(Tokenizer):
         return "".join(self._pieces[token_id] for token_id in ids).replace("▁", " ").strip()
 
 
-def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:
     """Loads a WordPiece vocabulary (one piece per line), or a SentencePiece model (*.model).
 
-    Raises FileNotFoundError, and ValueError for a file that is neither or lacks a special token.
+    `path` may also be the directory of a corpus, or of a model of transformers. The files beside a
+    vocabulary of such a model count, too. `lower_case` overrides what files or pieces say.
+
+    Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
+    token.
     """
     path = pathlib.Path(path)
+    directory = path if path.is_dir() else path.parent
+    beside = ("config.json", TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
+    is_of_model = any((directory / name).exists() for name in beside)
+    if is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TRANSFORMERS_FILENAME):
+        return WordPieceTokenizer(read_directory(directory, lower_case))
+    if path.is_dir():  # Of a corpus, for example.
+        names = (VOCABULARY_FILENAME, WORDPIECE_FILENAME, SENTENCEPIECE_FILENAME)
+        path = next((path / name for name in names if (path / name).exists()), path)
     if not path.is_file():
         raise FileNotFoundError(f"no vocabulary at {path}; train one with tools/train_vocab.py")
-    return tokenizer_from_bytes(str(path), path.read_bytes())
+    return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
 
 
-def tokenizer_from_bytes(filename: str, content: bytes) -> Tokenizer:
+def tokenizer_from_bytes(
+    filename: str, content: bytes, lower_case: bool | None = None
+) -> Tokenizer:
     """Builds a tokenizer from a file's name and bytes. Raises ValueError like `load_tokenizer`."""
-    tokenizer_class = SentencePieceTokenizer if filename.endswith(".model") else WordPieceTokenizer
-    return tokenizer_class(content, filename)
-
-
-def _read_vocabulary(content: bytes, source: str) -> list[str]:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        hint = "a SentencePiece model has the suffix .model"
-        raise ValueError(f"{source}, line {line}, byte {error.start}: not UTF-8; {hint}") from None
-    # Not splitlines(): pieces may contain characters that only Unicode treats as line ends.
-    pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    first_line: dict[str, int] = {}
-    for line_number, piece in enumerate(pieces, start=1):
-        if not piece:
-            raise ValueError(f"{source}, line {line_number} is empty; expected one piece per line")
-        if (first := first_line.setdefault(piece, line_number)) != line_number:
-            raise ValueError(f"{source}, line {line_number}: {piece!r} is already on line {first}")
-    return pieces
+    if filename.endswith(".model"):
+        if lower_case is not None:
+            raise ValueError(f"{filename}: the casing of a SentencePiece model is fixed")
+        return SentencePieceTokenizer(content, filename)
+    if filename.endswith(".json"):
+        return WordPieceTokenizer(read_wordpiece_json(content, filename))
+    return WordPieceTokenizer(read_vocabulary(content, filename, lower_case))

@@ -15,7 +15,6 @@ from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.tasks.trials import Trial, summarize_seeds
 from bert_jax.training.checkpoint import (
     find_checkpoint,
-    load_settings,
     saved_steps,
     write_checkpoint,
 )
@@ -394,9 +393,17 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     write_weights(tmp_path / "headed", given / "vocab.txt", head=CLASSES)
     config = small_config(given, init_from=str(tmp_path / "headed"), num_epochs=0.0)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
-    assert result["steps"] == result["best_step"] == 0
-    settings = load_settings(find_checkpoint(tmp_path / "run"))
-    assert settings["scores"] == result["dev"] and 0 <= settings["score"] <= 1
+    assert result["steps"] == 0 and "best_step" not in result
+    assert 0 <= result["dev"]["accuracy"] <= 1 and result["predictions"] == [
+        "predictions/dev.jsonl"
+    ]
+    assert "predictions/dev.jsonl" in result["predictions"]
+    assert not (tmp_path / "run/best").exists() and not (tmp_path / "run/checkpoints").exists()
+    again = finetune.train_and_evaluate(config, tmp_path / "run")
+    assert again == result  # Even the seconds are equal.
+    config.num_seeds = 2
+    with pytest.raises(ValueError, match="num_seeds=2: without training all seeds"):
+        finetune.train_and_evaluate(config, tmp_path / "seeds")
 
 
 def test_without_training_data_the_labels_are_those_of_the_head(finished, given, tmp_path):

@@ -320,7 +320,7 @@ def test_long_texts_are_truncated_with_a_warning(model):
             TypeError,
             "must be a string or a list of strings",
         ),
-        (lambda m: m.encode(["the"], pooling="max"), ValueError, "must be 'mean', .*, got 'max'"),
+        (lambda m: m.encode(["the"], pooling="min"), ValueError, "got 'min'"),
         (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),
         (lambda m: m.encode(["the"], batch_size="4"), ValueError, "a whole number, .* got '4'"),
         (lambda m: m.encode(["the"], max_length=41), ValueError, r"in \[2, 40\], got 41"),

@@ -75,6 +75,55 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
         assert encoder.encode(batch) == expected
 
 
+@pytest.mark.parametrize("case", ["uncased", "cased", "sentencepiece"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("town\u200b river", ["town", "river"]),
+        ("town\u200b\u200d", ["town"]),
+        ("town\u00ad river", ["town", "river"]),
+        ("\ufefftown\u2060", ["town"]),
+        ("\u202atown\u202c, \u2068river\u2069.", ["town", ",", "river", "."]),
+        ("town\x00 river\x7f", ["town", "river"]),
+        ("town\ufffd river\ue000", ["town", "river"]),
+        ("town \u200b \u200briver", ["town", "river"]),
+        ("\u200b", []),
+        ("\u200b \u00ad\x00", []),
+    ],
+)
+def test_format_characters_around_a_word_belong_to_no_piece(
+    sentencepiece_tokenizer, case, text, words
+):
+    pieces = ["town", "river", ".", ","] + ["Town"] * (case == "cased")
+    tokenizer = sentencepiece_tokenizer if case == "sentencepiece" else wordpiece(*pieces)
+    ((ids, offsets),) = tokenizer.encode_with_offsets([text])
+    assert len(ids) == len(offsets)
+    covered = [text[begin:end] for begin, end in offsets.tolist()]
+    assert "".join(covered) == "".join(words)
+    for word in words:  # An answer is cut out of the text from its first to its last piece.
+        first = int(np.searchsorted(offsets[:, 1], text.index(word), side="right"))
+        last = int(np.searchsorted(offsets[:, 0], text.index(word) + len(word))) - 1
+        assert text[offsets[first, 0] : offsets[last, 1]] == word
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("e\u0301\u200b x", ["e\u0301", "x"]),  # A combining accent.
+        ("e\u200b\u0301 x", ["e\u200b\u0301", "x"]),
+        ("x\ufe0f\u200b x", ["x\ufe0f", "x"]),  # A variation selector is a combining mark.
+        ("\u200b\u0130\u200b x", ["\u0130", "x"]),  # Its lower case has two characters.
+        ("\ufb01\u200b x", ["\ufb01", "x"]),  # A ligature.
+        ("x\u200bx \u0645\u06cc\u200c\u062e", ["x\u200bx", "\u0645\u06cc\u200c\u062e"]),
+    ],
+)
+def test_accents_and_format_characters_inside_a_piece_stay(cased, text, pieces):
+    tokenizer = wordpiece("e", "i", "xx", "x", *(["X"] * cased))
+    ((_, offsets),) = tokenizer.encode_with_offsets([text])
+    assert [text[begin:end] for begin, end in offsets.tolist()] == pieces
+
+
 def test_special_tokens_in_text_are_not_recognized():
     tokenizer = wordpiece("[", "]", "mask", "sep")
     assert tokenizer.encode("[MASK] [SEP]") == [5, 7, 6, 5, 8, 6]

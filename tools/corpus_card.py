@@ -86,6 +86,7 @@ def describe(manifest: dict, samples: dict) -> str:
     labels = [s["nsp_labels"]["not_next"] / s["pairs"] for s in splits.values()]
     label = "swapped" if config["rows"] == "sentence_order" else "NotNext"
     rows.append((f"share labeled {label}", *(f"{share:.3f}" for share in labels)))
+    rows.append(("share of [UNK]", *(f"{s['unknown_share']:.4f}" for s in splits.values())))
     lines += [*_table(("", *splits), rows), ""]
     lines.append(
         "Each pass uses every token of the text that is not dropped; copied tokens are in several "

@@ -17,8 +17,10 @@ from bert_jax.interop.huggingface import (
     task_in_transformers,
 )
 from bert_jax.interop.parameters import PADDED
+from bert_jax.interop.sentence_transformers import embedding_files
 from bert_jax.model.config import BertConfig
-from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer
+from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
+from bert_jax.transformers_tokenizer import transformers_files
 
 # (has "mlm", has "nsp") -> transformers' class of a model without a task's head.
 _HEADLESS_CLASSES = {
@@ -36,7 +38,7 @@ def save_huggingface(
 
     Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
     """
-    if tokenizer.filename != WORDPIECE_FILENAME:
+    if not isinstance(tokenizer, WordPieceTokenizer):
         raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
     config, head = BertConfig(**settings["bert"]), settings.get("head") or {}
     check_pooling(config, head)
@@ -45,7 +47,11 @@ def save_huggingface(
         "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
         **{key: getattr(config, field) for field, key in CONFIG_KEYS.items()},
         "hidden_act": "gelu",
-        "attention_probs_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": (
+            config.dropout_rate
+            if config.attention_dropout_rate is None
+            else config.attention_dropout_rate
+        ),
         "pad_token_id": tokenizer.pad_id,
         "dtype": "float32",
     }
@@ -67,21 +73,24 @@ def save_huggingface(
             values["problem_type"] = problem_type
         if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
             values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    tokenizer_config = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": tokenizer.lower_case,
-        "model_max_length": head.get("max_seq_length", config.max_position_embeddings),
-    }
-    files = {"config.json": values, "tokenizer_config.json": tokenizer_config}
-    if head.get("task") == "embedding":
-        files |= _sentence_transformers_files(config.hidden_size, head)
+    max_length = head.get("max_seq_length", config.max_position_embeddings)
+    files = {"config.json": values} | transformers_files(tokenizer.wordpiece, max_length)
     tensors = params_to_huggingface(params, config, head)
     directory.mkdir()
+    if head.get("task") == "embedding":
+        files |= embedding_files(config.hidden_size, head)
+        for index, path in enumerate(path for path in files if "_Dense/" in path):
+            prefix = f"projection_{index}."
+            names = [name for name in tensors if name.startswith(prefix)]
+            dense = {f"linear.{name.removeprefix(prefix)}": tensors.pop(name) for name in names}
+            folder = (directory / path).parent
+            folder.mkdir()
+            safetensors.numpy.save_file(dense, folder / "model.safetensors", {"format": "pt"})
     for name, content in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
+        text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+        (directory / name).write_text(text)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    (directory / WORDPIECE_FILENAME).write_bytes(tokenizer.content)
 
 
 def params_to_huggingface(
@@ -100,30 +109,6 @@ def params_to_huggingface(
             tensor = tensor.T if path.endswith("/kernel") else tensor
             # safetensors ignores strides.
             tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
-    if params.keys() == {"bert"}:
+    if not params.keys() & {"mlm", "nsp", "head"}:
         return {name.removeprefix("bert."): value for name, value in tensors.items()}
     return tensors
-
-
-def _sentence_transformers_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
-    """Returns the JSON files, by name, that `SentenceTransformer` needs for a bi-encoder.
-
-    It truncates queries to the length of passages, `head["max_seq_length"]` tokens.
-    """
-    normalize, pooling = head["normalize"], head["pooling"]
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    return {
-        "modules.json": [
-            {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (name, path) in enumerate(modules[: 3 if normalize else 2])
-        ],
-        "sentence_bert_config.json": {"max_seq_length": head["max_seq_length"]},
-        "config_sentence_transformers.json": {
-            "similarity_fn_name": "cosine" if normalize else "dot"
-        },
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": hidden_size,
-            "pooling_mode_cls_token": pooling == "cls",
-            "pooling_mode_mean_tokens": pooling == "mean",
-        },
-    }

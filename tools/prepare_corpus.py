@@ -41,7 +41,19 @@ INPUT = flags.DEFINE_list(
     "file_format=array_record.",
     required=True,
 )
-VOCAB = flags.DEFINE_string("vocab", None, "WordPiece or SentencePiece vocabulary.", required=True)
+VOCAB = flags.DEFINE_string(
+    "vocab",
+    None,
+    "WordPiece or SentencePiece vocabulary, or the directory of a model of transformers, whose "
+    "tokenizer is used with all of its options.",
+    required=True,
+)
+CASED = flags.DEFINE_bool(
+    "cased",
+    None,
+    "Keep upper case, or (--nocased) lower-case the text. By default as the model of --vocab says, "
+    "or else as the pieces of the vocabulary show.",
+)
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
 OVERWRITE = flags.DEFINE_bool(
     "overwrite",
@@ -161,7 +173,12 @@ def main(argv: list[str]) -> None:
         config = CorpusConfig(**{name: flags.FLAGS[name].value for name in names})
         # A shell does not expand the ~ of --output=~/corpus.
         output, vocabulary = map(os.path.expanduser, (OUTPUT.value, VOCAB.value))
-        plan = Plan(INPUT.value, load_tokenizer(vocabulary), config)
+        lower_case = None if CASED.value is None else not CASED.value
+        tokenizer = load_tokenizer(vocabulary, lower_case)
+        print(f"{vocabulary}: {tokenizer.vocab_size:,} ids, {tokenizer.casing}")
+        if tokenizer.mask_id is None:
+            raise ValueError(f"{vocabulary} has no mask token, which pre-training needs")
+        plan = Plan(INPUT.value, tokenizer, config)
         if RUNNER.value:
             if not importlib.util.find_spec("apache_beam"):
                 raise ImportError("--runner needs apache-beam: pip install 'bert_jax[beam]'")
@@ -204,7 +221,19 @@ def main(argv: list[str]) -> None:
     for reason, texts in read_samples(output)["dropped"].items():
         for text in texts[: SAMPLES.value]:
             print(f"dropped, {reason}: {text}")
-    print(f"{output}: complete after {time.monotonic() - started:.1f} s; see its card.md")
+    splits = manifest["splits"].values()
+    if plan.heldout_limit > config.heldout_fraction * 2**64:
+        print(
+            f"--heldout_fraction={config.heldout_fraction} would hold out none of "
+            f"{sum(split['documents'] for split in splits):,} documents: "
+            f"held out are {manifest['splits']['heldout']['documents']:,} with the smallest hashes"
+        )
+    unknown = sum(split["unknown_tokens"] for split in splits)
+    share = unknown / sum(split["tokens"] - split["special_tokens"] for split in splits)
+    print(
+        f"{output}: complete after {time.monotonic() - started:.1f} s; {share:.2%} of the tokens "
+        "are [UNK]; see its card.md"
+    )
 
 
 if __name__ == "__main__":

@@ -31,20 +31,17 @@ from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tokenization import (
-    MAX_WORD_CHARACTERS,
-    SENTENCEPIECE_FILENAME,
-    SPECIAL_TOKENS,
-    WORDPIECE_FILENAME,
-    tokenizer_from_bytes,
-)
+from bert_jax.tokenization import SENTENCEPIECE_FILENAME, SPECIAL_TOKENS, tokenizer_from_bytes
 from bert_jax.tools.commands import exit_interrupted
+from bert_jax.wordpiece import MAX_WORD_CHARACTERS, VOCABULARY_FILENAME
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(
     "output", None, "vocab.txt, or NAME.model for SentencePiece.", required=True
 )
-SIZE = flags.DEFINE_integer("size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=65_536)
+SIZE = flags.DEFINE_integer(
+    "size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=1 << 20
+)
 KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Algorithm.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool("cased", False, "Keep case (and, in WordPiece, accents).")
@@ -219,7 +216,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"train_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
-    filename = WORDPIECE_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
+    filename = VOCABULARY_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
     if output.endswith(".model") != filename.endswith(".model"):
         sys.exit(
             f"train_vocab: --output={output} does not match --kind={KIND.value}: a SentencePiece "
@@ -254,8 +251,8 @@ def main(argv: list[str]) -> None:
     print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
     if tokenizer.lower_case == CASED.value:
         print(
-            f"warning: --cased={CASED.value}, but the pieces make this vocabulary {case}, and text "
-            "will be treated accordingly: is all of the text in one case?",
+            f"warning: --cased={CASED.value}, but by its pieces this vocabulary is {case}. Is all "
+            "of the text in one case? If not, give the same flag to prepare_corpus",
             file=sys.stderr,
         )
     if tokenizer.vocab_size < SIZE.value:

@@ -3,7 +3,12 @@
 import numpy as np
 
 
-def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
+def token_dtype(vocab_size: int) -> str:
+    """Returns the name of the smallest dtype, uint16 or uint32, that holds all token ids."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def row_dtype(max_seq_length: int, max_pairs: int, token_dtype: str = "uint16") -> np.dtype:
     """Returns the dtype of a row.
 
     Fields:
@@ -14,7 +19,7 @@ def row_dtype(max_seq_length: int, max_pairs: int) -> np.dtype:
       nsp_labels: 0 is IsNext, 1 is NotNext; 0 without a second span.
     """
     fields = [
-        ("tokens", "<u2", (max_seq_length,)),
+        ("tokens", np.dtype(token_dtype).newbyteorder("<"), (max_seq_length,)),
         ("sequence_bounds", "<u2", (max_pairs, 3)),
         ("nsp_labels", "u1", (max_pairs,)),
     ]

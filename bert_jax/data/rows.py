@@ -75,7 +75,8 @@ class Rows:
             self.max_pairs: int = config["max_pairs_per_row"]
             self.num_rows: int = splits[split]["rows"]
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
-            self._dtype = row_dtype(self.max_seq_length, self.max_pairs)
+            token_dtype = self.manifest.get("token_dtype", "uint16")
+            self._dtype = row_dtype(self.max_seq_length, self.max_pairs, token_dtype)
             self._open_shards(splits[split]["shards"], config["block_rows"])
             self.tokenizer = self._load_tokenizer()
         except (KeyError, TypeError) as error:

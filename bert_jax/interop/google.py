@@ -2,9 +2,10 @@
 
 import pathlib
 
-from bert_jax.interop.huggingface import config_from_huggingface, huggingface_name, read_json
+from bert_jax.interop.huggingface import config_from_huggingface, huggingface_name
 from bert_jax.interop.parameters import LoadedModel, build_loaded_model, read_parameters
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.transformers_tokenizer import read_json
 
 # transformers kept Google's names except for these, replaced in this order.
 _REPLACEMENTS = (

@@ -3,20 +3,20 @@
 Does not need transformers, and needs torch only for the old `pytorch_model.bin`.
 """
 
-import json
+import math
 import pathlib
 import warnings
 from collections.abc import Mapping
 
 import numpy as np
-import safetensors
 
 from bert_jax.interop import parameters
+from bert_jax.interop.sentence_transformers import MODULES_FILENAME, read_modules
+from bert_jax.interop.tensors import read_tensors
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
-from bert_jax.tokenization import WORDPIECE_FILENAME, Tokenizer, WordPieceTokenizer, load_tokenizer
-
-WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.transformers_tokenizer import read_json
 
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""
@@ -86,13 +86,16 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",
         "add_cross_attention": False,
-        "attention_probs_dropout_prob": values["hidden_dropout_prob"],
+        "quantization_config": None,
     }
     for name, expected in required.items():
         if values.get(name, expected) != expected:
             raise ValueError(f"config.json: {name} is {values[name]!r}, expected {expected!r}")
+    fields = {field: values[key] for field, key in CONFIG_KEYS.items() if key in values}
+    if values["attention_probs_dropout_prob"] != values["hidden_dropout_prob"]:
+        fields["attention_dropout_rate"] = values["attention_probs_dropout_prob"]
     try:
-        return BertConfig(**{f: values[key] for f, key in CONFIG_KEYS.items() if key in values})
+        return BertConfig(**fields)
     except TypeError as error:
         raise ValueError(f"config.json: a value has the wrong type: {error}") from error
 
@@ -137,7 +140,9 @@ def task_in_transformers(head: Mapping) -> str | None:
 def huggingface_name(path: str, head: Mapping | None = None) -> str:
     """Returns transformers' name of a parameter, with `{layer}` where it is stacked."""
     module, leaf = path.rsplit("/", 1)
-    if module == "head":
+    if module.startswith("projection_"):  # In a file of its own in sentence-transformers.
+        name = module
+    elif module == "head":
         name = TASK_HEADS[head["task"]][1]
     else:
         name = _NAMES[path if path in _NAMES else module]
@@ -178,90 +183,33 @@ def params_from_huggingface(
     return params, report._replace(loaded=loaded)
 
 
-def read_json(path: pathlib.Path) -> dict:
-    """Reads a JSON object. Raises FileNotFoundError or ValueError, naming the file."""
-    try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return values
-
-
-def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads `model.safetensors`, or else `pytorch_model.bin`, which needs torch."""
-    path, pickled = (directory / name for name in WEIGHTS_FILENAMES)
-    if path.exists():
-        tensors = {}
-        try:
-            with safetensors.safe_open(path, framework="numpy") as file:
-                for name in file.keys():  # noqa: SIM118
-                    dtype = file.get_slice(name).get_dtype()
-                    tensors[name] = file.get_tensor(name)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{path.name} is damaged: {error}") from error
-        except (AttributeError, TypeError) as error:
-            reason = f"tensor {name}: unsupported dtype {dtype}"
-            raise ValueError(f"{reason}; convert it to F32, F16 or BF16") from error
-        return tensors
-    try:
-        import torch
-
-        tensors = torch.load(pickled, map_location="cpu", weights_only=True)
-    except ImportError as error:
-        reason = f"{pickled} needs torch"
-        raise ImportError(f"{reason}: pip install torch, or add {path.name}") from error
-    except Exception as error:  # pickle, zipfile and torch raise errors of many types.
-        raise ValueError(f"{pickled.name} is not a valid state dict: {error}") from error
-    # torch cannot convert bfloat16 to numpy.
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
-
-
-def read_tokenizer(directory: pathlib.Path) -> Tokenizer:
-    """Reads `vocab.txt`, or else `tokenizer.json`; warns about ignored text normalization."""
-    vocabulary, path = directory / WORDPIECE_FILENAME, directory / "tokenizer.json"
-    if vocabulary.exists():
-        tokenizer = load_tokenizer(vocabulary)
-        path = directory / "tokenizer_config.json"
-        options = read_json(path) if path.exists() else {}
-    elif path.exists():
-        values = read_json(path)
-        model, options = values.get("model", {}), values.get("normalizer") or {}
-        if model.get("type") != "WordPiece":
-            raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected 'WordPiece'")
-        ids = model["vocab"] | {t["content"]: t["id"] for t in values.get("added_tokens", ())}
-        pieces = sorted(ids, key=ids.get)
-        if [ids[piece] for piece in pieces] != list(range(len(pieces))):
-            raise ValueError(f"{path}: expected each id from 0 to {len(pieces) - 1:,} exactly once")
-        content = "".join(f"{piece}\n" for piece in pieces).encode()
-        tokenizer = WordPieceTokenizer(content, str(path))
-    else:
-        raise FileNotFoundError(f"{directory} has neither {vocabulary.name} nor {path.name}")
-    applied = dict.fromkeys(("do_lower_case", "lowercase", "strip_accents"), tokenizer.lower_case)
-    applied |= dict.fromkeys(("tokenize_chinese_chars", "handle_chinese_chars"), True)
-    for name, value in applied.items():
-        if options.get(name) not in (None, value):
-            message = f"{path}: {name}={options[name]} is ignored: this tokenizer uses {value}"
-            warnings.warn(message, stacklevel=2)
-    return tokenizer
-
-
 def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
-    """Loads a directory that transformers' `save_pretrained` wrote.
+    """Loads a directory that transformers or sentence-transformers wrote.
 
     Raises FileNotFoundError if a file is missing, ImportError if torch is, and ValueError if a file
     is damaged, unsupported, or inconsistent with another.
     """
-    path, legacy_path = directory / "config.json", directory / "bert_config.json"
+    encoder, modules = directory, None
+    if (directory / MODULES_FILENAME).exists():
+        modules = read_modules(directory)
+        encoder = modules.encoder
+    path, legacy_path = encoder / "config.json", encoder / "bert_config.json"
     values = read_json(legacy_path if legacy_path.exists() and not path.exists() else path)
     config, head = config_from_huggingface(values), head_from_huggingface(values)
+    if modules and modules.head:
+        limit = min(modules.head.get("max_seq_length", math.inf), config.max_position_embeddings)
+        # The files that sentence-transformers reads count more than what we wrote beside them.
+        head = (head or {}) | modules.head | {"max_seq_length": limit}
     check_pooling(config, head)
     try:
-        params, report = params_from_huggingface(read_tensors(directory), config, head)
+        tensors = read_tensors(encoder) | (modules.tensors if modules else {})
+        params, report = params_from_huggingface(tensors, config, head)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
-    tokenizer = read_tokenizer(directory)
+    tokenizer = load_tokenizer(encoder)
+    if modules and modules.lower_cases and not tokenizer.lower_case:
+        fix = "set it in tokenizer_config.json instead"
+        raise ValueError(f"{directory}: do_lower_case of a cased tokenizer is not supported: {fix}")
     return parameters.build_loaded_model(directory, config, head, params, tokenizer, report)
 
 

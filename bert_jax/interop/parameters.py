@@ -80,7 +80,7 @@ def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict:
 def _traced_shapes(config: BertConfig, head_json: str) -> dict:
     key, ids, head = jax.random.key(0), np.zeros((1, 2), np.int32), json.loads(head_json)
     params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]
-    if head and head["labels"]:  # An embedding head has no parameters.
+    if head and (head["labels"] or head.get("projections")):  # Others have no parameters.
         rows = {"tokens": ids, "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
         params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
     return flax.traverse_util.flatten_dict(params, sep="/")
@@ -124,6 +124,8 @@ def read_parameters(
             found = "no such tensor" if tensor is None else tensor.shape
             if found != value.shape:
                 raise ValueError(f"tensor {name}: expected shape {value.shape}, found {found}")
+            if not np.issubdtype(tensor.dtype, np.floating) and tensor.dtype.kind != "V":
+                raise ValueError(f"tensor {name}: expected floating point, found {tensor.dtype}")
             value[...] = tensor
             loaded.append(stored_names[name])
     unused = tuple(sorted({*stored_names.values()} - {*loaded}))
@@ -140,10 +142,13 @@ def build_loaded_model(
     report: LoadReport,
 ) -> LoadedModel:
     """Combines what was read from `directory`. Raises ValueError if it is inconsistent."""
-    if tokenizer.vocab_size != config.vocab_size:
-        sizes = f"{tokenizer.vocab_size:,} pieces, expected {config.vocab_size:,} (vocab_size)"
-        fix = "use the model's own, or add lines [unusedN]"
-        raise ValueError(f"{directory}: the vocabulary has {sizes}: {fix}")
+    if tokenizer.vocab_size > config.vocab_size:  # Fewer are padding.
+        names = [tokenizer.id_to_token(i) for i in range(config.vocab_size, tokenizer.vocab_size)]
+        sizes = f"{tokenizer.vocab_size:,} ids, expected {config.vocab_size:,} (vocab_size)"
+        raise ValueError(
+            f"{directory}: the tokenizer has {sizes}: {', '.join(names[:5])} have no embedding; "
+            "use the model's own tokenizer"
+        )
     needs_pooler = "head" in params and HEADS[head["task"]].input_kind == "pooled"
     if needs_pooler and "pooler" not in params["bert"]:
         fix = "remove `architectures` from config.json to read the encoder alone"
@@ -151,6 +156,6 @@ def build_loaded_model(
     present = {*params, *(f"bert/{name}" for name in params["bert"])}
     absent = [part for part in OPTIONAL_MODULES if part not in present]
     settings = {"bert": dataclasses.asdict(config), "absent": absent}
-    if head and ("head" in params or not head["labels"]):  # An embedding head has no parameters.
+    if head and ("head" in params or not head["labels"]):  # An embedding head has no labels.
         settings["head"] = dict(head)
     return LoadedModel(params, settings, tokenizer, report)

@@ -6,8 +6,10 @@ import re
 import flax
 
 from bert_jax.interop.google import load_google
-from bert_jax.interop.huggingface import WEIGHTS_FILENAMES, load_huggingface
+from bert_jax.interop.huggingface import load_huggingface
 from bert_jax.interop.parameters import LoadedModel, LoadReport, parameter_shapes
+from bert_jax.interop.sentence_transformers import MODULES_FILENAME
+from bert_jax.interop.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.model.config import BertConfig
 from bert_jax.training.checkpoint import load_checkpoint
 
@@ -19,7 +21,8 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     and otherwise as `load_huggingface` and `load_google`.
     """
     name, directory = str(directory), pathlib.Path(directory).expanduser().absolute()
-    if any((directory / filename).exists() for filename in WEIGHTS_FILENAMES):
+    directory = find_snapshot(directory)
+    if any((directory / filename).exists() for filename in (*WEIGHTS_FILENAMES, MODULES_FILENAME)):
         return load_huggingface(directory)
     if (directory / "bert_config.json").exists():
         return load_google(directory)
@@ -35,14 +38,34 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
             raise
-        if list(directory.glob("*.index.json")):
-            hint = "merge its shards with transformers' save_pretrained(DIR, max_shard_size='1TB')"
+        if list(directory.glob("models--*")):
+            hint = "it is a cache of several models: choose one of them"
+        hint = unreadable_weights(directory) or hint
         raise FileNotFoundError(f"{error}; {hint}") from None
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("tuned_head_settings", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
     unused = ("training",) if settings.get("has_training_state", True) else ()
     return LoadedModel(params, settings, tokenizer, LoadReport(paths, (), unused))
+
+
+def find_snapshot(directory: pathlib.Path) -> pathlib.Path:
+    """Returns the snapshot of a folder `models--OWNER--NAME` of the cache of Hugging Face's hub.
+
+    It is the one of the branch main, or the only one; any other directory is returned as it is.
+    Raises ValueError if several snapshots are left to choose from.
+    """
+    snapshots = sorted(each for each in directory.glob("snapshots/*") if each.is_dir())
+    if not snapshots:
+        return directory
+    main = directory / "refs/main"
+    if main.exists() and directory / "snapshots" / main.read_text().strip() in snapshots:
+        return directory / "snapshots" / main.read_text().strip()
+    if len(snapshots) > 1:
+        raise ValueError(
+            f"{directory} holds {len(snapshots)} snapshots: choose {snapshots[0]}, ..."
+        )
+    return snapshots[0]
 
 
 def abstract_params(settings: dict) -> dict:

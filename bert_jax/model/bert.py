@@ -342,17 +342,3 @@ def is_few(num_positions: int, length: int) -> bool:
 def gather_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
     """Returns `hidden` `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
-
-
-def pool_tokens(hidden: jax.Array, sequence_bounds: jax.Array, pooling: str) -> jax.Array:
-    """Returns float32 `[B, P, H]`, the "mean" of each sequence's tokens or its [CLS] ("cls").
-
-    `sequence_bounds` are int32 `[B, P, 3]`, as in `row_dtype`; unused slots give 0.
-    """
-    position = jnp.arange(hidden.shape[1])
-    start, _, end = jnp.moveaxis(sequence_bounds[..., None], -2, 0)
-    if pooling == "cls":
-        end = jnp.minimum(end, start + 1)
-    chosen = ((position >= start) & (position < end)).astype(hidden.dtype)  # [B, P, L]
-    total = jnp.einsum("bpl,blh->bph", chosen, hidden, preferred_element_type=jnp.float32)
-    return total / jnp.maximum(end - start, 1)

@@ -31,7 +31,9 @@ class BertConfig:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     dropout_rate: float = 0.1
-    """Applied to embeddings, attention probabilities and the output of every sublayer."""
+    """Applied to embeddings, the output of every sublayer and, by default, attention."""
+    attention_dropout_rate: float | None = None
+    """Applied to attention probabilities; None means `dropout_rate`."""
     causal: bool = False
     """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
@@ -52,8 +54,10 @@ class BertConfig:
         if self.hidden_size % self.num_heads:
             multiple = f"a multiple of num_heads ({self.num_heads})"
             raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
-        if not 0.0 <= self.dropout_rate < 1.0:
-            raise ValueError(f"BertConfig.dropout_rate must be in [0, 1), got {self.dropout_rate}")
+        for name in ("dropout_rate", "attention_dropout_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0.0 <= rate < 1.0:
+                raise ValueError(f"BertConfig.{name} must be in [0, 1), got {rate}")
         choices = {"dtype": ("float32", "bfloat16"), "attention": ("auto", "plain", "tpu")}
         for name, allowed in (choices | {"remat": REMAT_POLICIES}).items():
             if (value := getattr(self, name)) not in allowed:

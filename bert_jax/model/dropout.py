@@ -23,10 +23,12 @@ class Dropout(NamedTuple):
     Attributes:
       rows: int32 `[batch]`, index of each row in the global batch, which seeds its dropout.
       rate: probability of each element to be zeroed, in [0, 1).
+      attention_rate: that of attention probabilities; None means `rate`.
     """
 
     rows: jax.Array
     rate: float | jax.Array
+    attention_rate: float | jax.Array | None = None
 
 
 def random_words(seed: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -173,7 +175,8 @@ def attention_dropout(
     """Returns dropout of attention probabilities with a key."""
     seed = jax.random.bits(key, (2, 2), jnp.uint32)
     words = random_words(seed, settings.rows, (-(-num_heads // 2), length))
-    steps = jnp.minimum(jnp.round(settings.rate * 2.0**16), 2.0**16 - 1)
+    rate = settings.rate if settings.attention_rate is None else settings.attention_rate
+    steps = jnp.minimum(jnp.round(rate * 2.0**16), 2.0**16 - 1)
     threshold = (steps.astype(jnp.int32) - 2**15) << 16
     words = jnp.moveaxis(words, 0, 2), column_words(length)
     return AttentionDropout(*words, threshold, 2.0**16 / (2.0**16 - steps))

@@ -6,7 +6,9 @@ outputs and losses are per sequence, so that packing changes no result.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, gather_positions, pool_tokens
+from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, gather_positions
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
 from bert_jax.model.layers import cross_entropy
+from bert_jax.model.pooling import pool_tokens
 
 Outputs = Sequence[np.ndarray]
 """A head's float32 output for each feature: classification and multi-label `[classes]`, regression
@@ -97,12 +100,32 @@ class Head:
         return outputs.ravel() if self.input_kind == "pooled" else outputs
 
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "identity": lambda x: x,
+    "tanh": jnp.tanh,
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "sigmoid": nn.sigmoid,
+    "silu": nn.silu,
+}
+"""Activations of a `Projection`."""
+
+
+class Projection(NamedTuple):
+    """A dense layer of `size` outputs, and an activation; "Dense" in sentence-transformers."""
+
+    size: int
+    has_bias: bool
+    activation: str
+
+
 class BertForTask(nn.Module):
     """Encoder and head.
 
     Attributes:
       num_outputs: number of classes or tags; 2 for a span, 1 for a value or a choice.
-      pooling: of the last layer: "mean" over tokens or "cls"; in `encode` also "pooler".
+      pooling: one or several of `POOLINGS`, whose vectors are joined, or "pooler".
+      projections: dense layers of the pooled vector, from sentence-transformers.
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
       lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.
@@ -111,26 +134,39 @@ class BertForTask(nn.Module):
     config: BertConfig
     task_head: Head
     num_outputs: int
-    pooling: str = "mean"
+    pooling: str | tuple[str, ...] = "mean"
+    projections: tuple[Projection, ...] = ()
     normalize: bool = True
     temperature: float = 0.05
     lstm_size: int = 0
 
+    @property
+    def vector_size(self) -> int:
+        """The size of an embedding."""
+        if self.projections:
+            return self.projections[-1].size
+        is_joined = not isinstance(self.pooling, str)
+        return (len(self.pooling) if is_joined else 1) * self.config.hidden_size
+
     def setup(self):
-        if self.config.causal and self.pooling == "cls":
+        if self.config.causal and "cls" in self.pooling:
             reason = "[CLS] of a left-to-right model sees no other token"
             raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
         self.bert = Bert(self.config)
         if self.lstm_size:
             self.lstm = BiLstm(self.lstm_size)
+        self.projection_layers = [
+            nn.Dense(each.size, each.has_bias, dtype=jnp.float32, name=f"projection_{index}")
+            for index, each in enumerate(self.projections)
+        ]
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
 
     def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
         """Returns float32 outputs: `[B, P, outputs]` if pooled, `[B, L, outputs]` per position.
 
-        Embeddings are `[B, P, H]`, 0 in unused slots. `rows` are those that `unpack_rows` takes,
-        `dropout` as in `Bert`.
+        Embeddings are `[B, P, vector_size]`, 0 in unused slots. `rows` are those that `unpack_rows`
+        takes, `dropout` as in `Bert`.
         """
         batch = unpack_rows(rows, self.config.causal)
         inputs, positions = [batch[name] for name in BERT_INPUTS], batch["pooled_positions"]
@@ -143,11 +179,12 @@ class BertForTask(nn.Module):
         if is_pooled:
             x = self.bert.pool(x)
         if self.task_head.input_kind == "sequences":
-            vectors = (
-                x
-                if self.pooling == "pooler"
-                else pool_tokens(x, rows["sequence_bounds"], self.pooling)
-            )
+            vectors = x
+            if self.pooling != "pooler":
+                poolings = (self.pooling,) if isinstance(self.pooling, str) else self.pooling
+                vectors = pool_tokens(x, rows["sequence_bounds"], poolings)
+            for layer, each in zip(self.projection_layers, self.projections, strict=True):
+                vectors = ACTIVATIONS[each.activation](layer(vectors))
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.task_head.has_dropout:
@@ -159,6 +196,11 @@ def make_model(config: BertConfig, head_settings: Mapping) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options."""
     head = HEADS[head_settings["task"]]
     options = {name: head_settings[name] for name in head.options if name in head_settings}
+    # JSON has lists, which are not hashable.
+    if not isinstance(options.get("pooling", ""), str):
+        options["pooling"] = tuple(options["pooling"])
+    if "projections" in options:
+        options["projections"] = tuple(Projection(**each) for each in options["projections"])
     return (head.module or BertForTask)(config, head, len(head_settings["labels"]), **options)
 
 
@@ -260,7 +302,7 @@ EMBEDDING = Head(
     input_kind="sequences",
     label_layout=LabelLayout(per_passage=True),
     is_collapsed=_equal_vectors,
-    options=("pooling", "normalize", "temperature"),
+    options=("pooling", "projections", "normalize", "temperature"),
 )
 
 _POOLED = (CLASSIFICATION, MULTI_LABEL, REGRESSION, MULTIPLE_CHOICE)

@@ -111,6 +111,8 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
+        for file in result.get("predictions", ()):  # Of fine-tuning.
+            print(f"Predictions: {pathlib.Path(values.workdir) / file}")
 
 
 def progress_bar(first_step: int, num_steps: int) -> tqdm.tqdm:

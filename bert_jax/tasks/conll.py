@@ -2,23 +2,29 @@
 
 In CoNLL columns, each line holds a word and its columns, a blank line ends a sentence, -DOCSTART-
 or CoNLL-U's "# newdoc" begins a document, and other "# ..." lines before a sentence are comments.
-In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, and may name its "document".
+Columns are separated by tabs in a line that has one, so that words may contain spaces, and by
+spaces in other lines. In JSONL, each line is a sentence, `{"tokens": [...], "tags": [...]}`, and
+may name its "document".
 
 IOB2 begins each entity with B-. IOB1 begins it with I-, or with B- right after an entity of the
 same type. BIOES marks the last word of an entity with E- or, if single, S-; BILOU uses L- and U-.
+IO has plain tags, such as PER, and cannot separate entities of the same type.
 """
 
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bert_jax.tasks.tables import read_objects, read_text
-from bert_jax.tasks.tagging_scores import find_entities
+from absl import logging
 
-SCHEMES = ("iob1", "iob2", "bioes")
+from bert_jax.tasks.tables import read_objects, read_text
+from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
+
+SCHEMES = ("iob1", "iob2", "bioes", "io")
 _LAST_PREFIXES = {"bioes": "ES", "bilou": "LU"}  # Of the last word, and of a single one.
 _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
+_SHOWN = 5  # Lines named in a message.
 
 
 class Sentence(NamedTuple):
@@ -43,37 +49,42 @@ def read_sentences(
     if pathlib.Path(path).suffix == ".jsonl":
         return _read_json_lines(path)
     lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
-    rows = []
-    for line in lines:
-        # Not split(): words may contain characters that Unicode, but not CoNLL, treats as spaces.
-        fields = re.split(r"[ \t]+", line.strip(" \t\r"))
-        rows.append([] if line.startswith(_DOCUMENT) or not fields[0] else fields)
+    rows = [[] if line.startswith(_DOCUMENT) else _split_columns(line) for line in lines]
     # "#" may be a word; a comment's columns differ from those of the first line that cannot be one.
-    first = next((index for index, row in enumerate(rows) if row and row[0] != "#"), None)
-    if first is None:
+    may_be_first = [index for index, row in enumerate(rows) if row and row[0] != "#"]
+    if not may_be_first:
         raise ValueError(f"{path} holds no words")
-    num_columns = len(rows[first])
+    without_mark = (index for index in may_be_first if not lines[index].startswith("#"))
+    first = next(without_mark, may_be_first[0])
+    num_columns, has_tabs = len(rows[first]), "\t" in lines[first]
     has_tags = num_columns >= min_columns
-    for column in (word_column, tag_column) if has_tags else (word_column,):
+    columns = (word_column, tag_column) if has_tags else (word_column,)
+    for column in columns:
         if not -num_columns <= column < num_columns:
             raise ValueError(
                 f"{path}, line {first + 1}: no column {column} (number of columns: {num_columns}): "
                 "set --config.data.word_column and tag_column, or fix the file"
             )
-    sentences, document, sentence = [], 0, None
+    sentences, document, sentence, separated_otherwise = [], 0, None, []
     for number, (line, fields) in enumerate(zip(lines, rows, strict=True), start=1):
         if not fields:
             document += line.startswith(_DOCUMENT)
             sentence = None
             continue
-        is_like_first = len(fields) == num_columns and ("\t" in line) == ("\t" in lines[first])
-        if not sentence and fields[0] == "#" and not is_like_first:
-            continue
+        is_like_first = len(fields) == num_columns and ("\t" in line) == has_tabs
+        is_marked = fields[0] == "#" or line.startswith("# ")
+        is_marked |= has_tabs and line.startswith("#") and "\t" not in line
+        if not sentence and is_marked and not is_like_first:
+            continue  # A comment.
         if len(fields) != num_columns:
             counts = f"{num_columns} columns, as in line {first + 1}, found {len(fields)}"
             raise ValueError(f"{path}, line {number}: expected {counts}: fix the line")
-        if num_columns == 10 and word_column == 1 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
+        if num_columns == 10 and word_column % 10 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
             continue  # CoNLL-U: a contraction (1-2), whose words follow, or an empty node (1.1).
+        if empty := [column for column in columns if not fields[column]]:
+            raise ValueError(f"{path}, line {number}: column {empty[0]} is empty: fix the line")
+        if ("\t" in line) != has_tabs:
+            separated_otherwise.append(number)
         if not sentence:
             sentence = Sentence([], [], [] if has_tags else None, document, num_columns)
             sentences.append(sentence)
@@ -81,7 +92,32 @@ def read_sentences(
         sentence.lines.append(number)
         if has_tags:
             sentence.tags.append(fields[tag_column])
+    if separated_otherwise:
+        logging.warning(
+            "%s: columns are separated by %s in line %d and by %s in %d lines: %s",
+            path,
+            *(("tabs", first + 1, "spaces") if has_tabs else ("spaces", first + 1, "tabs")),
+            len(separated_otherwise),
+            _shown(list(map(str, separated_otherwise))),
+        )
     return sentences
+
+
+def _split_columns(line: str) -> list[str]:
+    """Returns the columns of a line, separated by tabs or, without one, by spaces; [] if blank."""
+    # Not split(): words may contain characters that Unicode, but not CoNLL, treats as spaces.
+    content = line.rstrip(" \t\r")
+    if not content:
+        return []
+    if "\t" in line:
+        return [column.strip(" ") for column in content.split("\t")]
+    return re.split(" +", content.lstrip(" "))
+
+
+def _shown(texts: Sequence[str]) -> str:
+    """Returns the first texts, and how many there are beyond."""
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
@@ -92,7 +128,8 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
         if not all(map(_are_words, texts)):
             raise ValueError(
                 f"{location}: expected 'tokens', a list of words, and optionally 'tags', one per "
-                f"word such as B-LOC, without spaces; the object has {', '.join(map(repr, values))}"
+                "word such as B-LOC, all without tabs, line breaks and spaces around them; the "
+                f"object has {', '.join(map(repr, values))}"
             )
         if tags is not None and len(tags) != len(words):
             lengths = f"the lengths of 'tokens' and 'tags' are {len(words)} and {len(tags)}"
@@ -107,40 +144,72 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
 def _are_words(texts: object) -> bool:
     if not isinstance(texts, list) or not texts:
         return False
-    return all(isinstance(text, str) and re.fullmatch(r"[^ \t\n]+", text) for text in texts)
+    return all(
+        isinstance(text, str) and text == text.strip(" ") != "" and not re.search(r"[\t\r\n]", text)
+        for text in texts
+    )
 
 
-def find_scheme(path: str | pathlib.Path, sentences: Sequence[Sentence]) -> str:
-    """Returns the scheme of a file's tags: one of `SCHEMES`, or "bilou"; "iob2" if several fit.
+def find_scheme(
+    path: str | pathlib.Path, sentences: Sequence[Sentence], repair: bool = False
+) -> tuple[str, int]:
+    """Returns the scheme of a file's tags, and the number of tags that were illegal in it.
 
-    Raises ValueError, naming the line, for a tag that cannot mark an entity and for mixed schemes.
+    The scheme is one of `SCHEMES` or "bilou"; "iob2" if several fit. If none fits, it is iob2,
+    bioes or bilou, the one with the fewest illegal tags. Raises ValueError, naming the lines, for
+    tags that cannot mark an entity and, unless `repair`, for illegal tags; these are logged, and
+    `convert_tags` repairs them.
     """
     lines = [line for sentence in sentences for line in sentence.lines]
     tags = [tag for sentence in sentences for tag in sentence.tags]
-    for line, tag in zip(lines, tags, strict=True):
-        if tag != "O" and not re.fullmatch("[BIESLU]-.+", tag):
-            raise ValueError(
-                f"{path}, line {line}: tag {tag!r}, expected O, or B-, I-, E-, S-, L- or U- and a "
-                "type; for tags that mark no entities set --config.data.scheme=none"
-            )
-    illegal = []
+    if are_plain(tags):
+        return "io", 0
+    is_unknown = [tag != "O" and not re.fullmatch("[BIESLU]-.+", tag) for tag in tags]
+    if count := sum(is_unknown):
+        first = is_unknown.index(True)
+        raise ValueError(
+            f"{path}, line {lines[first]}: tag {tags[first]!r}, expected O, or B-, I-, E-, S-, L- "
+            f"or U- and a type, as in other lines (number of such tags: {count})"
+        )
+    illegal = {}
     for scheme in ("iob2", "iob1", *_LAST_PREFIXES):
         legal = [tag for sentence in sentences for tag in convert_tags(sentence.tags, scheme)]
-        if legal == tags:
-            return scheme
-        first = next(i for i, tag in enumerate(tags) if tag != legal[i])
-        illegal.append(f"line {lines[first]}: {tags[first]!r} is not {scheme.upper()}")
-    raise ValueError(f"{path}: use one scheme in the whole file ({'; '.join(illegal)})")
+        places = zip(lines, tags, legal, strict=True)
+        illegal[scheme] = [f"line {line}: {old!r}" for line, old, new in places if old != new]
+        if not illegal[scheme]:
+            return scheme, 0
+    # Never IOB1: where a B- is illegal in IOB1, the file is meant to be IOB2.
+    scheme = min(("iob2", *_LAST_PREFIXES), key=lambda scheme: len(illegal[scheme]))
+    count = len(illegal[scheme])
+    listed = _shown(illegal[scheme])
+    found = f"{path}: {count} of {len(tags)} tags are not {scheme.upper()} ({listed})"
+    if not repair:
+        others = [f"{len(illegal[name])} not {name.upper()}" for name in illegal if name != scheme]
+        raise ValueError(
+            f"{found}, {', '.join(others)}: use one scheme in the whole file, or set "
+            "--config.data.repair_tags=True to read them as conlleval does, where a stray I- "
+            "begins an entity"
+        )
+    logging.warning("%s; repaired, as conlleval reads them", found)
+    return scheme, count
 
 
-def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """Rewrites the tags of a sentence in `scheme`, reading illegal sequences as conlleval does."""
+def convert_tags(
+    tags: Sequence[str],
+    scheme: str,
+    find: Callable[[Sequence[str]], list[Entity]] = find_entities,
+) -> list[str]:
+    """Rewrites the tags of a sentence in `scheme`.
+
+    Reads illegal sequences as conlleval does, or plain tags if `find` is `find_runs`.
+    """
     converted, before = ["O"] * len(tags), None
-    for entity in find_entities(tags):
+    for entity in find(tags):
         length = entity.end - entity.start
-        converted[entity.start : entity.end] = [f"I-{entity.type}"] * length
+        inside = entity.type if scheme == "io" else f"I-{entity.type}"
+        converted[entity.start : entity.end] = [inside] * length
         follows = before and (before.type, before.end) == (entity.type, entity.start)
-        if scheme != "iob1" or follows:
+        if scheme in ("iob2", *_LAST_PREFIXES) or (scheme == "iob1" and follows):
             converted[entity.start] = f"B-{entity.type}"
         if scheme in _LAST_PREFIXES:
             converted[entity.end - 1] = f"{_LAST_PREFIXES[scheme][length == 1]}-{entity.type}"

@@ -1,12 +1,24 @@
-"""Labels: the classes given by flags or found in a file, and the label of each example."""
+"""Labels: the classes given by flags or found in a file, and the label of each example.
 
+If all labels are numbers, equal ones are one class in every file, however they are written: 1, 1.0,
+" 1", 01 and 1e0, and also true, True and TRUE, which are 1. Other labels are compared as text.
+"""
+
+import collections
+import decimal
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.tasks.tables import Record
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
+_BOOLEANS = {"true": decimal.Decimal(1), "false": decimal.Decimal(0)}
 
 
 def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
@@ -21,18 +33,67 @@ def labels_from_config(config: ConfigDict) -> tuple[str, ...]:
 
 
 def find_labels(records: Sequence[Record], column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns `labels`, or if empty the sorted labels in `column`. Raises ValueError."""
+    """Returns `labels`, or if empty the sorted labels in `column`. Raises ValueError.
+
+    A class of equal numbers has the name of its shortest spelling, where 1.0 is written as 1.
+    """
     source = "--config.data.labels"
     if records and not labels:
         source = f"{records[0].location.rpartition(', ')[0]}, column {column!r}"
-        labels = tuple(sorted({record.columns[column] for record in records}))
-        for record in records:
-            if (label := record.columns[column]) != label.strip():
-                raise ValueError(f"{record.location}: remove the white space around {label!r}")
+        texts = sorted({record.columns[column] for record in records})
+        spellings: dict[decimal.Decimal | None, list[str]] = collections.defaultdict(list)
+        for text in texts:
+            spellings[_number(text)].append(text)
+        if None in spellings:
+            for record in records:
+                if (label := record.columns[column]) != label.strip():
+                    raise ValueError(f"{record.location}: remove the white space around {label!r}")
+            labels = tuple(texts)
+        else:
+            several = (" = ".join(map(repr, each)) for each in spellings.values() if len(each) > 1)
+            if equal := "; ".join(several):
+                logging.info("%s: equal numbers are one label: %s", source, equal)
+            names = (min(map(_plain, each), key=_by_length) for each in spellings.values())
+            labels = tuple(sorted(names))
     if len(set(labels)) < max(len(labels), 2):
         names = ", ".join(labels) or "none"
         raise ValueError(f"{source}: expected two or more different labels, found {names}")
     return labels
+
+
+def match_labels(texts: Iterable[str], labels: Sequence[str]) -> dict[str, str]:
+    """Maps each text to the label that is the same text or, if all are numbers, the same number.
+
+    Texts without such a label map to themselves.
+    """
+    by_number = {_number(label): label for label in labels}
+    if None in by_number or len(by_number) < len(labels):
+        by_number = {}
+    matches = {text: by_number.get(_number(text), text) for text in set(texts)}
+    return matches | {label: label for label in labels}
+
+
+def _number(text: str) -> decimal.Decimal | None:
+    """Returns the exact number that a text is (true is 1, false 0), or None if it is none."""
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return decimal.Decimal(text)
+    return _BOOLEANS.get(text.lower())
+
+
+def _plain(text: str) -> str:
+    """Returns the text of a number without a zero fraction or exponent; codes such as 01 stay."""
+    text = text.strip()
+    if not _NUMBER.fullmatch(text) or re.match("0[0-9]", text):
+        return text
+    number = format(decimal.Decimal(text), "f")
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return "0" if number == "-0" else number
+
+
+def _by_length(text: str) -> tuple[int, str]:
+    return len(text), text
 
 
 def read_labels(
@@ -46,19 +107,22 @@ def read_labels(
 ) -> list[int | float | np.ndarray | None]:
     """Returns the index in `labels` of each record's label, or its value if `labels` is empty.
 
-    Returns None for a record without the column or with "" in it. `aliases` maps other texts to
-    labels, or to ""; `hint` ends the ValueError message for an unknown label. With a `separator`,
-    a record may have several labels or none: if any has, returns float32 `[labels]` of 0s and 1s.
+    Returns None for a record without the column or with "" in it. Labels are compared as by
+    `match_labels`. `aliases` maps other texts to labels, or to ""; `hint` ends the ValueError
+    message for an unknown label. With a `separator`, a record may have several labels or none: if
+    any has, returns float32 `[labels]` of 0s and 1s.
     """
     split = split_labels(records, column, separator) if separator else []
     if any(split):
         options = required, aliases, hint
-        label_sets = [read_labels(copies, column, labels, *options) for copies in split]
+        indices = iter(read_labels(list(itertools.chain(*split)), column, labels, *options))
+        label_sets = [list(itertools.islice(indices, len(copies))) for copies in split]
         return [np.isin(range(len(labels)), each).astype(np.float32) for each in label_sets]
     values = []
-    for record in records:
-        text = record.columns.get(column, "")
-        name = (aliases or {}).get(text, text)
+    texts = [record.columns.get(column, "") for record in records]
+    names = match_labels(texts, labels) | dict(aliases or {})
+    for record, text in zip(records, texts, strict=True):
+        name = names[text]
         if not name:
             values.append(None)
         elif name in labels:

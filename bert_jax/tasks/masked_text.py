@@ -27,13 +27,16 @@ def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
 def best_fills(
     text: str, probabilities: np.ndarray, top_k: int, tokenizer: Tokenizer
 ) -> list[list[Fill]]:
-    """Returns the `top_k` fills of each mask, best first, from `[masks, vocab]` probabilities."""
+    """Returns the `top_k` fills of each mask, best first, from `[masks, vocab]` probabilities.
+
+    Ids beyond those of the tokenizer, which pad the vocabulary of some models, are left out.
+    """
     mask = tokenizer.mask_token
     parts, fills = text.split(mask), []
     for number, row in enumerate(probabilities, start=1):
         before, after = mask.join(parts[:number]), mask.join(parts[number:])
         fills.append([])
-        for token_id in np.argsort(-row, kind="stable")[:top_k]:
+        for token_id in np.argsort(-row[: tokenizer.vocab_size], kind="stable")[:top_k]:
             token = tokenizer.id_to_token(int(token_id))
             # A token that does not begin a word continues the previous one.
             start = before if tokenizer.word_start[token_id] else before.rstrip()

@@ -8,13 +8,14 @@ from bert_jax.data.tfds import tfds_source
 from bert_jax.model import heads
 from bert_jax.tasks import scores
 from bert_jax.tasks.labels import read_labels
-from bert_jax.tasks.tables import read_table, with_ids, with_split
+from bert_jax.tasks.tables import drop_blank_rows, read_table, with_ids, with_split
 from bert_jax.tasks.task import Split, Task, limit_examples
 from bert_jax.tasks.text_classification import make_split, text_features
 from bert_jax.tokenization import Tokenizer
 
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 CHOICES = ("0", "1", "2", "3")
+UNLABELED = {"-1": "", "-1.0": ""}
 COLUMNS = ("sent1", "sent2", *ENDINGS)
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
@@ -32,8 +33,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         """Reads a split; a feature pairs sent1 with sent2 and each ending."""
         files[split] = with_split(directory, split) if is_tfds else str(folder / FILES[split])
         records = read_table(files[split], COLUMNS, data_dir=config.data.data_dir)
+        records = drop_blank_rows(records, "label", split, notes)
         records = with_ids(limit_examples(records, config, split, notes), "")
-        labels = read_labels(records, "label", CHOICES, split != "test", aliases={"-1": ""})
+        labels = read_labels(records, "label", CHOICES, split != "test", aliases=UNLABELED)
         rows = [record.columns for record in records]
         pairs = [(row["sent1"], f"{row['sent2']} {row[name]}") for row in rows for name in ENDINGS]
         features, truncated = text_features(pairs, labels, tokenizer, config.max_seq_length)

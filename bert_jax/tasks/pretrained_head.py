@@ -7,6 +7,68 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.model.heads import HEADS
+from bert_jax.tasks import spans
+
+# Fields of a configuration -> names under which a head stores what it was trained with.
+TRAINED_WITH = {
+    "max_seq_length": "max_seq_length",
+    "features": "features",
+    "lstm_size": "lstm_size",
+    "model.lstm_size": "lstm_size",
+    "similarity.pooling": "pooling",
+    "similarity.normalize": "normalize",
+    "similarity.temperature": "temperature",
+    "data.scheme": "scheme",
+    "data.document_context": "document_context",
+    "data.regression": "regression",
+    "data.label_separator": "label_separator",
+    "data.max_query_length": "max_query_length",
+    "data.doc_stride": "doc_stride",
+    "data.max_answer_length": "max_answer_length",
+    "data.null_answers": "null_answers",
+    "data.null_threshold": "null_threshold",
+}
+
+
+def only_predicts(config: ConfigDict) -> bool:
+    """Returns whether a configuration has nothing to train with or no epochs."""
+    return not config.num_epochs or not config.data.get("train", True)
+
+
+def with_settings_of_head(
+    config: ConfigDict, head: Mapping, max_position_embeddings: int, given: Mapping
+) -> ConfigDict:
+    """Returns `config` with what `head` was trained with, as `bert_jax.load` uses it.
+
+    `head` has the settings of the head in the weights. Raises ValueError if `given`, the fields set
+    by flags, contradict them.
+    """
+    check_modules(head)
+    trained_with = {"max_seq_length": max_position_embeddings} | dict(head)
+    if head["task"] == "span":
+        trained_with |= spans.span_config(head, max_position_embeddings)._asdict()
+    elif head["task"] in ("classification", "multi_label", "regression"):
+        trained_with["regression"] = head["task"] == "regression"
+    config, changed = config.copy_and_resolve_references(), []
+    for flag, name in TRAINED_WITH.items():
+        if flag == "model.lstm_size" and "features" in head:  # That BiLSTM is the head itself.
+            continue
+        *folders, field = flag.split(".")
+        fields = config
+        for folder in folders:
+            fields = fields.get(folder, {})
+        if field not in fields or name not in trained_with or fields[field] == trained_with[name]:
+            continue
+        if flag in given:
+            raise ValueError(
+                f"--config.{flag}={fields[field]}: the head in {config.init_from} was trained with "
+                f"{trained_with[name]}, and predicts with that: remove the flag"
+            )
+        fields[field] = trained_with[name]
+        changed.append(f"{flag}={trained_with[name]}")
+    if changed:
+        logging.info("As the head in %s was trained: %s", config.init_from, ", ".join(changed))
+    return config
 
 
 def with_labels_of_head(
@@ -55,6 +117,8 @@ def initial_params(
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
     if not saved_head:
         return {"bert": encoder}
+    if saved_head["task"] == task_head["task"] and not new_head:
+        check_modules(saved_head)
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
@@ -65,6 +129,18 @@ def initial_params(
         logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
     return {name: params[name] for name in ("head", "lstm") if name in params} | {"bert": encoder}
+
+
+def check_modules(head: Mapping) -> None:
+    """Raises ValueError for modules of sentence-transformers that only `bert_jax.load` applies."""
+    names = [name for name in ("projections", "prompt") if head.get(name)]
+    if not isinstance(head.get("pooling", ""), str):
+        names.append("pooling")
+    for name in names:
+        raise ValueError(
+            f"the weights have a head with {name}={head[name]}, which only bert_jax.load applies: "
+            "set --config.new_head=True to use the encoder alone"
+        )
 
 
 def check_same_head(saved_head: Mapping, task_head: Mapping) -> None:

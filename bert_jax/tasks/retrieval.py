@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data.features import Feature, make_sequence
 from bert_jax.model import heads
+from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks import tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.sequences import tokenize
@@ -23,7 +24,6 @@ from bert_jax.tokenization import Tokenizer
 from bert_jax.training.setup import check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
-POOLINGS = ("mean", "cls")
 TOP = 10
 """Number of passages written per query, and the last rank that counts as found."""
 
@@ -61,10 +61,18 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         ("similarity.temperature", 1e-30, math.inf),
     )
     notes: dict[str, int] = {}
-    queries = {
-        name: limit_examples(read_queries(path, name == "train"), config, name, notes)
-        for name, path in files.items()
-    }
+    queries = {}
+    for name, path in files.items():
+        read = read_queries(path, name == "train", empty_texts=True)
+        empty = [
+            (query.location, f"the {name_of_text}")
+            for query in read
+            for name_of_text, texts in (("query", (query.text,)), ("negative", query.negatives))
+            if not all(map(str.strip, texts))
+        ]
+        is_labeled = read[0].positive is not None
+        tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
+        queries[name] = limit_examples(read, config, name, notes)
     train = queries.pop("train", [])  # If empty, only predicts.
     for query in train:
         if (count := len(query.negatives)) < data.num_negatives:
@@ -116,18 +124,23 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     )
 
 
-def read_queries(path: str | pathlib.Path, is_training: bool = False) -> list[Query]:
-    """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none."""
+def read_queries(
+    path: str | pathlib.Path, is_training: bool = False, empty_texts: bool = False
+) -> list[Query]:
+    """Reads queries from JSONL; all must have a positive, or (unless `is_training`) none.
+
+    Without `empty_texts`, an empty query or negative raises ValueError, as a positive always does.
+    """
     queries = []
     for values, location in tables.read_objects(path):
-        text = text_field(values, "query", location)
+        text = text_field(values, "query", location, empty_texts)
         positive = text_field(values, "positive", location) if "positive" in values else None
         negatives = field({"negatives": []} | values, "negatives", list, location)
         for each in negatives:
-            text_field({"negative": each}, "negative", location)
+            text_field({"negative": each}, "negative", location, empty_texts and each is not None)
         if positive in negatives:
             raise ValueError(f"{location}: the positive is also one of the negatives: {positive!r}")
-        name = str(values.get("id", len(queries)))
+        name = tables.id_field(values, location, len(queries))
         queries.append(Query(name, text, positive, tuple(negatives), location))
     check_labeled(queries, [query.positive for query in queries], "positive", is_training)
     return tables.check_unique(queries)

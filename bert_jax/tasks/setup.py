@@ -42,7 +42,7 @@ from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 # Fields in which the trials of a stack may differ: they change no shape of the program.
 PER_TRIAL = (
     *("seed", "learning_rate", "weight_decay", "warmup_fraction", "num_epochs"),
-    "model.dropout_rate",
+    *("model.dropout_rate", "model.attention_dropout_rate"),
 )
 
 
@@ -72,27 +72,31 @@ class FinetuneSetup:
     def num_steps(self, trial: ConfigDict) -> int:
         return round(trial.num_epochs * self.steps_per_epoch)
 
-    def dropout_rate(self, trial: ConfigDict) -> float:
-        """Returns the dropout rate of a trial; the default is that of the initial weights."""
-        rate = trial.model.dropout_rate
-        return self.model.config.dropout_rate if rate is None else rate
+    def bert_config(self, trial: ConfigDict) -> BertConfig:
+        """Returns the model of a trial; its default dropout is that of the initial weights."""
+        names = ("dropout_rate", "attention_dropout_rate")
+        rates = {name: trial.model[name] for name in names if trial.model[name] is not None}
+        return dataclasses.replace(self.model.config, **rates)
 
     def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:
-        num_steps = self.num_steps(trial)
+        num_steps, bert_config = self.num_steps(trial), self.bert_config(trial)
+        attention_dropout_rate = bert_config.attention_dropout_rate
+        if attention_dropout_rate is None:
+            attention_dropout_rate = bert_config.dropout_rate
         return Hyperparameters(
             learning_rate=np.float32(trial.learning_rate),
             weight_decay=np.float32(trial.weight_decay),
             warmup_steps=np.float32(round(trial.warmup_fraction * num_steps)),
             num_steps=np.float32(max(num_steps, 1)),
-            dropout_rate=np.float32(self.dropout_rate(trial)),
+            dropout_rate=np.float32(bert_config.dropout_rate),
+            attention_dropout_rate=np.float32(attention_dropout_rate),
         )
 
     def settings(self, trial: ConfigDict) -> dict:
         """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
-        bert_config = dataclasses.replace(self.model.config, dropout_rate=self.dropout_rate(trial))
         without_pooler = self.task.head.input_kind != "pooled"
         return trial.to_dict() | {
-            "bert": dataclasses.asdict(bert_config),
+            "bert": dataclasses.asdict(self.bert_config(trial)),
             "head": self.head_settings,
             "absent": ["mlm", "nsp"] + ["bert/pooler"] * without_pooler,
             "num_steps": self.num_steps(trial),
@@ -190,7 +194,8 @@ def setup_finetuning(
     Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
     fields = {name: value for name, value in config.model.items() if value is not None}
-    fields.pop("dropout_rate", None)  # May differ between trials.
+    for name in ("dropout_rate", "attention_dropout_rate"):  # May differ between trials.
+        fields.pop(name, None)
     lstm_size = fields.pop("lstm_size", 0)
     bert_config = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
     check_bounds(
@@ -245,13 +250,17 @@ def setup_finetuning(
         rows_per_prediction=rows_per_prediction,
         steps_per_epoch=num_batches,
     )
-    num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
+    if task.train:
+        num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
+        logging.info(
+            "%d training features in rows of %d tokens, %.0f %% full; %d steps",
+            len(task.train),
+            shape.length,
+            100 * num_tokens / (num_rows * shape.length),
+            setup.num_steps(config),
+        )
     logging.info(
-        "%d training features in rows of %d tokens, %.0f %% full; %d steps; splits: %s; %s",
-        len(task.train),
-        shape.length,
-        100 * num_tokens / max(num_rows * shape.length, 1),
-        setup.num_steps(config),
+        "Splits: %s; %s",
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )

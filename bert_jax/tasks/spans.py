@@ -157,8 +157,9 @@ def best_spans(
 
     A span begins in the window that owns its first token and ends there too, within
     `max_answer_length` tokens. All of these are searched; the released code combines only the 20
-    best starts and ends. A context without tokens gives the empty span, with score 0. `outputs` are
-    those of the head for each window.
+    best starts and ends. Spans without text, of tokens that are only white space or format
+    characters, are left out; a context without others gives the empty span, with score 0. `outputs`
+    are those of the head for each window.
     """
     spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
@@ -177,7 +178,8 @@ def best_spans(
             spans.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
     by_text = {}
     for span in sorted(spans, key=lambda span: -span.score):
-        by_text.setdefault(passage.text(span), span)
+        if span.start < span.end:
+            by_text.setdefault(passage.text(span), span)
     return list(by_text.values())[:n_best] or [Span(0, 0, 0.0, 0.0)]
 
 

@@ -20,7 +20,7 @@ from bert_jax.tasks import spans, tables
 from bert_jax.tasks.labels import check_labeled
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evaluate_v2
-from bert_jax.tasks.tables import field, text_field
+from bert_jax.tasks.tables import field, id_field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.setup import check_bounds
@@ -53,7 +53,17 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     notes: dict[str, int] = {}
     train, splits = [], []
     for name, source in files.items():
-        questions = read_questions(source, span_config.null_answers, data.data_dir)
+        questions = read_questions(
+            source, span_config.null_answers, data.data_dir, empty_texts=True
+        )
+        empty = [
+            (question.location, f"the {field_name}")
+            for question in questions
+            for field_name in ("question", "context")
+            if not getattr(question, field_name).strip()
+        ]
+        is_labeled = questions[0].answers is not None
+        tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
         questions = limit_examples(questions, config, name, notes)
         pairs = [(question.question, question.context) for question in questions]
         passages = spans.make_passages(pairs, tokenizer, span_config)
@@ -150,15 +160,18 @@ def make_split(
     return Split(name, windows, score if gold else None, write)
 
 
-def read_questions(source: str, null_answers: bool, data_dir: str = "") -> list[Question]:
+def read_questions(
+    source: str, null_answers: bool, data_dir: str = "", empty_texts: bool = False
+) -> list[Question]:
     """Reads questions from a `.jsonl` file (one per line), "tfds:NAME#SPLIT" or official JSON.
 
-    Without `null_answers`, as in version 1.1, each question needs an answer. Raises
+    Ids may be whole numbers and are read as text. Without `null_answers`, as in version 1.1, each
+    question needs an answer, and without `empty_texts`, a text and a context. Raises
     FileNotFoundError if the file is missing, and ValueError if it is malformed.
     """
     has_objects = source.startswith("tfds:") or source.endswith(".jsonl")
     objects = tables.read_objects(source, data_dir) if has_objects else _read_json(source)
-    questions = [_question(*each, number) for number, each in enumerate(objects)]
+    questions = [_question(*each, number, empty_texts) for number, each in enumerate(objects)]
     if not questions:
         raise ValueError(f"{source} holds no questions")
     tables.check_unique(questions)
@@ -183,12 +196,13 @@ def _read_json(path: str) -> Iterator[tuple[dict, str]]:
             context = field(paragraph, "context", str, location)
             for q, entry in enumerate(field(paragraph, "qas", list, location), start=1):
                 location = f"{path}, article {a}, paragraph {p}, question {q}"
-                id_ = field(entry, "id", str, location)
+                id_ = field(entry, "id", str | int | float, location)
                 yield entry | {"context": context}, f"{location} (id {id_})"
 
 
-def _question(values: dict, location: str, number: int) -> Question:
-    question, context = (text_field(values, name, location) for name in ("question", "context"))
+def _question(values: dict, location: str, number: int, empty_texts: bool) -> Question:
+    names = ("question", "context")
+    question, context = (text_field(values, name, location, empty_texts) for name in names)
     answers = values.get("answers")
     if isinstance(answers, dict):  # A dict of lists, as in TFDS and Hugging Face datasets.
         lists = [field(answers, name, list, location) for name in ("text", "answer_start")]
@@ -202,4 +216,5 @@ def _question(values: dict, location: str, number: int) -> Question:
         if answers:
             raise ValueError(f"{location}: is_impossible with answers: remove one or the other")
         answers = ()
-    return Question(str(values.get("id", number)), question, context, answers, location)
+    id_ = id_field(values, location, number)
+    return Question(id_, question, context, answers, location)

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import re
+import types
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -126,33 +127,91 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
     return objects
 
 
-def field(holder: object, name: str, expected: type, location: str):
+def field(holder: object, name: str, expected: type | types.UnionType, location: str):
     """Returns `holder[name]`; raises ValueError unless it has the type `expected`."""
     value = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(value, expected):
         found = "none" if value is None else type(value).__name__
-        problem = f"must be of type {expected.__name__}, found {found}"
+        problem = f"must be of type {getattr(expected, '__name__', expected)}, found {found}"
         if isinstance(holder, dict) and name not in holder:
             problem = f"is missing; found {', '.join(holder) or 'an empty object'}"
         raise ValueError(f"{location}: {name!r} {problem}")
     return value
 
 
-def text_field(values: dict, name: str, location: str) -> str:
-    """Returns the string `values[name]`; raises ValueError if it is missing or blank."""
-    if not (text := field(values, name, str, location)).strip():
+def text_field(values: dict, name: str, location: str, may_be_empty: bool = False) -> str:
+    """Returns the string `values[name]`; raises ValueError if it is missing or blank.
+
+    With `may_be_empty`, for `check_empty_texts`, a blank one or null is returned as text.
+    """
+    if may_be_empty and name in values and values[name] is None:
+        return ""
+    text = field(values, name, str, location)
+    if not may_be_empty and not text.strip():
         raise ValueError(f"{location}: the {name} is empty")
     return text
+
+
+def id_field(values: dict, location: str, number: int) -> str:
+    """Returns `values["id"]` as text, or `number` if there is none; 1 and 1.0 become "1".
+
+    Raises ValueError unless it is text or a whole number.
+    """
+    id_ = values.get("id", number)
+    if isinstance(id_, bool) or not isinstance(_rounded(id_), str | int):
+        raise ValueError(f"{location}: 'id' must be text or a whole number, found {id_!r:.60}")
+    return str(_rounded(id_))
+
+
+def drop_blank_rows(
+    records: list[Record], label: str, split: str, notes: dict[str, int]
+) -> list[Record]:
+    """Drops the rows without any field, which spreadsheets append, from a table with labels.
+
+    Counts them in `notes`. In a table without labels, each row is an example to predict.
+    """
+    if not any(record.columns.get(label) for record in records):
+        return records
+    kept = [record for record in records if any(record.columns.values())]
+    if len(kept) < len(records):
+        notes[f"{split} rows without any field, skipped"] = len(records) - len(kept)
+    return kept
+
+
+def check_empty_texts(
+    split: str,
+    empty: Sequence[tuple[str, str]],
+    is_labeled: bool,
+    is_training: bool,
+    notes: dict[str, int],
+) -> None:
+    """Counts the examples of a split that have `empty` texts, (location, name of the text) pairs.
+
+    They are predicted and, where labels are known, scored. But a run that trains
+    (`is_training`) raises ValueError for the examples that its checkpoint depends on: those of
+    train, and of a labeled dev, which selects it.
+    """
+    if empty and is_training and (split == "train" or (split == "dev" and is_labeled)):
+        location, name = empty[0]
+        more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+        raise ValueError(f"{location}: {name} is empty{more}: fix or remove it")
+    if empty:
+        notes[f"{split} examples with an empty text"] = len({location for location, _ in empty})
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON: write null for a missing value")
 
 
+def _rounded(value: object) -> object:
+    """Returns the int that equals a bool or float; any other value unchanged."""
+    is_whole = isinstance(value, bool | float) and value == value // 1
+    return int(value) if is_whole else value
+
+
 def _json_text(value: object) -> str:
     """Returns the same text for equal values, such as a label written as 1, 1.0 or true."""
-    if isinstance(value, bool | float) and value == value // 1:
-        value = int(value)
+    value = _rounded(value)
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value)
@@ -180,12 +239,17 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     records, names = [], rows[0][0] if rows else []
     if duplicates := [name for name in names if name and names.count(name) > 1]:
         raise ValueError(f"{path}: the header names {duplicates[0]!r} twice: rename one of them")
+    num_blank = 0
     for fields, location in rows[max(header_lines, 1) :]:
-        if any(fields):
-            if len(fields) != len(names):
-                counts = f"expected {len(names)} fields, as in the header, found {len(fields)}"
-                raise ValueError(f"{location}: {counts}{hint}")
+        if len(fields) == len(names):
             records.append(Record(dict(zip(names, fields, strict=True)), location))
+        elif any(fields):
+            counts = f"expected {len(names)} fields, as in the header, found {len(fields)}"
+            raise ValueError(f"{location}: {counts}{hint}")
+        else:
+            num_blank += 1
+    if num_blank and len(names) == 1:  # csv.writer writes the empty field of a single column as "".
+        logging.warning('%s: %d blank lines skipped; "" is an empty field', path, num_blank)
     if not records:
         raise ValueError(f"{path} holds no examples")
     return records

@@ -16,12 +16,19 @@ from scipy.special import softmax
 from bert_jax.data.features import NO_LABEL, Feature, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
-from bert_jax.tasks import scores, tagging_scores
+from bert_jax.tasks import scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import files_from_config
-from bert_jax.tasks.tagging_scores import entity_scores, find_entities, split_tag
+from bert_jax.tasks.tagging_scores import (
+    are_plain,
+    entity_scores,
+    find_entities,
+    find_runs,
+    find_strict_entities,
+    split_tag,
+)
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
@@ -44,8 +51,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if data.scheme not in (*SCHEMES, "none"):
         expected = f"{', '.join(SCHEMES)} to train, or none for tags that mark no entities"
         raise ValueError(f"--config.data.scheme={data.scheme}: expected {expected}")
-    if data.scheme.startswith("iob") and any(split_tag(tag)[0] in "ES" for tag in labels):
-        raise ValueError(f"{', '.join(labels)} are BIOES tags: set --config.data.scheme=bioes")
+    check_labels(labels, data.scheme)
+    if data.repair_tags and data.scheme == "none":
+        raise ValueError("set --config.data.repair_tags=False: with scheme=none all tags are legal")
     notes: dict[str, int] = {}
     train, splits, columns = [], [], 2
     for name, path in files.items():
@@ -53,10 +61,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         min_columns = columns if name == "test" else 2
         sentences = read_sentences(path, data.word_column, data.tag_column, min_columns)
         if sentences[0].tags is not None:
-            original, scheme = sentences, data.scheme
-            if scheme != "none":
-                notes[f"{name} sentences in {find_scheme(path, original).upper()}"] = len(original)
-                sentences = [old._replace(tags=convert_tags(old.tags, scheme)) for old in original]
+            original = sentences
+            if data.scheme != "none":
+                sentences, counts = convert_sentences(path, original, data.scheme, data.repair_tags)
+                notes |= {f"{name} {what}": count for what, count in counts.items()}
             labels = labels or find_tag_set(sentences, data.scheme)
             check_tags(path, original, sentences, labels)
         elif name == "train":
@@ -85,6 +93,50 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     )
 
 
+def check_labels(labels: Sequence[str], scheme: str) -> None:
+    """Raises ValueError if `labels`, those of a head or given as a flag, are not in `scheme`."""
+    if scheme == "none" or not labels:
+        return
+    if are_plain(labels) != (scheme == "io"):
+        kind, fix = ("plain tags", "io") if scheme != "io" else ("tags with prefixes", "iob2")
+        fix += ", or none if they mark no entities"
+        raise ValueError(f"{', '.join(labels)} are {kind}: set --config.data.scheme={fix}")
+    if scheme.startswith("iob") and any(split_tag(tag)[0] in "ES" for tag in labels):
+        raise ValueError(f"{', '.join(labels)} are BIOES tags: set --config.data.scheme=bioes")
+
+
+def convert_sentences(
+    path: str, sentences: Sequence[Sentence], scheme: str, repair: bool
+) -> tuple[list[Sentence], dict[str, int]]:
+    """Returns the sentences with their tags in `scheme`, and counts for the notes.
+
+    Raises ValueError if the file has plain tags, but `scheme` has prefixes, or as `find_scheme`.
+    """
+    original, num_repaired = find_scheme(path, sentences, repair)
+    if original == "io" and scheme != "io":
+        tags = sorted({tag for sentence in sentences for tag in sentence.tags})
+        raise ValueError(
+            f"{path}: the tags {_listed(tags)} have no prefixes, such as B- and I-: set "
+            "--config.data.scheme=io if a run of equal tags is an entity, or scheme=none if tags, "
+            "such as parts of speech, mark no entities"
+        )
+    find = find_runs if original == "io" else find_entities
+    converted = [each._replace(tags=convert_tags(each.tags, scheme, find)) for each in sentences]
+    counts = {f"sentences in {original.upper()}": len(sentences)}
+    if repair:
+        counts["tags repaired"] = num_repaired
+    if scheme == "io":
+        pairs = zip(sentences, converted, strict=True)
+        merged = sum(len(find(old.tags)) - len(find_runs(new.tags)) for old, new in pairs)
+        counts["entities joined to an adjacent one, as IO cannot separate them"] = merged
+    return converted, counts
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """Returns the first ten of the texts, for a message."""
+    return ", ".join(texts[:10]) + ", ..." * (len(texts) > 10)
+
+
 def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
     """Returns "O" and all tags of `scheme` for the types that occur; if "none", the tags found.
 
@@ -95,6 +147,8 @@ def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
         raise ValueError(f"train has a single tag, {tags.pop()!r}: expected several in tag_column")
     if scheme == "none":
         return tuple(sorted(tags))
+    if scheme == "io":
+        return ("O", *sorted(tags - {"O"}))
     types = sorted({split_tag(tag)[1] for tag in tags - {"O"}})
     prefixes = "BIES" if scheme == "bioes" else "BI"
     return ("O", *(f"{prefix}-{type_name}" for type_name in types for prefix in prefixes))
@@ -209,9 +263,12 @@ def make_split(
 ) -> Split:
     """Builds a split that is scored by conlleval's rules and writes files for conlleval.
 
-    A line holds a word, its tag if known, and the predicted tag; a blank line ends each sentence.
+    A line holds a word, its tag if known, and the predicted tag, separated by spaces or, if a word
+    or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends each sentence.
     """
     expected = [sentence.tags for sentence in sentences]
+    texts = itertools.chain(labels, *(sentence.words for sentence in sentences))
+    separator = "\t" if any(" " in text for text in texts) else " "
     is_labeled = expected[0] is not None
 
     def predicted_tags(outputs: Outputs) -> list[list[str]]:
@@ -224,19 +281,25 @@ def make_split(
         accuracy = {"accuracy": scores.accuracy(*words)}
         if scheme == "none":
             return accuracy
-        find = tagging_scores.find_strict_entities
-        strict = entity_scores(predicted, expected, lambda tags: find(tags, scheme))
-        return entity_scores(predicted, expected) | {"strict_f1": strict["f1"]} | accuracy
+        if scheme == "io":  # Any sequence of plain tags is legal.
+            loose = strict = entity_scores(predicted, expected, find_runs)
+        else:
+            loose = entity_scores(predicted, expected)
+            strict = entity_scores(
+                predicted, expected, lambda tags: find_strict_entities(tags, scheme)
+            )
+        return loose | {"strict_f1": strict["f1"]} | accuracy
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        # conlleval does not know BIOES, and would count -DOCSTART- lines as words.
+        # conlleval knows neither BIOES nor IO, and would count -DOCSTART- lines as words.
         columns = [expected] * is_labeled + [predicted_tags(outputs)]
         with open(directory / f"{name}.txt", "w", encoding="utf-8") as stream:
             for sentence, *tags in zip(sentences, *columns, strict=True):
-                if scheme == "bioes":
-                    tags = [convert_tags(column, "iob2") for column in tags]
+                if scheme in ("bioes", "io"):
+                    find = find_runs if scheme == "io" else find_entities
+                    tags = [convert_tags(column, "iob2", find) for column in tags]
                 for fields in zip(sentence.words, *tags, strict=True):
-                    stream.write(" ".join(fields) + "\n")
+                    stream.write(separator.join(fields) + "\n")
                 stream.write("\n")
 
     return Split(name, features, score if is_labeled else None, write)
@@ -286,9 +349,15 @@ def tag_texts(
     tokenizer: Tokenizer,
     max_seq_length: int,
     labels: Sequence[str],
+    scheme: str | None,
     predict: Callable[[Sequence[Feature]], Outputs],
 ) -> list[Tagging]:
-    """Tags the words of each text by `predict`, and finds the entities that the tags mark."""
+    """Tags the words of each text by `predict`, and finds the entities that the tags mark.
+
+    With `scheme` "none" they mark none. In plain labels (O, PER, LOC), also of an imported head
+    (`scheme` None), a run of equal tags other than O is an entity.
+    """
+    find = find_runs if are_plain(labels) else find_entities
     split = list(map(split_words, texts))
     sentences = [Sentence([text[s:e] for s, e in words], [], None, 0) for text, words in split]
     features, positions, _ = tagging_features(sentences, (), tokenizer, max_seq_length, False)
@@ -297,7 +366,8 @@ def tag_texts(
     for text, spans in split:
         words = [TaggedWord(text[i:j], *next(tags)) for i, j in spans]
         entities = []
-        for entity in find_entities([word.tag for word in words]):
+        found = [] if scheme == "none" else find([word.tag for word in words])
+        for entity in found:
             start, end = spans[entity.start][0], spans[entity.end - 1][1]
             members = words[entity.start : entity.end]
             probability = statistics.fmean(word.probability for word in members)

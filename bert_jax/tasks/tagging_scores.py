@@ -2,12 +2,14 @@
 
 `find_entities` reads any sequence of B, I and O, legal or not, as conlleval (the script of the
 CoNLL shared tasks) does. It reads E and S as seqeval's default mode does, and BILOU's L and U like
-E and S.
+E and S. Of plain tags (O, PER, LOC), a run of equal ones is an entity, as in transformers'
+token-classification pipeline.
 """
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -20,9 +22,21 @@ class Entity(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Splits "B-PER" into ("B", "PER"); returns ("O", "") for anything but an entity's tag."""
+    """Splits "B-PER" into ("B", "PER"); a tag without prefix, "PER", is read as ("I", "PER")."""
     prefix, dash, type_name = tag.partition("-")
-    return (prefix, type_name) if dash and prefix in tuple("BIESLU") else ("O", "")
+    if dash and prefix in tuple("BIESLU"):
+        return prefix, type_name
+    return ("O", "") if tag == "O" else ("I", tag)
+
+
+def are_plain(tags: Iterable[str]) -> bool:
+    """Returns whether tags have no prefixes: some have none, and none begins with B- or I-.
+
+    In such a set, E-mail is a type, and its E no prefix.
+    """
+    tags = set(tags) - {"O"}
+    has_plain = any(not re.match("[BIESLU]-.", tag) for tag in tags)
+    return has_plain and not any(tag.startswith(("B-", "I-")) for tag in tags)
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
@@ -34,6 +48,17 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
             start = index if begins else entities.pop().start
             entities.append(Entity(type_name, start, index + 1))
         before = prefix, type_name
+    return entities
+
+
+def find_runs(tags: Sequence[str]) -> list[Entity]:
+    """Finds the entities in plain tags: the longest runs of equal tags other than O."""
+    entities, start = [], 0
+    for tag, run in itertools.groupby(tags):
+        end = start + len(list(run))
+        if tag != "O":
+            entities.append(Entity(tag, start, end))
+        start = end
     return entities
 
 

@@ -16,7 +16,13 @@ from scipy.special import expit, softmax
 from bert_jax.data.features import Feature
 from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
-from bert_jax.tasks.labels import find_labels, labels_from_config, read_labels, split_labels
+from bert_jax.tasks.labels import (
+    find_labels,
+    labels_from_config,
+    match_labels,
+    read_labels,
+    split_labels,
+)
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
@@ -51,17 +57,25 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         label = data.label if name != "test" else ""
         columns = [*texts, *filter(None, (data.id, label))]
         options = data.header_lines, data.data_dir, data.label, separator
-        records[name] = tables.read_table(source, columns, *options)
-        for record in records[name]:
-            if empty := [column for column in texts if not record.columns[column].strip()]:
-                raise ValueError(f"{record.location}: {empty[0]!r} is empty; fix or remove it")
+        read = tables.read_table(source, columns, *options)
+        records[name] = tables.drop_blank_rows(read, data.label, name, notes)
+        empty = [
+            (record.location, repr(column))
+            for record in records[name]
+            for column in texts
+            if not record.columns[column].strip()
+        ]
+        is_labeled = any(record.columns.get(data.label) for record in records[name])
+        tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
 
     train = records.get("train", ())
     if separator:
         train = list(itertools.chain(*split_labels(train, data.label, separator)))
     labels = () if data.regression else find_labels(train, data.label, labels_from_config(config))
     if train and labels:
-        counts = collections.Counter(record.columns[data.label] for record in train)
+        texts_of_labels = [record.columns[data.label] for record in train]
+        names = match_labels(texts_of_labels, labels)
+        counts = collections.Counter(map(names.get, texts_of_labels))
         rarest = min(labels, key=counts.__getitem__)
         notes["labels"] = len(labels)
         notes[f"train examples of the rarest label, {rarest!r}"] = counts[rarest]
@@ -88,6 +102,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         splits=tuple(splits.values()),
         metric=f"dev/{metric}",
         notes=notes,
+        head_settings={"label_separator": separator} if separator else {},
         files=files,
     )
 

@@ -109,7 +109,9 @@ class TrialRun:
     def finish(self, predictions: dict[str, tuple[Outputs, float | None]], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._setup.task, self.trial.workdir / "predictions"
-        result = {"steps": self.num_steps, "best_step": self.best_step}
+        result = {"steps": self.num_steps}
+        if self.best_step is not None:  # Otherwise nothing was trained.
+            result["best_step"] = self.best_step
         # Without a selector, collapse is judged on the first split with labels, or on the first.
         labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
         collapse_split = task.selection_split or labeled_first
@@ -125,6 +127,8 @@ class TrialRun:
             if self.writes:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name][0], directory)
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        result["predictions"] = [str(path.relative_to(self.trial.workdir)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
 
     def _write_result(self, result: dict) -> None:

@@ -47,8 +47,8 @@ def make_finetune_step(
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
     def apply(params, rows, dropout):
-        key, rate = dropout
-        settings = Dropout(rows["dropout_rows"], rate)
+        key, rate, attention_rate = dropout
+        settings = Dropout(rows["dropout_rows"], rate, attention_rate)
         return model.apply({"params": params}, rows, dropout=settings, rngs={"dropout": key})
 
     def loss_fn(params, rows, weight_sum, dropout):
@@ -129,6 +129,7 @@ def make_finetune_step(
     def update_step(state, rows, num_microbatches, keys, hyperparameters):
         rows, weight_sums = jax.vmap(prepare)(rows)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
+        rates = hyperparameters.dropout_rate, hyperparameters.attention_dropout_rate
         losses, gradients = jax.shard_map(
             shard_gradients,
             mesh=mesh,
@@ -136,7 +137,7 @@ def make_finetune_step(
             out_specs=P("trial"),
             axis_names={"trial", "data"},
             check_vma=False,
-        )(state.params, rows, num_microbatches, weight_sums, (keys, hyperparameters.dropout_rate))
+        )(state.params, rows, num_microbatches, weight_sums, (keys, *rates))
         update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
         state, norms = update(state, gradients, hyperparameters)
         return state, {"loss": losses} | norms

@@ -27,6 +27,7 @@ class Hyperparameters(NamedTuple):
     warmup_steps: float
     num_steps: float
     dropout_rate: float
+    attention_dropout_rate: float | None = None  # None means `dropout_rate`.
 
 
 def make_schedule(

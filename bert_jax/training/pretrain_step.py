@@ -182,8 +182,9 @@ def metric_sums(
     With a `dropout_key`, `batch` must hold `dropout_rows` (see `Dropout`).
     """
     inputs, options = [batch[name] for name in MODEL_INPUTS], {}
-    if dropout_key is not None and (rate := model.config.dropout_rate):
-        dropout = Dropout(batch["dropout_rows"], rate)
+    rates = model.config.dropout_rate, model.config.attention_dropout_rate
+    if dropout_key is not None and any(rates):
+        dropout = Dropout(batch["dropout_rows"], *rates)
         options = {"dropout": dropout, "rngs": {"dropout": dropout_key}}
     logits = model.apply({"params": params}, *inputs, **options)
     sums = {}

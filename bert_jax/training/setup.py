@@ -105,7 +105,11 @@ def setup_pretraining(
     `source_bert` and its errors are as for `model_config`. Also raises ValueError if the mesh does
     not fit the devices, or a batch or the rows do not fit the mesh or the model.
     """
-    bert_config = model_config(config, tokenizer.vocab_size, source_bert)
+    if tokenizer.mask_id is None and config.objective == "mlm":
+        raise ValueError("the vocabulary of the corpus has no [MASK]: masked LM needs one")
+    # Some models have padding beyond the ids of their tokenizer.
+    vocab_size = max(tokenizer.vocab_size, (source_bert or {}).get("vocab_size", 0))
+    bert_config = model_config(config, vocab_size, source_bert)
     max_length = max(phase.train.max_seq_length for phase in phases)
     if max_length > bert_config.max_position_embeddings:
         raise ValueError(

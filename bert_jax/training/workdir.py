@@ -105,9 +105,11 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     """Raises ValueError if the run in `workdir` had other settings; removes a stale result."""
     parents = (workdir / "checkpoints", workdir / "best")
     checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
-    result = workdir / "result.json"
-    if not checkpoints and not (result.exists() and "diverged" in result.read_text()):
-        result.unlink(missing_ok=True)  # The checkpoints of an earlier run were removed.
+    result_path = workdir / "result.json"
+    result = json.loads(result_path.read_text()) if result_path.exists() else {}
+    # A run that diverged or only predicted has no checkpoint.
+    if not checkpoints and "diverged" not in result and result.get("steps") != 0:
+        result_path.unlink(missing_ok=True)  # The checkpoints of an earlier run were removed.
         return
     path = checkpoints[0] if checkpoints else workdir / "config.json"
     try:

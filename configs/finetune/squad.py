@@ -17,11 +17,11 @@ and 90.9 (1.1, BERT_LARGE), 78.7 and 81.9 (2.0, BERT_LARGE). Not run at full siz
 
 A path may be `tfds:squad` or `tfds:squad/v2.0`, prepared as ArrayRecord, or a .jsonl file of your
 own: {"id": ..., "question": ..., "context": ..., "answers": [{"text": ..., "answer_start": ...}]}
-on each line, with `[]` for no answer (`:v2`). `predictions/dev` in the workdir holds
-predictions.json, nbest_predictions.json and, for 2.0, null_odds.json, as the official scripts
-expect. In 2.0 a question is left unanswered if its null odds exceed the threshold that is best on
-dev, which the checkpoint stores. Without `data.train` the head of `init_from` predicts. `:runlocal`
-and `:v2,runlocal` are smoke runs.
+on each line, with `[]` for no answer (`:v2`). Ids are text or whole numbers, and written as text.
+`predictions/dev` in the workdir holds predictions.json, nbest_predictions.json and, for 2.0,
+null_odds.json, as the official scripts expect. In 2.0 a question is left unanswered if its null
+odds exceed the threshold that is best on dev, which the checkpoint stores. Without `data.train` the
+head of `init_from` predicts. `:runlocal` and `:v2,runlocal` are smoke runs.
 """
 
 from ml_collections import ConfigDict

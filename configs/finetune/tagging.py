@@ -8,11 +8,13 @@ Expected time and result: depend on your data; conll2003.py is an example.
     python -m bert_jax.finetune --config=configs/finetune/tagging.py --workdir=runs/tagger \
         --config.init_from=runs/base --config.data.train=train.txt --config.data.dev=dev.txt
 
-A file has CoNLL columns: a word and its tag on each line and a blank line after each sentence. A
-.jsonl file has a sentence on each line: {"tokens": ["in", "Rome"], "tags": ["O", "B-LOC"]}. Tags
-may be IOB1, IOB2, BIOES or BILOU. -DOCSTART- lines and comments, such as CoNLL-U's, are skipped.
-For the parts of speech in CoNLL-U, set word_column=1, tag_column=3 and scheme=none. A `test` file
-without tags, or with fewer columns than `train`, is predicted without a score.
+A file has CoNLL columns: a word and its tag on each line and a blank line after each sentence. If a
+line has a tab, only tabs separate its columns, and words may contain spaces. A .jsonl file has a
+sentence on each line: {"tokens": ["in", "Rome"], "tags": ["O", "B-LOC"]}. Tags may be IOB1, IOB2,
+BIOES or BILOU, or with scheme=io plain types: O, PER, LOC. -DOCSTART- lines and comments, such as
+CoNLL-U's, are skipped. For the parts of speech in CoNLL-U, set word_column=1, tag_column=3 and
+scheme=none. A `test` file without tags, or with fewer columns than `train`, is predicted without a
+score.
 """
 
 from ml_collections import ConfigDict
@@ -30,9 +32,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.test = ""
     config.data.word_column = 0
     config.data.tag_column = -1  # The last column.
-    # Scheme to train on, whatever the files use: iob1, iob2 or bioes. With "none" the tags, such
-    # as parts of speech, mark no entities and are scored by accuracy.
+    # Scheme to train on, whatever the files use: iob1, iob2 or bioes. With "io" tags are plain
+    # types (O, PER, LOC), and a run of equal ones is an entity. With "none" the tags, such as parts
+    # of speech, mark no entities and are scored by accuracy.
     config.data.scheme = "iob2"
+    # Reads tags that are illegal in their scheme as conlleval does, where a stray I- begins an
+    # entity; they are counted in the log. By default they are an error.
+    config.data.repair_tags = False
     config.data.labels = ()  # Default: those found in train.
     # As in the paper: neighboring sentences of the document fill the window. Much slower, since
     # every sentence takes max_seq_length tokens. A file without document marks is one

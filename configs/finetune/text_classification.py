@@ -15,6 +15,8 @@ A file has a header with the names of its columns, by default `text` and `label`
 quoted if it begins and ends with a quotation mark and doubles those inside. `tfds:NAME`,
 prepared as ArrayRecord, is its train, validation or test split; `tfds:NAME#train[90%:]` another. If
 the labels of `dev` or `test` are empty, or `test` has no such column, it is predicted, not scored.
+Labels that are numbers are compared as numbers: 1, 1.0 and 01 are one class. An empty text is an
+error in `train` and in a labeled `dev`; elsewhere it is predicted.
 """
 
 from ml_collections import ConfigDict
@@ -56,6 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.model = ConfigDict()  # Default: as in the checkpoint.
     config.model.dropout_rate = placeholder(float)
+    config.model.attention_dropout_rate = placeholder(float)
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
     config.model.attention = placeholder(str)
     config.model.scan_layers = placeholder(bool)

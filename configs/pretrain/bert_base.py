@@ -54,6 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
         config.model[name] = placeholder(int)
     config.model.dropout_rate = 0.1
+    config.model.attention_dropout_rate = placeholder(float)  # None: dropout_rate.
     config.model.initializer_range = 0.02
     config.model.layer_norm_epsilon = 1e-12
     config.model.max_position_embeddings = 512

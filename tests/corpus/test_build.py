@@ -20,14 +20,19 @@ from bert_corpus import build, inputs, plan, readers, steps, writing
 from bert_corpus.build import build_corpus
 from bert_corpus.config import LABELED_ROWS, ROWS, CorpusConfig
 from bert_corpus.parallel import worker_processes
-from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_of
+from bert_corpus.readers import Document
+from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_hash
 from bert_jax.data.rows import Rows
 from bert_jax.tokenization import tokenizer_from_bytes
-from tests.helpers import ROOT
+from tests.helpers import ROOT, VOCABULARY, random_text
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{index}" for index in range(400)]
 TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join(SPECIAL + WORDS).encode())
+# Of `random_text`.
+WORDS_TOKENIZER = tokenizer_from_bytes(
+    "vocab.txt", "\n".join([*SPECIAL, ".", *VOCABULARY.split()]).encode()
+)
 
 
 def write_text(path, num_documents=120, num_sentences=12, seed=0):
@@ -173,6 +178,11 @@ def test_rows_are_shuffled_across_the_corpus(tmp_path, text, monkeypatch):
 def test_split_depends_only_on_the_text_and_the_seed():
     texts = [f"text {index}" for index in range(2000)]
     config = CorpusConfig(heldout_fraction=0.1)
+
+    def split_of(text, config):
+        is_heldout = split_hash(Document(text), config) < config.heldout_fraction * 2**64
+        return "heldout" if is_heldout else "train"
+
     splits = [split_of(text, config) for text in texts]
     assert splits == [split_of(text, config) for text in texts]
     assert abs(splits.count("heldout") - 200) < 3 * (2000 * 0.09) ** 0.5
@@ -347,18 +357,18 @@ def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
     for config in (corpus_config(), corpus_config(near_duplicates=0.5)):
         with pytest.raises(ValueError, match="holds no document"):
             build_corpus(str(blank), TOKENIZER, tmp_path / "out", config, num_processes=1)
-    few = write_text(tmp_path / "few.txt", num_documents=3)
+    few = write_text(tmp_path / "few.txt", num_documents=1)
     config = corpus_config(heldout_fraction=0.001)
     message = (
-        r"0 of 3 .* heldout split, which has no sentence pair; .*--heldout_fraction=0\.001 \(0\.3"
+        r"0 of 1 .* heldout split, which has no sentence pair; .*--heldout_fraction=0\.001 \(0\.3"
     )
     with pytest.raises(ValueError, match=message) as error:
         build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
     assert "dropped" not in str(error.value)
-    # As the message says, another fraction and seed hold out some of the three.
-    config = corpus_config(heldout_fraction=0.3, seed=5)
+    # As the message says, more text is enough: of several documents, one is held out.
+    few = write_text(tmp_path / "few.txt", num_documents=3)
     manifest = build_corpus(few, TOKENIZER, tmp_path / "out", config, num_processes=1)
-    assert manifest["splits"]["heldout"]["documents"] in (1, 2)
+    assert manifest["splits"]["heldout"]["documents"] == 1
 
 
 def test_error_for_no_rows_names_what_was_dropped(tmp_path):
@@ -452,18 +462,81 @@ def test_invalid_config_is_a_clear_error(changes, message):
         CorpusConfig(**changes)
 
 
-def test_bad_output_and_too_large_vocabulary_are_clear_errors(tmp_path, text):
+def test_bad_output_is_a_clear_error(tmp_path, text):
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(OSError, match="cannot write into --output="):
         build_corpus(text, TOKENIZER, file, corpus_config(), num_processes=1)
     with pytest.raises(ValueError, match="--output=gs://b/c: without --runner, a corpus"):
         build_corpus(text, TOKENIZER, "gs://b/c", corpus_config(), num_processes=1)
-    large = tokenizer_from_bytes(
-        "vocab.txt", "\n".join([*SPECIAL, *(f"w{index}" for index in range(65_532))]).encode()
-    )
-    with pytest.raises(ValueError, match=r"65,537 pieces; rows hold ids below 65,536"):
-        build_corpus(text, large, tmp_path / "out", corpus_config(), num_processes=1)
+
+
+@pytest.mark.parametrize("rows", ["sentence_pairs", "full_sentences", "single_segments"])
+def test_ids_above_65535_are_stored_in_rows_of_uint32(tmp_path, rows):
+    rng = random.Random(0)
+    words = [f"w{index}" for index in range(70_000)]
+    content = "".join(f"{piece}\n" for piece in [*SPECIAL, *words]).encode()
+    documents = [[rng.choices(words, k=9) for _ in range(12)] for _ in range(12)]
+    text = "\n\n".join("\n".join(" ".join(s) for s in document) for document in documents)
+    (tmp_path / "text.txt").write_text(text)
+    config = corpus_config(rows=rows, max_seq_length=64, heldout_fraction=0.2)
+    tokenizer = tokenizer_from_bytes("vocab.txt", content)
+    arguments = str(tmp_path / "text.txt"), tokenizer, tmp_path / "out", config
+    manifest = build_corpus(*arguments, num_processes=1)
+    assert manifest["token_dtype"] == "uint32"
+    found = set()
+    for split in ("train", "heldout"):
+        split_rows = Rows(tmp_path / "out", split)
+        tokens = split_rows.read(0, split_rows.num_rows)["tokens"]
+        assert tokens.dtype == np.uint32 and tokens.max() > 65_535
+        found |= {*tokens.ravel().tolist()}
+    # Every word is found again, none by a part of its bits.
+    expected = {5 + words.index(word) for document in documents for s in document for word in s}
+    assert found - set(range(5)) <= expected and len(found) > 0.7 * len(expected)
+
+
+def test_small_corpus_holds_out_the_document_with_the_smallest_hash(tmp_path):
+    (tmp_path / "text.txt").write_text(random_text(12))
+    manifests = []
+    for number, (fraction, processes) in enumerate(((1e-9, 1), (1e-6, 2))):
+        config = corpus_config(heldout_fraction=fraction)
+        arguments = str(tmp_path / "text.txt"), WORDS_TOKENIZER, tmp_path / f"{number}", config
+        manifests.append(build_corpus(*arguments, num_processes=processes)["splits"])
+    for splits in manifests:
+        assert splits["heldout"]["documents"] == 1 and splits["train"]["documents"] == 11
+        assert (
+            splits["heldout"]["rows"]
+            and splits["heldout"]["shards"] == (manifests[0]["heldout"]["shards"])
+        )
+
+
+def test_document_that_gives_no_rows_is_not_the_one_held_out(tmp_path):
+    documents = [*random_text(6).split("\n\n"), *(f"{word} ." for word in VOCABULARY.split())]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    config = corpus_config(heldout_fraction=1e-9)
+    arguments = str(tmp_path / "text.txt"), WORDS_TOKENIZER, tmp_path / "out", config
+    splits = build_corpus(*arguments, num_processes=1)["splits"]
+    assert splits["heldout"]["rows"] and splits["heldout"]["sentences"] > 5
+    config = corpus_config(heldout_fraction=0.0)
+    arguments = str(tmp_path / "text.txt"), WORDS_TOKENIZER, tmp_path / "none", config
+    assert build_corpus(*arguments, num_processes=1)["splits"].keys() == {"train"}
+
+
+def test_unknown_tokens_are_counted_and_many_are_a_warning(tmp_path):
+    text = random_text(20)
+    for name, unknown in (("known", 0), ("unknown", 1)):
+        (tmp_path / "text.txt").write_text(text.replace("river", "★") if unknown else text)
+        arguments = str(tmp_path / "text.txt"), WORDS_TOKENIZER, tmp_path / name
+        manifest = build_corpus(*arguments, corpus_config(heldout_fraction=0.2), num_processes=1)
+        train = manifest["splits"]["train"]
+        rows = Rows(tmp_path / name, "train")
+        tokens = rows.read(0, rows.num_rows)["tokens"]
+        count = int((tokens == WORDS_TOKENIZER.unk_id).sum())
+        assert train["unknown_tokens"] == count and bool(count) == bool(unknown)
+        share = count / (train["tokens"] - train["special_tokens"])
+        assert train["unknown_share"] == pytest.approx(share, abs=1e-6)
+        warned = [each for each in train["warnings"] if "[UNK], expected at most 1%" in each]
+        assert len(warned) == unknown
 
 
 def test_write_shard_keeps_every_row_in_blocks(tmp_path):

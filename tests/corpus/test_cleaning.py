@@ -154,3 +154,22 @@ def test_copies_in_other_formats_are_dropped_from_the_same_split(tmp_path):
     manifest = build_corpus(inputs, tokenizer, tmp_path / "corpus", config, num_processes=1)
     for split in manifest["splits"].values():
         assert split["dropped"]["duplicates"] == split["documents"] / 2 > 0
+
+
+TEXTS = {
+    "zh": "这条河流经过古老的小镇桥比镇子还要古老傍晚时人们可以听见水声看见船上的灯光",
+    "ja": "この川は古い町を通って流れており橋は町よりも古く夕方になると水の音が聞こえる",
+    "th": "แม่น้ำสายนี้ไหลผ่านเมืองเก่าและสะพานก็เก่าแก่กว่าตัวเมืองในตอนเย็น",
+}
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_near_duplicates_and_words_are_found_without_spaces(language):
+    text, rng = TEXTS[language], random.Random(0)
+    first, other = (["".join(rng.sample(text, len(text))) for _ in range(12)] for _ in range(2))
+    changed = [*first[:-1], first[-1][:-3] + first[0][:3]]
+    keys = [set(near_duplicate_keys(sentences, 0.8)) for sentences in (first, changed, other)]
+    assert keys[0] & keys[1] and not keys[0] & keys[2]
+    config = CorpusConfig(min_words=60, max_words=1000)
+    assert drop_reason(first, config) == "" and drop_reason([text], config) == "short_documents"
+    assert drop_reason(first * 10, config) == "long_documents"

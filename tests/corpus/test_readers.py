@@ -8,6 +8,7 @@ import pathlib
 import random
 import re
 import sys
+import tracemalloc
 
 import fsspec
 import pyarrow
@@ -15,7 +16,7 @@ import pytest
 import tensorflow_datasets
 from pyarrow import parquet
 
-from bert_corpus import inputs, readers
+from bert_corpus import inputs, json_values, readers
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_corpus.inputs import Unit, find_inputs, split_into_units
@@ -200,6 +201,11 @@ Rivers of the north
             WIKI40B,
             ["The stream runs south.", "It is old", "It was named in 1865", "A mill stood here."],
         ),
+        (
+            "wikipedia/ja",
+            "東京は日本の首都であり、大都市である。\n\n歴史\n江戸と呼ばれた。",
+            ["東京は日本の首都であり、大都市である。", "江戸と呼ばれた。"],
+        ),
         ("wikipedia/en", WIKIPEDIA, ["The stream runs south.", "It is old.", "A mill stood here."]),
         ("news/en", "One\nsentence.\n\nTwo.", ["One sentence.", "Two."]),
     ],
@@ -364,8 +370,8 @@ def test_small_inputs_are_read_together(tmp_path, monkeypatch):
 
 def test_a_part_of_white_space_is_no_document(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 10)
-    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "x" * 30 + "\n"}))
-    assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["x" * 30]
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "x" * 30 + "\n" * 11}))
+    assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["x" * 10] * 3
 
 
 def test_many_compressed_files_are_decompressed_once(tmp_path, monkeypatch):
@@ -377,7 +383,7 @@ def test_many_compressed_files_are_decompressed_once(tmp_path, monkeypatch):
 
 def test_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     write_parquet(tmp_path / "text.parquet", {"text": ["a"]})
-    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"a"))
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"a", mtime=0))
 
     def deny(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -474,10 +480,12 @@ def test_long_documents_of_all_formats_are_read_in_parts(tmp_path, monkeypatch):
     text = json.dumps({"text": " ".join(words)})
     (tmp_path / "text.jsonl").write_text(text + "\n" + '{"text": "' + "x" * 500 + '"}')
     documents = read(f"{tmp_path}/text.jsonl")
-    long, unbroken = documents[:-1], documents[-1]
+    long, unbroken = documents[:-5], documents[-5:]
     assert " ".join(document.text for document in long).split() == words
     assert [document.continues for document in long] == [False] + [True] * (len(long) - 1)
-    assert max(len(document.text) for document in long) <= 100 and unbroken.text == "x" * 500
+    assert max(len(document.text) for document in long) <= 100
+    assert [document.text for document in unbroken] == ["x" * 100] * 5
+    assert [document.continues for document in unbroken] == [False] + [True] * 4
 
 
 def test_wrong_text_field_is_an_early_error(tmp_path):
@@ -520,6 +528,177 @@ def test_files_that_are_not_text_are_clear_errors(tmp_path, name, message):
 
 def test_names_with_brackets_and_those_of_c4_are_found(tmp_path):
     for name in ("b [1].txt", "c4-train.00000-of-01024.json.gz"):
-        (tmp_path / name).write_bytes(b"x")
+        write_compressed(f"{tmp_path}/{name}", b"x")
         (source,) = find_inputs(f"{tmp_path}/{name}")
         assert source.path.endswith(name)
+
+
+def revision(text, timestamp=""):
+    timestamp = f"<timestamp>{timestamp}</timestamp>" if timestamp else ""
+    return f"<revision><id>1</id>{timestamp}<text>{text}</text></revision>"
+
+
+@pytest.mark.parametrize(
+    ("revisions", "expected"),
+    [
+        ([revision("old"), revision("new")], ["new"]),
+        (
+            [revision("old", "2001-02-03T04:05:06Z"), revision("new", "2010-01-01T00:00:00Z")],
+            ["new"],
+        ),
+        (
+            [revision("new", "2010-01-01T00:00:00Z"), revision("old", "2001-02-03T04:05:06Z")],
+            ["new"],
+        ),
+        ([revision("old"), revision("")], []),  # The page was blanked.
+    ],
+)
+def test_newest_revision_of_a_history_counts(tmp_path, revisions, expected):
+    page = f"<page><title>T</title><ns>0</ns>{''.join(revisions)}</page>"
+    (tmp_path / "history.xml").write_text(DUMP.format(pages=page))
+    skipped = collections.Counter()
+    documents = read(f"{tmp_path}/history.xml", skipped=skipped)
+    assert [document.text for document in documents] == expected
+    assert skipped == ({} if expected else {"pages_without_text": 1})
+
+
+def test_long_history_is_read_in_little_memory(tmp_path):
+    page = f"<page><title>T</title><ns>0</ns>{revision('word ' * 20_000) * 60}</page>"
+    (tmp_path / "history.xml").write_text(DUMP.format(pages=page))  # 6 MB
+    tracemalloc.start()
+    assert len(read(f"{tmp_path}/history.xml")) == 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e6
+
+
+def docs(numbers, end="\n"):
+    """The output of WikiExtractor."""
+    return "".join(
+        f'<doc id="{n}" url="https://w.org/?curid={n}" title="A &amp; {n}">{end}A & {n}{end}{end}'
+        f"The {n}. dog &lt;barks&gt;.{end}{end}It is old.{end}{end}</doc>{end}"
+        for n in numbers
+    )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "dos"])
+@pytest.mark.parametrize("name", ["wiki_00", "wiki_00.gz", "wiki_00.bz2", "docs.txt", "docs.xml"])
+def test_output_of_wikiextractor_is_read_as_articles(tmp_path, monkeypatch, name, end):
+    write_compressed(f"{tmp_path}/{name}", docs(range(40), end).encode())
+    for unit_bytes in (1 << 22, 100):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        documents = read(f"{tmp_path}/{name}")
+        assert {document.markup for document in documents} == {"article"}
+        sentences = [split_sentences(document) for document in documents]
+        expected = [[f"The {n}.", "dog <barks>.", "It is old."] for n in range(40)]
+        assert sorted(sentences, key=lambda s: int(s[0][4:-1])) == expected
+
+
+def test_links_and_empty_articles_of_wikiextractor_are_dropped(tmp_path):
+    head = '<doc id="1" url="u" title="T">\n'
+    text = 'A <a href="B">dog</a> &lt;a href="C"&gt;barks&lt;/a&gt;.'
+    (tmp_path / "wiki_00").write_text(f"{head}T\n\n{text}\n\n</doc>\n{head}T\n\n</doc>\n")
+    skipped = collections.Counter()
+    (document,) = read(f"{tmp_path}/wiki_00", skipped=skipped)
+    assert document.text == "A dog barks." and skipped == {"pages_without_text": 1}
+
+
+TEXTS = ["One dog.\n\nIt barks.", 'Two "cats" [1], {2}', "é" * 99]
+JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("wiki_00", JSON_LINES),
+        ("wiki_00.bz2", JSON_LINES),
+        ("lines.txt", JSON_LINES),
+        ("lines.json", "\ufeff" + JSON_LINES),
+        ("lines", "\ufeff\n" + JSON_LINES),
+        ("array.json", json.dumps([{"text": text} for text in TEXTS])),
+        ("array.jsonl.gz", "\ufeff \n" + json.dumps([{"text": text} for text in TEXTS], indent=1)),
+        ("array", json.dumps([{"text": text} for text in TEXTS], indent=2, ensure_ascii=False)),
+        ("objects.json", "".join(json.dumps({"text": text}, indent=1) + "\n" for text in TEXTS)),
+    ],
+)
+def test_json_is_recognized_by_its_first_bytes(tmp_path, monkeypatch, name, content):
+    write_compressed(f"{tmp_path}/{name}", content.encode())
+    for unit_bytes, buffer_characters in ((1 << 22, 1 << 20), (40, 1)):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        monkeypatch.setattr(json_values, "BUFFER_CHARACTERS", buffer_characters)
+        skipped = collections.Counter()
+        documents = read(f"{tmp_path}/{name}", skipped=skipped)
+        assert sorted(document.text for document in documents) == sorted(TEXTS)
+        assert {document.markup for document in documents} == {""} and skipped == {"lines": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ["[1] A note.\n", "{a} set\n", "<b>bold</b>\n", "<doc> of\n", "[\n"]
+)
+def test_text_that_begins_with_a_bracket_stays_text(tmp_path, text):
+    (tmp_path / "text.txt").write_text(text)
+    assert read(f"{tmp_path}/text.txt") == [readers.Document(text)]
+
+
+def test_dump_without_a_suffix_is_read_as_a_dump(tmp_path):
+    for name in ("enwiki", "enwiki.txt"):
+        (tmp_path / name).write_bytes(b'<?xml version="1.0"?>\n' + dump((0, False, "A '''dog'''.")))
+        assert read(f"{tmp_path}/{name}") == [readers.Document("A '''dog'''.", "wikitext")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("text", gzip.compress(b"a", mtime=0), "is compressed with gzip; add .gz to its name"),
+        ("text.txt", bz2.compress(b"a"), "is compressed with bzip2; add .bz2 to its name"),
+        ("wiki.xml", bz2.compress(b"a"), "is compressed with bzip2; add .bz2 to its name"),
+        ("text.txt.gz", b"a", "does not begin as a gzip file; download it again, or remove .gz"),
+        ("text.txt.gz", bz2.compress(b"a"), "does not begin as a gzip file"),
+        ("text.txt", "a dog".encode("utf-16"), "is UTF-16; convert it with iconv -f UTF-16"),
+        ("text.jsonl", "{}".encode("utf-16"), "is UTF-16; convert it with iconv -f UTF-16"),
+        ("text.txt.gz", gzip.compress("a".encode("utf-16"), mtime=0), "is UTF-16"),
+        ("text.txt", "a dog".encode("utf-16-le"), "holds NUL bytes, so it is UTF-16 or no text"),
+        ("text", b"PAR1", "is Parquet; expected the suffix .parquet"),
+        ("text", b"PK\x03\x04", "is a ZIP archive"),
+        ("text", b"%PDF-1.7", "is a PDF document"),
+        ("text", b"<!DOCTYPE html>\n<p>", "is an HTML page; expected UTF-8 text"),
+        ("text.jsonl", b"<html>", "is an HTML page; expected UTF-8 text"),
+        ("text.txt", b'<?xml version="1.0"?>\n<a/>', "is XML; expected UTF-8 text"),
+        ("array.json", b'[{"text": "a"}, {"text": "b', "is damaged or cut off"),
+        ("array.json", b'[{"text": "a"}, {"text": b}]', "is damaged or cut off"),
+        ("array.json", b'[{"text": "a\xff"}]', "is not UTF-8"),
+        ("wiki_00", docs([1, 2])[:-20].encode(), "the <doc> of 'A & 2' has no </doc>"),
+        ("wiki_00", docs([1, 2]).replace("</doc>", "", 1).encode(), "of 'A & 1' has no </doc>"),
+        (
+            "wiki_00",
+            docs([1]).encode().replace(b"old", b"\xff"),
+            "line 6, byte 100: 0xff is not UTF",
+        ),
+    ],
+)
+def test_content_that_does_not_match_its_name_is_a_clear_error(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read(f"{tmp_path}/{name}")
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["東京は日本の首都である。", "東京", "กรุงเทพ", "x", "A dog barks. ", "é", "彼は「はい。」"],
+)
+@pytest.mark.parametrize("kind", ["text", "jsonl", "lines"])
+def test_documents_of_every_script_are_cut_at_the_size_limit(tmp_path, unit, kind):
+    limit = readers.MAX_DOCUMENT_BYTES
+    text = unit * (5 * limit // 2 // len(unit.encode()))
+    path = tmp_path / ("text.jsonl" if kind == "jsonl" else "text.txt")
+    if kind == "lines":
+        text = "\n".join(text[start : start + 5000] for start in range(0, len(text), 5000))
+    path.write_text(json.dumps({"text": text}) if kind == "jsonl" else text)
+    documents = read(str(path))
+    assert "".join(document.text for document in documents).split() == text.split()
+    assert 2 < len(documents) < 5
+    assert max(len(document.text.encode()) for document in documents) < limit + 15_002
+    assert [document.continues for document in documents][1:] == [True] * (len(documents) - 1)
+    if unit.endswith(("。", "。」")) and kind != "lines":
+        assert all(document.text.rstrip().endswith(unit[-2:]) for document in documents)

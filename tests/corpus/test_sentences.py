@@ -49,3 +49,43 @@ def test_pages_between_brackets_stay_in_the_pairs():
     document = cut(list(range(num_tokens)), 128)
     pairs = make_pairs([document], 0, 128, 0.0, random.Random(0), range(1))
     assert sum(pair.num_truncated for pair in pairs) < 0.02 * num_tokens
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("東京は日本の首都であり、大都市である。", 1),
+        ("彼は「はい。」", 1),
+        ("नमस्ते।", 1),
+        ("سلام؟", 1),
+        ("စာ။", 1),
+        ("ពាក្យ។", 1),
+        ("བོད་ཡིག།  ", 1),
+        ("안녕하세요. ", 1),
+        ("The cat sat. ", 1),
+        ("X!Y?", 2),
+    ],
+)
+def test_text_without_spaces_is_split_in_linear_time(unit, expected):
+    # The library alone would take minutes for some of them.
+    sentences = split_sentences(Document(unit * 50_000))
+    assert len(sentences) == pytest.approx(expected * 50_000, abs=1)
+    assert max(map(len, sentences)) <= len(unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["กรุงเทพ" * 20_000, "กรุงเทพ เป็นเมือง " * 9000, "1。2。" * 40_000, "é" * 9999]
+)
+def test_sentences_without_spaces_and_ends_are_cut(text):
+    sentences = split_sentences(Document(text))
+    assert max(map(len, sentences)) == pytest.approx(1000, rel=0.02)
+    assert "".join(sentences).replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_long_word_of_ascii_and_a_long_sentence_with_spaces_stay_whole():
+    for text in ("x" * 100_000, "x.y&z=" * 20_000, "“one two " * 20_000 + "”"):
+        assert split_sentences(Document(text)) == [" ".join(text.split())]
+
+
+def test_an_abbreviation_of_khmer_ends_one_sentence():
+    assert split_sentences(Document("ឆ្កែ ឆ្មា ។ល។ ពាក្យ។")) == ["ឆ្កែ ឆ្មា ។ល។", "ពាក្យ។"]

@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.dropout import Dropout, column_words, dropout, random_bits, random_words
+from bert_jax.model.dropout import (
+    Dropout,
+    column_words,
+    dropout,
+    layer_dropouts,
+    random_bits,
+    random_words,
+)
 
 SHAPE = (32, 128, 256)
 SIZE = 32 * 128 * 256
@@ -157,3 +164,16 @@ def test_no_two_of_the_layers_and_steps_are_correlated():
     x = jnp.ones((1, 128, 1024))
     kept = jax.lax.map(lambda key: dropout(key, x, Dropout(jnp.array([3]), 0.1))[0] > 0, keys)
     assert np.max(np.abs(scores(np.asarray(kept).reshape(256, -1)))) < 5
+
+
+@pytest.mark.parametrize(("rate", "attention_rate"), [(0.5, 0.0), (0.0, 0.5), (0.1, None)])
+def test_attention_has_a_rate_of_its_own(rate, attention_rate):
+    settings = Dropout(jnp.arange(8), rate, attention_rate)
+    attention, *hidden = layer_dropouts(jax.random.key(0), settings, 1, 4, 32)
+    attention = attention._replace(words=attention.words[0])
+    found = np.mean(np.asarray(attention.apply(jnp.ones((8, 4, 32, 32)))) == 0)
+    assert abs(found - (rate if attention_rate is None else attention_rate)) < 0.02
+    for each in hidden:
+        words = tuple(words[0] for words in each.words)
+        found = np.mean(np.asarray(each._replace(words=words).apply(jnp.ones((8, 32, 64)))) == 0)
+        assert abs(found - rate) < 0.02

@@ -338,12 +338,16 @@ def test_sentence_transformers_computes_the_scores_of_a_cross_encoder(minilm, tm
     assert error < 1e-4
 
 
-def test_pipeline_of_an_exported_tagger_finds_the_same_entities(tmp_path):
+@pytest.mark.parametrize(
+    "tags",
+    [("O", "B-LOC", "I-LOC", "B-PER", "I-PER"), ("O", "LOC", "PER", "ORG", "MISC")],
+    ids=["iob2", "plain"],
+)
+def test_pipeline_of_an_exported_tagger_finds_the_same_entities(tags, tmp_path):
     import transformers
 
-    tags = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    settings = {"id2label": dict(enumerate(tags)), "num_labels": 5}
-    write_torch_model(tmp_path, "BertForTokenClassification", **settings)
+    settings = {"id2label": dict(enumerate(tags)), "num_labels": len(tags)}
+    write_torch_model(tmp_path, "BertForTokenClassification", std=0.2, **settings)
     save_huggingface(tmp_path / "exported", *read_model(tmp_path)[:3])
     ours = bert_jax.load(tmp_path / "exported")
     pipeline = transformers.pipeline(

@@ -73,6 +73,16 @@ def test_empty_texts_are_counted(tokenizer, directory):
     assert notes["train examples with an empty text"] == 0
 
 
+def test_labels_may_be_written_as_floats(tokenizer, directory):
+    """As pandas writes them if some are missing."""
+    for name, labels in {"train": ("3.0", "0.0"), "test": ("-1.0", "-1")}.items():
+        lines = [line(*each) for each in zip(range(2), ROWS, labels, strict=True)]
+        (directory / f"{name}.csv").write_text("\n".join([f"{HEADER},label", *lines]) + "\n")
+    task = read(tokenizer, directory)
+    assert [feature.label for feature in task.train] == [3, 0]
+    assert task.splits[1].score is None
+
+
 def test_dev_is_scored_and_test_is_only_predicted(tokenizer, directory):
     dev, test = read(tokenizer, directory).splits
     outputs = [np.array([0.0, 2, 1, 0]), np.array([0.0, 0, 0, 3])]

@@ -136,6 +136,23 @@ def test_queries_without_positives_are_ranked_but_not_scored(tmp_path, tokenizer
         assert line["negatives"] == ["the city", "a king"] and "rank" not in line
 
 
+@pytest.mark.parametrize("role", retrieval.ROLES)
+def test_empty_queries_and_candidates_are_ranked_and_counted(tmp_path, tokenizer, role):
+    lines = [{"id": 7, "query": "", "negatives": ["a king"]}, {"query": "king", "negatives": [" "]}]
+    config = config_file.get_config(f"{role},runlocal")
+    config.data.test = write_lines(tmp_path / "test.jsonl", lines)
+    task = retrieval.get_task(config, tokenizer)
+    assert task.notes["test examples with an empty text"] == 2
+    (split,) = task.splits
+    outputs = [np.ones((1, 1) if role == "bi_encoder" else 1)] * len(split.features)
+    (tmp_path / "out").mkdir()
+    split.write(outputs, tmp_path / "out")
+    written = [
+        json.loads(line) for line in (tmp_path / "out" / "test.jsonl").read_text().splitlines()
+    ]
+    assert [(line["id"], line["query"]) for line in written] == [("7", ""), ("1", "king")]
+
+
 def test_long_texts_are_truncated_and_counted(tmp_path, tokenizer):
     rng = np.random.default_rng(0)
     long = [
@@ -228,8 +245,8 @@ def test_bad_config_is_named(tmp_path, tokenizer):
         make_task(tmp_path, tokenizer, data__num_negatives=-1)
     with pytest.raises(ValueError, match=r"num_negatives=0: expected at least 1"):
         make_task(tmp_path, tokenizer, "cross_encoder", data__num_negatives=0)
-    with pytest.raises(ValueError, match=r"config\.similarity\.pooling=max: expected mean or cls"):
-        make_task(tmp_path, tokenizer, similarity__pooling="max")
+    with pytest.raises(ValueError, match=r"config\.similarity\.pooling=min: expected cls or max"):
+        make_task(tmp_path, tokenizer, similarity__pooling="min")
     with pytest.raises(
         ValueError, match=r"config\.similarity\.temperature=0\.0: expected at least"
     ):

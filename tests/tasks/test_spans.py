@@ -20,6 +20,7 @@ LETTERS = [
     "s\u00ad",
     "t\u200bt",
 ]
+FORMAT = "\u00ad\u200b"
 SPACES = [" ", " ", " ", "  ", "\u00a0", "\t", "\n\n", "\u2003", " \u00a0 "]
 MARKS = ["", "", "", ",", ".", ")", "%", "…"]
 
@@ -56,7 +57,7 @@ def tokenizers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
-def test_offsets_are_ordered_and_cover_everything_but_white_space(tokenizers, kind):
+def test_offsets_are_ordered_and_cover_all_but_white_space_and_format(tokenizers, kind):
     rng = random.Random(0)
     for _ in range(200):
         text, _ = random_context(rng)
@@ -66,7 +67,8 @@ def test_offsets_are_ordered_and_cover_everything_but_white_space(tokenizers, ki
         assert (np.diff(offsets, axis=0) >= 0).all()
         assert (offsets[:, 0] <= offsets[:, 1]).all()
         covered = {place for begin, end in offsets for place in range(begin, end)}
-        assert {place for place, letter in enumerate(text) if not letter.isspace()} <= covered
+        visible = {n for n, each in enumerate(text) if not (each.isspace() or each in FORMAT)}
+        assert visible <= covered
 
 
 @pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
@@ -89,7 +91,7 @@ def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
             if feature.label != spans.NO_ANSWER:
                 low, high = np.array(feature.label) - feature.second_starts[0] + window.start
                 found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
-                assert found == context[begin:end]
+                assert found == context[begin:end].rstrip(FORMAT)
                 recovered += 1
     assert recovered > 100
 
@@ -169,3 +171,31 @@ def test_context_without_tokens_gives_the_empty_answer(tokenizers):
     (feature,) = passage.features
     best = spans.best_spans(passage, [np.zeros((len(feature), 2), np.float32)], 30, 20)
     assert [passage.text(span) for span in best] == [""]
+
+
+@pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
+@pytest.mark.parametrize("mark", [*"\u200b\u00ad\u200e\ufeff\u2060\x00\ufffd"])
+def test_an_answer_has_no_format_characters_around_it(tokenizers, kind, mark):
+    context = f"xyz {mark}abc{mark} {mark}9{mark}, b{mark}"
+    config = SpanConfig(max_seq_length=64, max_query_length=8)
+    (passage,) = spans.make_passages([("ab", context)], tokenizers[kind], config)
+    for answer in ("xyz", "abc", f"abc{mark} {mark}9", "b"):
+        start = context.rindex(answer)
+        (feature,) = spans.label_windows(passage, spans.locate((answer, start), passage))
+        outputs = [np.eye(len(feature), dtype=np.float32)[list(feature.label)].T]
+        best = spans.best_spans(passage, outputs, max_answer_length=30, n_best=1)[0]
+        assert passage.text(best) == answer
+
+
+def test_a_span_without_text_is_no_answer(tokenizers):
+    """SentencePiece makes tokens of a soft hyphen, and of the space before an unknown letter."""
+    (passage,) = spans.make_passages(
+        [("ab", "\u00ad abc")], tokenizers["sentencepiece"], SpanConfig()
+    )
+    (feature,) = passage.features
+    widths = passage.offsets[:, 1] - passage.offsets[:, 0]
+    assert 0 in widths
+    outputs = np.zeros((len(feature), 2), np.float32)
+    outputs[feature.second_starts[0] + np.flatnonzero(widths == 0)] = 9
+    best = spans.best_spans(passage, [outputs], max_answer_length=30, n_best=20)
+    assert "" not in [passage.text(span) for span in best]

@@ -281,11 +281,64 @@ def test_jsonl_and_tfds_give_the_same_questions_as_the_official_file(tmp_path):
     assert sorted(each[:4] for each in found) == [each[:4] for each in expected]
 
 
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_ids_that_are_numbers_are_read_and_written_as_text(tokenizer, tmp_path, suffix):
+    entries = [entry(n, "king", id=id_) for n, id_ in enumerate((7, "a", 2.0))]
+    path = tmp_path / f"data.{suffix}"
+    write_squad(path, entries)
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(e | {"context": CONTEXT}) + "\n" for e in entries))
+    assert [question.id for question in read_questions(str(path), False)] == ["7", "a", "2"]
+    (split,) = get_task(make_config("v1", dev=str(path)), tokenizer).splits
+    outputs = [np.zeros((len(feature), 2), np.float32) for feature in split.features]
+    split.score(outputs)
+    split.write(outputs, tmp_path)
+    for name in ("predictions", "nbest_predictions"):
+        assert [*json.loads((tmp_path / "dev" / f"{name}.json").read_text())] == ["7", "a", "2"]
+
+
+def test_ids_that_are_the_same_as_text_are_refused(tmp_path):
+    entries = [entry(1, "king", id=1), entry(2, "king", id="1")]
+    with pytest.raises(ValueError, match=r"question 2 \(id 1\): id '1' is already used"):
+        read_questions(write_squad(tmp_path / "data.json", entries), False)
+
+
+def test_empty_questions_and_contexts_are_predicted_but_not_trained_on(tokenizer, tmp_path):
+    path = tmp_path / "blind.jsonl"
+    lines = [("", CONTEXT), ("old king", " "), (None, None), ("old king", CONTEXT)]
+    lines = [{"question": question, "context": context} for question, context in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = get_task(make_config("v1", test=str(path)), tokenizer)
+    assert task.notes["test examples with an empty text"] == 3
+    (split,) = task.splits
+    split.write([np.ones((len(feature), 2), np.float32) for feature in split.features], tmp_path)
+    texts = json.loads((tmp_path / "test" / "predictions.json").read_text())
+    assert [bool(text) for text in texts.values()] == [True, False, False, True]
+    with pytest.raises(ValueError, match="line 1: the question is empty"):
+        read_questions(str(path), False)
+    train = write_squad(tmp_path / "train.json", [entry(1, "king")])
+    dev = write_squad(tmp_path / "dev.json", [entry(1, "king"), entry(2, "king", question="")])
+    with pytest.raises(ValueError, match=r"question 2 \(id q2\): the question is empty: fix"):
+        get_task(make_config("v1", train=train, dev=dev), tokenizer)
+
+
 def test_jsonl_without_ids_or_answers_is_numbered_and_only_predicted(tmp_path):
     path = tmp_path / "blind.jsonl"
     path.write_text(json.dumps({"question": "old king", "context": CONTEXT}) + "\n")
     (found,) = read_questions(str(path), False)
     assert found[:4] == ("0", "old king", CONTEXT, None)
+
+
+def test_an_answer_before_a_zero_width_space_matches_exactly(tokenizer, tmp_path):
+    context = "the king of the village\u200b and a river\u00ad ."
+    entries = [entry(1, "village", context), entry(2, "river", context)]
+    path = write_squad(tmp_path / "data.json", entries, context)
+    (split,) = get_task(make_config("v1", dev=path), tokenizer).splits
+    outputs = [np.eye(len(each), dtype=np.float32)[list(each.label)].T for each in split.features]
+    assert split.score(outputs) == {"exact": 1, "f1": 1}
+    split.write(outputs, tmp_path)
+    predictions = json.loads((tmp_path / "dev" / "predictions.json").read_text())
+    assert predictions == {"q1": "village", "q2": "river"}
 
 
 @pytest.mark.parametrize(
@@ -297,6 +350,10 @@ def test_jsonl_without_ids_or_answers_is_numbered_and_only_predicted(tmp_path):
         ('{"data": [3]}', ValueError, "article 1: 'paragraphs' must be of type list, found none"),
         ('{"data": []}', ValueError, "holds no questions"),
         ([entry(1, "king"), entry(1, "king")], ValueError, r"\(id q1\): id 'q1' is already used"),
+        ([entry(1, "king", id=[1])], ValueError, "'id' must be of type str . int . float, found l"),
+        ([entry(1, "king", id=True)], ValueError, "'id' must be text or a whole number, found Tr"),
+        ([entry(1, "king", id=1.5)], ValueError, r"\(id 1.5\): 'id' must be text or a whole"),
+        ([entry(1, "king", id=None)], ValueError, "'id' must be of type .* found none"),
         ([entry(1, "king", question=" ")], ValueError, r"\(id q1\): the question is empty"),
         ([entry(1, "king"), entry(2)], ValueError, r"\(id q2\): no 'answers': label all"),
         ([entry(1, "")], ValueError, "no answer; only SQuAD 2.0 allows that: .*squad.py:v2"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from bert_jax.tasks.tables import content_hash, read_table
+from bert_jax.tasks.tables import content_hash, drop_blank_rows, read_table
 from tests.helpers import write_tfds
 
 
@@ -149,3 +149,22 @@ def test_content_hash_of_tfds_is_that_of_all_its_shards(tmp_path):
 def test_a_missing_file_is_named():
     with pytest.raises(FileNotFoundError, match=r"no file nowhere\.csv: expected a \.csv"):
         read_table("nowhere.csv", ())
+
+
+def test_blank_lines_are_reported_and_a_quoted_empty_field_is_a_row(tmp_path, caplog):
+    path = tmp_path / "table.csv"
+    path.write_text('text\nriver\n""\n\nwar\n\n')
+    assert [each.columns["text"] for each in read_table(path, ("text",))] == ["river", "", "war"]
+    (record,) = caplog.records
+    assert record.getMessage() == f'{path}: 2 blank lines skipped; "" is an empty field'
+    path.write_text("text,label\nriver,a\n\n,,,\nwar,b\n")
+    assert len(read_table(path, ("text",))) == 2
+
+
+def test_rows_without_any_field_are_examples_only_in_a_table_without_labels(tmp_path):
+    path, notes = tmp_path / "table.csv", {}
+    path.write_text("text,label\nriver,\n,\n")
+    assert len(drop_blank_rows(read_table(path, ()), "label", "test", notes)) == 2 and not notes
+    path.write_text("text,label\nriver,a\n,b\n,\n,\n")
+    assert len(drop_blank_rows(read_table(path, ()), "label", "dev", notes)) == 2
+    assert notes == {"dev rows without any field, skipped": 2}

@@ -10,7 +10,7 @@ import pytest
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import find_scheme, read_sentences
-from bert_jax.tasks.tagging import split_words
+from bert_jax.tasks.tagging import split_words, tag_texts
 from bert_jax.tokenization import load_tokenizer
 from configs.finetune import conll2003
 from configs.finetune import tagging as tagging_config
@@ -137,7 +137,7 @@ def test_every_scheme_is_detected_and_converted(tmp_path, tokenizer, scheme, tag
     one, two, three, four, five, six = tags.split()
     text = f"the {one}\nriver {two}\nbuilt {three}\n\nking {four}\nking {five}\n\nold {six}\n"
     config = make_config(tmp_path, text)
-    assert find_scheme("train", read_sentences(config.data.train, 0, -1)) == scheme
+    assert find_scheme("train", read_sentences(config.data.train)) == (scheme, 0)
     task = tagging.get_task(config, tokenizer)
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert trained_tags(task) == ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "O"]
@@ -193,6 +193,161 @@ def test_words_and_parts_of_speech_of_conllu_are_those_of_the_syntax(tmp_path):
     (sentence,) = read_sentences(tmp_path / "train.conllu", word_column=1, tag_column=3)
     assert sentence.words == ["vamos", "nos", "a", "el", "mar"]
     assert sentence.tags == ["VERB", "PRON", "ADP", "DET", "NOUN"]
+
+
+def write_and_read(path, text, **columns):
+    path.write_text(text)
+    return read_sentences(path, **columns)
+
+
+def test_only_tabs_separate_the_columns_of_a_line_that_has_one(tmp_path):
+    text = "New York\tB-LOC\nin  spring\tO \n\u00a0\tO\t\n\nSan Jose \t B-LOC\t \r\n \t\nby\tO\n"
+    sentences = write_and_read(tmp_path / "train.txt", text)
+    assert [each.words for each in sentences] == [
+        ["New York", "in  spring", "\u00a0"],
+        ["San Jose"],
+        ["by"],
+    ]
+    assert [each.tags for each in sentences] == [["B-LOC", "O", "O"], ["B-LOC"], ["O"]]
+    assert sentences[1].lines == [5]
+
+
+def test_an_empty_column_is_one_where_tabs_separate(tmp_path):
+    (sentence,) = write_and_read(tmp_path / "train.txt", "New York\t\tB-LOC\nof\tIN\tO\n")
+    assert (sentence.words, sentence.tags) == (["New York", "of"], ["B-LOC", "O"])
+
+
+def test_lines_with_spaces_between_those_with_tabs_are_read_and_reported(tmp_path, caplog):
+    text = "New York\tB-LOC\nin O\nspring\tO\n"
+    (sentence,) = write_and_read(tmp_path / "train.txt", text)
+    assert sentence.words == ["New York", "in", "spring"] and sentence.tags[1:] == ["O", "O"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith(
+        "train.txt: columns are separated by tabs in line 1 and by spaces in 1 lines: 2"
+    )
+
+
+def test_comments_of_a_file_with_tabs_need_no_space(tmp_path):
+    text = "#sent_id = 1\n# text = New\tYork is\tbig\n#1\tO\nNew York\tB-LOC\n\n#\tO\n"
+    sentences = write_and_read(tmp_path / "train.txt", text)
+    assert [each.words for each in sentences] == [["#1", "New York"], ["#"]]
+
+
+def test_words_of_conllu_may_contain_spaces(tmp_path):
+    rows = ["1\tIl\til\tPRON", "2-3\tdu coup\t_\t_", "2\tdu coup\tdu coup\tADV", "2.1\ta b\t_\t_"]
+    text = "# text = Il du coup\n" + "".join(
+        f"{row}{chr(9)}{chr(9).join('______')}\n" for row in rows
+    )
+    for word_column, tag_column in ((1, 3), (2, 3), (-9, -7)):
+        columns = {"word_column": word_column, "tag_column": tag_column}
+        (sentence,) = write_and_read(tmp_path / "train.conllu", text, **columns)
+        assert sentence.words[1] == "du coup" and sentence.tags == ["PRON", "ADV"]
+
+
+@pytest.mark.parametrize("words", [["New York", "of"], ["new", "old", "\u00a0", "#"]])
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_predictions_of_words_with_spaces_are_read_back(tmp_path, tokenizer, words, suffix):
+    config = make_config(tmp_path)
+    path = tmp_path / f"own.{suffix}"
+    path.write_text("".join(f"{word}\tB-LOC\n" for word in words))
+    if suffix == "jsonl":
+        path.write_text(json.dumps({"tokens": words, "tags": ["B-LOC"] * len(words)}) + "\n")
+    config.data.dev = str(path)
+    task = tagging.get_task(config, tokenizer)
+    (split,) = task.splits
+    (sentence,) = read_sentences(path)
+    assert sentence.words == words
+    split.write([np.eye(5)[[0] * (len(words) + 2)]], tmp_path)
+    (found,) = read_sentences(tmp_path / "dev.txt", tag_column=1)
+    assert found.words == words and found.tags == ["B-LOC"] * len(words)
+    assert found.columns == 3
+    (predicted,) = read_sentences(tmp_path / "dev.txt")
+    assert predicted.tags == ["O"] * len(words)
+
+
+@pytest.mark.parametrize("token", ["", " ", " a", "a\tb", "a\n", "a\rb", 1])
+def test_tokens_that_no_columns_can_hold_are_refused(tmp_path, token):
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"tokens": ["the", token]}) + "\n")
+    with pytest.raises(ValueError, match=r"line 1: expected 'tokens', a list of words, .* without"):
+        read_sentences(path)
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "repaired", "count"),
+    [
+        ("B-A O I-B B-C O B-C I-C", "IOB2", "B-A O B-B B-C O B-C I-C", 1),
+        ("B-A I-B I-B O I-A B-A I-A", "IOB2", "B-A B-B I-B O B-A B-A I-A", 2),
+        ("I-A B-B I-B O I-A B-A I-A", "IOB2", "B-A B-B I-B O B-A B-A I-A", 2),  # Not IOB1: B-B.
+        ("B-A E-A I-A O S-B B-B E-B", "BIOES", "B-A I-A B-A O B-B B-B I-B", 1),
+        ("B-A L-A L-A U-A U-B B-B O", "BILOU", "B-A I-A B-A B-A B-B B-B O", 2),
+    ],
+)
+def test_repaired_tags_are_read_like_conlleval_and_counted(
+    tmp_path, tokenizer, caplog, tags, scheme, repaired, count
+):
+    text = "".join(f"the {tag}\n" for tag in tags.split())
+    config = make_config(tmp_path, text, dev=text)
+    with pytest.raises(ValueError, match=rf"{count} of 7 tags are not {scheme} \(line"):
+        tagging.get_task(config, tokenizer)
+    config.data.repair_tags = True
+    task = tagging.get_task(config, tokenizer)
+    assert trained_tags(task) == repaired.split()
+    assert task.notes["train tags repaired"] == task.notes["dev tags repaired"] == count
+    assert task.notes[f"train sentences in {scheme}"] == 1
+    assert f"{count} of 7 tags are not {scheme} (line" in caplog.text
+    # The repaired tags are the expected ones of the scores.
+    outputs = [np.eye(len(task.labels))[np.maximum(task.train[0].label, 0)]]
+    assert task.splits[0].score(outputs)["strict_f1"] == 1
+
+
+def test_runs_of_plain_tags_are_entities(tmp_path, tokenizer):
+    text = "the PER\nking PER\nof O\nold LOC\nriver PER\n"
+    config = make_config(tmp_path, text, dev=text)
+    config.data.scheme = "io"
+    task = tagging.get_task(config, tokenizer)
+    assert (task.labels, task.metric) == (("O", "LOC", "PER"), "dev/f1")
+    assert trained_tags(task) == ["PER", "PER", "O", "LOC", "PER"]
+    assert task.notes["train sentences in IO"] == 1
+    (split,) = task.splits
+    predicted = np.eye(3)[[0, 2, 2, 0, 1, 1, 0]]  # The last word is a LOC, as the one before.
+    scores = split.score([predicted])
+    assert scores["f1"] == scores["strict_f1"] == pytest.approx(2 / 5)
+    assert scores["f1/PER"] == pytest.approx(2 / 3) and scores["accuracy"] == 0.8
+    split.write([predicted], tmp_path)
+    written = read_sentences(tmp_path / "dev.txt")[0].tags  # In IOB2, which conlleval knows.
+    assert written == ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"]
+
+
+def test_adjacent_entities_that_plain_tags_join_are_counted(tmp_path, tokenizer):
+    config = make_config(tmp_path)
+    config.data.scheme = "io"
+    task = tagging.get_task(config, tokenizer)
+    assert trained_tags(task) == ["LOC", "LOC", "O", "PER", "PER", "O"]
+    count = task.notes["train entities joined to an adjacent one, as IO cannot separate them"]
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme", "entities"),
+    [
+        (["O", "PER", "LOC"], None, ["PER the king", "LOC river", "PER the"]),
+        (["O", "PER", "LOC"], "io", ["PER the king", "LOC river", "PER the"]),
+        (["O", "PER", "LOC"], "none", []),
+        (["O", "E-mail", "PER"], None, ["E-mail the king", "PER river", "E-mail the"]),
+        (["O", "B-PER", "I-PER"], None, ["PER the", "PER king river", "PER the"]),
+        (["O", "B-PER", "X"], None, ["PER the", "PER king", "X river", "PER the"]),
+        (["PRON", "NOUN", "VERB"], None, ["NOUN the king", "VERB river", "PRON of", "NOUN the"]),
+    ],
+)
+def test_tags_of_a_text_mark_entities_with_and_without_prefixes(
+    tokenizer, labels, scheme, entities
+):
+    def predict(features):
+        return [np.eye(3)[[0, 1, 1, 2, 0, 1, 0]] for _ in features]
+
+    (found,) = tag_texts(["the king river of the"], tokenizer, 32, labels, scheme, predict)
+    assert [f"{entity.type} {entity.text}" for entity in found.entities] == entities
 
 
 def test_jsonl_gives_the_same_features_as_columns(tmp_path, tokenizer):
@@ -271,14 +426,38 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {"train": "a B-A\nb O\nc I-A\n"},
             {},
-            "(line 3: 'I-A' is not IOB2; line 1: 'B-A' is not IOB1",
+            "train.txt: 1 of 3 tags are not IOB2 (line 3: 'I-A'), 1 not IOB1, 2 not BIOES, 2 not "
+            "BILOU: use one scheme in the whole file, or set --config.data.repair_tags=True",
         ),
         (
-            {"train": "the S-A\nking B-A\nthe O\n"},
+            {"train": "the S-A\nking B-A\nthe S-A\n"},
             {},
-            "BIOES; line 1: 'S-A' is not BILOU)",
+            "1 of 3 tags are not BIOES (line 2: 'B-A'), 2 not IOB2, 2 not IOB1, 3 not BILOU: use",
         ),
-        ({"train": "the B-A\n\nking E-A\n"}, {}, "line 1: 'B-A' is not BIOES"),
+        ({"train": "the B-A\n\nking E-A\n"}, {}, "1 of 2 tags are not IOB2 (line 3: 'E-A'), "),
+        (
+            {"train": "a B-A\n" + "a O\na I-A\n" * 7},
+            {},
+            "7 of 15 tags are not IOB2 (line 3: 'I-A', line 5: 'I-A', line 7: 'I-A', line 9: 'I-A',"
+            " line 11: 'I-A' and 2 more), 1 not IOB1",
+        ),
+        (
+            {"train": "a PER\nb O\nc LOC\n"},
+            {},
+            "train.txt: the tags LOC, O, PER have no prefixes, such as B- and I-: set "
+            "--config.data.scheme=io if a run of equal tags is an entity, or scheme=none",
+        ),
+        ({"train": "a PER\nb O\nc B-PER\n"}, {}, "line 1: tag 'PER', expected O, or B-"),
+        ({"train": "a X-A\nb B-A\nc X-A\n"}, {}, "in other lines (number of such tags: 2)"),
+        ({}, {"labels": ("O", "PER")}, "O, PER are plain tags: set --config.data.scheme=io, or"),
+        (
+            {},
+            {"labels": ("O", "B-PER"), "scheme": "io"},
+            "O, B-PER are tags with prefixes: set --config.data.scheme=iob2, or none",
+        ),
+        ({}, {"repair_tags": True, "scheme": "none"}, "set --config.data.repair_tags=False: with"),
+        ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: column 0 is empty: fix the line"),
+        ({"train": "New York\tX\tO\nof\tO\n"}, {}, "line 2: expected 3 columns, as in line 1"),
         (
             {"dev": "the O\nking B-ORG\n"},
             {},
@@ -291,7 +470,7 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {},
             {"scheme": "iob"},
-            "config.data.scheme=iob: expected iob1, iob2, bioes to train",
+            "config.data.scheme=iob: expected iob1, iob2, bioes, io to train",
         ),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
         (

@@ -66,6 +66,58 @@ def test_equal_values_in_json_are_one_label(read):
     assert task.labels == ("0", "1") and [each.label for each in task.train] == [1, 1, 1, 1, 0]
 
 
+def test_numbers_are_the_same_labels_in_files_of_different_types(read, tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": "war", "label": 1.0}\n{"text": "war", "label": false}\n')
+    train = "text,label\nriver,0\ntown,1.0\nroad,1\n"
+    task = read(train, None, test=train.replace("1.0", "01"))
+    assert task.labels == ("0", "1") and task.notes["train examples of the rarest label, '0'"] == 1
+    assert [each.label for each in task.train] == [0, 1, 1]
+    assert [each.label for each in task.splits[0].features] == [0, 1, 1]
+    config = get_config()
+    config.data.update({"train": str(tmp_path / "train.csv"), "dev": str(path)})
+    (dev,) = text_classification.get_task(config, load_tokenizer(tmp_path / "vocab.txt")).splits
+    assert [each.label for each in dev.features] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("splits", "counts"),
+    [
+        ({"test": "text,id\nthe king,1\n,2\n  ,3\n"}, {"test": 2}),
+        ({"test": "text,label\n,a\nwar,b\n"}, {"test": 1}),
+        ({"dev": "text,label\nof,a\n,\n", "test": 'text\nthe king\n""\nwar\n'}, {"test": 1}),
+        ({"dev": "text,label,id\n,,1\nwar,,2\n"}, {"dev": 1}),
+        ({"dev": "text,label\n,\nwar,\n"}, {"dev": 1}),
+        ({"train": None, "dev": "text,label\n,a\nwar,b\n", "labels": ("a", "b")}, {"dev": 1}),
+    ],
+)
+def test_an_empty_text_is_predicted_and_counted_unless_a_checkpoint_depends_on_it(
+    read, splits, counts, tmp_path
+):
+    task = read(**splits)
+    notes = {name: n for name, n in task.notes.items() if "empty" in name}
+    assert notes == {f"{name} examples with an empty text": n for name, n in counts.items()}
+    split = task.splits[-1]
+    split.write([np.zeros(2)] * len(split.features), tmp_path)
+    lines = (tmp_path / f"{split.name}.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"].strip() for line in lines]
+    assert texts.count("") == counts[split.name]
+
+
+def test_an_empty_text_of_a_pair_is_predicted(read):
+    table = "text,other,label\nriver,town,a\nroad,war,b\n"
+    (split,) = read(table, None, "text,other\nriver,\n,\n", text_pair="other").splits
+    assert [len(each) for each in split.features] == [4, 3]
+
+
+@pytest.mark.parametrize("name", ["train", "dev"])
+def test_an_empty_text_to_train_on_or_to_select_by_is_an_error(read, name):
+    with pytest.raises(
+        ValueError, match=rf"{name}\.csv, line 5: 'text' is empty \(and 1 more\): fix"
+    ):
+        read(**{name: TRAIN + " ,a\n,b\n"})
+
+
 def test_tfds_gives_names_of_classes_and_any_split(tokenizer, tmp_path):
     features = {
         "text": tfds.features.Text(),

@@ -114,3 +114,17 @@ def test_ctrl_c_exits_with_130_and_the_same_command_resumes(tmp_path):
     assert "prepare_corpus: interrupted; run the same command to resume" in message
     assert "Traceback" not in message
     assert run_tool("prepare_corpus", *flags).returncode == 0
+
+
+def test_casing_is_chosen_by_the_pieces_or_the_flag_and_said(tmp_path):
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join(f"The River {index}. " * 9 for index in range(9))
+    )
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "<URL>", ".", "##1"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    flags = [f"--input={tmp_path}/text.txt", f"--vocab={tmp_path}/vocab.txt", "--dry_run"]
+    flags += [f"--output={tmp_path}/out"]
+    default = run_tool("prepare_corpus", *flags)
+    assert "10 ids, lower-cased (0 of 0 letters and 0 of 2 pieces" in default.stdout
+    cased = run_tool("prepare_corpus", *flags, "--cased")
+    assert "10 ids, cased (as asked)" in cased.stdout

@@ -121,15 +121,27 @@ def numbers(*learning_rates: float, dropout_rate: float = 0.0) -> Hyperparameter
     return Hyperparameters(*np.float32(rates).T)
 
 
-def update(kind, dropout_rate=0.0, **settings):
+def update(kind, dropout_rate=0.0, attention_dropout_rate=None, **settings):
     """Returns the loss of one batch, its gradients (from a step of SGD), and its microbatches."""
     step, state, (rows, num_microbatches) = build_update(kind, **settings)
     before = jax.device_get(state.params)
     hyperparameters = numbers(1.0, dropout_rate=dropout_rate)
+    if attention_dropout_rate is not None:
+        rates = np.float32([attention_dropout_rate])
+        hyperparameters = hyperparameters._replace(attention_dropout_rate=rates)
     state, metrics = step(state, rows, num_microbatches, KEYS, hyperparameters)
     after = jax.device_get(state.params)
     gradients = jax.tree.map(lambda a, b: (a - b)[0], before, after)
     return float(metrics["loss"][0]), gradients, num_microbatches
+
+
+def test_attention_has_a_dropout_rate_of_its_own():
+    pairs = ((0.0, None), (0.0, 0.0), (0.0, 0.4), (0.4, None), (0.4, 0.4), (0.4, 0.0))
+    none, zero, attention, both, same, hidden = (
+        update("classification", *pair)[0] for pair in pairs
+    )
+    assert none == zero and both == same
+    assert len({none, attention, both, hidden}) == 4
 
 
 def assert_same(one, two):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 
@@ -182,6 +183,21 @@ def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     big_batch = one_step(model, optax.sgd(1.0), rows)
     accumulated = one_step(model, optax.sgd(1.0), rows, num_microbatches, **mesh, **devices)
     assert largest_difference(big_batch, accumulated) < 1e-5
+
+
+def test_attention_has_a_dropout_rate_of_its_own():
+    rates = ((0.0, None), (0.0, 0.4), (0.4, None), (0.4, 0.4), (0.4, 0.0))
+    none, attention, both, same, hidden = (
+        one_step(
+            small_model(dropout_rate=rate, attention_dropout_rate=attention_rate),
+            optax.sgd(1.0),
+            random_rows(4),
+        )
+        for rate, attention_rate in rates
+    )
+    assert largest_difference(both, same) == 0
+    for one, two in itertools.combinations((none, attention, both, hidden), 2):
+        assert largest_difference(one, two) > 1e-5
 
 
 MESHES = [

@@ -1,0 +1,104 @@
+"""Recognizes what a file holds by its first bytes, because names can be wrong."""
+
+import bz2
+import json
+import lzma
+import re
+import zlib
+
+HEAD_BYTES = 1 << 14  # of a file, in which its format shows
+# A bzip2 file can only be read in blocks of up to 900 kB.
+COMPRESSED_HEAD_BYTES = {".gz": HEAD_BYTES, ".bz2": 1 << 20, ".zst": 1 << 18, ".xz": 1 << 18}
+COMPRESSIONS = {
+    ".gz": (b"\x1f\x8b", "gzip"),
+    ".bz2": (b"BZh", "bzip2"),
+    ".zst": (b"\x28\xb5\x2f\xfd", "zstd"),
+    ".xz": (b"\xfd7zXZ\0", "xz"),
+}
+OTHER_KINDS = {
+    b"PAR1": "Parquet; expected the suffix .parquet",
+    b"PK\x03\x04": "a ZIP archive; unpack it",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"%PDF": "a PDF document; expected UTF-8 text",
+    b"{\\rtf": "an RTF document; expected UTF-8 text",
+    b"\xff\xfe": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
+}
+# What WikiExtractor writes before each article.
+DOC_START = re.compile(rb"<doc (?:[\w:-]+=\"[^\"\n]*\" ?)+>\s*$", re.MULTILINE)
+MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
+PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
+ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
+OBJECT = re.compile(rb"\{\s*\"(?:[^\"\\]|\\.)*\"\s*:")
+
+
+def recognize(path: str, named: str, compression: str, head: bytes) -> str:
+    """Returns the format of a file: `named`, or another one that its first bytes show.
+
+    `named` is the format ("text", "dump" or "jsonl") and `compression` the suffix of its name;
+    `head` holds up to `COMPRESSED_HEAD_BYTES` of the file. Further formats are "docs", the output
+    of WikiExtractor, and "json", an array or objects over several lines.
+
+    Raises ValueError for a compression that the name does not say, and for what is not text.
+    """
+    for suffix, (magic, name) in COMPRESSIONS.items():
+        if compression == suffix and not head.startswith(magic):
+            raise ValueError(
+                f"{path} does not begin as a {name} file; download it again, or remove {suffix} "
+                "from its name"
+            )
+        if not compression and head.startswith(magic):
+            raise ValueError(f"{path} is compressed with {name}; add {suffix} to its name")
+    if named == "dump" and compression:
+        return named  # what else it can be is told by the XML parser
+    head = _decompressed(head, compression)[:HEAD_BYTES]
+    for magic, kind in OTHER_KINDS.items():
+        if head.startswith(magic) and named != "dump":
+            raise ValueError(f"{path} is {kind}")
+    if b"\0" in head and named != "dump":
+        raise ValueError(
+            f"{path} holds NUL bytes, so it is UTF-16 or no text; expected UTF-8: convert it with "
+            "iconv -t UTF-8"
+        )
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    first_line, _, rest = start.partition(b"\n")
+    if DOC_START.match(first_line):
+        return "docs"
+    if named == "dump" or re.search(rb"<mediawiki\b", head):
+        return "dump"
+    if match := MARKUP_START.match(start):
+        kind = "XML" if match[1] == b"?xml" else "an HTML page"
+        raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
+    if PRETTY_OBJECT.match(start) or ARRAY_OF_OBJECTS.match(start):
+        return "json"
+    if named == "text" and OBJECT.match(start):
+        is_cut_off = not rest and len(head) == HEAD_BYTES
+        if is_cut_off or _is_object(first_line):
+            return "jsonl"
+    return named
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _decompressed(head: bytes, compression: str) -> bytes:
+    """Returns the beginning of the content, or as much of it as can be decompressed."""
+    try:
+        if compression == ".gz":
+            return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+        if compression == ".bz2":
+            return bz2.BZ2Decompressor().decompress(head, HEAD_BYTES)
+        if compression == ".xz":
+            return lzma.LZMADecompressor().decompress(head, HEAD_BYTES)
+        if compression == ".zst":
+            import pyarrow  # here, because the import takes long
+
+            with pyarrow.CompressedInputStream(pyarrow.BufferReader(head), "zstd") as stream:
+                return stream.read(HEAD_BYTES)
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+        return b""  # It is damaged, which reading it reports.
+    return head

@@ -1,0 +1,206 @@
+"""Reads and writes what sentence-transformers adds to an encoder: how a text becomes one vector.
+
+A directory's `modules.json` lists the modules in order: the encoder, pooling, and any of dense
+layers and normalization, each with a folder. All are read or refused by name: an encoder without
+them would give other vectors.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.interop.tensors import read_tensors
+from bert_jax.model.pooling import POOLINGS
+from bert_jax.transformers_tokenizer import CONFIG_FILENAME, read_json, read_list
+
+MODULES_FILENAME = "modules.json"
+MODEL_FILENAME = "config_sentence_transformers.json"
+ENCODER_FILENAME = "sentence_bert_config.json"
+
+# Keys of a pooling's config.json, in the order in which the vectors are joined.
+_POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+# Names of torch's classes -> activations.
+_ACTIVATIONS = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+}
+_TORCH_ACTIVATIONS = {
+    name: f"torch.nn.modules.{'linear' if name == 'identity' else 'activation'}.{torch_name}"
+    for torch_name, name in _ACTIVATIONS.items()
+}
+_MODULE_OPTIONS = {
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": ("sentence_embedding", None),
+    "use_residual": (False,),
+}
+_ENCODER_OPTIONS = {
+    "transformer_task": ("feature-extraction",),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({}, None),
+    "query_length": (None,),
+    "document_length": (None,),
+    "query_expansion": (None,),
+}
+_MODEL_OPTIONS = {"truncate_dim": (None,)}
+"""Options, each with the values that are supported: others would change the vectors."""
+
+
+class EmbeddingModules(NamedTuple):
+    """What `modules.json` describes.
+
+    Attributes:
+      encoder: the directory of the encoder.
+      head: settings of an "embedding" head: pooling, normalize, and where present projections,
+        max_seq_length and prompt; None for an encoder alone.
+      tensors: those of the projections, as `projection_N.weight` and `.bias`.
+      lower_cases: whether texts are lower-cased before the tokenizer reads them.
+    """
+
+    encoder: pathlib.Path
+    head: dict | None
+    tensors: dict[str, np.ndarray]
+    lower_cases: bool
+
+
+def read_modules(directory: pathlib.Path) -> EmbeddingModules:
+    """Reads `modules.json` and what it refers to. Raises ValueError for what is not supported."""
+    path = directory / MODULES_FILENAME
+    modules = [
+        (str(module["type"]).rpartition(".")[2], directory / module.get("path", ""))
+        for module in read_list(path)
+    ]
+    names = [name for name, _ in modules]
+    is_known = names[:1] == ["Transformer"] and names[1:2] in ([], ["Pooling"])
+    if not is_known or not {*names[2:]} <= {"Dense", "Dropout", "Normalize"}:
+        raise ValueError(
+            f"{path} lists the modules {', '.join(names)}; expected Transformer and Pooling, then "
+            "any of Dense, Dropout and Normalize: remove the file to read the encoder alone"
+        )
+    if "Normalize" in names and "Dense" in names[names.index("Normalize") :]:
+        fix = "remove the file to read the encoder alone"
+        raise ValueError(f"{path}: a Dense module after Normalize is not supported: {fix}")
+    encoder = modules[0][1]
+    encoder_path = next(encoder.glob("sentence_*_config.json"), encoder / ENCODER_FILENAME)
+    options = _read_options(encoder_path, _ENCODER_OPTIONS)
+    lower_cases = bool(options.get("do_lower_case"))
+    if len(modules) == 1:
+        return EmbeddingModules(encoder, None, {}, lower_cases)
+    head = {"task": "embedding", "labels": [], "normalize": "Normalize" in names}
+    limit = options.get("max_seq_length")
+    if limit is None and (encoder / CONFIG_FILENAME).exists():
+        limit = read_json(encoder / CONFIG_FILENAME).get("model_max_length")
+    if limit is not None:
+        head["max_seq_length"] = int(limit)
+    head |= _read_pooling(modules[1][1] / "config.json", directory / MODEL_FILENAME)
+    projections, tensors = [], {}
+    for name, folder in modules[2:]:
+        if name == "Normalize":
+            _read_options(folder / "config.json", _MODULE_OPTIONS)
+        if name == "Dense":
+            for stored, tensor in read_tensors(folder).items():
+                leaf = stored.removeprefix("linear.")
+                tensors[f"projection_{len(projections)}.{leaf}"] = tensor
+            projections.append(_read_dense(folder / "config.json"))
+    if projections:
+        head["projections"] = projections
+    return EmbeddingModules(encoder, head, tensors, lower_cases)
+
+
+def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
+    """Returns the "pooling" of the head and, if each text gets one, the "prompt"."""
+    values = read_json(path)
+    old_names = [name for key, name in _POOLING_KEYS.items() if values.get(key)]
+    poolings = values.get("pooling_mode", old_names or "mean")
+    poolings = [poolings] if isinstance(poolings, str) else list(poolings)
+    unknown = [name for name in poolings if name not in POOLINGS]
+    # Newer versions may add a `pooling_mode_...`.
+    unknown += [
+        key
+        for key, value in values.items()
+        if key.startswith("pooling_mode_") and value and key not in _POOLING_KEYS
+    ]
+    if unknown or not poolings:
+        expected = ", ".join(POOLINGS)
+        raise ValueError(f"{path}: pooling {unknown} is not supported, expected {expected}")
+    options = _read_options(model_path, _MODEL_OPTIONS)
+    prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))
+    if prompt and not values.get("include_prompt", True):
+        fix = f"remove default_prompt_name from {model_path.name}"
+        raise ValueError(f"{path}: include_prompt=False is not supported with a prompt: {fix}")
+    pooling = {"pooling": poolings[0] if len(poolings) == 1 else poolings}
+    return pooling | ({"prompt": prompt} if prompt else {})
+
+
+def _read_dense(path: pathlib.Path) -> dict:
+    """Returns the fields of a `Projection`."""
+    values = _read_options(path, _MODULE_OPTIONS)
+    name = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = _ACTIVATIONS.get(name.rpartition(".")[2])
+    if activation is None or not name.startswith("torch.nn."):
+        expected = ", ".join(_ACTIVATIONS)
+        raise ValueError(f"{path}: activation_function is {name}, expected one of {expected}")
+    has_bias = bool(values.get("bias", True))
+    return {"size": values["out_features"], "has_bias": has_bias, "activation": activation}
+
+
+def _read_options(path: pathlib.Path, supported: Mapping[str, tuple]) -> dict:
+    """Reads a JSON file, empty if it does not exist; ValueError for another value of an option."""
+    values = read_json(path) if path.exists() else {}
+    for name, allowed in supported.items():
+        if name in values and values[name] not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise ValueError(f"{path}: {name} is {values[name]!r}, expected {expected}")
+    return values
+
+
+def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:
+    """Returns the JSON files, by name, that `SentenceTransformer` needs for an "embedding" head.
+
+    It truncates queries to the length of passages, `head["max_seq_length"]` tokens.
+    """
+    poolings = [head["pooling"]] if isinstance(head["pooling"], str) else head["pooling"]
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    files = {
+        ENCODER_FILENAME: {"max_seq_length": head["max_seq_length"]},
+        MODEL_FILENAME: {"similarity_fn_name": "cosine" if head["normalize"] else "dot"},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden_size,
+            **{
+                key: name in poolings
+                for key, name in _POOLING_KEYS.items()
+                if name in ("cls", "mean", *poolings)
+            },
+        },
+    }
+    if prompt := head.get("prompt"):
+        files[MODEL_FILENAME] |= {"prompts": {"default": prompt}, "default_prompt_name": "default"}
+    size = len(poolings) * hidden_size
+    for projection in head.get("projections", ()):
+        modules.append(("Dense", f"{len(modules)}_Dense"))
+        files[f"{modules[-1][1]}/config.json"] = {
+            "in_features": size,
+            "out_features": projection["size"],
+            "bias": projection["has_bias"],
+            "activation_function": _TORCH_ACTIVATIONS[projection["activation"]],
+        }
+        size = projection["size"]
+    if head["normalize"]:
+        modules.append(("Normalize", f"{len(modules)}_Normalize"))
+    files[MODULES_FILENAME] = [
+        {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(modules)
+    ]
+    return files

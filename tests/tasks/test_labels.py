@@ -1,0 +1,93 @@
+"""Labels: numbers in whatever way they are written, and texts."""
+
+import pytest
+
+from bert_jax.tasks.labels import find_labels, match_labels, read_labels
+from bert_jax.tasks.tables import Record, read_table
+
+
+def records(*labels):
+    return [Record({"label": label}, f"x.csv, line {n}") for n, label in enumerate(labels, 2)]
+
+
+def classes(*texts):
+    """Returns the labels found in `texts`, and the index of each text's."""
+    labels = find_labels(records(*texts), "label", ())
+    return labels, read_labels(records(*texts), "label", labels, required=True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "indices"),
+    [
+        ("0 1.0 1", "0 1", [0, 1, 1]),
+        ("0.0 1.0", "0 1", [0, 1]),
+        ("0 1 1.0 01 1e0 10E-1 +1 1. 1.00", "0 1", [0] + [1] * 8),
+        ("-1 -1.0 0 -0.0 1", "-1 0 1", [0, 0, 1, 1, 2]),
+        ("0.5 .5 0.50 1.5", "0.5 1.5", [0, 0, 0, 1]),
+        ("100 1e2 200", "100 200", [0, 0, 1]),
+        ("01 02 10", "01 02 10", [0, 1, 2]),  # Codes keep their zeros.
+        ("True true FALSE", "FALSE True", [1, 1, 0]),
+        ("1 true 0 False", "0 1", [1, 1, 0, 0]),
+        ("12345678901234567890 12345678901234567891", None, [0, 1]),
+        # Labels that are not all numbers are texts.
+        ("1 1.0 beta", "1 1.0 beta", [0, 1, 2]),
+        ("True true mixed", "True mixed true", [0, 2, 1]),
+        ("1 nan 1.0", "1 1.0 nan", [0, 2, 1]),
+        ("1_0 10", "10 1_0", [1, 0]),
+        ("1e999999999 1e1", "1e1 1e999999999", [1, 0]),
+    ],
+)
+def test_equal_numbers_are_one_label(texts, labels, indices):
+    labels = labels or texts
+    assert classes(*texts.split()) == (tuple(labels.split()), indices)
+
+
+def test_white_space_around_a_number_is_no_part_of_it():
+    assert classes(" 1", "1", "0 ") == (("0", "1"), [1, 1, 0])
+    with pytest.raises(ValueError, match=r"x\.csv, line 2: remove the white space around ' a'"):
+        classes(" a", "1", "0 ")
+
+
+def test_labels_written_in_several_ways_are_logged(caplog):
+    with caplog.at_level("INFO"):
+        classes("0", "1", "1.0", "2")
+    (record,) = caplog.records
+    message = "x.csv, column 'label': equal numbers are one label: '1' = '1.0'"
+    assert record.getMessage() == message
+
+
+@pytest.mark.parametrize("labels", [("0", "1"), ("0.0", "1.0"), ("false", "true"), ("00", "01")])
+@pytest.mark.parametrize("text", ["1", "1.0", "True", " 1", "01", "1e0"])
+def test_labels_of_a_head_are_those_of_a_file_that_writes_them_otherwise(labels, text):
+    assert read_labels(records(text), "label", labels, required=True) == [1]
+
+
+def test_given_labels_that_are_equal_numbers_are_texts():
+    assert match_labels(["1.1", "1.10", "1.100"], ("1.1", "1.10"))["1.10"] == "1.10"
+    with pytest.raises(ValueError, match=r"label '1\.100', expected one of 1\.1, 1\.10"):
+        read_labels(records("1.100"), "label", ("1.1", "1.10"), required=True)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_a_number_is_the_same_label_in_every_kind_of_file(tmp_path, suffix):
+    path = tmp_path / f"table.{suffix}"
+    if suffix == "jsonl":
+        values = ("0", "1.0", "1", '"1"', '"1.0"', "true")
+        path.write_text("".join(f'{{"text": "a", "label": {each}}}\n' for each in values))
+    else:
+        separator = "," if suffix == "csv" else "\t"
+        rows = [
+            ("text", "label"),
+            *(("a", each) for each in ("0", "1.0", "1", " 1", "1e0", "true")),
+        ]
+        path.write_text("".join(separator.join(row) + "\n" for row in rows))
+    table = read_table(path, ("text", "label"))
+    assert find_labels(table, "label", ()) == ("0", "1")
+    assert read_labels(table, "label", ("0", "1"), required=True) == [0, 1, 1, 1, 1, 1]
+
+
+def test_each_of_several_labels_may_be_a_number():
+    (first, second) = read_labels(
+        records("1.0|2", "3"), "label", ("1", "2", "3"), True, separator="|"
+    )
+    assert first.tolist() == [1, 1, 0] and second.tolist() == [0, 0, 1]

@@ -1,0 +1,331 @@
+"""transformers' tokenizer files: every option counts, or is refused by name."""
+
+import json
+import pickle
+
+import pytest
+
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.transformers_tokenizer import transformers_files
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["the", "boat", "crossed", "london", "uber", "über", "cafe", "café", "The", ".", "url"]
+WORDS += ["漢", "字", "漢字", "##字", "e", "##1", "x", "##x", "<", ">"]
+PIECES = [*SPECIAL, *WORDS]
+LOWER = {"do_lower_case": True}
+
+
+def write(directory, pieces=PIECES, **files):
+    """Writes a vocabulary and JSON files, such as tokenizer_config={...}, into a new directory."""
+    directory.mkdir(exist_ok=True)
+    if pieces:
+        (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    for name, values in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(values))
+    return directory
+
+
+def added_token(index, content, **options):
+    token = {"id": index, "content": content, "single_word": False, "lstrip": False}
+    return token | {"rstrip": False, "normalized": True, "special": False} | options
+
+
+def tokenizer_json(**changes):
+    """The content of a tokenizer.json, as transformers saves it."""
+    layout = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+        ],
+        "pair": [
+            {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
+        ],
+        "special_tokens": {
+            name: {"id": name, "ids": [PIECES.index(name)], "tokens": [name]}
+            for name in ("[CLS]", "[SEP]")
+        },
+    }
+    return {
+        "version": "1.0",
+        # A model of sentence-transformers truncates and pads.
+        "truncation": {
+            "direction": "Right",
+            "max_length": 4,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": None,
+        "added_tokens": [
+            added_token(i, name, normalized=False, special=True) for i, name in enumerate(SPECIAL)
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": layout,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {piece: index for index, piece in enumerate(PIECES)},
+        },
+    } | changes
+
+
+def tokens(tokenizer, text):
+    return [tokenizer.id_to_token(index) for index in tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LOWER, ["uber", "cafe", "the", "漢", "字"]),
+        (LOWER | {"strip_accents": False}, ["über", "café", "the", "漢", "字"]),
+        ({"do_lower_case": False}, ["[UNK]", "café", "The", "漢", "字"]),
+        ({"do_lower_case": False, "strip_accents": True}, ["[UNK]", "cafe", "The", "漢", "字"]),
+        (LOWER | {"tokenize_chinese_chars": False}, ["uber", "cafe", "the", "漢字"]),
+    ],
+)
+@pytest.mark.parametrize("has_json", [False, True])
+def test_options_of_the_config_are_honored(config, expected, has_json, tmp_path):
+    files = {"tokenizer": tokenizer_json()} if has_json else {}
+    tokenizer = load_tokenizer(write(tmp_path / "m", tokenizer_config=config, **files))
+    assert tokens(tokenizer, "Über café The 漢字") == expected
+    assert tokenizer.lower_case == config["do_lower_case"]
+    assert "do_lower_case in tokenizer_config.json" in tokenizer.casing
+
+
+def test_normalizer_of_tokenizer_json_counts_without_options_in_the_config(tmp_path):
+    normalizer = tokenizer_json()["normalizer"] | {"lowercase": False}
+    spec = tokenizer_json(normalizer=normalizer)
+    assert load_tokenizer(write(tmp_path / "a", tokenizer=tokenizer_json())).lower_case
+    tokenizer = load_tokenizer(write(tmp_path / "b", tokenizer=spec))
+    assert not tokenizer.lower_case and "normalizer of tokenizer.json" in tokenizer.casing
+    # For a generic class, transformers reads nothing else.
+    config = LOWER | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert not load_tokenizer(
+        write(tmp_path / "c", tokenizer=spec, tokenizer_config=config)
+    ).lower_case
+    plain = tokenizer_json(normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}]})
+    tokenizer = load_tokenizer(write(tmp_path / "d", tokenizer=plain))
+    assert tokens(tokenizer, "CAFÉ") == ["café"] and not tokenizer.splits_at_spaces
+
+
+def test_layout_options_of_tokenizer_json_do_not_apply(tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "m", tokenizer=tokenizer_json()))
+    assert tokens(tokenizer, "the boat crossed london . the") == [
+        "the",
+        "boat",
+        "crossed",
+        "london",
+        ".",
+        "the",
+    ]
+
+
+def test_word_of_over_100_characters_is_unknown_as_in_transformers(tmp_path):
+    in_transformers = load_tokenizer(write(tmp_path / "m", tokenizer_config=LOWER))
+    released = load_tokenizer(write(tmp_path / "n") / "vocab.txt")
+    assert len(in_transformers.encode("x" * 100)) == 100
+    assert tokens(in_transformers, "x" * 101) == ["[UNK]"]
+    assert len(released.encode("x" * 200)) == 200 and tokens(released, "x" * 201) == ["[UNK]"]
+
+
+ADDED = {"[E1]": 26, "[/E1]": 27, "<url>": 28}
+
+
+@pytest.mark.parametrize("where", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+@pytest.mark.parametrize("special", [False, True])
+def test_added_tokens_are_read_wherever_they_are(where, special, tmp_path):
+    options = {"special": special, "normalized": not special}
+    each = [added_token(index, name, **options) for name, index in ADDED.items()]
+    files, config = {}, dict(LOWER)
+    if where == "tokenizer.json":
+        files["tokenizer"] = tokenizer_json(added_tokens=[*tokenizer_json()["added_tokens"], *each])
+    elif where == "tokenizer_config.json":
+        config["added_tokens_decoder"] = {f"{token.pop('id')}": token for token in each}
+    else:
+        files["added_tokens"] = ADDED
+        config["additional_special_tokens"] = [*ADDED] if special else []
+    tokenizer = load_tokenizer(write(tmp_path / "m", tokenizer_config=config, **files))
+    text = "The boat crossed [E1] London[/E1] <url>." + " <URL>" * (not special)
+    expected = [5, 6, 7, 26, 8, 27, 28, 14] + [28] * (not special)
+    assert tokenizer.encode(text) == expected and tokenizer.vocab_size == 29
+    assert tokenizer.word_start[26:].all() and tokenizer.splits_at_spaces
+    ((ids, offsets),) = tokenizer.encode_with_offsets([text])
+    assert ids == expected
+    assert [text[start:end] for start, end in offsets[3:7]] == ["[E1]", "London", "[/E1]", "<url>"]
+    assert tokenizer.decode([26, 8]).lower() == "[e1] london"
+
+
+def test_special_token_in_the_vocabulary_is_read_as_one(tmp_path):
+    pieces = ["[ENT]" if piece == "url" else piece for piece in PIECES]
+    files = {"special_tokens_map": {"additional_special_tokens": ["[ENT]"]}}
+    tokenizer = load_tokenizer(write(tmp_path / "m", pieces, tokenizer_config=LOWER, **files))
+    assert tokens(tokenizer, "the [ENT] boat") == ["the", "[ENT]", "boat"]
+    # One with a space is one token, too, so the text cannot be split at spaces.
+    files = {"added_tokens": {"new york": 26}}
+    tokenizer = load_tokenizer(write(tmp_path / "n", tokenizer_config=LOWER, **files))
+    assert tokenizer.encode("the New York boat") == [5, 26, 6] and not tokenizer.splits_at_spaces
+
+
+def test_special_tokens_may_have_other_names(tmp_path):
+    names = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+    config = LOWER | {f"{field}_token": name for field, name in names.items()}
+    config["mask_token"] = added_token(4, "<mask>")  # As older versions wrote it.
+    directory = write(tmp_path / "m", [*names.values(), *WORDS], tokenizer_config=config)
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_token == "<mask>"
+    assert tokens(tokenizer, "the ★ boat") == ["the", "<unk>", "boat"]
+    assert tokens(tokenizer, "<mask>")[0] == "<"  # Special tokens are not recognized in a text.
+
+
+def test_vocabulary_without_a_mask_is_read_from_a_model_only(tmp_path):
+    pieces = [piece for piece in PIECES if piece != "[MASK]"]
+    tokenizer = load_tokenizer(write(tmp_path / "m", pieces, tokenizer_config=LOWER))
+    assert tokenizer.mask_id is None and tokenizer.mask_token is None
+    assert tokenizer.special_ids == (0, 1, 2, 3) and tokens(tokenizer, "the boat") == [
+        "the",
+        "boat",
+    ]
+    with pytest.raises(ValueError, match=r"vocab.txt lacks \[MASK\]"):
+        load_tokenizer(write(tmp_path / "n", pieces) / "vocab.txt")
+
+
+def test_repeated_and_blank_lines_of_a_model_keep_the_ids_of_the_others(tmp_path):
+    pieces = [*SPECIAL, "the", "boat", "", "the", "london"]
+    tokenizer = load_tokenizer(write(tmp_path / "m", pieces, tokenizer_config=LOWER))
+    assert tokenizer.encode("the boat london") == [8, 6, 9] and tokenizer.vocab_size == 10
+    files = {"added_tokens": {"[E1]": 10}}
+    tokenizer = load_tokenizer(write(tmp_path / "n", pieces, tokenizer_config=LOWER, **files))
+    assert tokenizer.encode("the [E1]") == [8, 10]
+
+
+def test_byte_order_mark_is_no_part_of_the_first_piece(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\ufeff" + "\n".join(PIECES), encoding="utf-8")
+    assert load_tokenizer(path).special_ids == (0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+def test_vocabulary_in_a_model_is_read_with_the_files_beside_it(name, tmp_path):
+    config = LOWER | {"strip_accents": False}
+    files = {"tokenizer": tokenizer_json(), "tokenizer_config": config}
+    tokenizer = load_tokenizer(write(tmp_path / "m", **files) / name)
+    assert tokens(tokenizer, "CAFÉ") == ["café"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lower_case"),
+    [
+        (["the", "<URL>", "URL", "COVID", *"abcdefghijkl"], True),
+        (["the", "[unused1]", "[ENT]", "<Url>"], True),
+        (["Paris", "the"], False),
+        ([*"abcdefghABC", "the", "river"], False),
+        (["漢", "字", "。"], True),
+    ],
+)
+def test_few_pieces_with_upper_case_do_not_make_a_vocabulary_cased(pieces, lower_case, tmp_path):
+    path = write(tmp_path / "m", [*SPECIAL, *pieces]) / "vocab.txt"
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.lower_case == lower_case and "have upper case" in tokenizer.casing
+    assert tokenizer.filename == "vocab.txt"
+    # What a user says counts more, and is stored.
+    other = load_tokenizer(path, lower_case=not lower_case)
+    assert other.lower_case != lower_case and other.filename == "wordpiece.json"
+    again = tokenizer_from_bytes(other.filename, other.content)
+    assert again.lower_case != lower_case and again.sha256 == other.sha256
+    assert load_tokenizer(path, lower_case=lower_case).filename == "vocab.txt"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": LOWER | {"strip_accents": False}},
+        {"tokenizer_config": LOWER, "added_tokens": ADDED},
+        {"tokenizer": tokenizer_json()},
+        {"tokenizer_config": {"do_lower_case": False, "max_input_chars_per_word": 200}},
+    ],
+)
+def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "m", **files))
+    texts = ["The CAFÉ [E1] 漢字 ★", "x" * 150, "", "[MASK] <url>"]
+    expected = tokenizer.encode_batch(texts)
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    for name, content in transformers_files(tokenizer.wordpiece, 64).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (exported / name).write_text(text)
+    others = [
+        tokenizer_from_bytes(tokenizer.filename, tokenizer.content),
+        pickle.loads(pickle.dumps(tokenizer)),
+        load_tokenizer(exported),
+    ]
+    for other in others:
+        assert other.encode_batch(texts) == expected
+        assert other.sha256 == tokenizer.sha256 and other.special_ids == tokenizer.special_ids
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer": {"model": {"type": "Unigram"}}}, "model.type is 'Unigram', expected 'WordP"),
+        (
+            {"tokenizer": {"model": {"type": "WordPiece", "continuing_subword_prefix": "@@"}}},
+            "continuing_subword_prefix is '@@', expected '##'",
+        ),
+        (
+            {"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}},
+            "tokenizer_class 'BertJapaneseTokenizer' is not supported",
+        ),
+        ({"config": {"tokenizer_class": "BertweetTokenizer"}}, "'BertweetTokenizer' is not supp"),
+        ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize=False is not supp"),
+        ({"tokenizer_config": {"never_split": ["x"]}}, r"never_split=\['x'\] is not supported"),
+        ({"added_tokens": {"[E1]": 5}}, r"'the' and '\[E1\]' have the same id 5"),
+        ({"added_tokens": {"x1": 26, "x2": 28}}, "'x2' has id 28, expected 27: .* consecutive"),
+        ({"tokenizer_config": {"cls_token": "<s>"}}, "lacks <s>"),
+        (
+            {
+                "tokenizer": tokenizer_json(
+                    post_processor={
+                        "type": "ByteLevel",
+                        "trim_offsets": True,
+                        "add_prefix_space": True,
+                        "use_regex": True,
+                    }
+                )
+            },
+            r"post_processor gives the ids .* expected \[2, 1, 3, 1, 3\]",
+        ),
+        ({"tokenizer": tokenizer_json(pre_tokenizer={"type": "?"})}, r"m/tokenizer\.json: "),
+    ],
+)
+def test_what_would_change_the_ids_is_refused_by_name(files, message, tmp_path):
+    files = {"tokenizer_config": LOWER} | files
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(write(tmp_path / "m", **files))
+
+
+def test_damaged_wordpiece_json_and_a_git_lfs_pointer_are_clear_errors(tmp_path):
+    path = tmp_path / "wordpiece.json"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"is not an intact wordpiece\.json"):
+        load_tokenizer(path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    for name in ("vocab.txt", "tokenizer.json"):
+        directory = write(tmp_path / name[:5], tokenizer_config=LOWER)
+        (directory / name).write_text(pointer)
+        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
+            load_tokenizer(directory)

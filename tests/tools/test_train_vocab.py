@@ -1,0 +1,20 @@
+import pytest
+
+from tools import train_vocab
+
+PAGE = "<page><title>T</title><ns>0</ns><revision><text>{}</text></revision></page>"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "東京は日本の首都であり、世界でも有数の大都市である。",
+        "กรุงเทพมหานคร เป็นเมืองหลวงของประเทศไทย",
+    ],
+)
+def test_a_dump_in_a_language_without_spaces_gives_a_vocabulary(tmp_path, kind, text):
+    path = tmp_path / "wiki.xml"
+    path.write_text(f"<mediawiki>{PAGE.format(text) * 20}</mediawiki>")
+    content = train_vocab.train_vocabulary([str(path)], kind, 150, False, num_processes=1)
+    assert all(character.encode() in content for character in set(text) - set(" 、。"))
