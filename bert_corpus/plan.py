@@ -56,7 +56,7 @@ class Plan:
         libraries = "mwparserfromhell", "sentencepiece", "sentencex", "tokenizers"
         versions = [importlib.metadata.version(name) for name in libraries]
         settings = repr(self.config), self.tokenizer.sha256, self.sources
-        return [FORMAT_VERSION, versions, *settings]
+        return [FORMAT_VERSION, versions, *settings, self.heldout_limit]
 
     def tokenize(self, number: int, report: Report) -> Iterator[tuple[int, Part]]:
         """Yields the parts of a unit, each with the number of its shard."""
@@ -96,4 +96,5 @@ class Plan:
     def manifest(self, entries: Sequence[dict], report: Report) -> dict:
         """Returns the manifest of the entries of all shards, in order."""
         shards = {split: entries[s.start : s.stop] for split, s in self.shards.items()}
-        return make_manifest(self.sources, self.tokenizer, self.config, shards, report)
+        manifest = make_manifest(self.sources, self.tokenizer, self.config, shards, report)
+        return manifest | {"heldout_share": self.heldout_limit / 2**64}

@@ -98,7 +98,7 @@ def cut_sentence(ids: bytes, max_seq_length: int, itemsize: int = 2) -> list[byt
     in the released code.
     """
     max_tokens = max_seq_length - SPECIAL_TOKENS_PER_PAIR
-    if len(ids) <= 2 * max(max_tokens, MAX_SENTENCE_TOKENS):
+    if len(ids) <= itemsize * max(max_tokens, MAX_SENTENCE_TOKENS):
         return [ids]
     half = itemsize * ((max_tokens + 1) // 2)  # in bytes
     return [ids[start : start + half] for start in range(0, len(ids), half)]

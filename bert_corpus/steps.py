@@ -115,37 +115,46 @@ def find_heldout_limit(
 ) -> float:
     """Returns the limit below which the `split_hash` of a document puts it into the held-out split.
 
-    It is `heldout_fraction` of all hashes. A corpus without a document below that holds out the one
-    with the smallest hash among those that give rows, if there are others for the train split.
-    Reads documents until it finds one below: about 1 / `heldout_fraction`.
+    It is `heldout_fraction` of all hashes. If the documents below that give no rows, those with the
+    smallest hashes that do are held out, where others are left to train on. Reads documents until
+    it finds enough below the limit: about 1 / `heldout_fraction`.
     """
-    limit = config.heldout_fraction * 2**64
-    smallest, has_others = None, False
+    limit, needed = config.heldout_fraction * 2**64, 2 if config.rows in LABELED_ROWS else 1
+    smallest: dict[int, int] = {}  # Hash -> number of spans, of documents that suffice together.
+    has_others = False
     documents = (read_documents(unit, collections.Counter()) for unit in chain.from_iterable(units))
     for document in chain.from_iterable(documents):
-        if not limit or document.continues:
-            continue
         number = split_hash(document, config)
-        if smallest is not None and has_others and number >= max(smallest, limit):
+        suffices = sum(smallest.values()) >= needed
+        is_smaller = not suffices or number < max(smallest)
+        if not limit or document.continues or (has_others and not is_smaller):
             continue
-        if not _gives_rows(document, encoder, config):
+        num_spans = min(_num_spans(document, encoder, config), needed)
+        if not num_spans or number in smallest:
             continue
-        if number < limit:
+        smallest[number] = num_spans
+        while sum(smallest.values()) - smallest[max(smallest)] >= needed:
+            del smallest[max(smallest)]
+            has_others = True
+        if sum(smallest.values()) >= needed and max(smallest) < limit:
             return limit
-        has_others = has_others or smallest not in (None, number)
-        smallest = number if smallest is None else min(smallest, number)
-    return smallest + 1 if has_others else limit
+    return max(smallest) + 1 if has_others else limit
 
 
-def _gives_rows(document: Document, encoder: Encoder, config: CorpusConfig) -> bool:
-    """Returns whether a document is not dropped, and has two sentences, as pairs need."""
+def _num_spans(document: Document, encoder: Encoder, config: CorpusConfig) -> int:
+    """Returns how many sentences, or pieces of long ones, a document gives; 0 if it is dropped."""
     try:
         counter = collections.Counter()
         texts = split_sentences(document, config.sentences, config.language, counter)
     except UNREADABLE:
-        return False
-    num_sentences = 0 if drop_reason(texts, config) else sum(map(bool, encoder.encode(texts)))
-    return num_sentences >= (2 if config.rows in LABELED_ROWS else 1)
+        return 0
+    if drop_reason(texts, config):
+        return 0
+    itemsize = array(encoder.typecode).itemsize
+    sentences = filter(None, encoder.encode(texts))
+    num = sum(len(cut_sentence(ids, config.max_seq_length, itemsize)) for ids in sentences)
+    # The order of a single span cannot be predicted.
+    return 0 if num == 1 and config.rows == "sentence_order" else num
 
 
 def _hashed(document: Document) -> str:

@@ -35,6 +35,7 @@ class Sentence(NamedTuple):
     tags: list[str] | None  # None if unknown.
     document: object
     columns: int = 2  # Number of columns in the file.
+    location: str = ""  # "FILE, line N" of a sentence of JSONL, which may have no words.
 
 
 def read_sentences(
@@ -50,6 +51,9 @@ def read_sentences(
         return _read_json_lines(path)
     lines = read_text(pathlib.Path(path), "words and their columns, or a .jsonl file").split("\n")
     rows = [[] if line.startswith(_DOCUMENT) else _split_columns(line) for line in lines]
+    if pathlib.Path(path).suffix in (".conllu", ".conllup") and word_column == 0:
+        fix = "set --config.data.word_column=1 (and tag_column=3 for its parts of speech)"
+        raise ValueError(f"{path}: the first column of CoNLL-U numbers the words: {fix}")
     # "#" may be a word; a comment's columns differ from those of the first line that cannot be one.
     may_be_first = [index for index, row in enumerate(rows) if row and row[0] != "#"]
     if not may_be_first:
@@ -109,7 +113,7 @@ def _split_columns(line: str) -> list[str]:
     content = line.rstrip(" \t\r")
     if not content:
         return []
-    if "\t" in line:
+    if "\t" in content:
         return [column.strip(" ") for column in content.split("\t")]
     return re.split(" +", content.lstrip(" "))
 
@@ -137,14 +141,15 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
         if sentences and (tags is None) != (sentences[0].tags is None):
             raise ValueError(f"{location}: give all lines 'tags', or none: only some have them")
         lines = [int(location.rpartition(" ")[2])] * len(words)
-        sentences.append(Sentence(words, lines, tags, values.get("document")))
+        document = values.get("document")
+        sentences.append(Sentence(words, lines, tags, document, location=location))
+    if not any(sentence.words for sentence in sentences):
+        raise ValueError(f"{path} holds no words")
     return sentences
 
 
 def _are_words(texts: object) -> bool:
-    if not isinstance(texts, list) or not texts:
-        return False
-    return all(
+    return isinstance(texts, list) and all(
         isinstance(text, str) and text == text.strip(" ") != "" and not re.search(r"[\t\r\n]", text)
         for text in texts
     )

@@ -134,7 +134,8 @@ def read_queries(
     queries = []
     for values, location in tables.read_objects(path):
         text = text_field(values, "query", location, empty_texts)
-        positive = text_field(values, "positive", location) if "positive" in values else None
+        is_known = values.get("positive") is not None
+        positive = text_field(values, "positive", location) if is_known else None
         negatives = field({"negatives": []} | values, "negatives", list, location)
         for each in negatives:
             text_field({"negative": each}, "negative", location, empty_texts and each is not None)

@@ -150,6 +150,18 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feat
     return features
 
 
+def text_limits(passage: Passage) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the text of a span starts, by its first token, and ends, by its last.
+
+    If that token is empty (only white space or format characters), the text begins with the next
+    token that is not, or ends with the previous one. Both arrays are int `[tokens]`.
+    """
+    starts, ends = passage.offsets.T
+    has_text = starts < ends
+    next_starts = np.where(has_text, starts, len(passage.context))[::-1]
+    return np.minimum.accumulate(next_starts)[::-1], np.maximum.accumulate(has_text * ends)
+
+
 def best_spans(
     passage: Passage, outputs: Sequence[np.ndarray], max_answer_length: int, n_best: int
 ) -> list[Span]:
@@ -161,6 +173,7 @@ def best_spans(
     characters, are left out; a context without others gives the empty span, with score 0. `outputs`
     are those of the head for each window.
     """
+    text_starts, text_ends = text_limits(passage)
     spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
         start, end = output[feature.second_starts[0] :][: window.end - window.start].T
@@ -174,8 +187,8 @@ def best_spans(
             chosen = chosen[np.argpartition(-values[chosen], count)[:count]]
         for first, offset in np.stack(np.divmod(chosen, max_answer_length), axis=1).tolist():
             last = first + offset
-            characters = passage.offsets[[window.start + first, window.start + last], [0, 1]]
-            spans.append(Span(*characters.tolist(), float(start[first]), float(end[last])))
+            limits = int(text_starts[window.start + first]), int(text_ends[window.start + last])
+            spans.append(Span(*limits, float(start[first]), float(end[last])))
     by_text = {}
     for span in sorted(spans, key=lambda span: -span.score):
         if span.start < span.end:

@@ -153,11 +153,11 @@ def text_field(values: dict, name: str, location: str, may_be_empty: bool = Fals
 
 
 def id_field(values: dict, location: str, number: int) -> str:
-    """Returns `values["id"]` as text, or `number` if there is none; 1 and 1.0 become "1".
+    """Returns `values["id"]` as text, or `number` if it is missing or null; 1 and 1.0 become "1".
 
     Raises ValueError unless it is text or a whole number.
     """
-    id_ = values.get("id", number)
+    id_ = number if values.get("id") is None else values["id"]
     if isinstance(id_, bool) or not isinstance(_rounded(id_), str | int):
         raise ValueError(f"{location}: 'id' must be text or a whole number, found {id_!r:.60}")
     return str(_rounded(id_))

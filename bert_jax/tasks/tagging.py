@@ -20,7 +20,7 @@ from bert_jax.tasks import scores
 from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
-from bert_jax.tasks.tables import files_from_config
+from bert_jax.tasks.tables import check_empty_texts, files_from_config
 from bert_jax.tasks.tagging_scores import (
     are_plain,
     entity_scores,
@@ -60,7 +60,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         # A dev file is scored even if it has fewer columns than train, unless it has only words.
         min_columns = columns if name == "test" else 2
         sentences = read_sentences(path, data.word_column, data.tag_column, min_columns)
-        if sentences[0].tags is not None:
+        is_labeled = sentences[0].tags is not None
+        empty = [(sentence.location, "'tokens'") for sentence in sentences if not sentence.words]
+        check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
+        if is_labeled:
             original = sentences
             if data.scheme != "none":
                 sentences, counts = convert_sentences(path, original, data.scheme, data.repair_tags)

@@ -225,6 +225,12 @@ def open_phases(config: ConfigDict) -> list[Phase]:
                 f"{config.corpus} and {config.long_phase.corpus} differ in --{flag}: build both "
                 "with the same, so that the run trains on no held-out document"
             )
+    # In small corpora it also depends on the filters and the rows.
+    if first.get("heldout_share") != last.get("heldout_share"):
+        raise ValueError(
+            f"{config.corpus} and {config.long_phase.corpus} hold out other documents, as they are "
+            "small: build both with a larger --heldout_fraction"
+        )
     return phases
 
 

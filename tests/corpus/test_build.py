@@ -495,6 +495,36 @@ def test_ids_above_65535_are_stored_in_rows_of_uint32(tmp_path, rows):
     assert found - set(range(5)) <= expected and len(found) > 0.7 * len(expected)
 
 
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_do_not_depend_on_the_width_of_ids(tmp_path, rows):
+    rng = random.Random(0)
+    documents = [
+        "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(3, 140))) for _ in range(9))
+        for _ in range(12)
+    ]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    padding = [f"[unused{index}]" for index in range(70_000)]
+    stored = []
+    for number, pieces in enumerate((WORDS, [*WORDS, *padding])):
+        tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join([*SPECIAL, *pieces]).encode())
+        config = corpus_config(rows=rows, max_seq_length=64)
+        arguments = str(tmp_path / "text.txt"), tokenizer, tmp_path / f"{number}", config
+        build_corpus(*arguments, num_processes=1)
+        split = Rows(tmp_path / f"{number}", "train")
+        stored.append(split.read(0, split.num_rows))
+    assert stored[0]["tokens"].dtype == np.uint16 and stored[1]["tokens"].dtype == np.uint32
+    for name in ("tokens", "sequence_bounds", "nsp_labels"):
+        np.testing.assert_array_equal(stored[0][name], stored[1][name])
+
+
+def test_documents_of_one_sentence_are_held_out_by_the_fraction_as_others(tmp_path):
+    sentences = [f"{' '.join(random.Random(n).choices(WORDS, k=6))}" for n in range(200)]
+    (tmp_path / "text.txt").write_text("\n\n".join(sentences))
+    config = corpus_config(heldout_fraction=0.05)
+    planned = plan.Plan(str(tmp_path / "text.txt"), TOKENIZER, config)
+    assert planned.heldout_limit == 0.05 * 2**64
+
+
 def test_small_corpus_holds_out_the_document_with_the_smallest_hash(tmp_path):
     (tmp_path / "text.txt").write_text(random_text(12))
     manifests = []
@@ -513,7 +543,7 @@ def test_small_corpus_holds_out_the_document_with_the_smallest_hash(tmp_path):
 def test_document_that_gives_no_rows_is_not_the_one_held_out(tmp_path):
     documents = [*random_text(6).split("\n\n"), *(f"{word} ." for word in VOCABULARY.split())]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
-    config = corpus_config(heldout_fraction=1e-9)
+    config = corpus_config(heldout_fraction=1e-9, rows="sentence_order")
     arguments = str(tmp_path / "text.txt"), WORDS_TOKENIZER, tmp_path / "out", config
     splits = build_corpus(*arguments, num_processes=1)["splits"]
     assert splits["heldout"]["rows"] and splits["heldout"]["sentences"] > 5

@@ -296,3 +296,9 @@ def test_squad_questions_become_queries_split_by_article(tmp_path, capsys):
         source.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=message):
             convert(source, tmp_path / "out", heldout_articles=1)
+
+
+def test_null_in_a_query_file_is_a_missing_value(tmp_path):
+    lines = [{"id": None, "query": text, "positive": None, "negatives": []} for text in ("a", "b")]
+    queries = retrieval.read_queries(write_lines(tmp_path / "test.jsonl", lines))
+    assert [(each.id, each.positive) for each in queries] == [("0", None), ("1", None)]

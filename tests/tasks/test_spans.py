@@ -161,6 +161,31 @@ def test_best_spans_equal_those_of_an_exhaustive_search(seed):
     np.testing.assert_allclose([s.score for s in found], sorted(expected.values())[:-6:-1], 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("context", "first", "last"),
+    [
+        ("ab\u00ad xyz", "a", "\u00ad"),
+        ("ab\u200b. xyz", "a", "\u200b"),
+        ("xyz \u00adab", "\u00ad", "b"),
+        ("xyz \u00adab\u00ad\u00ad", "\u00ad", None),
+    ],
+)
+def test_an_answer_that_begins_or_ends_with_an_empty_token_is_without_it(
+    tokenizers, context, first, last
+):
+    config = SpanConfig(32, max_query_length=8)
+    (passage,) = spans.make_passages([("ab", context)], tokenizers["sentencepiece"], config)
+    ((_, raw),) = tokenizers["sentencepiece"]._encode_raw([context])
+    surfaces = [context[start:end] for start, end in raw]
+    (feature,) = passage.features
+    output = np.zeros([len(feature.sequences[0]), 2], np.float32)
+    output[feature.second_starts[0] + surfaces.index(first), 0] = 9.0
+    end = len(surfaces) - 1 if last is None else surfaces.index(last)
+    output[feature.second_starts[0] + end, 1] = 9.0
+    (best, *_) = spans.best_spans(passage, [output], 30, 20)
+    assert passage.text(best) == "ab" and best.score == 18
+
+
 def test_null_span_has_the_lowest_score_over_the_windows():
     outputs = [np.array([[2.0, 3.0]]), np.array([[4.0, 0.5]]), np.array([[9.0, 9.0]])]
     assert spans.null_span(outputs) == (0, 0, 4.0, 0.5)

@@ -500,3 +500,30 @@ def test_split_words_returns_words_and_their_characters():
     assert [joined[slice(*span)] for span in spans] == ["New", "York", "."]
     with pytest.raises(TypeError, match=r"a list of words, got \[1\]"):
         split_words([1])
+
+
+def test_an_empty_sentence_of_jsonl_is_predicted_but_not_trained_on(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"tokens": ["the"]}\n{"tokens": []}\n{"tokens": ["of"]}\n')
+    config = tagging_config.get_config()
+    config.data.labels, config.data.test = ("O", "B-A", "I-A"), str(path)
+    task = tagging.get_task(config, tokenizer)
+    assert task.notes["test examples with an empty text"] == 1
+    task.splits[0].write([np.eye(3)[[0, 1, 0]], np.eye(3)[[0, 0, 0]]], tmp_path)
+    assert (tmp_path / "test.txt").read_text() == "the B-A\n\n\nof O\n\n"
+    path.write_text('{"tokens": ["the"], "tags": ["B-A"]}\n{"tokens": [], "tags": []}\n')
+    config.data.train = config.data.test
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: 'tokens' is empty: fix or remove"):
+        tagging.get_task(config, tokenizer)
+
+
+def test_the_numbers_of_conllu_are_not_read_as_words(tmp_path):
+    (tmp_path / "a.conllu").write_text("1\tgo\tgo\tVERB" + "\t_" * 6 + "\n")
+    with pytest.raises(ValueError, match=r"CoNLL-U numbers the words: .*word_column=1 \(and"):
+        read_sentences(tmp_path / "a.conllu")
+
+
+def test_a_tab_at_the_end_of_a_line_separates_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("in O\t\nthe B-LOC \n")
+    (sentence,) = read_sentences(tmp_path / "a.txt")
+    assert (sentence.words, sentence.tags) == (["in", "the"], ["O", "B-LOC"])
