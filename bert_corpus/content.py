@@ -25,7 +25,7 @@ OTHER_KINDS = {
     b"\xfe\xff": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
 }
 # What WikiExtractor writes before each article.
-DOC_START = re.compile(rb"<doc (?:[\w:-]+=\"[^\"\n]*\" ?)+>\s*$", re.MULTILINE)
+DOC_START = re.compile(rb"<doc id=[\"'][^\n]*>\s*$", re.MULTILINE)  # Titles are not escaped.
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")

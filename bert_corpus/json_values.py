@@ -17,13 +17,18 @@ def json_values(stream: TextIO) -> Iterator[object]:
     """
     decoder, separators = json.JSONDecoder(), START
     buffer, position, size = "", 0, BUFFER_CHARACTERS
+    is_open = False  # whether the end of the array is still to come
     while True:
-        position = separators.match(buffer, position).end()
+        between = separators.match(buffer, position)
+        is_open = "[" in between[0] if separators is START else is_open and "]" not in between[0]
+        position = between.end()
         try:
             value, position = decoder.raw_decode(buffer, position)
         except json.JSONDecodeError:
             added = stream.read(size)
             if not added and position == len(buffer):
+                if is_open:
+                    raise json.JSONDecodeError("the array is cut off", buffer, position) from None
                 return
             if not added:
                 raise

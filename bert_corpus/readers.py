@@ -188,7 +188,7 @@ def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     closed.
     """
     lines: list[str] | None = None  # of the article that is open
-    title = ""
+    title, has_begun = "", False
     for offset, stop, line in _read_lines(unit):
         line = line.removeprefix(codecs.BOM_UTF8)
         is_start = DOC_START.match(line)
@@ -197,13 +197,16 @@ def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
         if lines is None and offset >= stop:
             return
         if lines is None and not is_start:
+            # Before the first article of a unit are lines of the one before.
+            skipped["lines_outside_documents"] += bool(has_begun and line.strip())
             continue
+        has_begun = True
         try:
             text = html.unescape(line.decode())
         except UnicodeDecodeError as error:
             raise _not_utf8(error, offset, unit) from None
         if is_start:
-            match = re.search(rb' title="([^"]*)"', line)
+            match = re.search(rb" title=[\"'](.*)[\"']>\s*$", line)
             title, lines = html.unescape(match[1].decode()) if match else "", []
         elif line.strip() != b"</doc>":
             lines.append(DOC_LINK.sub("", text))

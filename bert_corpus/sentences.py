@@ -22,6 +22,9 @@ UNSPACED_PIECES = re.compile(
     rf"(?s).{{1,{MAX_UNSPACED_CHARACTERS}}}(?:(?<=[.!?{SENTENCE_ENDS}])[{CLOSING_MARKS}]*|(?<=\s)|\Z)"
     rf"|.{{{MAX_UNSPACED_CHARACTERS}}}"
 )
+# Thai and Lao have no full stop, but spaces between phrases: so many characters are a sentence.
+MAX_PHRASES_CHARACTERS = 200
+PHRASES = re.compile(rf"(?s)\S.{{0,{MAX_PHRASES_CHARACTERS - 1}}}(?=\s|\Z)|\S+")
 # A long word of ASCII, such as an address, is cut only where the library takes quadratic time.
 ASCII_PIECE = re.compile(rf"(?s).{{{MAX_UNSPACED_CHARACTERS}}}[^!?]*(?:[!?]+[{CLOSING_MARKS}]*|\Z)")
 LONG_WORD = re.compile(rf"\S{{{MAX_UNSPACED_CHARACTERS}}}\S*")
@@ -68,9 +71,10 @@ def _segment(passage: str, language: str) -> list[str]:
     pieces = []
     for stretch in passage.split("\n"):
         for piece in sentencex.segment(language, stretch):
-            is_long = len(piece) > MAX_UNSPACED_CHARACTERS
+            is_long = len(piece) > MAX_PHRASES_CHARACTERS
             if is_long and count_words(piece) > 2 * len(piece.split()):
-                pieces += UNSPACED_PIECES.findall(piece)  # such as a page of Thai
+                for phrases in PHRASES.findall(piece):
+                    pieces += UNSPACED_PIECES.findall(phrases)
             else:
                 pieces.append(piece)
     return pieces

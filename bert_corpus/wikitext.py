@@ -37,7 +37,7 @@ APOSTROPHE = "\3"  # marks one that belongs to no markup of bold or italics
 GAPS = re.compile(f"{GAP}+")
 # Neither words nor sentences are joined; scripts without spaces need none.
 SPACED_GAP = re.compile(
-    rf"{GAP}(?<=[\w.,;:!?)\]]{GAP})(?<![{UNSPACED_CHARACTERS}]{GAP})(?=\w)(?![{UNSPACED_CHARACTERS}])"
+    rf"{GAP}(?<=[\w.,;:!?)\]\"”’»]{GAP})(?<![{UNSPACED_CHARACTERS}]{GAP})(?=\w)(?![{UNSPACED_CHARACTERS}])"
 )
 SPACED_BLOCK = re.compile(rf"(?<=[^\s{BLOCK}]){BLOCK}+(?=[^\s{BLOCK}])")
 
@@ -82,10 +82,11 @@ MEDIA_OR_CATEGORY = re.compile(
 # [[fr:Anarchisme]] or [[Kategorie:Politik]], which are not part of the text.
 OTHER_NAMESPACE = re.compile(r"[\w -]+:\S")
 
+BOLD_OR_ITALICS = re.compile(r"'{2,}")
 # White space is collapsed first: later patterns take quadratic time on long runs of it.
 CLEANING = [
     (re.compile(r"\s+"), " "),
-    (re.compile(r"'{2,}"), ""),  # bold and italics
+    (BOLD_OR_ITALICS, ""),
     (re.compile(r"__[A-Z]+__"), ""),  # __NOTOC__ and the like
     (re.compile(r"\[\s*\]"), ""),
     # Dropped templates leave "(; born 1950)", "(, )" or "( or )".
@@ -119,6 +120,7 @@ def extract_passages(wikitext: str, skipped: collections.Counter | None = None) 
     """
     _check_unclosed_markup(wikitext, skipped)
     text = plain_text(mwparserfromhell.parse(resolve_variants(wikitext), skip_style_tags=True))
+    text = BOLD_OR_ITALICS.sub("", text)  # They may stand between a word and what was dropped.
     text = SPACED_GAP.sub(" ", GAPS.sub(GAP, text)).replace(GAP, "")
     if BLOCK in text:
         text = SPACED_BLOCK.sub(" ", text).replace(BLOCK, "")

@@ -188,7 +188,8 @@ def _check_options(directory: pathlib.Path, config: Mapping) -> None:
             f"{directory}: tokenizer_class {name!r} is not supported, expected BertTokenizer; "
             "its token ids would be others"
         )
-    for name, default in {"do_basic_tokenize": True, "never_split": None}.items():
+    defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
+    for name, default in defaults.items():
         if config.get(name, default) not in (default, []):
             path = directory / CONFIG_FILENAME
             raise ValueError(

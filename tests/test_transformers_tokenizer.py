@@ -292,6 +292,7 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
         ),
         ({"config": {"tokenizer_class": "BertweetTokenizer"}}, "'BertweetTokenizer' is not supp"),
         ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize=False is not supp"),
+        ({"tokenizer_config": {"truncation_side": "left"}}, "truncation_side='left' is not supp"),
         ({"tokenizer_config": {"never_split": ["x"]}}, r"never_split=\['x'\] is not supported"),
         ({"added_tokens": {"[E1]": 5}}, r"'the' and '\[E1\]' have the same id 5"),
         ({"added_tokens": {"x1": 26, "x2": 28}}, "'x2' has id 28, expected 27: .* consecutive"),

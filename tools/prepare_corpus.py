@@ -226,7 +226,7 @@ def main(argv: list[str]) -> None:
         print(
             f"--heldout_fraction={config.heldout_fraction} would hold out none of "
             f"{sum(split['documents'] for split in splits):,} documents: "
-            f"held out are {manifest['splits']['heldout']['documents']:,} with the smallest hashes"
+            f"held out instead by its hash: {manifest['splits']['heldout']['documents']:,}"
         )
     unknown = sum(split["unknown_tokens"] for split in splits)
     share = unknown / sum(split["tokens"] - split["special_tokens"] for split in splits)

@@ -87,6 +87,7 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
         "position_embedding_type": "absolute",
         "add_cross_attention": False,
         "quantization_config": None,
+        "pruned_heads": {},
     }
     for name, expected in required.items():
         if values.get(name, expected) != expected:

@@ -77,11 +77,20 @@ class EmbeddingModules(NamedTuple):
 
 def read_modules(directory: pathlib.Path) -> EmbeddingModules:
     """Reads `modules.json` and what it refers to. Raises ValueError for what is not supported."""
-    path = directory / MODULES_FILENAME
-    modules = [
-        (str(module["type"]).rpartition(".")[2], directory / module.get("path", ""))
-        for module in read_list(path)
-    ]
+    try:
+        return _read_modules(directory)
+    except (KeyError, TypeError) as error:
+        reason = f"the modules of {directory} are not as sentence-transformers writes them"
+        raise ValueError(f"{reason}: {error!r}") from error
+
+
+def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
+    path, modules = directory / MODULES_FILENAME, []
+    for module in read_list(path):
+        package, _, name = module["type"].rpartition(".")
+        is_theirs = package.partition(".")[0] == "sentence_transformers"
+        # A module of another package may compute anything.
+        modules.append((name if is_theirs else module["type"], directory / module.get("path", "")))
     names = [name for name, _ in modules]
     is_known = names[:1] == ["Transformer"] and names[1:2] in ([], ["Pooling"])
     if not is_known or not {*names[2:]} <= {"Dense", "Dropout", "Normalize"}:

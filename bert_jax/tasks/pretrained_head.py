@@ -30,6 +30,17 @@ TRAINED_WITH = {
 }
 
 
+# Tasks of the configurations -> the heads that they predict with.
+HEADS_OF_TASKS = {
+    "text_classification": ("classification", "multi_label", "regression"),
+    "glue": ("classification", "regression"),
+    "squad": ("span",),
+    "multiple_choice": ("multiple_choice",),
+    "tagging": ("tagging", "feature_based"),
+    "retrieval": ("embedding", "multiple_choice"),
+}
+
+
 def only_predicts(config: ConfigDict) -> bool:
     """Returns whether a configuration has nothing to train with or no epochs."""
     return not config.num_epochs or not config.data.get("train", True)
@@ -43,6 +54,8 @@ def with_settings_of_head(
     `head` has the settings of the head in the weights. Raises ValueError if `given`, the fields set
     by flags, contradict them.
     """
+    if head["task"] not in HEADS_OF_TASKS.get(config.task, ()):
+        return config  # Reading the task says that it needs another head.
     check_modules(head)
     trained_with = {"max_seq_length": max_position_embeddings} | dict(head)
     if head["task"] == "span":

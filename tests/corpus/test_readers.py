@@ -702,3 +702,26 @@ def test_documents_of_every_script_are_cut_at_the_size_limit(tmp_path, unit, kin
     assert [document.continues for document in documents][1:] == [True] * (len(documents) - 1)
     if unit.endswith(("。", "。」")) and kind != "lines":
         assert all(document.text.rstrip().endswith(unit[-2:]) for document in documents)
+
+
+def test_titles_of_wikiextractor_may_hold_quotation_marks(tmp_path):
+    titles = ['"Heroes" (album)', "Berlin", 'The "Low" record']
+    blocks = [
+        f'<doc id="{n}" url="u?curid={n}" title="{title}">\n{title}\n\nIt is a text of {n}.\n\n</doc>\n'
+        for n, title in enumerate(titles)
+    ]
+    path = tmp_path / "wiki_00"
+    path.write_text("".join(blocks) + "left over\n")
+    ((unit,),) = split_into_units(find_inputs(str(path)))
+    skipped = collections.Counter()
+    found = [document.text for document in read_documents(unit, skipped)]
+    assert found == [f"It is a text of {n}." for n in range(3)]
+    assert skipped["lines_outside_documents"] == 1
+
+
+def test_array_that_is_cut_off_is_an_error(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "a b c"}, {"text": "d e"}')
+    ((unit,),) = split_into_units(find_inputs(str(path)))
+    with pytest.raises(ValueError, match=r"damaged|cut off"):
+        list(read_documents(unit, collections.Counter()))

@@ -89,3 +89,10 @@ def test_a_long_word_of_ascii_and_a_long_sentence_with_spaces_stay_whole():
 
 def test_an_abbreviation_of_khmer_ends_one_sentence():
     assert split_sentences(Document("ឆ្កែ ឆ្មា ។ល។ ពាក្យ។")) == ["ឆ្កែ ឆ្មា ។ល។", "ពាក្យ។"]
+
+
+def test_phrases_of_thai_are_joined_to_sentences():
+    phrase = "แม่น้ำสายนี้ไหลผ่านเมืองเก่าและสะพานก็เก่าแก่กว่าตัวเมือง"
+    text = " ".join([phrase] * 12)
+    sentences = split_sentences(Document(text))
+    assert 3 <= len(sentences) <= 6 and " ".join(sentences) == text

@@ -217,3 +217,15 @@ def test_closed_markup_is_parsed_however_much_there_is():
 
 def test_few_unclosed_templates_are_text():
     assert extract_passages("It is {{unclosed|here. " * 3)[0].count("{{unclosed|here.") == 3
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("'''1848'''{{xyz}}'''27 June''' was the day.", "1848 27 June was the day."),
+        ("The ''Titanic''{{efn|x}}''Olympic'' was old.", "The Titanic Olympic was old."),
+        ('He said "so"{{cn}}She did not.', 'He said "so" She did not.'),
+    ],
+)
+def test_dropped_markup_beside_bold_or_quotes_never_joins_words(markup, text):
+    assert extract_passages(markup) == [text]

@@ -150,6 +150,7 @@ def test_config_defaults_to_bert_base():
             {"attention_probs_dropout_prob": 1.2},
             r"attention_dropout_rate must be in \[0, 1\), got 1",
         ),
+        ({"pruned_heads": {"0": [1]}}, r"pruned_heads is {'0': \[1\]}, expected {}"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}, expected None"),
     ],
 )

@@ -33,7 +33,14 @@ def write_model(directory, modules, **files):
         (directory / path / "config.json").write_text(json.dumps(values))
         if weights:
             save_file(weights, directory / path / "model.safetensors")
-        entries.append({"idx": index, "name": f"{index}", "path": path, "type": f"a.models.{name}"})
+        entries.append(
+            {
+                "idx": index,
+                "name": f"{index}",
+                "path": path,
+                "type": name if "." in name else f"sentence_transformers.models.{name}",
+            }
+        )
     files = {
         "config": config,
         "modules": entries,
@@ -150,6 +157,8 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
     [
         ([("WordWeights", {}, {})], {}, "lists the modules Transformer, WordWeights; expected"),
         ([pooling("mean"), ("LayerNorm", {}, {})], {}, "Transformer, Pooling, LayerNorm; expected"),
+        ([("mine.Pooling", {}, {})], {}, "lists the modules Transformer, mine.Pooling; expected"),
+        ([pooling("mean"), ("Dense", {}, {})], {}, "neither model.safetensors nor"),
         ([pooling("mean"), NORMALIZE, dense(SIZE, 3)], {}, "a Dense module after Normalize"),
         (
             [pooling("attention")],
@@ -196,5 +205,5 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
     ],
 )
 def test_what_would_change_the_vectors_is_refused_by_name(modules, files, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         bert_jax.load(write_model(tmp_path / "m", modules, **files))
