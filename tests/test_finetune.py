@@ -394,9 +394,7 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     config = small_config(given, init_from=str(tmp_path / "headed"), num_epochs=0.0)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["steps"] == 0 and "best_step" not in result
-    assert 0 <= result["dev"]["accuracy"] <= 1 and result["predictions"] == [
-        "predictions/dev.jsonl"
-    ]
+    assert 0 <= result["dev"]["accuracy"] <= 1
     assert "predictions/dev.jsonl" in result["predictions"]
     assert not (tmp_path / "run/best").exists() and not (tmp_path / "run/checkpoints").exists()
     again = finetune.train_and_evaluate(config, tmp_path / "run")

@@ -707,7 +707,7 @@ def test_documents_of_every_script_are_cut_at_the_size_limit(tmp_path, unit, kin
 def test_titles_of_wikiextractor_may_hold_quotation_marks(tmp_path):
     titles = ['"Heroes" (album)', "Berlin", 'The "Low" record']
     blocks = [
-        f'<doc id="{n}" url="u?curid={n}" title="{title}">\n{title}\n\nIt is a text of {n}.\n\n</doc>\n'
+        f'<doc id="{n}" url="u?curid={n}" title="{title}">\n{title}\n\nIt is text {n}.\n\n</doc>\n'
         for n, title in enumerate(titles)
     ]
     path = tmp_path / "wiki_00"
@@ -715,7 +715,7 @@ def test_titles_of_wikiextractor_may_hold_quotation_marks(tmp_path):
     ((unit,),) = split_into_units(find_inputs(str(path)))
     skipped = collections.Counter()
     found = [document.text for document in read_documents(unit, skipped)]
-    assert found == [f"It is a text of {n}." for n in range(3)]
+    assert found == [f"It is text {n}." for n in range(3)]
     assert skipped["lines_outside_documents"] == 1
 
 

@@ -74,11 +74,17 @@ def test_text_without_spaces_is_split_in_linear_time(unit, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["กรุงเทพ" * 20_000, "กรุงเทพ เป็นเมือง " * 9000, "1。2。" * 40_000, "é" * 9999]
+    ("text", "longest"),
+    [
+        ("กรุงเทพ" * 20_000, 1000),
+        ("กรุงเทพ เป็นเมือง " * 9000, 200),
+        ("1。2。" * 40_000, 1000),
+        ("é" * 9999, 1000),
+    ],
 )
-def test_sentences_without_spaces_and_ends_are_cut(text):
+def test_sentences_without_spaces_and_ends_are_cut(text, longest):
     sentences = split_sentences(Document(text))
-    assert max(map(len, sentences)) == pytest.approx(1000, rel=0.02)
+    assert max(map(len, sentences)) == pytest.approx(longest, rel=0.02)
     assert "".join(sentences).replace(" ", "") == text.replace(" ", "")
 
 
