@@ -118,7 +118,7 @@ def test_every_configuration_of_grid_and_trials_is_a_trial_for_each_seed(given, 
 def test_trials_that_differ_in_per_trial_fields_only_are_one_program(given, tmp_path):
     values = {"learning_rate": 1.0, "weight_decay": 0.5, "warmup_fraction": 0.5, "num_epochs": 9.0}
     values["model.dropout_rate"] = 0.5
-    assert {"seed", *values} == set(PER_TRIAL)
+    assert {"seed", *values, "model.attention_dropout_rate"} == set(PER_TRIAL)
     trials = tuple({name: value} for name, value in values.items())
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=2)
     points = grid_points(config, tmp_path)
