@@ -108,13 +108,12 @@ class PretrainedModel:
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        mlm = "next token" if self.config.causal else "masked LM"
-        names = {"mlm": mlm, "nsp": "next sentence"}
-        pretrained = " and ".join(name for part, name in names.items() if part in self.params)
+        mlm = "next token" if config.causal else "masked LM"
+        names = (("mlm", mlm), ("nsp", "next sentence"))
+        pretrained = " and ".join(name for part, name in names if part in self.params)
         head = self.head or {"task": pretrained, "labels": ()}
         purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))
-        purpose = f"head for {purpose}" if purpose else "no head"
-        return f"PretrainedModel({self.source}: {sizes}; {purpose})"
+        return f"PretrainedModel({self.source}: {sizes}; {'head for ' * bool(purpose)}{purpose or 'no head'})"
 
     def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Fill] | list[list]:
         """Predicts the tokens of the masks (`[MASK]`) in texts, which are not truncated.
@@ -126,10 +125,9 @@ class PretrainedModel:
         _check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
         if self.config.causal:
             raise ValueError("this model reads left to right, so it cannot fill in masks")
-        if "mlm" not in self.params:
-            raise ValueError("this model has no masked-LM head, so it cannot fill in masks")
-        if self.tokenizer.mask_id is None:
-            raise ValueError("this model's vocabulary has no mask, so it cannot fill in masks")
+        missing = "" if "mlm" in self.params else "masked-LM head"
+        if missing := missing or ("mask token" if self.tokenizer.mask_id is None else ""):
+            raise ValueError(f"this model has no {missing}, so it cannot fill in masks")
         mask, limit, features = self.tokenizer.mask_token, self.config.max_position_embeddings, []
         for text in texts:
             if mask not in text:
