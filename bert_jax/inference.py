@@ -108,12 +108,12 @@ class PretrainedModel:
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        mlm = "next token" if config.causal else "masked LM"
-        names = (("mlm", mlm), ("nsp", "next sentence"))
-        pretrained = " and ".join(name for part, name in names if part in self.params)
+        parts = (("mlm", "next token" if config.causal else "masked LM"), ("nsp", "next sentence"))
+        pretrained = " and ".join(name for part, name in parts if part in self.params)
         head = self.head or {"task": pretrained, "labels": ()}
         purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))
-        return f"PretrainedModel({self.source}: {sizes}; {'head for ' * bool(purpose)}{purpose or 'no head'})"
+        purpose = "head for " * bool(purpose) + (purpose or "no head")
+        return f"PretrainedModel({self.source}: {sizes}; {purpose})"
 
     def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Fill] | list[list]:
         """Predicts the tokens of the masks (`[MASK]`) in texts, which are not truncated.
