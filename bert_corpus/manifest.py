@@ -77,9 +77,9 @@ def _describe_split(
         reasons = f" (dropped: {dropped})" if any(dropped.values()) else ""
         raise ValueError(
             f"{count['documents']} of {num_documents} documents are in the {split} split, which "
-            f"has no sentence pair{reasons}; pre-training needs both splits. Cut long documents by "
-            f"blank lines, add more text, or change --heldout_fraction={config.heldout_fraction} "
-            "(0.3 suits a few documents) or --seed"
+            f"has no sentence pair{reasons}; pre-training needs other documents in each split. Cut "
+            "long documents by blank lines, or add more text; or change "
+            f"--heldout_fraction={config.heldout_fraction} or --seed"
         )
     warnings, has_labels = [], config.rows in LABELED_ROWS
     # In small splits 3 standard deviations are more than 5 %.

@@ -117,20 +117,25 @@ def find_heldout_limit(
 
     It is `heldout_fraction` of all hashes. If the documents below that give no rows, those with the
     smallest hashes that do are held out, where others are left to train on. Reads documents until
-    it finds enough below the limit: about 1 / `heldout_fraction`.
+    it finds enough below the limit: about 1 / `heldout_fraction`. No near duplicate is chosen.
     """
     limit, needed = config.heldout_fraction * 2**64, 2 if config.rows in LABELED_ROWS else 1
+    if not limit:
+        return limit
     smallest: dict[int, int] = {}  # Hash -> number of spans, of documents that suffice together.
     has_others = False
+    seen_keys: set[tuple[int, int]] = set()
     documents = (read_documents(unit, collections.Counter()) for unit in chain.from_iterable(units))
     for document in chain.from_iterable(documents):
         number = split_hash(document, config)
         suffices = sum(smallest.values()) >= needed
         is_smaller = not suffices or number < max(smallest)
-        if not limit or document.continues or (has_others and not is_smaller):
+        # Of near duplicates the first is kept, so that the keys of all documents are needed.
+        is_read = config.near_duplicates or is_smaller or not has_others
+        if document.continues or not is_read:
             continue
-        num_spans = min(_num_spans(document, encoder, config), needed)
-        if not num_spans or number in smallest:
+        num_spans = _num_spans(document, needed, encoder, config, seen_keys)
+        if not num_spans or number in smallest or (has_others and not is_smaller):
             continue
         smallest[number] = num_spans
         while sum(smallest.values()) - smallest[max(smallest)] >= needed:
@@ -141,8 +146,18 @@ def find_heldout_limit(
     return max(smallest) + 1 if has_others else limit
 
 
-def _num_spans(document: Document, encoder: Encoder, config: CorpusConfig) -> int:
-    """Returns how many sentences, or pieces of long ones, a document gives; 0 if it is dropped."""
+def _num_spans(
+    document: Document,
+    needed: int,
+    encoder: Encoder,
+    config: CorpusConfig,
+    seen_keys: set[tuple[int, int]],
+) -> int:
+    """Returns how many sentences, or pieces of long ones, a document gives, at most `needed`.
+
+    Returns 0 if it is dropped. `seen_keys` are the (band, key) of the documents before it, to which
+    its own are added.
+    """
     try:
         counter = collections.Counter()
         texts = split_sentences(document, config.sentences, config.language, counter)
@@ -150,11 +165,20 @@ def _num_spans(document: Document, encoder: Encoder, config: CorpusConfig) -> in
         return 0
     if drop_reason(texts, config):
         return 0
-    itemsize = array(encoder.typecode).itemsize
-    sentences = filter(None, encoder.encode(texts))
-    num = sum(len(cut_sentence(ids, config.max_seq_length, itemsize)) for ids in sentences)
+    if config.near_duplicates:
+        keys = set(enumerate(near_duplicate_keys(texts, config.near_duplicates)))
+        is_near_duplicate = not keys.isdisjoint(seen_keys)
+        seen_keys |= keys
+        if is_near_duplicate:
+            return 0
+    itemsize, num = array(encoder.typecode).itemsize, 0
+    for text in texts:
+        (ids,) = encoder.encode([text])
+        num += len(cut_sentence(ids, config.max_seq_length, itemsize)) if ids else 0
+        if num >= needed:
+            return needed
     # The order of a single span cannot be predicted.
-    return 0 if num == 1 and config.rows == "sentence_order" else num
+    return 0 if config.rows == "sentence_order" else num
 
 
 def _hashed(document: Document) -> str:
