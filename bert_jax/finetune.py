@@ -84,13 +84,10 @@ def prepare(config: ConfigDict) -> FinetuneSetup:
     """Validates the configuration, and reads the weights to start from and the task."""
     check_numbers(config)
     source = read_weights(config)
-    head, max_length = (
-        source.settings.get("head"),
-        source.settings["bert"]["max_position_embeddings"],
-    )
+    head = source.settings.get("head")
     if head and only_predicts(config) and not config.new_head:
-        given = command_line.given_fields()
-        config = with_settings_of_head(config, head, max_length, given)
+        max_length = source.settings["bert"]["max_position_embeddings"]
+        config = with_settings_of_head(config, head, max_length, command_line.given_fields())
     return setup_finetuning(config, source.params, source.settings, source.tokenizer)
 
 
@@ -122,7 +119,8 @@ def predict_splits(setup: FinetuneSetup, workdir: pathlib.Path) -> dict:
                 split.name: predict_split(setup, split, params, watchdog)[0]
                 for split in setup.task.splits
             }
-            run.finish(predictions, began)
+            with distributed.raise_on_all_processes():  # The others wait for the files.
+                run.finish(predictions, began)
     return trial.result
 
 

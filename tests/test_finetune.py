@@ -395,7 +395,7 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["steps"] == 0 and "best_step" not in result
     assert 0 <= result["dev"]["accuracy"] <= 1
-    assert "predictions/dev.jsonl" in result["predictions"]
+    assert result["predictions"] == ["predictions/dev.jsonl", "predictions/dev_classes.tsv"]
     assert not (tmp_path / "run/best").exists() and not (tmp_path / "run/checkpoints").exists()
     again = finetune.train_and_evaluate(config, tmp_path / "run")
     assert again == result  # Even the seconds are equal.

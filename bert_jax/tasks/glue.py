@@ -88,7 +88,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     labels = labels_from_config(config) or expected
     if set(labels) != set(expected):
         order = f"expected {', '.join(expected)}, in any order"
-        raise ValueError(f"--config.data.labels={','.join(labels)}: {order}")
+        origin = "in --config.data.labels, or of the head in the weights"
+        raise ValueError(f"the labels {origin}, are {', '.join(labels)}: {order}")
     columns = (is_tfds and dataset.tfds_texts) or dataset.texts
     classes = labels if dataset.labels else ()
     names = classes if dataset.submits_label_names else list(map(dataset.labels.index, classes))

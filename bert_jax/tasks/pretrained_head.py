@@ -1,6 +1,6 @@
 """Selects the head and the parameters that a task takes from its initial weights."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import ModuleType
 
 from absl import logging
@@ -29,6 +29,19 @@ TRAINED_WITH = {
     "data.null_threshold": "null_threshold",
 }
 
+# Values that a field has unless someone sets it, by a flag, the argument after the colon (`:v2`) or
+# a config of one's own. Of the other fields only a flag shows that they were set.
+UNSET = {
+    "model.lstm_size": 0,
+    "similarity.pooling": "mean",
+    "similarity.normalize": True,
+    "data.document_context": False,
+    "data.regression": False,
+    "data.label_separator": "",
+    "data.null_answers": False,
+    "data.null_threshold": None,
+}
+
 
 # Tasks of the configurations -> the heads that they predict with.
 HEADS_OF_TASKS = {
@@ -47,21 +60,26 @@ def only_predicts(config: ConfigDict) -> bool:
 
 
 def with_settings_of_head(
-    config: ConfigDict, head: Mapping, max_position_embeddings: int, given: Mapping
+    config: ConfigDict, head: Mapping, max_position_embeddings: int, given: Collection[str]
 ) -> ConfigDict:
     """Returns `config` with what `head` was trained with, as `bert_jax.load` uses it.
 
-    `head` has the settings of the head in the weights. Raises ValueError if `given`, the fields set
-    by flags, contradict them.
+    `head` has the settings of the head in the weights. What it does not store, as in an imported
+    model, is what `bert_jax.load` assumes, unless it is in `given`, the fields set by flags. Raises
+    ValueError for a field that was set and contradicts the head.
     """
     if head["task"] not in HEADS_OF_TASKS.get(config.task, ()):
         return config  # Reading the task says that it needs another head.
     check_modules(head)
-    trained_with = {"max_seq_length": max_position_embeddings} | dict(head)
-    if head["task"] == "span":
-        trained_with |= spans.span_config(head, max_position_embeddings)._asdict()
-    elif head["task"] in ("classification", "multi_label", "regression"):
+    trained_with = dict(head)
+    if head["task"] in ("classification", "multi_label", "regression"):
         trained_with["regression"] = head["task"] == "regression"
+    assumed = {"max_seq_length": max_position_embeddings}
+    if head["task"] == "span":
+        lengths = spans.span_config(head, max_position_embeddings)._asdict()
+        assumed = {name: value for name, value in lengths.items() if not name.startswith("null_")}
+    elif head["task"] == "embedding":  # Without a limit of their own, queries are texts as others.
+        assumed["max_query_length"] = head.get("max_seq_length", max_position_embeddings)
     config, changed = config.copy_and_resolve_references(), []
     for flag, name in TRAINED_WITH.items():
         if flag == "model.lstm_size" and "features" in head:  # That BiLSTM is the head itself.
@@ -70,15 +88,21 @@ def with_settings_of_head(
         fields = config
         for folder in folders:
             fields = fields.get(folder, {})
-        if field not in fields or name not in trained_with or fields[field] == trained_with[name]:
+        if name in trained_with:
+            value = trained_with[name]
+        elif name in assumed and flag not in given:
+            value = assumed[name]
+        else:
             continue
-        if flag in given:
+        if fields.get(field, value) == value:
+            continue
+        if flag in given or fields[field] != UNSET.get(flag, fields[field]):
             raise ValueError(
                 f"--config.{flag}={fields[field]}: the head in {config.init_from} was trained with "
-                f"{trained_with[name]}, and predicts with that: remove the flag"
+                f"{value}, and predicts with that: remove this setting"
             )
-        fields[field] = trained_with[name]
-        changed.append(f"{flag}={trained_with[name]}")
+        fields[field] = value
+        changed.append(f"{flag}={value}")
     if changed:
         logging.info("As the head in %s was trained: %s", config.init_from, ", ".join(changed))
     return config
@@ -87,14 +111,20 @@ def with_settings_of_head(
 def with_labels_of_head(
     config: ConfigDict, module: ModuleType, saved_head: Mapping | None
 ) -> ConfigDict:
-    """Returns `config`, with the labels of `saved_head` if it gives no labels and no train.
+    """Returns `config`, with the labels of `saved_head` if it gives neither labels nor train.
 
     `module` is the task's; `saved_head` has the settings of the head in the weights, if there is
     one. Raises ValueError if it has no labels for the task, or if `check_same_head` does.
     """
     data = config.data
     # An empty flag is parsed as one empty label.
-    if data.get("train", True) or "labels" not in data or any(map(str, data.labels)):
+    if "labels" not in data or any(map(str, data.labels)):
+        return config
+    if "train" not in data:  # GLUE: the classes are known, but not their order in the head.
+        if config.num_epochs or not saved_head or saved_head["task"] != "classification":
+            return config
+        return _with_labels(config, saved_head)
+    if data.train:
         return config
     task_head = module.get_head(config).name if hasattr(module, "get_head") else None
     if not saved_head or task_head not in (None, saved_head["task"]):
@@ -109,19 +139,29 @@ def with_labels_of_head(
             f"no training data, and {config.init_from} has {has}: set --config.data.train=FILE, or "
             f"set --config.init_from to the workdir of a run that trained such a head{fix}"
         )
-    config = config.copy_and_resolve_references()
-    config.data.labels = tuple(saved_head["labels"])
+    config = _with_labels(config, saved_head)
     check_same_head(saved_head, config.data)
     return config
 
 
+def _with_labels(config: ConfigDict, saved_head: Mapping) -> ConfigDict:
+    config = config.copy_and_resolve_references()
+    config.data.labels = tuple(saved_head["labels"])
+    return config
+
+
 def initial_params(
-    params: Mapping, saved_head: Mapping | None, task_head: Mapping, new_head: bool
+    params: Mapping,
+    saved_head: Mapping | None,
+    task_head: Mapping,
+    new_head: bool,
+    predicts: bool = False,
 ) -> dict:
     """Returns the parameters to start from: the encoder's, and the head's if it fits the task.
 
     `saved_head` has the settings of the head in `params`, if there is one; `task_head` those of the
-    task's. Raises ValueError if `check_same_head` does, unless `new_head`.
+    task's. Raises ValueError, unless `new_head`, if `check_same_head` does, or if a run that only
+    `predicts` would ignore the head.
     """
     encoder = dict(params["bert"])
     if HEADS[task_head["task"]].input_kind != "pooled":
@@ -132,6 +172,11 @@ def initial_params(
         return {"bert": encoder}
     if saved_head["task"] == task_head["task"] and not new_head:
         check_modules(saved_head)
+    if saved_head["task"] != task_head["task"] and predicts and not new_head:
+        raise ValueError(
+            f"the weights have a head for {saved_head['task']}, not for {task_head['task']}: use "
+            "the configuration that trained it, or set --config.new_head=True to ignore the head"
+        )
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)

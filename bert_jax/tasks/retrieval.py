@@ -54,9 +54,11 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     is_bi_encoder = role == "bi_encoder"
     # The cross-encoder learns to choose among passages.
     min_negatives = 1 if data.train and not is_bi_encoder else 0
+    # The cross-encoder needs room for a passage beside the query.
+    max_query_length = config.max_seq_length // (1 if is_bi_encoder else 2)
     check_bounds(
         config,
-        ("data.max_query_length", 3, config.max_seq_length // 2),  # Leaves room for passages.
+        ("data.max_query_length", 3, max_query_length),
         ("data.num_negatives", min_negatives, math.inf),
         ("similarity.temperature", 1e-30, math.inf),
     )

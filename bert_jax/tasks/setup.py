@@ -20,7 +20,7 @@ from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
-from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
+from bert_jax.tasks.pretrained_head import initial_params, only_predicts, with_labels_of_head
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
@@ -212,7 +212,9 @@ def setup_finetuning(
             name = task.head.name
             raise ValueError(f"--config.model.lstm_size={lstm_size}: expected 0 for task {name}")
         head_settings["lstm_size"] = lstm_size
-    pretrained = initial_params(params, saved_head, head_settings, config.new_head)
+    pretrained = initial_params(
+        params, saved_head, head_settings, config.new_head, predicts=only_predicts(config)
+    )
     if "head" in pretrained:
         task.head_settings.update(
             {name: saved_head[name] for name in task.tuned if name in saved_head}

@@ -45,7 +45,8 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.null_answers = version == "v2"  # Questions may have no answer.
     # For 2.0: null odds above which a question is left unanswered. Default: the best on dev;
-    # without dev labels, the one stored with the head of `init_from`, or else 0.
+    # without dev labels, the one stored with the head of `init_from`, or else 0. A run that only
+    # predicts always uses the stored one.
     config.data.null_threshold = placeholder(float)
     config.data.doc_stride = 128
     config.data.max_query_length = 64

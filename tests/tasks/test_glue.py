@@ -253,7 +253,7 @@ def replace(old: str, new: str):
         ("mrpc", {"directory": "tfds:glue/qqp"}, None, "glue/qqp: expected tfds:glue/mrpc"),
         ("mnli", {"directory": "tfds:glue/mnli_matched"}, None, "expected tfds:glue/mnli"),
         ("mrpc", {"metric": "f2"}, None, "metric=f2: expected one of f1, accuracy"),
-        ("mrpc", {"labels": ("a", "b")}, None, "labels=a,b: expected not_equivalent, equivalent"),
+        ("mrpc", {"labels": ("a", "b")}, None, "are a, b: expected not_equivalent, equivalent"),
         ("rte", {}, lambda path: path.unlink(), r"no file .*RTE/train\.tsv"),
         ("rte", {}, lambda path: path.write_text("index\n"), "train of rte holds no examples"),
         (

@@ -194,7 +194,7 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     again.init_from, again.data.dev = str(tmp_path / "run"), config.data.dev
     assert finetune.train_and_evaluate(again.lock(), tmp_path / "again")["dev"] == result["dev"]
     again.unlock().similarity.pooling = "cls"
-    with pytest.raises(ValueError, match=r"pooling=mean, and the task has cls: .*similarity\.pool"):
+    with pytest.raises(ValueError, match=r"similarity\.pooling=cls: .* was trained with mean"):
         finetune.train_and_evaluate(again.lock(), tmp_path / "cls")
     # Exported, it is a plain encoder for other libraries; imported again, it is unchanged.
     params, settings, own, _ = read_model(tmp_path / "run")
@@ -240,7 +240,8 @@ def test_bad_config_is_named(tmp_path, tokenizer):
     with pytest.raises(
         ValueError, match=r"max_query_length=20: expected at least 3 and at most 16"
     ):
-        make_task(tmp_path, tokenizer, data__max_query_length=20)
+        make_task(tmp_path, tokenizer, "cross_encoder", data__max_query_length=20)
+    make_task(tmp_path, tokenizer, data__max_query_length=20)  # Of a sequence of its own.
     with pytest.raises(ValueError, match=r"num_negatives=-1: expected at least 0"):
         make_task(tmp_path, tokenizer, data__num_negatives=-1)
     with pytest.raises(ValueError, match=r"num_negatives=0: expected at least 1"):
