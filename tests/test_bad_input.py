@@ -706,7 +706,12 @@ BAD_EXAMPLES = [
         "line 2: give all lines 'tags', or none: only some have them",
     ),
     ("tagging", "train.txt", "# a comment\n", r"train\.txt holds no words"),
-    ("tagging", "train.txt", "a B-X\nb L-X\nc S-X\n", "line 3: 'S-X' is not BILOU"),
+    (
+        "tagging",
+        "train.txt",
+        "a B-X\nb L-X\nc S-X\n",
+        r"1 of 3 tags are not BIOES \(line 2: .L-X.\), .* 1 not BILOU: use one",
+    ),
     (
         "squad",
         "train.jsonl",
