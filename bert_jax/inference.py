@@ -5,13 +5,12 @@ import functools
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import numpy as np
-import tqdm
 from scipy.special import softmax
 
 from bert_jax.data.features import Feature
@@ -24,6 +23,7 @@ from bert_jax.model.heads import EMBEDDING, HEADS, BertForTask, make_model
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks import spans
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
+from bert_jax.tasks.multiple_choice import Ranked
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.tagging import Tagging, tag_texts
@@ -58,15 +58,6 @@ class Attention(NamedTuple):
 
     tokens: list[str]
     probabilities: np.ndarray
-
-
-class Ranked(NamedTuple):
-    """A candidate, its index in the input, its logit, and the softmax of the logits."""
-
-    text: str
-    index: int
-    score: float
-    probability: float
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -152,7 +143,9 @@ class PretrainedModel:
             fills = best_fills(texts[index], probabilities, top_k, self.tokenizer)
             return fills[0] if len(fills) == 1 else fills
 
-        return self._apply(masked_logits, features, 8, fill, max_per_row=1)[chosen]
+        return forward.apply_by_length(
+            masked_logits, features, 8, limit, max_per_row=1, finish=fill
+        )[chosen]
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
@@ -227,7 +220,9 @@ class PretrainedModel:
             texts = [bi_encoder.get("prompt", "") + text for text in texts]
         function = functools.partial(forward.head_outputs, module, self.params)
         features = self._features(texts, max_length)
-        vectors = self._apply(function, features, batch_size, size=lambda feature: 1)
+        vectors = forward.apply_by_length(
+            function, features, batch_size, limit, num_outputs=lambda feature: 1
+        )
         return np.array(vectors, np.float32).reshape(len(texts), module.vector_size)[chosen]
 
     def features(
@@ -248,14 +243,16 @@ class PretrainedModel:
         valid = range(-last - 1, last + 1)
         if not layers or not all(type(layer) is int and layer in valid for layer in layers):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
-        features = self._features(texts, self.config.max_position_embeddings)
+        limit = self.config.max_position_embeddings
+        features = self._features(texts, limit)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
-        return self._apply(function, features, batch_size)[chosen]
+        return forward.apply_by_length(function, features, batch_size, limit)[chosen]
 
     def attention(self, texts: Texts) -> Attention | list[Attention]:
         """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
         texts, chosen = _as_list(texts)
-        features = self._features(texts, self.config.max_position_embeddings)
+        limit = self.config.max_position_embeddings
+        features = self._features(texts, limit)
 
         def finish(index: int, maps: np.ndarray) -> Attention:
             tokens = features[index].sequences[0].tolist()
@@ -263,7 +260,9 @@ class PretrainedModel:
             return Attention(list(map(self.tokenizer.id_to_token, tokens)), probabilities)
 
         function = functools.partial(forward.attention_maps, self.config, self.params["bert"])
-        return self._apply(function, features, 8, finish, max_per_row=1)[chosen]
+        return forward.apply_by_length(function, features, 8, limit, max_per_row=1, finish=finish)[
+            chosen
+        ]
 
     def classify(
         self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
@@ -308,19 +307,39 @@ class PretrainedModel:
             rankings.append(sorted(ranked, key=lambda candidate: -candidate.score))
         return rankings[chosen]
 
-    def tag(self, texts: str | Sequence[str | Sequence[str]]) -> Tagging | list[Tagging]:
+    def tag(
+        self,
+        texts: str | Sequence[str | Sequence[str]],
+        documents: Sequence[object] | None = None,
+    ) -> Tagging | list[Tagging]:
         """Tags the words of texts of any length, and finds the entities that the tags mark.
 
         A text is split into words and punctuation marks, or given as a tuple of words (in a list of
         texts also as a list), which are joined by spaces. Entities have a type, character offsets
         `[start, end)` and, like words, a probability. Of tags without prefixes (O, PER, LOC) a run
         of equal ones is an entity, unless the head was trained with scheme=none.
+
+        `documents` names the document of each text, such as `["a", "a", "b"]`: a head trained with
+        document_context reads consecutive texts of one document as context of each other. By
+        default, each text is a document of its own.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
         texts, chosen = _as_list(texts)
-        settings = head["max_seq_length"], head["labels"], head.get("scheme")
-        inputs = texts, self.tokenizer, *settings
-        return tag_texts(*inputs, self._head_outputs)[chosen]
+        if documents is not None and len(documents) != len(texts):
+            counts = f"{len(documents)} documents and {len(texts)} texts"
+            raise ValueError(f"{counts}: expected the document of each text")
+        if documents is not None and not head.get("document_context"):
+            reason = "the head was trained without document_context, so it reads each text alone"
+            raise ValueError(f"documents cannot be used: {reason}")
+        return tag_texts(
+            texts,
+            documents,
+            self.tokenizer,
+            head["max_seq_length"],
+            head["labels"],
+            head.get("scheme"),
+            self._head_outputs,
+        )[chosen]
 
     def _need_head(self, purpose: str, *tasks: str) -> Mapping:
         """Returns the settings of the head. Raises ValueError if it is for none of `tasks`."""
@@ -345,33 +364,14 @@ class PretrainedModel:
         """Returns the head's output for each feature, as described in `heads.Outputs`."""
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)
-        size = len if head.input_kind == "positions" else lambda feature: 1
-        return list(map(head.feature_output, self._apply(function, features, size=size)))
-
-    def _apply(
-        self,
-        function: Callable[[dict], jax.Array],
-        features: Sequence[Feature],
-        batch_size: int = ROWS_PER_BATCH,
-        finish: Callable[[int, np.ndarray], object] = lambda index, output: output.copy(),
-        size: Callable[[Feature], int] = len,
-        **limits: int,
-    ) -> list:
-        """Returns `finish(index, outputs)` of each feature, which has `size(feature)` outputs."""
-        results, limit = [None] * len(features), self.config.max_position_embeddings
-        # The bar appears after three seconds.
-        with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
-            batches = forward.batch_by_length(features, batch_size, limit, **limits)
-            running = ((members, function(rows)) for members, rows in batches)
-            # The device computes a batch while we read the outputs of the one before.
-            for (members, arrays), _ in itertools.pairwise(itertools.chain(running, [None])):
-                for indices, outputs in zip(members, np.asarray(arrays), strict=False):
-                    start = 0
-                    for index in indices:
-                        end = start + size(features[index])
-                        results[index], start = finish(index, outputs[start:end]), end
-                    progress.update(len(indices))
-        return results
+        outputs = forward.apply_by_length(
+            function,
+            features,
+            ROWS_PER_BATCH,
+            self.config.max_position_embeddings,
+            num_outputs=len if head.input_kind == "positions" else lambda feature: 1,
+        )
+        return list(map(head.feature_output, outputs))
 
 
 def _as_list(inputs: object) -> tuple[list, slice | int]:

@@ -192,22 +192,45 @@ def test_imported_head_tags_as_load_does(tmp_path):
     check_tags(model, tmp_path, "iob2")
 
 
-def check_tags(model, tmp_path, kind):
+@pytest.mark.parametrize("length", LENGTHS)
+def test_tags_of_documents_of_several_sentences_are_those_of_load(length, tmp_path):
+    labels, options = TAGGERS["context"][1:]
+    model = write_head(tmp_path, task="tagging", labels=labels, max_seq_length=length, **options)
+    documents = [str(number // 4) for number in range(15)]
+    together = check_tags(model, tmp_path, "context", documents)
+    loaded = bert_jax.load(model)
+    alone = loaded.tag([tuple(text.split()) for text in texts(15)])
+    assert together != [[word.tag for word in each.words] for each in alone]
+    with pytest.raises(ValueError, match="2 documents and 1 texts: expected the document of each"):
+        loaded.tag(["the river"], documents=["a", "b"])
+
+
+def test_head_without_document_context_refuses_documents(tmp_path):
+    model = write_head(tmp_path, imported=True, task="tagging", labels=["O", "B-X", "I-X"])
+    with pytest.raises(ValueError, match="documents cannot be used: the head was trained without"):
+        bert_jax.load(model).tag(["the river"], documents=["a"])
+
+
+def check_tags(model, tmp_path, kind, documents=None):
+    """Compares the tags of the command line with those of load, and returns them."""
     sentences = [text.split() for text in texts(15)]
-    # Each is a document, as a text is to `tag`.
-    rows = [{"tokens": words, "document": str(n)} for n, words in enumerate(sentences)]
+    names = documents or [str(number) for number in range(15)]  # A text alone is a document.
+    rows = [
+        {"tokens": words, "document": name} for words, name in zip(sentences, names, strict=True)
+    ]
     files = {"train": "", "dev": "", "test": write_lines(tmp_path / "new.jsonl", rows)}
     config = (feature_based if kind == "features" else tagging).get_config()
     written = predict(config, model, tmp_path / "run", **files)
     blocks = (written / "test.txt").read_text().strip().split("\n\n")
     found = [[line.split()[-1] for line in block.splitlines()] for block in blocks]
-    tagged = bert_jax.load(model).tag([tuple(words) for words in sentences])
+    tagged = bert_jax.load(model).tag([tuple(words) for words in sentences], documents)
     expected = [[word.tag for word in each.words] for each in tagged]
     if kind in ("bioes", "plain"):  # The file is in IOB2, for conlleval.
         find = find_runs if kind == "plain" else find_entities
         expected = [list(convert_tags(tags, "iob2", find)) for tags in expected]
     assert found == expected
     assert len({tag for tags in found for tag in tags}) > 1
+    return found
 
 
 @TRUNCATED
@@ -320,6 +343,21 @@ def test_choices_are_those_of_load(length, tmp_path):
         assert int(line["prediction"]) == int(np.argmax(scores))
         expected = dict(zip("0123", softmax(scores).tolist(), strict=True))
         assert line["probabilities"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths", "fix"),
+    [
+        (swag.get_config(), {"max_query_length": 5}, "retrieval.py:cross_encoder"),
+        (retrieval.get_config("cross_encoder"), {}, "swag.py"),
+    ],
+)
+def test_head_of_the_other_kind_of_choice_is_refused(config, lengths, fix, tmp_path):
+    head = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": 12}
+    model = write_head(tmp_path, **head, **lengths)
+    config.num_epochs = 0.0
+    with pytest.raises(ValueError, match=rf"not trained for task=.*: use configs/finetune/{fix}"):
+        predict(config, model, tmp_path / "run")
 
 
 # Task, settings of its head, and a field that was set to a value that contradicts them. The

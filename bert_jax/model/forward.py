@@ -1,12 +1,14 @@
 """Jitted forward passes over rows of a few compiled shapes, each packed with several texts."""
 
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tqdm
 
 from bert_jax.data.features import Feature, LabelLayout, RowShape, unpack_rows
 from bert_jax.model.attention import attention_probabilities
@@ -35,6 +37,36 @@ def batch_by_length(
         num_rows = min(max_rows, 1 << (len(shape.pack(bucket)) - 1).bit_length())
         for members, rows in shape.batches(bucket, num_rows):
             yield [[chosen[i] for i in row] for row in members], rows
+
+
+def apply_by_length(
+    function: Callable[[dict], jax.Array],
+    features: Sequence[Feature],
+    batch_size: int,
+    max_length: int,
+    max_per_row: int = 8,
+    num_outputs: Callable[[Feature], int] = len,
+    finish: Callable[[int, np.ndarray], object] = lambda index, outputs: outputs.copy(),
+) -> list:
+    """Returns `finish(index, outputs)` of each feature, in the order of `features`.
+
+    `function` computes the outputs of the features in a row, one after the other, from a batch of
+    `batch_by_length`; a feature has `num_outputs(feature)` of them, by default one per token.
+    """
+    results = [None] * len(features)
+    # The bar appears after three seconds.
+    with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
+        batches = batch_by_length(features, batch_size, max_length, max_per_row)
+        running = ((members, function(rows)) for members, rows in batches)
+        # The device computes a batch while we read the outputs of the one before.
+        for (members, arrays), _ in itertools.pairwise(itertools.chain(running, [None])):
+            for indices, outputs in zip(members, np.asarray(arrays), strict=False):
+                start = 0
+                for index in indices:
+                    end = start + num_outputs(features[index])
+                    results[index], start = finish(index, outputs[start:end]), end
+                progress.update(len(indices))
+    return results
 
 
 def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Array:

@@ -1,6 +1,7 @@
 """Multiple choice of story endings: SWAG (Zellers et al., 2018; section 4.4 of the paper)."""
 
 import pathlib
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -18,6 +19,15 @@ CHOICES = ("0", "1", "2", "3")
 UNLABELED = {"-1": "", "-1.0": ""}
 COLUMNS = ("sent1", "sent2", *ENDINGS)
 FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
+
+
+class Ranked(NamedTuple):
+    """A candidate, its index in the input, its logit, and the softmax of the logits."""
+
+    text: str
+    index: int
+    score: float
+    probability: float
 
 
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:

@@ -71,6 +71,17 @@ def with_settings_of_head(
     if head["task"] not in HEADS_OF_TASKS.get(config.task, ()):
         return config  # Reading the task says that it needs another head.
     check_modules(head)
+    # A cross-encoder limits the length of its queries, and a head for endings of stories does not.
+    if head["task"] == "multiple_choice" and config.data.get("role") != "bi_encoder":
+        fitting = "retrieval" if "max_query_length" in head else "multiple_choice"
+        if config.task != fitting:
+            file = {"retrieval": "retrieval.py:cross_encoder", "multiple_choice": "swag.py"}[
+                fitting
+            ]
+            raise ValueError(
+                f"the head in {config.init_from} was not trained for task={config.task}: use "
+                f"configs/finetune/{file}, or bert_jax.load(...).rank"
+            )
     trained_with = dict(head)
     if head["task"] in ("classification", "multi_label", "regression"):
         trained_with["regression"] = head["task"] == "regression"

@@ -349,6 +349,7 @@ def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
 
 def tag_texts(
     texts: Sequence[str | Sequence[str]],
+    documents: Sequence[object] | None,
     tokenizer: Tokenizer,
     max_seq_length: int,
     labels: Sequence[str],
@@ -357,13 +358,20 @@ def tag_texts(
 ) -> list[Tagging]:
     """Tags the words of each text by `predict`, and finds the entities that the tags mark.
 
+    With `documents`, the document of each text, those of one document are each other's context.
+
     With `scheme` "none" they mark none. In plain labels (O, PER, LOC), also of an imported head
     (`scheme` None), a run of equal tags other than O is an entity.
     """
     find = find_runs if are_plain(labels) else find_entities
     split = list(map(split_words, texts))
-    sentences = [Sentence([text[s:e] for s, e in words], [], None, 0) for text, words in split]
-    features, positions, _ = tagging_features(sentences, (), tokenizer, max_seq_length, False)
+    sentences = [
+        Sentence([text[start:end] for start, end in spans], [], None, document)
+        for (text, spans), document in zip(split, documents or range(len(split)), strict=True)
+    ]
+    features, positions, _ = tagging_features(
+        sentences, (), tokenizer, max_seq_length, document_context=documents is not None
+    )
     tags = best_tags(predict(features), positions, labels)
     tagged = []
     for text, spans in split:

@@ -346,7 +346,7 @@ def test_tags_of_a_text_mark_entities_with_and_without_prefixes(
     def predict(features):
         return [np.eye(3)[[0, 1, 1, 2, 0, 1, 0]] for _ in features]
 
-    (found,) = tag_texts(["the king river of the"], tokenizer, 32, labels, scheme, predict)
+    (found,) = tag_texts(["the king river of the"], None, tokenizer, 32, labels, scheme, predict)
     assert [f"{entity.type} {entity.text}" for entity in found.entities] == entities
 
 

@@ -532,7 +532,7 @@ WRONG = {
     ),
     "later trial without a step": (
         {"grid": {"num_epochs": (1.0, 0.01)}},
-        r"^num_epochs=0\.01,seed=0: num_epochs is 0\.01, and .* has no head for this task",
+        r"^num_epochs=0\.01,seed=0: --config\.base\.num_epochs=0\.01 is 0 steps, and an epoch has",
     ),
     "no weights": (
         {"base": {"init_from": ""}},

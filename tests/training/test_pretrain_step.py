@@ -185,6 +185,7 @@ def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     assert largest_difference(big_batch, accumulated) < 1e-5
 
 
+@pytest.mark.slow
 def test_attention_has_a_dropout_rate_of_its_own():
     rates = ((0.0, None), (0.0, 0.4), (0.4, None), (0.4, 0.4), (0.4, 0.0))
     none, attention, both, same, hidden = (
