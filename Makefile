@@ -66,7 +66,7 @@ faults: .venv/installed
 # The tests that need the TPU compiler, which it downloads.
 report-test: .venv/compiler
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py \
-		tests/test_partitioning.py
+		tests/sharding/test_mesh.py
 
 # Builds a corpus with Apache Beam on three runners, one of them a cluster of processes.
 beam-test: .venv/beam

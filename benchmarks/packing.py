@@ -23,8 +23,8 @@ from ml_collections import ConfigDict
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax.interop.read import read_model
-from bert_jax.partitioning import batch_sharding
 from bert_jax.pretrain import evaluate, train_and_evaluate
+from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_step import make_eval_step
 from bert_jax.training.setup import open_phases, setup_pretraining
 

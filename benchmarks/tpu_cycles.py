@@ -40,7 +40,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.configs.pretrain import pod_large
-from bert_jax.partitioning import make_mesh
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tools import hlo_cost, tpu_compile
 from bert_jax.training.setup import setup_pretraining
 

@@ -74,9 +74,10 @@ def bert_jax_step(config: BertConfig, workload: Workload):
     """Returns a function that runs one step and waits for it."""
     import jax
 
-    from bert_jax import partitioning
     from bert_jax.data.masking import Masking
     from bert_jax.model.bert import BertForPreTraining
+    from bert_jax.sharding.mesh import make_mesh
+    from bert_jax.sharding.rules import infer_shardings
     from bert_jax.training.optimizer import make_optimizer, make_schedule
     from bert_jax.training.pretrain_step import init_state, make_pretrain_step
 
@@ -84,7 +85,7 @@ def bert_jax_step(config: BertConfig, workload: Workload):
     optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
     init = functools.partial(init_state, model=model, optimizer=optimizer)
     abstract = jax.eval_shape(init, jax.random.key(0))
-    shardings = partitioning.infer_shardings(abstract, partitioning.make_mesh())
+    shardings = infer_shardings(abstract, make_mesh())
     state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
     masking = Masking(
         special_ids=(0, 100, 101, 102, MASK_ID),

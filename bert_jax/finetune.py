@@ -21,13 +21,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax import partitioning
 from bert_jax.data.features import finetune_batches
 from bert_jax.interop.parameters import LoadedModel, log_report
 from bert_jax.interop.read import read_model
 from bert_jax.runtime import command_line, distributed, main
 from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.sharding.rules import with_shardings
 from bert_jax.tasks.pretrained_head import only_predicts, with_settings_of_head
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
 from bert_jax.tasks.task import Split
@@ -139,7 +140,7 @@ def predict_split(setup: FinetuneSetup, split: Split, params: dict, watchdog: Wa
         split.features,
         setup.shape,
         setup.rows_per_prediction,
-        partitioning.batch_sharding(setup.mesh),
+        batch_sharding(setup.mesh),
     )
     watchdog.beat(f"scoring {split.name}", limited=False)
     return predictions
@@ -197,7 +198,7 @@ def run_stack(
     RunStopped if a signal to stop came after the last step.
     """
     config, task, mesh = setup.config, setup.task, setup.mesh
-    sharding = partitioning.batch_sharding(mesh)
+    sharding = batch_sharding(mesh)
 
     # Initial or restored state.
     watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -213,7 +214,7 @@ def run_stack(
             raise ValueError(f"--config.mesh.trial={size}: {expected}")
         keys = jax.random.split(jax.random.key(0), len(names))
         shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
-        abstract = partitioning.with_shardings(shapes, setup.stack_shardings)
+        abstract = with_shardings(shapes, setup.stack_shardings)
         state = checkpointer.restore(first_step, abstract)
         positions = [names.index(trial_name(trial, directory)) for trial in trials]
     else:

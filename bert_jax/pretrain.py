@@ -17,13 +17,13 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from bert_jax import partitioning
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.interop.parameters import LoadedModel, log_report
 from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import metrics
 from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
@@ -59,7 +59,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         source = read_source(config, tokenizer)
         source_bert = source and source.settings["bert"]
         setup = setup_pretraining(config, phases, tokenizer, source_bert=source_bert)
-        sharding = partitioning.batch_sharding(setup.mesh)
+        sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
@@ -112,7 +112,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             masking,
             seed=config.seed,
             num_microbatches=setup.num_microbatches(phase),
-            exchange_in_layers=config.exchange_in_layers,
+            overlap_collectives=config.overlap_collectives,
         )
         eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
         if limit := config.max_eval_batches * config.eval_batch_size:

@@ -9,10 +9,10 @@ import pathlib
 import jax
 import numpy as np
 
-from bert_jax import partitioning
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.runtime import distributed
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
 BATCH = 16
 
@@ -44,8 +44,8 @@ def main():
         num_processes=args.num_processes,
         process_id=args.process_id,
     )
-    mesh = partitioning.make_mesh(devices=[jax.devices()[index] for index in (0, 2, 1, 3)])
-    sharding = partitioning.batch_sharding(mesh)
+    mesh = make_mesh(devices=[jax.devices()[index] for index in (0, 2, 1, 3)])
+    sharding = batch_sharding(mesh)
     train, heldout = Rows(args.corpus, "train", shuffle_seed=0), Rows(args.corpus, "heldout")
     compared = 0
     for step, batch in enumerate(pretrain_batches(train, sharding, BATCH, 0, 2)):

@@ -10,7 +10,7 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("wordpiece", "partitioning", "runtime"),
+    ("wordpiece", "sharding", "runtime"),
     ("transformers_tokenizer",),
     ("tokenization",),
     ("data",),

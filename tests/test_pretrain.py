@@ -19,11 +19,12 @@ import pytest
 from ml_collections import ConfigDict
 
 import bert_jax
-from bert_jax import finetune, partitioning, pretrain
+from bert_jax import finetune, pretrain
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import PREEMPTED
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint import (
     find_checkpoint,
@@ -207,7 +208,7 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
     (phase,) = open_phases(config)
     tokenizer = phase.train.tokenizer
     setup = setup_pretraining(config, [phase], tokenizer, source_bert=settings["bert"])
-    (rows,) = pretrain_batches(phase.train, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
+    (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
     key, _ = jax.random.split(jax.random.key(config.seed))  # The step's own.
     batch = unpack_and_mask(rows, key, setup.masking(phase))
     fresh = setup.init(jax.random.key(config.seed)).params
@@ -239,7 +240,7 @@ def test_evaluation_takes_at_most_max_eval_batches(corpus):
         evaluated_ids.append(rows["row_ids"].tolist())
         return dict.fromkeys(names, 1.0)
 
-    sharding = partitioning.batch_sharding(partitioning.make_mesh())
+    sharding = batch_sharding(make_mesh())
     pretrain.evaluate(eval_step, {}, phase, sharding, config, lambda limited: None)
     assert evaluated_ids == [[*range(8)]] and phase.heldout.num_rows > 8
 

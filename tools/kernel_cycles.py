@@ -25,10 +25,10 @@ from absl import app, flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout
 from bert_jax.model.kernels import attention_tpu, sublayer_tpu
 from bert_jax.runtime.command_line import parse_flags
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tools import hlo_cost, tpu_compile
 
 CHIP = flags.DEFINE_string("chip", None, "Only compile the kernels for this chip and --shape.")
@@ -61,7 +61,7 @@ def shapes(chip: str) -> list[tuple]:
 
 def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[int]) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
-    mesh = partitioning.make_mesh(devices=[tpu_compile.describe_device(chip)])
+    mesh = make_mesh(devices=[tpu_compile.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
     def abstract(*sizes, dtype="int32"):

@@ -15,9 +15,9 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax import partitioning
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tasks import setup
 from bert_jax.tools import sweep
 from bert_jax.tools import tpu_compile as tpu
@@ -53,7 +53,7 @@ def check_finetuning(config: ConfigDict) -> None:
             sweep.make_points(config, sweep.grid_overrides(config), pathlib.Path("trials"))
     run = config.base if "base" in config else config
     setup.check_numbers(run)
-    partitioning.make_mesh(**run.mesh)
+    make_mesh(**run.mesh)
 
 
 def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:

@@ -13,10 +13,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax import partitioning
 from bert_jax.data.features import RowShape
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import stack_shardings, with_shardings
 from bert_jax.tasks.setup import FinetuneSetup, check_numbers
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.tools.hlo_cost import step_cost
@@ -74,7 +75,7 @@ def compile_stack(
     config: ConfigDict, num_trials: int, devices: Sequence[jax.Device]
 ) -> tuple[dict[str, int], str]:
     """Compiles the step of `num_trials` sharded over `devices`, as `tpu.compile_program` does."""
-    mesh = partitioning.make_mesh(trial=len(devices), data=1, devices=devices)
+    mesh = make_mesh(trial=len(devices), data=1, devices=devices)
     fields = {name: value for name, value in config.model.items() if value is not None}
     head = HEADS[config.task]
     settings = {"task": head.name, "labels": ["a", "b"], "lstm_size": fields.pop("lstm_size", 0)}
@@ -98,9 +99,9 @@ def compile_stack(
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = jax.eval_shape(setup.init, key, setup.pretrained)
     state = shapes.map_trials(lambda tree: jax.tree.map(abstract, tree))
-    stacked = setup.shardings.map_trials(partitioning.stack_shardings)
-    state = partitioning.with_shardings(state, stacked)
-    row_axes = partitioning.batch_sharding(mesh).spec
+    stacked = setup.shardings.map_trials(stack_shardings)
+    state = with_shardings(state, stacked)
+    row_axes = batch_sharding(mesh).spec
     empty = shape.build([], config.batch_size)
     rows = {name: abstract(array, *row_axes) for name, array in empty.items()}
     hyperparameters = jax.tree.map(abstract, setup.hyperparameters(config))

@@ -9,8 +9,9 @@ import psutil
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.data.features import finetune_batches
+from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.sharding.rules import stack_shardings, with_shardings
 from bert_jax.tasks.setup import FinetuneSetup
 
 
@@ -19,12 +20,12 @@ def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
     mesh, count = setup.mesh, num_trials * setup.mesh.shape["trial"]
     keys = jax.random.split(jax.random.key(0), count)
     shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
-    shardings = setup.shardings.map_trials(partitioning.stack_shardings)
+    shardings = setup.shardings.map_trials(stack_shardings)
     rows, num_microbatches = next(
         finetune_batches(
             setup.task.train,
             setup.shape,
-            NamedSharding(mesh, P("trial", *partitioning.batch_sharding(mesh).spec)),
+            NamedSharding(mesh, P("trial", *batch_sharding(mesh).spec)),
             batch_size=setup.config.batch_size,
             rows_per_microbatch=setup.rows_per_microbatch,
             seeds=range(count),
@@ -34,7 +35,7 @@ def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
     )
     values = setup.hyperparameters(setup.config)
     hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
-    state = partitioning.with_shardings(shapes, shardings)
+    state = with_shardings(shapes, shardings)
     compiled = setup.update_step.lower(
         state, rows, num_microbatches, keys, hyperparameters
     ).compile()

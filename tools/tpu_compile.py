@@ -17,9 +17,9 @@ from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from bert_corpus.config import CorpusConfig
-from bert_jax import partitioning
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
+from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.setup import Phase, PretrainSetup, plan_phase
 from bert_jax.training.state import TrainState
@@ -120,7 +120,7 @@ def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
 def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], str]:
     """Compiles the update step of a phase, as `compile_program` does."""
     state = setup.abstract_state
-    batch = abstract_batch(phase, partitioning.batch_sharding(setup.mesh))
+    batch = abstract_batch(phase, batch_sharding(setup.mesh))
     update_step = make_pretrain_step(
         setup.model,
         setup.optimizer,
@@ -128,7 +128,7 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
         setup.masking(phase),
         seed=setup.config.seed,
         num_microbatches=setup.num_microbatches(phase),
-        exchange_in_layers=setup.config.exchange_in_layers,
+        overlap_collectives=setup.config.overlap_collectives,
     )
     return compile_program(update_step, state, batch)
 

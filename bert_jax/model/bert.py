@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2018) as Flax linen modules: embeddings, encoder, pooler, two heads.
 
-Checkpoints, partitioning rules and converters rely on the parameter names. The encoder's parameters
+Checkpoints, sharding rules and converters rely on the parameter names. The encoder's parameters
 are stacked over layers (leading axis `num_layers`) whether the layers run as a loop or unrolled.
 """
 
@@ -19,13 +19,9 @@ from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layer_loop import LayerStacks, run_layers
 from bert_jax.model.layers import Dense, LayerNorm, gelu
 from bert_jax.model.sublayers import sublayer_output, uses_sublayer_kernel
-from bert_jax.partitioning import (
-    EMBEDDING_SPEC,
-    FSDP_BATCH_SPEC,
-    all_gather,
-    gather_shards,
-    map_fsdp_shards,
-)
+from bert_jax.sharding.collectives import gather_data, gather_fsdp, map_fsdp_shards
+from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
+from bert_jax.sharding.rules import EMBEDDING_SPEC
 
 BERT_INPUTS = ("tokens", "segment_ids", "position_ids", "sequence_ids")
 
@@ -57,7 +53,7 @@ class Embeddings(nn.Module):
         # One copy per shard of the rows, `[fsdp, vocab, hidden]`: gathered once for both the lookup
         # and the MLM head, whose gradients are added first and then summed over `fsdp` once.
         self.gathered_token_embedding = map_fsdp_shards(
-            lambda shard: all_gather(shard, config.dtype, 0)[None],
+            lambda shard: gather_fsdp(shard, config.dtype, 0)[None],
             (EMBEDDING_SPEC,),
             table("token_embedding", config.padded_vocab_size),
             out_specs=P("fsdp", "tensor"),
@@ -203,7 +199,7 @@ class Encoder(nn.Module):
 
         def apply(x, stacked, layer=layer):
             layer_params, words = stacked
-            x = layer(gather_shards(layer_params, x.dtype), x, shared, words, None)
+            x = layer(gather_data(layer_params, x.dtype), x, shared, words, None)
             return x, x
 
         if loops:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bert_jax.partitioning import gather_shards, has_shards
+from bert_jax.sharding.collectives import gather_data, has_shards
 
 
 class LayerStacks:
@@ -81,7 +81,7 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
         """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
         nonlocal rebuild_vjp
         layer_params, layer_inputs = _at((params, stacked), index)
-        layer_params = gather_shards(layer_params, x.dtype)
+        layer_params = gather_data(layer_params, x.dtype)
         stacks = LayerStacks(arrays, index, num_layers, None if has_shards(params) else params)
 
         def run(layer_params, x):
@@ -125,7 +125,7 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
         last_params, last_inputs = _at((params, stacked), num_layers)
 
         def run_last(params, x):
-            return last_layer(gather_shards(params, x.dtype), x, shared, last_inputs, None)
+            return last_layer(gather_data(params, x.dtype), x, shared, last_inputs, None)
 
         x, last_vjp = jax.vjp(run_last, last_params, x)
     return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks), last_vjp)
@@ -140,7 +140,7 @@ def _backward(layer, uses_stacks, last_layer, residuals, dx):
         index = num_layers - 1 - step
         xs, arrays = rebuild_vjp.args
         layer_params, x, layer_inputs = _at((params, xs, stacked), index)
-        layer_params, scatter = jax.vjp(lambda shards: gather_shards(shards, x.dtype), layer_params)
+        layer_params, scatter = jax.vjp(lambda shards: gather_data(shards, x.dtype), layer_params)
         given = layer_params, x, index, params, shared, layer_inputs, arrays
         dparams, dx = rebuild_vjp.func(*given)(dx)
         return dx, _write(dstacks, index, *scatter(dparams))

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
-from bert_jax.partitioning import FSDP_BATCH_SPEC, all_gather, map_fsdp_shards
+from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
+from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -115,7 +116,7 @@ class Dense(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
 
         def dense(x, kernel, bias):
-            kernel = all_gather(kernel, x.dtype, self.fsdp_axis)
+            kernel = gather_fsdp(kernel, x.dtype, self.fsdp_axis)
             y = x @ kernel.astype(x.dtype)
             return y + bias.astype(x.dtype) if self.adds_bias else y
 

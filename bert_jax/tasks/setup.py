@@ -16,10 +16,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import make_model
+from bert_jax.sharding.mesh import make_mesh
+from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tasks.pretrained_head import initial_params, only_predicts, with_labels_of_head
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
@@ -141,7 +142,7 @@ class FinetuneSetup:
     def shardings(self) -> TrainState:
         """The shardings of the state of one trial."""
         shapes = jax.eval_shape(self.init, jax.random.key(0), self.pretrained)
-        return partitioning.infer_shardings(shapes, self.mesh, partitioning.TASK_RULES)
+        return infer_shardings(shapes, self.mesh, TASK_RULES)
 
     def init_stack(self, keys: jax.Array, pretrained: dict) -> TrainState:
         """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""
@@ -150,7 +151,7 @@ class FinetuneSetup:
     @functools.cached_property
     def stack_shardings(self) -> TrainState:
         """The shardings of the state of stacked trials."""
-        return self.shardings.map_trials(partitioning.stack_shardings)
+        return self.shardings.map_trials(stack_shardings)
 
     # Jitted once, so that all stacks of one size share the compiled programs.
     @functools.cached_property
@@ -226,7 +227,7 @@ def setup_finetuning(
         )
         head_settings |= task.head_settings
     num_batches = steps_per_epoch(len(task.train), config.batch_size)
-    mesh = partitioning.make_mesh(**config.mesh)
+    mesh = make_mesh(**config.mesh)
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * num_sequences,

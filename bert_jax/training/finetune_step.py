@@ -12,10 +12,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.data.features import Feature, RowShape, to_devices
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, label_weights
+from bert_jax.sharding.compiler_options import product_options
+from bert_jax.sharding.rules import stack_shardings
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TRIAL_AXES, TrainState, apply_gradients
 
@@ -121,11 +122,11 @@ def make_finetune_step(
         return apply_gradients(state, gradients, optimizer(hyperparameters))
 
     # The metrics stay with their trials: between these there is no communication.
-    out_shardings = shardings.map_trials(partitioning.stack_shardings), trial_sharding
+    out_shardings = shardings.map_trials(stack_shardings), trial_sharding
 
     jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
 
-    @jit(compiler_options=partitioning.product_options(mesh))
+    @jit(compiler_options=product_options(mesh))
     def update_step(state, rows, num_microbatches, keys, hyperparameters):
         rows, weight_sums = jax.vmap(prepare)(rows)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)

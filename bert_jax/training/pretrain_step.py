@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import optax
+from absl import logging
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking, mask_tokens, next_tokens, row_keys
 from bert_jax.model.attention import uses_kernel
@@ -18,6 +18,14 @@ from bert_jax.model.bert import BERT_INPUTS, BertForPreTraining, fuse_projection
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.kernels.attention_tpu import interleave
 from bert_jax.model.layers import cross_entropy
+from bert_jax.sharding.collectives import sum_over_data
+from bert_jax.sharding.compiler_options import (
+    compiler_options,
+    product_options,
+    why_not_overlapped,
+)
+from bert_jax.sharding.mesh import BATCH_SPEC
+from bert_jax.sharding.rules import path_name
 from bert_jax.training.state import TrainState, apply_gradients
 
 MODEL_INPUTS = (*BERT_INPUTS, "mlm_positions", "pooled_positions")
@@ -31,7 +39,7 @@ def make_pretrain_step(
     *,
     seed: int,
     num_microbatches: int = 1,
-    exchange_in_layers: bool = False,
+    overlap_collectives: bool = False,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
@@ -42,9 +50,9 @@ def make_pretrain_step(
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
 
-    With `exchange_in_layers`, each layer gathers its kernels, which `shardings` shard over `data`,
-    and exchanges their gradients, while others are computed: if there is one microbatch, and the
-    mesh has no other axis.
+    With `overlap_collectives`, each layer gathers its kernels, which `shardings` shard over `data`,
+    and exchanges their gradients, while others are computed; where `why_not_overlapped` says that
+    they cannot, the reason is logged.
     """
     mesh = shardings.step.mesh
     replicated = NamedSharding(mesh, P())
@@ -78,14 +86,14 @@ def make_pretrain_step(
         spec = P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
         return spec if in_layers and is_layer_kernel(path) and "data" in spec[1:] else P()
 
-    # The compiler gathers shards that fill no tile of 16 rows with a copy, and synchronously.
-    fills_tiles = model.config.hidden_size % (16 * mesh.shape["data"]) == 0
-    in_layers = exchange_in_layers and num_microbatches == 1 and fills_tiles
-    in_layers = in_layers and partitioning.can_exchange_in_layers(mesh)
+    refusal = why_not_overlapped(mesh, model.config.hidden_size, num_microbatches)
+    in_layers = overlap_collectives and not refusal
+    if overlap_collectives and refusal:
+        logging.info("overlap_collectives has no effect: %s", refusal)
     jit = functools.partial(jax.jit, out_shardings=(shardings, replicated), donate_argnums=0)
-    options = partitioning.compiler_options(mesh, model.config.hidden_size, in_layers)
+    options = compiler_options(mesh, model.config.hidden_size, in_layers)
 
-    @jit(compiler_options=options | partitioning.product_options(mesh))
+    @jit(compiler_options=options | product_options(mesh))
     def update_step(state, rows):
         fuse, step_shardings = (lambda params: params), shardings.params
         if uses_kernel(model.config, rows["tokens"].shape[1], mesh.abstract_mesh):
@@ -103,7 +111,7 @@ def make_pretrain_step(
         params = jax.lax.with_sharding_constraint(params, step_shardings)
         # Devices exchange gradients once, after all layers and microbatches (but those of kernels
         # that layers gather), and each receives the sum for its own shard of the parameters.
-        (loss, sums), gradients = partitioning.sum_over_data(
+        (loss, sums), gradients = sum_over_data(
             accumulate_gradients, mesh, (replicated, step_shardings), param_specs
         )(params, batch, counts, jax.random.fold_in(dropout_key, state.step))
         (gradients,) = jax.linear_transpose(fuse, state.params)(gradients)
@@ -120,7 +128,7 @@ def make_eval_step(
     """Builds the jitted (params, rows) -> `metric_sums`; masks are a function of (seed, row)."""
     mask_key = jax.random.key(seed)
     replicated = NamedSharding(mesh, P())
-    shard_sums = partitioning.sum_over_data(functools.partial(metric_sums, model), mesh, replicated)
+    shard_sums = sum_over_data(functools.partial(metric_sums, model), mesh, replicated)
 
     def eval_step(params, rows):
         return shard_sums(params, mask_batch(mesh, rows, mask_key, masking))
@@ -159,8 +167,8 @@ def mask_batch(mesh: Mesh, rows: dict, key: jax.Array, masking: Masking | None) 
     return jax.shard_map(
         functools.partial(unpack_and_mask, masking=masking),
         mesh=mesh,
-        in_specs=(partitioning.BATCH_SPEC, P()),
-        out_specs=partitioning.BATCH_SPEC,
+        in_specs=(BATCH_SPEC, P()),
+        out_specs=BATCH_SPEC,
         check_vma=False,
     )(rows, key)
 
@@ -230,4 +238,4 @@ def cast_layer_kernels(params: dict, specs: dict, dtype) -> dict:
 
 def is_layer_kernel(path) -> bool:
     """Returns whether a JAX key path is that of a stacked layer kernel."""
-    return bool(re.search(r"/layers/.*kernel$", partitioning.path_name(path)))
+    return bool(re.search(r"/layers/.*kernel$", path_name(path)))

@@ -14,11 +14,12 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bert_jax import partitioning
 from bert_jax.data.masking import Masking
 from bert_jax.data.rows import Rows
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.sharding.mesh import make_mesh
+from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
@@ -118,7 +119,7 @@ def setup_pretraining(
             f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
         )
     model = BertForPreTraining(bert_config, config.next_sentence)
-    mesh = partitioning.make_mesh(**config.mesh, devices=devices)
+    mesh = make_mesh(**config.mesh, devices=devices)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
         raise ValueError(f"--config.eval_batch_size={config.eval_batch_size}: {expected}")
@@ -128,10 +129,10 @@ def setup_pretraining(
     optimizer = make_optimizer(config.optimizer, schedule, **options)
     init = functools.partial(init_state, model=model, optimizer=optimizer)
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
-    shardings = partitioning.infer_shardings(shapes, mesh)
+    shardings = infer_shardings(shapes, mesh)
     if config.shard_weight_update:
-        shardings = partitioning.shard_over_data(shardings, shapes)
-    state = partitioning.with_shardings(shapes, shardings)
+        shardings = shard_over_data(shardings, shapes)
+    state = with_shardings(shapes, shardings)
     parts = model, mesh, schedule, optimizer, init, state, shardings
     setup = PretrainSetup(config, tokenizer, *parts)
     for phase in phases:  # Raise now, not hours later, after the previous phase.

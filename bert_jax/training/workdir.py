@@ -26,7 +26,7 @@ from bert_jax.training.checkpoint import load_settings, saved_steps
 CHANGEABLE_ON_RESUME = (
     *("corpus", "long_phase.corpus", "topology", "init_from"),
     *("data.train", "data.dev", "data.test", "data.passages", "data.directory", "data.data_dir"),
-    *("mesh.", "shard_weight_update", "exchange_in_layers"),
+    *("mesh.", "shard_weight_update", "overlap_collectives"),
     *("per_device_batch_size", "long_phase.per_device_batch_size"),
     *("log_every", "eval_", "max_eval_batches", "checkpoint_every", "keep_"),
     *("stall_seconds", "profile_steps", "num_seeds", "stacked_trials", "save_training_state"),

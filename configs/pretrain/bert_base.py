@@ -88,7 +88,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # Also shard parameters, optimizer state and weight update over `data` (ZeRO-1).
     config.shard_weight_update = False
     # With it, communicate kernels and gradients in each layer, overlapped with computation.
-    config.exchange_in_layers = False
+    config.overlap_collectives = False
     # Rows per device and microbatch, with gradient accumulation; 0 means a single microbatch.
     config.per_device_batch_size = 0
 

@@ -32,7 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = bert_base.get_config(arg)
     config.topology = topology  # The default of tools/tpu_report.py.
     config.shard_weight_update = True
-    config.exchange_in_layers = True
+    config.overlap_collectives = True
     return config
 
 

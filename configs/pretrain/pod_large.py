@@ -34,5 +34,5 @@ def get_config(arg: str = "") -> ConfigDict:
     config.shard_weight_update = True
     # On the two-dimensional tori of v3 and v5e, all-to-alls take longer than one all-reduce. The
     # collectives of v6e run on SparseCores instead.
-    config.exchange_in_layers = topology in (TOPOLOGIES[chip] for chip in ("v4", "v5p", "v6e"))
+    config.overlap_collectives = topology in (TOPOLOGIES[chip] for chip in ("v4", "v5p", "v6e"))
     return config

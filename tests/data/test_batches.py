@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import partitioning
 from bert_jax.data import batches
 from bert_jax.data.batches import heldout_batches, local_row_ranges, pretrain_batches
 from bert_jax.data.rows import Rows
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
 BATCH = 16
 
@@ -34,7 +34,7 @@ class HostSharding:
 
 
 def sharding_over(num_devices: int):
-    return partitioning.batch_sharding(partitioning.make_mesh(devices=jax.devices()[:num_devices]))
+    return batch_sharding(make_mesh(devices=jax.devices()[:num_devices]))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_rows_of_all_hosts_are_the_batch_of_one_host(
 @pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 2, "tensor": 4}])
 def test_batches_are_the_same_on_any_mesh(corpus, axes):
     rows = Rows(corpus, "train", shuffle_seed=0)
-    sharding = partitioning.batch_sharding(partitioning.make_mesh(**({"data": 1} | axes)))
+    sharding = batch_sharding(make_mesh(**({"data": 1} | axes)))
     batches = list(pretrain_batches(rows, sharding, BATCH, 0, 3))
     assert len(batches) == 3
     for step, batch in enumerate(batches):

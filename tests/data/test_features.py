@@ -16,7 +16,7 @@ from bert_jax.data.features import (
     steps_per_epoch,
 )
 from bert_jax.model.heads import HEADS
-from bert_jax.partitioning import batch_sharding, make_mesh
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
 HEAD_NAMES = ("classification", "regression", "tagging", "span", "multiple_choice")
 

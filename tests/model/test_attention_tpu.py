@@ -11,12 +11,13 @@ from absl import logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.model.attention import attention
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
 from bert_jax.model.kernels import attention_tpu
+from bert_jax.sharding.collectives import sum_over_data
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
 BATCH = 3
 
@@ -161,10 +162,10 @@ def test_kernel_on_a_mesh_has_the_gradients_of_plain_attention_on_one_device(siz
         return jax.grad(loss)(params)
 
     expected = gradients("plain", params, batch)
-    mesh = partitioning.make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+    mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
     replicated = NamedSharding(mesh, P())
-    run = partitioning.sum_over_data(functools.partial(gradients, "tpu"), mesh, replicated)
-    batch = jax.device_put(batch, partitioning.batch_sharding(mesh))
+    run = sum_over_data(functools.partial(gradients, "tpu"), mesh, replicated)
+    batch = jax.device_put(batch, batch_sharding(mesh))
     actual = jax.jit(run)(jax.device_put(params, replicated), batch)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-4), actual, expected

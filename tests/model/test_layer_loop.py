@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax import partitioning
 from bert_jax.model.bert import Encoder, gather_positions
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.kernels import attention_tpu
 from bert_jax.model.layer_loop import LayerStacks, run_layers
+from bert_jax.sharding.collectives import sum_over_data
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import RULES, infer_shardings
 
 CONFIG = BertConfig(
     num_layers=2, hidden_size=256, num_heads=4, intermediate_size=512, attention="tpu"
@@ -126,11 +128,11 @@ def test_kernel_in_stacks_on_a_mesh_has_the_gradients_of_plain_attention_on_one_
 
     params, batch = make_params(), make_batch()
     expected = gradients(dataclasses.replace(CONFIG, attention="plain"), params, batch)
-    mesh = partitioning.make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
-    rules = [rule for rule in partitioning.RULES if rule[0].startswith(("layers", "(bias"))]
-    shardings = partitioning.infer_shardings(params, mesh, rules)
-    run = partitioning.sum_over_data(functools.partial(gradients, CONFIG), mesh, shardings)
-    batch = jax.device_put(batch, partitioning.batch_sharding(mesh))
+    mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+    rules = [rule for rule in RULES if rule[0].startswith(("layers", "(bias"))]
+    shardings = infer_shardings(params, mesh, rules)
+    run = sum_over_data(functools.partial(gradients, CONFIG), mesh, shardings)
+    batch = jax.device_put(batch, batch_sharding(mesh))
     run = jax.jit(run, out_shardings=shardings)
     assert_equal(run(jax.device_put(params, shardings), batch), expected)
 

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.model.bert import Encoder
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, hidden_dropout
 from bert_jax.model.kernels import sublayer_tpu
 from bert_jax.model.layers import gelu
 from bert_jax.model.sublayers import uses_sublayer_kernel
+from bert_jax.sharding.collectives import sum_over_data
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import RULES, infer_shardings
 
 EPSILON = 1e-12
 
@@ -167,13 +169,13 @@ def test_rows_that_attention_pads_end_in_the_kernel_too():
 def test_encoder_on_a_mesh_has_the_gradients_of_plain_jax_on_one_device(sizes, count):
     params, batch = make_encoder_arguments(length=128)
     expected = gradients(dataclasses.replace(CONFIG, attention="plain"), params, batch)
-    mesh = partitioning.make_mesh(**sizes, devices=jax.devices()[:2])
-    rules = [rule for rule in partitioning.RULES if rule[0].startswith(("layers", "(bias"))]
-    shardings = partitioning.infer_shardings(params, mesh, rules)
-    step = partitioning.sum_over_data(functools.partial(gradients, CONFIG), mesh, shardings)
+    mesh = make_mesh(**sizes, devices=jax.devices()[:2])
+    rules = [rule for rule in RULES if rule[0].startswith(("layers", "(bias"))]
+    shardings = infer_shardings(params, mesh, rules)
+    step = sum_over_data(functools.partial(gradients, CONFIG), mesh, shardings)
     arguments = (
         jax.device_put(params, shardings),
-        jax.device_put(batch, partitioning.batch_sharding(mesh)),
+        jax.device_put(batch, batch_sharding(mesh)),
     )
     actual = jax.jit(step, out_shardings=shardings)(*arguments)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
@@ -209,7 +211,7 @@ def test_kernel_does_not_run_in_stacked_trials():
         seen.append(uses_sublayer_kernel(CONFIG, 512))
         return x
 
-    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    mesh = make_mesh(devices=jax.devices()[:1])
     for axis in ("data", "trial"):
         jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={axis})(jnp.ones(1))
     assert seen == [True, False]

@@ -12,11 +12,12 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
-from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches, steps_per_epoch
 from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, label_weights, make_model
+from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
+from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.finetune_step import make_finetune_step
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
@@ -63,16 +64,16 @@ def ours(model, features) -> dict:
         CONFIG.learning_rate, num_steps, round(CONFIG.warmup_fraction * num_steps)
     )
     optimizer = make_optimizer("adamw", schedule)
-    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    mesh = make_mesh(devices=jax.devices()[:1])
     state = TrainState(np.int32(0), model.params, optimizer.init(model.params))
-    shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
+    shardings = infer_shardings(state, mesh, TASK_RULES)
     state = state.map_trials(lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))
-    state = jax.device_put(state, shardings.map_trials(partitioning.stack_shardings))
+    state = jax.device_put(state, shardings.map_trials(stack_shardings))
     update = make_finetune_step(network, HEADS[head["task"]], lambda _: optimizer, shardings, 2)
     batches = finetune_batches(
         features,
         RowShape(LENGTH, 3, HEADS[head["task"]].label_layout, 0),
-        NamedSharding(mesh, P("trial", *partitioning.BATCH_SPEC)),
+        NamedSharding(mesh, P("trial", *BATCH_SPEC)),
         batch_size=CONFIG.batch_size,
         rows_per_microbatch=2,
         seeds=[0],

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import partitioning, pretrain
+from bert_jax import pretrain
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.interop.read import read_model
+from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.pretrain_step import unpack_and_mask
 from bert_jax.training.setup import open_phases, setup_pretraining
@@ -44,7 +45,7 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     settings = {"bert": dataclasses.asdict(setup.model.config)}
     save_huggingface(tmp_path / "start", params, settings, source.tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
-    (rows,) = pretrain_batches(phase.train, partitioning.batch_sharding(setup.mesh), 8, 0, 1)
+    (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
     batch = unpack_and_mask(rows, jax.random.split(key)[0], setup.masking(phase))
     batch = {name: torch.tensor(np.asarray(values)).long() for name, values in batch.items()}
     with torch.no_grad():

@@ -11,11 +11,11 @@ import pytest
 from ml_collections import ConfigDict
 
 import bert_jax
-from bert_jax import partitioning
 from bert_jax.data.batches import heldout_batches
 from bert_jax.data.rows import Rows
 from bert_jax.runtime import distributed
 from bert_jax.runtime.command_line import PREEMPTED
+from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.checkpoint import saved_steps
 from bert_jax.training.pretrain_step import make_eval_step
 from bert_jax.training.setup import open_phases, setup_pretraining
@@ -111,7 +111,7 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
     setup = setup_pretraining(config, [phase], phase.train.tokenizer)
     params = jax.device_put(saved_params(one_process), setup.shardings.params)
     eval_step = make_eval_step(setup.model, setup.mesh, setup.masking(phase), seed=config.seed)
-    batches = heldout_batches(rows, partitioning.batch_sharding(setup.mesh), 8)
+    batches = heldout_batches(rows, batch_sharding(setup.mesh), 8)
     sums = [jax.device_get(eval_step(params, batch)) for batch in batches]
     correct, count = (
         sum(batch_sums[name] for batch_sums in sums) for name in ("nsp_correct", "nsp_count")

@@ -7,9 +7,9 @@ import types
 import jax
 import pytest
 
-from bert_jax import partitioning
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase
@@ -55,16 +55,16 @@ def test_peak_flops_are_flops_per_cycle_times_the_clock():
 
 
 def test_bytes_per_device_are_those_of_its_shards():
-    mesh = partitioning.make_mesh(data=2, fsdp=4)
+    mesh = make_mesh(data=2, fsdp=4)
     sharding = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
     leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)
-    batch = tpu.abstract_batch(Phase(ROWS, None, 0, 1, 16, 20), partitioning.batch_sharding(mesh))
+    batch = tpu.abstract_batch(Phase(ROWS, None, 0, 1, 16, 20), batch_sharding(mesh))
     assert tpu.bytes_per_device({"weight": leaf}) == 3 * 2 * 4
     assert tpu.bytes_per_device(batch) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
 
 
 def test_abstract_batch_matches_the_batches_of_the_loader(corpus):
-    rows, sharding = Rows(corpus, "train", 0), partitioning.batch_sharding(partitioning.make_mesh())
+    rows, sharding = Rows(corpus, "train", 0), batch_sharding(make_mesh())
     (batch,) = pretrain_batches(rows, sharding, 16, 0, 1)
     expected = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch

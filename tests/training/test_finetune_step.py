@@ -10,10 +10,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax import partitioning
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, RowShape, finetune_batches
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, BertForTask, in_batch_loss
+from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
+from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.training import finetune_step
 from bert_jax.training.finetune_step import fit_rows_per_microbatch
 from bert_jax.training.optimizer import Hyperparameters
@@ -91,17 +92,17 @@ def build_update(
 ):
     """Returns a step of SGD, its initial state, and the first batch: rows and microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
-    mesh = partitioning.make_mesh(**mesh_sizes or {}, devices=jax.devices()[:devices])
+    mesh = make_mesh(**mesh_sizes or {}, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
     state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
-    shardings = partitioning.infer_shardings(state, mesh, partitioning.TASK_RULES)
+    shardings = infer_shardings(state, mesh, TASK_RULES)
     step = finetune_step.make_finetune_step(
         model, head, lambda values: optax.sgd(values.learning_rate), shardings, rows_per_microbatch
     )
     (batch,) = finetune_batches(
         make_features(kind),
         shape,
-        NamedSharding(mesh, P("trial", *partitioning.BATCH_SPEC)),
+        NamedSharding(mesh, P("trial", *BATCH_SPEC)),
         batch_size=BATCH,
         rows_per_microbatch=rows_per_microbatch,
         seeds=[0],
@@ -109,7 +110,7 @@ def build_update(
         stop=1,
     )
     state = state.map_trials(lambda tree: stack([tree]))
-    return step, jax.device_put(state, shardings.map_trials(partitioning.stack_shardings)), batch
+    return step, jax.device_put(state, shardings.map_trials(stack_shardings)), batch
 
 
 def stack(trees: list):
@@ -233,7 +234,7 @@ def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_predictions_and_their_loss_equal_unpacked(kind):
     model, features = make_model(kind), make_features(kind)
-    mesh = partitioning.make_mesh(devices=jax.devices()[:1])
+    mesh = make_mesh(devices=jax.devices()[:1])
     step = finetune_step.make_predict_step(model, mesh, head_of(kind))
     ((packed, loss),), ((alone, loss_alone),) = (
         finetune_step.predict(
@@ -243,7 +244,7 @@ def test_packed_predictions_and_their_loss_equal_unpacked(kind):
             features,
             row_shape(kind, packed),
             4,
-            partitioning.batch_sharding(mesh),
+            batch_sharding(mesh),
         )
         for packed in (True, False)
     )
@@ -294,10 +295,10 @@ def test_in_batch_loss_equals_its_definition_without_copies():
 def outputs_and_loss(kind: str, **head) -> tuple[list[np.ndarray], float]:
     """Returns the outputs for all features, and the mean loss that predictions come with."""
     model, features, shape = make_model(kind), make_features(kind), row_shape(kind)
-    mesh = partitioning.make_mesh(devices=jax.devices()[:2])
+    mesh = make_mesh(devices=jax.devices()[:2])
     head = head_of(kind, **head)
     step = finetune_step.make_predict_step(model, mesh, head)
-    sharding = partitioning.batch_sharding(mesh)
+    sharding = batch_sharding(mesh)
     params = stack([initial(model)])
     return finetune_step.predict(step, params, head, features, shape, 4, sharding)[0]
 

@@ -9,11 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax import partitioning
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import BERT_INPUTS, Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import infer_shardings
 from bert_jax.training import pretrain_step
 
 LENGTH, VOCAB = 32, 60
@@ -60,7 +61,7 @@ def initial_state():
 
 def fresh(**mesh):
     mesh, state = mesh or {"devices": jax.devices()[:1]}, initial_state()
-    shardings = partitioning.infer_shardings(state, partitioning.make_mesh(**mesh))
+    shardings = infer_shardings(state, make_mesh(**mesh))
     return jax.device_put(state, shardings), shardings
 
 
@@ -134,7 +135,7 @@ def one_step(num_microbatches=1, **mesh):
     )
     rows = sequences(16)
     rows[1::3] = [members[:1] for members in rows[1::3]]  # Different numbers of next tokens.
-    sharding = partitioning.batch_sharding(shardings.step.mesh)
+    sharding = batch_sharding(shardings.step.mesh)
     state, metrics = update(state, jax.device_put(make_rows(rows), sharding))
     metrics |= pretrain_step.mean_metrics(metrics.pop("sums"))
     return jax.device_get((state.params, metrics))

@@ -12,12 +12,13 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax import partitioning
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import infer_shardings, shard_over_data
 from bert_jax.tools.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
@@ -109,7 +110,7 @@ def fresh(model, optimizer=None, **mesh):
     optimizer = optimizer or make_optimizer("adamw", make_schedule(1e-3, 100, 0))
     mesh = mesh or {"devices": jax.devices()[:1]}
     state = pretrain_step.init_state(jax.random.key(0), model, optimizer)
-    shardings = partitioning.infer_shardings(state, partitioning.make_mesh(**mesh))
+    shardings = infer_shardings(state, make_mesh(**mesh))
     return jax.device_put(state, shardings), shardings
 
 
@@ -154,7 +155,7 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     update = pretrain_step.make_pretrain_step(
         model, optimizer, shardings, MASKING, seed=0, num_microbatches=num_microbatches
     )
-    rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
+    rows = jax.device_put(rows, batch_sharding(shardings.step.mesh))
     for _ in range(num_steps):
         state, metrics = update(state, rows)
     metrics |= pretrain_step.mean_metrics(metrics.pop("sums"))
@@ -238,7 +239,7 @@ def test_training_on_every_mesh_equals_training_on_one_device(mesh, name):
 
 def sharded_over_data(state, shardings):
     """Returns both, with the state sharded over `data`."""
-    shardings = partitioning.shard_over_data(shardings, state)
+    shardings = shard_over_data(shardings, state)
     return jax.device_put(state, shardings), shardings
 
 
@@ -263,7 +264,7 @@ def test_sharded_weight_update_equals_the_replicated_one(name, mesh, num_microba
     update = pretrain_step.make_pretrain_step(
         model, optimizer, shardings, MASKING, seed=0, num_microbatches=num_microbatches
     )
-    rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
+    rows = jax.device_put(rows, batch_sharding(shardings.step.mesh))
     for _ in range(3):
         state, metrics = update(state, rows)
     metrics |= pretrain_step.mean_metrics(metrics.pop("sums"))
@@ -289,7 +290,7 @@ def collectives(
         seed=0,
         num_microbatches=num_microbatches,
     )
-    rows = jax.device_put(random_rows(16), partitioning.batch_sharding(shardings.step.mesh))
+    rows = jax.device_put(random_rows(16), batch_sharding(shardings.step.mesh))
     computations, entry = parse_hlo(update.lower(state, rows).compile().as_text())
     exchanged = [
         ("entry" if name == entry else name, instruction.opcode, array_bytes(instruction.shape))
@@ -307,7 +308,7 @@ def collectives(
     [{"attention": "tpu"}, {"scan_layers": False}],  # The kernel has one projection.
     ids=str,
 )
-def test_exchange_in_layers_has_the_gradients_of_one_exchange(fields):
+def test_overlap_collectives_has_the_gradients_of_one_exchange(fields):
     fields = {"hidden_size": 128, "dropout_rate": 0.1, "initializer_range": 0.05} | fields
     rows = random_rows(16)
     expected, metrics = one_step(
@@ -316,9 +317,9 @@ def test_exchange_in_layers_has_the_gradients_of_one_exchange(fields):
     model = small_model(**fields)
     state, shardings = sharded_over_data(*fresh(model, optax.sgd(1.0), data=8))
     update = pretrain_step.make_pretrain_step(
-        model, optax.sgd(1.0), shardings, MASKING, seed=0, exchange_in_layers=True
+        model, optax.sgd(1.0), shardings, MASKING, seed=0, overlap_collectives=True
     )
-    rows = jax.device_put(rows, partitioning.batch_sharding(shardings.step.mesh))
+    rows = jax.device_put(rows, batch_sharding(shardings.step.mesh))
     kinds = set(
         re.findall(r"stablehlo\.(all_\w+|reduce_scatter)", update.lower(state, rows).as_text())
     )

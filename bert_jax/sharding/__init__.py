@@ -1,0 +1,1 @@
+"""How arrays are sharded over devices: the mesh, rules for parameters, and collectives."""

@@ -1,0 +1,74 @@
+"""Options of the TPU compiler for update steps, and what it can overlap on a mesh."""
+
+from absl import logging
+from jax.sharding import Mesh
+
+# The device kinds of v5p and v6e, whose SparseCores run collectives beside the matrix units.
+SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite")
+SPARSE_CORE_COLLECTIVES = (
+    "reduce_scatter",
+    "nd_reduce_scatter",
+    "all_gather",
+    "2d_all_gather",
+    "3d_all_gather",
+)
+
+
+def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> dict:
+    """Returns, and logs, the compiler's options for update steps on a mesh.
+
+    By default, the compiler gathers parameters as an all-reduce of shards padded with zeros. An
+    all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. The
+    collectives of `in_layers` are asynchronous only with options: those of v5p and v6e run on the
+    SparseCores, those of v4 and v5e are all-to-alls, and start too late without the last option.
+    On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; 32 give larger tiles.
+    """
+    kind, options = mesh.devices.flat[0].device_kind, {}
+    on_sparse_cores = in_layers and kind in SPARSE_CORE_KINDS
+    if on_sparse_cores or (kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0):
+        names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
+        options |= dict.fromkeys(names, True)
+    if kind in ("TPU v5 lite", "TPU v5"):
+        options["xla_tpu_scoped_vmem_limit_kib"] = 32 * 1024
+    if on_sparse_cores:
+        for name in SPARSE_CORE_COLLECTIVES:
+            options[f"xla_tpu_enable_sparse_core_collective_offload_{name}"] = True
+    elif in_layers and kind.startswith("TPU"):
+        options["xla_tpu_enable_async_all_to_all"] = True
+    if in_layers and kind.startswith("TPU"):
+        options["xla_max_concurrent_async_all_gathers"] = 8
+        options["xla_lhs_prioritize_async_depth_over_stall"] = True
+    if options:
+        logging.info("Options of the TPU compiler: %s", options)
+    return options
+
+
+def why_not_overlapped(mesh: Mesh, hidden_size: int, num_microbatches: int) -> str:
+    """Returns why collectives of layers cannot overlap with their computation; "" if they can."""
+    if mesh.size == 1:
+        return "one device has nothing to exchange"
+    if mesh.shape["data"] != mesh.size:
+        return f"the mesh {dict(mesh.shape)} has other axes than data"
+    if num_microbatches > 1:
+        return f"the gradients of {num_microbatches} microbatches are exchanged once"
+    if hidden_size % (16 * mesh.shape["data"]):
+        # The compiler gathers shards that fill no tile of 16 rows with a copy, and synchronously.
+        sizes = f"16 times data={mesh.shape['data']}"
+        return f"the hidden size {hidden_size} is not a multiple of {sizes}"
+    if mesh.devices.flat[0].device_kind == "TPU v5 lite" and mesh.size > 16:
+        return "the compiler for v5e refuses all-to-alls between more than 16 chips"
+    return ""
+
+
+def product_options(mesh: Mesh) -> dict:
+    """Returns, and logs, the compiler's options for matrix products on a mesh.
+
+    The compiler for TPUs can choose by estimated cost in which order a product adds its parts, in
+    float32 either way. By default it does not, and short sums over many outputs take up to twice as
+    long: the gradients of kernels at few rows per device, and products of small models.
+    """
+    if not mesh.devices.flat[0].device_kind.startswith("TPU"):
+        return {}
+    options = {"xla_tpu_break_of_accum_cost_heuristic": True}
+    logging.info("Options of the TPU compiler for products: %s", options)
+    return options
