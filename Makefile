@@ -61,7 +61,7 @@ tf-parity: .venv-parity/tensorflow
 faults: .venv/installed
 	BERT_JAX_KILLS=10 $(BIN)/python -m pytest -s tests/corpus/test_build.py -k killed
 	BERT_JAX_KILLS=20 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s tests/runtime/test_faults.py
-	BERT_JAX_KILLS=10 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s -k killed tests/tools/test_sweep.py
+	BERT_JAX_KILLS=10 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -s -k killed tests/test_sweep.py
 
 # The tests that need the TPU compiler, which it downloads.
 report-test: .venv/compiler

@@ -2,7 +2,7 @@
 
 A study is a list of rows, as in the paper's tables. A row is a pre-training run, or given weights,
 and the settings with which the tasks are fine-tuned from it, each task and its seeds with one
-`tools/sweep.py`. At laptop scale the commands are run one after another; at pod scale they have the
+`bert_jax.sweep`. At laptop scale the commands are run one after another; at pod scale they have the
 paper's sizes and are written to a script. Runs are named after their scale, their --text and their
 settings, so that studies with the same --workdir share them, and a finished run is not repeated.
 """
@@ -319,7 +319,7 @@ def sweep_command(study: Study, row: Row, task: Task, scale: str) -> Command:
         chips = 16 if SLICE.value else 4
         settings |= {"base.mesh.trial": chips, "max_stacked_trials": chips}
     workdir = sweep_workdir(row, task, scale)
-    arguments = ["tools/sweep.py", f"--config=configs/sweeps/paper.py:{config}"]
+    arguments = ["-m", "bert_jax.sweep", f"--config=configs/sweeps/paper.py:{config}"]
     arguments += [f"--workdir={workdir}", *overrides(settings)]
     # At laptop scale the sweep has one configuration; its seeds end in order.
     last_result = f"{workdir}/trials/seed={study.num_seeds - 1}/result.json"
@@ -355,14 +355,13 @@ def run(commands: list[Command]) -> None:
 
 def on_slice(arguments: list[str]) -> list[str]:
     """Returns the arguments of python that launch a run on a slice, if --slice is given."""
-    if not SLICE.value or arguments[0] not in ("-m", "tools/sweep.py"):
+    if not SLICE.value or arguments[0] != "-m":
         return arguments
+    program = arguments[1].removeprefix("bert_jax.")
     is_large = "--config=configs/pretrain/pod_large.py" in arguments
     launch = ["tools/launch_tpu.py", "launch", f"--accelerator_type=v4-{128 if is_large else 32}"]
     launch += shlex.split(SLICE.value)
-    if arguments[0] == "-m":
-        return [*launch, "--", *arguments[2:]]
-    return [*launch, "--program=tools.sweep", "--", *arguments[1:]]
+    return [*launch, f"--program={program}", "--", *arguments[2:]]
 
 
 def script(study: Study, commands: list[Command]) -> str:

@@ -41,9 +41,18 @@ from tests import helpers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    *("test_distributed.py", "test_finetune.py", "test_sweep.py", "test_pretrain_step.py"),
-    *("test_faults.py", "test_pretrain.py", "test_bad_input.py", "test_finetune_step.py"),
-    *("test_layer_loop.py", "test_attention_tpu.py", "test_feature_based.py", "test_checkpoint.py"),
+    "test_distributed.py",
+    "test_finetune.py",
+    "test_sweep.py",
+    "test_pretrain_step.py",
+    "test_faults.py",
+    "test_pretrain.py",
+    "test_bad_input.py",
+    "test_finetune_step.py",
+    "test_layer_loop.py",
+    "test_attention_tpu.py",
+    "test_feature_based.py",
+    "test_checkpoint.py",
 )
 
 

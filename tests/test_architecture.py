@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -17,7 +18,9 @@ LEVELS = (
     ("model",),
     ("training",),
     ("tasks", "interop"),
+    ("sweeps",),
     ("pretrain", "finetune", "inference"),
+    ("sweep",),
 )
 LEVEL = {unit: level for level, units in enumerate(LEVELS) for unit in units}
 PACKAGE = ROOT / "bert_jax"
@@ -61,6 +64,26 @@ def test_no_cycle_within_a_folder():
         free = {name for name, imports in remaining.items() if not imports & remaining.keys()}
         assert free, f"these import each other: {sorted(remaining)}"
         remaining = {name: imports for name, imports in remaining.items() if name not in free}
+
+
+def test_every_folder_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {
+        path.parent.relative_to(ROOT)
+        for package in ("bert_jax", "bert_corpus", "configs", "tools")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    names = {".".join(folder.parts) for folder in folders}
+    installed = {
+        f"bert_jax.{name}" if name.startswith(("configs", "tools")) else name for name in names
+    }
+    assert set(project["packages"]) == installed
+
+
+def test_no_file_is_a_symbolic_link():
+    own = [path for path in ROOT.iterdir() if path.name[0] != "." and path.name != "runs"]
+    paths = [path for folder in own if not folder.is_symlink() for path in folder.rglob("*")]
+    assert not [path for path in (*own, *paths) if path.is_symlink()]
 
 
 def test_corpora_are_built_without_jax():

@@ -24,6 +24,7 @@ import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax import finetune, pretrain
+from bert_jax.configs.finetune import text_classification
 from bert_jax.data.rows import CorpusError
 from bert_jax.inference import PretrainedModel
 from bert_jax.interop.huggingface import head_from_huggingface
@@ -36,7 +37,6 @@ from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir
-from configs.finetune import text_classification
 from tests.helpers import (
     WORDS,
     random_text,

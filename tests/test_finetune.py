@@ -10,6 +10,7 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.configs.finetune import text_classification
 from bert_jax.interop.read import read_model
 from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.tasks.trials import Trial, summarize_seeds
@@ -19,7 +20,6 @@ from bert_jax.training.checkpoint import (
     write_checkpoint,
 )
 from bert_jax.training.workdir import claim_workdir
-from configs.finetune import text_classification
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary, write_weights
 

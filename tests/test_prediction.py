@@ -15,6 +15,15 @@ from scipy.special import softmax
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.configs.finetune import (
+    feature_based,
+    glue,
+    retrieval,
+    squad,
+    swag,
+    tagging,
+    text_classification,
+)
 from bert_jax.interop.huggingface import HEAD_KEY
 from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
@@ -24,15 +33,6 @@ from bert_jax.tasks.tagging_scores import find_entities, find_runs
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.checkpoint import write_checkpoint
-from configs.finetune import (
-    feature_based,
-    glue,
-    retrieval,
-    squad,
-    swag,
-    tagging,
-    text_classification,
-)
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary
 

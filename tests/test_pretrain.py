@@ -20,12 +20,15 @@ from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax import finetune, pretrain
+from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.tools.check_checkpoint import load_training_state
+from bert_jax.tools.train_vocab import train_sentencepiece
 from bert_jax.training.checkpoint import (
     find_checkpoint,
     saved_steps,
@@ -34,11 +37,8 @@ from bert_jax.training.checkpoint import (
 from bert_jax.training.pretrain_step import init_state, mean_metrics, metric_sums, unpack_and_mask
 from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir
-from configs.finetune import text_classification
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
-from tools.check_checkpoint import load_training_state
-from tools.train_vocab import train_sentencepiece
 
 
 def assert_equal_trees(tree, expected):

@@ -11,8 +11,8 @@ import tensorflow_datasets
 from bert_corpus import encoding
 from bert_jax import tokenization
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tools import train_vocab
 from tests.helpers import write_tfds
-from tools import train_vocab
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "tokenization.json.gz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

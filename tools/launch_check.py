@@ -1,7 +1,7 @@
 r"""Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=N \
-    python tools/launch_check.py CHIP NUM_CHIPS pretrain|finetune|tools.sweep FLAG...
+    python tools/launch_check.py CHIP NUM_CHIPS pretrain|finetune|sweep FLAG...
 
 Builds the run's mesh, and for pre-training its optimizer and state shapes, on as many simulated
 devices as the slice has, but compiles nothing and opens no corpus, weights or examples.
@@ -18,8 +18,9 @@ from ml_collections import ConfigDict, config_flags
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
+from bert_jax.sweeps.configurations import grid_overrides, make_configurations
+from bert_jax.sweeps.settings import check_sweep
 from bert_jax.tasks import setup
-from bert_jax.tools import sweep
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training.setup import check_numbers, setup_pretraining
 
@@ -48,9 +49,9 @@ def check_paths(config: ConfigDict) -> None:
 def check_finetuning(config: ConfigDict) -> None:
     """Raises ValueError for a fine-tuning run or a sweep that cannot run on the simulated slice."""
     if "base" in config:
-        sweep.check_sweep(config)
+        check_sweep(config)
         if "grid" in config:
-            sweep.make_points(config, sweep.grid_overrides(config), pathlib.Path("trials"))
+            make_configurations(config, grid_overrides(config), pathlib.Path("trials"))
     run = config.base if "base" in config else config
     setup.check_numbers(run)
     make_mesh(**run.mesh)
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 4 or not argv[2].isdecimal():
         sys.exit(f"expected CHIP, NUM_CHIPS, the program and its flags, got {argv[1:]}")
     config = flags.FLAGS.config
-    programs = {"base": "tools.sweep", "task": "finetune"}
+    programs = {"base": "sweep", "task": "finetune"}
     program = next((programs[field] for field in programs if field in config), "pretrain")
     if argv[3] != program:
         sys.exit(f"the configuration is for bert_jax.{program}: set --program={program}")

@@ -6,7 +6,7 @@ python tools/launch_tpu.py launch --name=base --project=PROJECT --zone=us-centra
     --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
 Everything after `--` is passed to `python -m bert_jax.pretrain`, or to another program: with
-`--program=tools.sweep` it starts a sweep, which several slices can share. The actions:
+`--program=sweep` it starts a sweep, which several slices can share. The actions:
 
 launch    create, copy, run and follow; repeat after a preemption; delete the slice at the end
 create    request the slice (a queued resource) and wait until it is active
@@ -39,7 +39,7 @@ TYPE = flags.DEFINE_string(
     "accelerator_type", None, "Accelerator type, such as v4-32 or v6e-16.", required=True
 )
 PROGRAM = flags.DEFINE_enum(
-    "program", "pretrain", ["pretrain", "finetune", "tools.sweep"], "Module of bert_jax to run."
+    "program", "pretrain", ["pretrain", "finetune", "sweep"], "Module of bert_jax to run."
 )
 RUNTIME_VERSION = flags.DEFINE_string(
     "runtime_version", None, "TPU software version; the default depends on --accelerator_type."

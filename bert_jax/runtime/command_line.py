@@ -1,6 +1,7 @@
 """How a program starts and ends: huge pages, flags, exit codes, and one-line errors."""
 
 import contextlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -60,9 +61,11 @@ class _ConfigParser(ConfigFileFlagParser):
     def parse(self, path):
         file, colon, argument = path.partition(":")
         if file.startswith("configs/") and not os.path.exists(file):
-            file = str(pathlib.Path(__file__).parents[1] / file)
+            (package,) = importlib.util.find_spec("bert_jax.configs").submodule_search_locations
+            file = str(pathlib.Path(package).parent / file)
         if not os.path.exists(file):
-            names = ", ".join(sorted(each.name for each in pathlib.Path(file).parent.glob("*.py")))
+            found = sorted(each.name for each in pathlib.Path(file).parent.glob("[!_]*.py"))
+            names = ", ".join(found)
             raise ValueError(
                 f"no config file {path} (in its directory: {names or 'none'}): use a path such as "
                 "configs/pretrain/bert_base.py"

@@ -76,10 +76,10 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     if not is_distributed:  # Otherwise JAX handles SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))
     try:
-        programs = {"task": "finetune", "base": "tools.sweep"}
+        programs = {"task": "finetune", "base": "sweep"}
         expected = next((programs[key] for key in programs if key in values.config), "pretrain")
         if program != expected:
-            directory = program.replace("tools.sweep", "sweeps")
+            directory = program.replace("sweep", "sweeps")
             raise ValueError(
                 f"{values['config'].config_filename} is a configuration for bert_jax.{expected}: "
                 f"run python -m bert_jax.{expected} with it, or use one of configs/{directory}/"

@@ -53,7 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_epochs = 3.0
     config.seed = 0
     # Number of runs, with seeds from `seed` on; several report median, min and max. They train as
-    # one stacked program, with memory for all; on a CPU, tools/sweep.py runs them faster.
+    # one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them faster.
     config.num_seeds = 1
 
     config.model = ConfigDict()  # Default: as in the checkpoint.

@@ -7,7 +7,7 @@ many seeds it ran, so `num_seeds` is 1 here.
 Expected time: not measured.
 Expected result: that of the fine-tuning configuration; a sweep has not been run at full size.
 
-    python tools/sweep.py --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/mrpc_sweep \
+    python -m bert_jax.sweep --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/mrpc_sweep \
         --config.base.init_from=runs/base --config.base.data.directory=glue_data
 
 `--dry_run` lists the trials. After NAME may come the argument of that configuration, as in

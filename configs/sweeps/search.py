@@ -7,8 +7,9 @@ Expected time: not measured.
 Expected result: not measured; a search has not been run at full size.
 
     pip install 'bert_jax[optuna]'
-    python tools/sweep.py --config=configs/sweeps/search.py:glue:mrpc --workdir=runs/mrpc_search \
-        --config.base.init_from=runs/base --config.base.data.directory=glue_data
+    python -m bert_jax.sweep --config=configs/sweeps/search.py:glue:mrpc \
+        --workdir=runs/mrpc_search --config.base.init_from=runs/base \
+        --config.base.data.directory=glue_data
 
 NAME is as in `paper.py:NAME`. For other fields or ranges, copy this file.
 """

@@ -23,11 +23,12 @@ from ml_collections import ConfigDict
 from study_report import Seeds
 
 from bert_jax.runtime.command_line import define_config
+from bert_jax.sweeps.configurations import grid_overrides, make_configurations
+from bert_jax.sweeps.settings import check_sweep
 from bert_jax.tasks import setup as finetune_setup
 from bert_jax.training.setup import check_numbers, model_config
 from experiments import story_endings
 from tests.helpers import ROOT
-from tools import sweep
 
 NAMES = sorted(
     path.stem
@@ -74,10 +75,10 @@ def test_runs_are_distinct_and_their_settings_resolve(name, scale, load):
             config = resolve(command)
             check_numbers(config)
             model_config(config, vocab_size=4096)
-        elif command[0] == "tools/sweep.py":
+        elif command[1] == "bert_jax.sweep":
             config = resolve(command)
-            sweep.check_sweep(config)
-            points = sweep.make_points(config, sweep.grid_overrides(config), ROOT)
+            check_sweep(config)
+            points = make_configurations(config, grid_overrides(config), ROOT)
             finetune_setup.check_numbers(points[0].trials[0].config)
             assert len(points) == 1 or scale == "pod"
 
@@ -105,7 +106,7 @@ def stack_sizes(command: list[str]) -> tuple[int, int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_sweeps_train_at_most_one_trial_on_each_chip_of_a_host(name, load):
     commands = [command.arguments for command in study.plan(load(name), "pod")]
-    sweeps = [command for command in commands if command[0] == "tools/sweep.py"]
+    sweeps = [command for command in commands if command[1] == "bert_jax.sweep"]
     assert {stack_sizes(command) for command in sweeps} == {(4, 4)}
 
 
@@ -119,19 +120,19 @@ def test_script_launches_a_slice_for_each_run(load, set_flag):
     for line, command in zip(lines, commands, strict=False):
         words = shlex.split(line)
         words = words[words.index("python") + 1 :]
-        if command.arguments[0] not in ("-m", "tools/sweep.py"):
+        if command.arguments[0] != "-m":
             assert words == command.arguments
             continue
         end = words.index("--")
         launch, arguments = words[:end], words[end + 1 :]
         assert launch[:2] == ["tools/launch_tpu.py", "launch"]
         assert launch[3:5] == ["--name=s", "--zone=z 1"]
-        assert ("--program=tools.sweep" in launch) == (command.arguments[0] == "tools/sweep.py")
+        assert f"--program={command.arguments[1].removeprefix('bert_jax.')}" in launch
         assert arguments == command.arguments[len(command.arguments) - len(arguments) :]
         is_large = any("pod_large.py" in word for word in arguments)
         assert launch[2] == f"--accelerator_type=v4-{128 if is_large else 32}"
         types.append(launch[2])
-        if "--program=tools.sweep" in launch:
+        if "--program=sweep" in launch:
             chips = int(launch[2].rpartition("-")[2]) // 2  # A v4 chip has two cores.
             assert stack_sizes(command.arguments) == (chips, chips)
     assert {"--accelerator_type=v4-32", "--accelerator_type=v4-128"} <= set(types)

@@ -24,6 +24,7 @@ from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import tokenizer_from_bytes
 from bert_jax.tools.export_huggingface import save_huggingface
+from bert_jax.tools.train_vocab import train_sentencepiece
 from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 from tests.helpers import (
     CONFIG,
@@ -35,7 +36,6 @@ from tests.helpers import (
     random_text,
     state_dict,
 )
-from tools.train_vocab import train_sentencepiece
 
 CLASSIFIER = "BertForSequenceClassification"
 CHOICE = "BertForMultipleChoice"

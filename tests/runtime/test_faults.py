@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.command_line import PREEMPTED
+from bert_jax.tools.check_checkpoint import load_training_state
 from bert_jax.training.checkpoint import find_checkpoint, saved_steps
 from tests import helpers
 from tests.helpers import saved_params
-from tools.check_checkpoint import load_training_state
 
 pytestmark = pytest.mark.slow
 

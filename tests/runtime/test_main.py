@@ -46,7 +46,7 @@ def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
         ("pretrain", {"configs/finetune/squad.py": "finetune"}),
         (
             "finetune",
-            {"configs/pretrain/bert_tiny.py": "pretrain", "configs/sweeps/paper.py": "tools.sweep"},
+            {"configs/pretrain/bert_tiny.py": "pretrain", "configs/sweeps/paper.py": "sweep"},
         ),
     ],
 )

@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 
+from bert_jax.configs.pretrain import pod_large
 from bert_jax.sharding.compiler_options import (
     compiler_options,
     product_options,
     why_not_overlapped,
 )
-from configs.pretrain import pod_large
 
 
 @pytest.mark.parametrize(

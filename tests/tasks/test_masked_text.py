@@ -4,8 +4,8 @@ import numpy as np
 
 from bert_jax.tasks.masked_text import best_fills, tokenize_masked
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tools.train_vocab import train_sentencepiece
 from tests.helpers import write_vocabulary
-from tools.train_vocab import train_sentencepiece
 
 
 def test_sentencepiece_begins_no_word_after_a_mask_without_a_space(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 import bert_jax
+from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
 from bert_jax.interop.huggingface import HEAD_KEY
@@ -20,7 +21,6 @@ from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.checkpoint import write_checkpoint
-from configs.finetune import squad as squad_config
 from tests.helpers import WORDS, write_tfds, write_vocabulary
 
 CONTEXT = "the old king built a road . the small village grew north of the river ."

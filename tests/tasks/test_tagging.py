@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from bert_jax.configs.finetune import conll2003
+from bert_jax.configs.finetune import tagging as tagging_config
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
 from bert_jax.tasks.conll import find_scheme, read_sentences
 from bert_jax.tasks.tagging import split_words, tag_texts
 from bert_jax.tokenization import load_tokenizer
-from configs.finetune import conll2003
-from configs.finetune import tagging as tagging_config
 from tests.helpers import WORDS, write_vocabulary
 
 TRAIN = """-DOCSTART- -X- O

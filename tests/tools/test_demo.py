@@ -21,7 +21,11 @@ except KeyboardInterrupt:
 def interrupted_demo(*arguments: str) -> tuple[int, str]:
     """Returns the exit code and output of a demo whose only command is interrupted."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from tools import demo; demo.run('-c', *{(CHILD, *arguments)})"],
+        [
+            sys.executable,
+            "-c",
+            f"from bert_jax.tools import demo; demo.run('-c', *{(CHILD, *arguments)})",
+        ],
         cwd=ROOT,
         start_new_session=True,
         stdout=subprocess.PIPE,

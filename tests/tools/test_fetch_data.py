@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
+from bert_jax.tools import fetch_data
 from tests import helpers
-from tools import fetch_data
 
 CONTENT = b"the data"
 

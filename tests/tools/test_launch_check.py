@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from configs.pretrain import pod_base
+from bert_jax.configs.pretrain import pod_base
 from tests import helpers
 
 sys.path.insert(0, str(helpers.ROOT / "tools"))
@@ -66,7 +66,7 @@ def test_flags_of_the_job_are_checked():
             ({"spot": "1"}, "flag 'spot'"),
             ({"process_id": "0"}, "remove --process_id: it would be the same on all hosts"),
             (
-                {"program": "tools.sweep"},
+                {"program": "sweep"},
                 "the configuration is for bert_jax.pretrain: set --program=pretrain",
             ),
         ],
@@ -74,7 +74,7 @@ def test_flags_of_the_job_are_checked():
 
 
 SWEEP = {
-    "program": "tools.sweep",
+    "program": "sweep",
     "config": "configs/sweeps/paper.py:glue:mrpc",
     "workdir": "/gcs/runs/sweep",
     "config.base.init_from": "/gcs/base",
@@ -95,7 +95,7 @@ def test_sweep_is_checked_before_its_slice_is_requested():
             ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
             (
                 {"program": "pretrain"},
-                "the configuration is for bert_jax.tools.sweep: set --program=tools.sweep",
+                "the configuration is for bert_jax.sweep: set --program=sweep",
             ),
             ({"config": "configs/sweeps/search.py:glue:mrpc"}, ""),
         ],

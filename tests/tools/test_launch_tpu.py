@@ -204,9 +204,9 @@ def test_single_host_runs_without_multihost_flags(cloud):
 
 def test_sweep_is_started_on_a_slice(cloud):
     cloud.plan(hosts=1)
-    result = cloud.run("launch", accelerator_type="v6e-8", program="tools.sweep")
+    result = cloud.run("launch", accelerator_type="v6e-8", program="sweep")
     assert result.returncode == 0, result.stderr
-    assert cloud.job_arguments() == [["-m", "bert_jax.tools.sweep", *JOB]]
+    assert cloud.job_arguments() == [["-m", "bert_jax.sweep", *JOB]]
 
 
 @pytest.mark.parametrize("end", [75, [75, 0], [LOST_PEER, 75], "SUSPENDED", "NOT_FOUND", 143])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tools import plot
+from bert_jax.tools import plot
 
 
 def write_metrics(workdir, names: str, num_records: int = 4) -> None:

@@ -6,12 +6,12 @@ import types
 import jax
 import pytest
 
+from bert_jax.configs.pretrain import bert_tiny
+from bert_jax.tools import pod_report
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.tools.hlo_cost import Cost
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, setup_pretraining
-from configs.pretrain import bert_tiny
-from tools import pod_report
 
 TOPOLOGY = "v4:2x2x2"
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from bert_jax.tools.split_squad import add_unanswerable, split
 from tests import helpers
-from tools.split_squad import add_unanswerable, split
 
 TOOL = helpers.ROOT / "tools" / "split_squad.py"
 CONTENT = {"version": "1.1", "data": [{"title": str(number)} for number in range(10)]}

@@ -7,13 +7,13 @@ import types
 import jax
 import pytest
 
+from bert_jax.configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase
-from configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 
 ROWS = types.SimpleNamespace(max_seq_length=128, max_pairs=8)
 

@@ -249,7 +249,7 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
 REPORT_ALL = """
 import sys
 from bert_jax.tools import pod_report
-from tools import tpu_report
+from bert_jax.tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)
 phase |= dict(per_device_batch_size=8, mesh={"data": 32}, hbm_bytes_per_device=2**30)

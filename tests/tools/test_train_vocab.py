@@ -1,6 +1,6 @@
 import pytest
 
-from tools import train_vocab
+from bert_jax.tools import train_vocab
 
 PAGE = "<page><title>T</title><ns>0</ns><revision><text>{}</text></revision></page>"
 

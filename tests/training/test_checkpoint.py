@@ -16,6 +16,7 @@ import bert_jax
 from bert_jax import pretrain
 from bert_jax.interop.read import abstract_params, read_model
 from bert_jax.model.config import BertConfig
+from bert_jax.tools.check_checkpoint import verify_checkpoint
 from bert_jax.training.checkpoint import (
     Checkpointer,
     CheckpointError,
@@ -27,7 +28,6 @@ from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import open_phases, setup_pretraining
 from bert_jax.training.state import TrainState
 from tests.helpers import small_config
-from tools.check_checkpoint import verify_checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -18,14 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import bert_jax
-from bert_jax import finetune
+from bert_jax import finetune, sweep
+from bert_jax.configs.sweeps import paper, search
 from bert_jax.runtime.command_line import PREEMPTED, RunStopped
+from bert_jax.sweeps import claims, configurations, memory, programs, report
+from bert_jax.sweeps.configurations import Configuration
 from bert_jax.tasks.setup import PER_TRIAL
 from bert_jax.tasks.trials import TrialRun
 from bert_jax.training.checkpoint import saved_steps
-from configs.sweeps import paper, search
 from tests import helpers
-from tools import sweep, sweep_claims, sweep_memory, sweep_report
 
 # Few by default, 10 in `make faults`.
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
@@ -69,8 +70,9 @@ def small_sweep(given, grid: dict, trials: tuple = (), seeds: int = 1, **base):
     return config.lock()
 
 
-def grid_points(config, directory) -> list:
-    return sweep.make_points(config, sweep.grid_overrides(config), directory)
+def make_grid(config, directory) -> list:
+    overrides = configurations.grid_overrides(config)
+    return configurations.make_configurations(config, overrides, directory)
 
 
 def names_of(points) -> list[list[str]]:
@@ -95,7 +97,7 @@ def test_every_configuration_of_grid_and_trials_is_a_trial_for_each_seed(given, 
     grid = {"learning_rate": (1e-3, 2e-3), "model.dropout_rate": (0.1,), "num_epochs": (2, 3.0)}
     trials = ({"learning_rate": 1e-3, "model.dropout_rate": 0.0, "data.text": "a/b c"},)
     config = small_sweep(given, grid, trials, seeds=2, seed=7)
-    points = grid_points(config, tmp_path)
+    points = make_grid(config, tmp_path)
     assert len(points) == 5 and {len(point.trials) for point in points} == {2}
     assert points[0].values == {
         "learning_rate": 1e-3,
@@ -111,7 +113,7 @@ def test_every_configuration_of_grid_and_trials_is_a_trial_for_each_seed(given, 
     last = points[-1].trials[1].config
     assert last.seed == 8 and last.data.text == "a/b c" and last.batch_size == 16
     # Only what varies is in a name.
-    points = grid_points(small_sweep(given, {"batch_size": (8,)}), tmp_path)
+    points = make_grid(small_sweep(given, {"batch_size": (8,)}), tmp_path)
     assert names_of(points) == [["seed=0"]] and points[0].trials[0].config.batch_size == 8
 
 
@@ -121,23 +123,23 @@ def test_trials_that_differ_in_per_trial_fields_only_are_one_program(given, tmp_
     assert {"seed", *values, "model.attention_dropout_rate"} == set(PER_TRIAL)
     trials = tuple({name: value} for name, value in values.items())
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=2)
-    points = grid_points(config, tmp_path)
-    groups = list(sweep.group_trials(points).values())
+    points = make_grid(config, tmp_path)
+    groups = list(programs.group_trials(points).values())
     assert [len(group) for group in groups] == [12, 2]
     first, *rest = sweep.split(groups[0], 5, 3).items()
     assert first == ("3.1", groups[0][:5]) and [len(part) for _, part in rest] == [5, 2]
     assert list(sweep.split(groups[0], 0, 1)) == ["1.1"]
     # More seeds are added at the end.
     config = small_sweep(given, {}, ({}, *trials, {"batch_size": 4}), seeds=3)
-    more, _ = sweep.group_trials(grid_points(config, tmp_path)).values()
+    more, _ = programs.group_trials(make_grid(config, tmp_path)).values()
     assert [t.workdir.name for t in more[:12]] == [t.workdir.name for t in groups[0]]
 
 
 def test_paper_grid_over_any_finetuning_configuration(tmp_path):
     config = paper.get_config("glue:mrpc,runlocal")
     assert config.base.data.name == "mrpc" and config.is_locked
-    points = grid_points(config, tmp_path)
-    assert len(points) == 18 and [len(g) for g in sweep.group_trials(points).values()] == [9, 9]
+    points = make_grid(config, tmp_path)
+    assert len(points) == 18 and [len(g) for g in programs.group_trials(points).values()] == [9, 9]
     assert paper.get_config("squad:v2").base.data.null_answers
     assert paper.get_config("squad").base.task == "squad"
     with pytest.raises(ValueError, match=r"unknown argument 'gleu:mrpc' after the colon: expected"):
@@ -145,8 +147,8 @@ def test_paper_grid_over_any_finetuning_configuration(tmp_path):
 
 
 def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
-    monkeypatch.setattr(sweep.sweep_memory, "device_memory", lambda: 2**30)
+    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 2**20)
+    monkeypatch.setattr(memory, "device_memory", lambda: 2**30)
     grid = {"batch_size": (8, 16), "num_epochs": (1.0, 2.0)}
     config = small_sweep(given, grid, seeds=2)
     with config.unlocked():
@@ -183,7 +185,7 @@ def test_trials_on_a_cpu_run_one_after_another_and_compile_once(given, tmp_path,
 
 def test_each_trial_has_the_workdir_of_a_finetuning(finished):
     workdir, config, _ = finished
-    for trials in (point.trials for point in grid_points(config, workdir / "trials")):
+    for trials in (point.trials for point in make_grid(config, workdir / "trials")):
         for trial in trials:
             settings = json.loads((trial.workdir / "config.json").read_text())
             for name in ("seed", "batch_size", "learning_rate"):
@@ -210,7 +212,7 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
             scores.setdefault(point, []).append(float(trial["dev/accuracy"]))
     medians = {point: sum(values) / 2 for point, values in scores.items()}
     best = max(medians, key=medians.get)
-    assert tuple(map(sweep_report.format_value, result["best_configuration"].values())) == best
+    assert tuple(map(report.format_value, result["best_configuration"].values())) == best
     assert result["medians_of_best_configuration"]["dev/accuracy"] == pytest.approx(medians[best])
     assert "test/accuracy" in result["medians_of_best_configuration"]
     best_trial = pathlib.Path(result["best_trial"])
@@ -308,7 +310,7 @@ def test_search_runs_all_its_rounds_and_resumes_from_their_results(
 
 
 def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
+    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 2**20)
     plan = sweep.sweep(small_search(given), tmp_path / "run", dry_run=True)
     assert plan["max_trials"] == 7 and plan["first_round"]["trials"] == 3
 
@@ -329,14 +331,14 @@ def test_configuration_of_which_a_seed_diverged_does_not_win_by_a_lucky_one(give
     scores = {1e-3: (0.9, None, None), 2e-3: (0.5, 0.7, 0.6), 3e-3: (None, 0.8, 0.65)}
     grid = {"batch_size": (16,), "learning_rate": tuple(scores)}
     config = small_sweep(given, grid, seeds=3)
-    points = grid_points(config, tmp_path / "trials")
+    points = make_grid(config, tmp_path / "trials")
     for point in points:
         for trial, score in zip(point.trials, scores[point.values["learning_rate"]], strict=True):
             trial.workdir.mkdir(parents=True)
             (trial.workdir / "metrics.jsonl").touch()
             result = {"dev": {"accuracy": score}, "seconds": 1.0} if score else {"diverged": 3}
             trial.result_path.write_text(json.dumps({"seed": trial.config.seed} | result))
-    summary = sweep_report.write(tmp_path, config, points, "dev/accuracy")
+    summary = report.write(tmp_path, config, points, "dev/accuracy")
     assert summary["best_configuration"] == {"learning_rate": 3e-3}
     text = (tmp_path / "report.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| 0.0")]
@@ -361,9 +363,9 @@ def test_many_values_of_a_field_are_a_range_if_all_are_numbers(given, tmp_path):
     texts = []
     for grid, trials in zip(grids, ((), ({"weight_decay": 0.1},)), strict=True):
         config = small_sweep(given, grid, trials)
-        points = grid_points(config, tmp_path / "trials")
-        summaries = [sweep_report.summarize(point, "dev/accuracy") for point in points]
-        table = dict(sweep_report.settings_table(config, summaries))
+        points = make_grid(config, tmp_path / "trials")
+        summaries = [report.summarize(point, "dev/accuracy") for point in points]
+        table = dict(report.settings_table(config, summaries))
         texts.append(table[f"values of {next(iter(grid))}"])
     assert texts[0] == "13 values from 0.01 to 0.2"
     assert re.fullmatch(r"0; 0\.01; .*; 0\.12; default", texts[1])
@@ -394,10 +396,10 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
 def draw_scores(name: str, values: tuple) -> Axes:
     """Draws three scores of each value of a field."""
     figure = Figure((4, 3), layout="constrained")
-    points = [sweep.Point({name: value}, []) for value in values]
+    points = [Configuration({name: value}, []) for value in values]
     scores = [0.5, 0.6, 0.9]
-    summaries = [sweep_report.Summary(point, [], scores, "dev/accuracy") for point in points]
-    sweep_report.draw_field(figure.subplots(), summaries, name)
+    summaries = [report.Summary(point, [], scores, "dev/accuracy") for point in points]
+    report.draw_field(figure.subplots(), summaries, name)
     figure.draw_without_rendering()
     return figure.axes[0]
 
@@ -432,11 +434,11 @@ def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
         raise sweep.jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(finetune, "run_trials", fail)
-    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
+    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 2**20)
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3, 3e-3)})
     fit_2 = "about 2 fit: set --config.max_stacked_trials=2"
-    for memory, advice in ((5 << 19, fit_2), (1, "not"), (1 << 30, fit_2)):  # The last one runs.
-        monkeypatch.setattr(sweep.sweep_memory, "device_memory", lambda memory=memory: memory)
+    for size, advice in ((5 << 19, fit_2), (1, "not"), (1 << 30, fit_2)):  # The last one runs.
+        monkeypatch.setattr(memory, "device_memory", lambda size=size: size)
         with pytest.raises(ValueError, match=f"program 1.1, with 3 trials: {advice}"):
             sweep.sweep(config, tmp_path)
 
@@ -444,9 +446,9 @@ def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
 def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_first_step(
     given, tmp_path, monkeypatch, fake_trials
 ):
-    monkeypatch.setattr(sweep.sweep_memory, "bytes_per_trial", lambda setup: 2**20)
-    memory = SimpleNamespace(total=sweep.jax.local_device_count() * (5 << 19))
-    monkeypatch.setattr(sweep_memory.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 2**20)
+    host = SimpleNamespace(total=sweep.jax.local_device_count() * (5 << 19))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: host)
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3), "num_epochs": (1.0, 2.0)})
     message = "program 1.1, with 4 trials: about 2 fit: set --config.max_stacked_trials=2"
     with pytest.raises(ValueError, match=message):
@@ -461,9 +463,9 @@ def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_fir
 @pytest.mark.slow
 def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
-    (program,) = sweep.make_programs(config, grid_points(config, tmp_path), 1, {})
-    one = sweep_memory.bytes_per_trial(program.setup)
-    stacked = sweep_memory.bytes_per_trial(program.setup, num_trials=8)
+    (program,) = sweep.make_programs(config, make_grid(config, tmp_path), 1, {})
+    one = memory.bytes_per_trial(program.setup)
+    stacked = memory.bytes_per_trial(program.setup, num_trials=8)
     assert stacked == pytest.approx(8 * one, rel=0.15)
 
 
@@ -582,31 +584,31 @@ def test_address_of_a_bucket_is_refused(given):
 
 def test_one_of_two_workers_claims_a_program_and_takes_over_from_a_dead_one(tmp_path, monkeypatch):
     seen = {}
-    with sweep_claims.try_claim(tmp_path, seen):
-        assert sweep_claims.try_claim(tmp_path, seen) is None
-        assert sweep_claims.holder(tmp_path, {}).startswith("process ")
-    with sweep_claims.try_claim(tmp_path, seen):  # Ended: free at once.
+    with claims.try_claim(tmp_path, seen):
+        assert claims.try_claim(tmp_path, seen) is None
+        assert claims.holder(tmp_path, {}).startswith("process ")
+    with claims.try_claim(tmp_path, seen):  # Ended: free at once.
         pass
     # Its process has ended: the lock is free. On another machine, only its heartbeat shows that.
     dead = json.loads((tmp_path / "claims/1/heartbeat").read_text())
-    mount = sweep_claims._mount(tmp_path)
+    mount = claims._mount(tmp_path)
     for elsewhere, waits in ((mount, False), ("another machine", True)):
         heartbeat = {"worker": "w", "mount": elsewhere, "count": 3}
         (tmp_path / "claims/1/heartbeat").write_text(json.dumps(heartbeat))
-        assert bool(sweep_claims.holder(tmp_path, seen)) is waits
-    clock = time.monotonic() + sweep_claims.TIMEOUT
-    monkeypatch.setattr(sweep_claims.time, "monotonic", lambda: clock)
-    assert sweep_claims.try_claim(tmp_path, {}) is None  # Seen for the first time.
+        assert bool(claims.holder(tmp_path, seen)) is waits
+    clock = time.monotonic() + claims.TIMEOUT
+    monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
+    assert claims.try_claim(tmp_path, {}) is None  # Seen for the first time.
     heartbeat["count"] += 1
     (tmp_path / "claims/1/heartbeat").write_text(json.dumps(heartbeat))
-    assert sweep_claims.try_claim(tmp_path, seen) is None  # It lives.
-    clock += sweep_claims.TIMEOUT + 1
-    with sweep_claims.try_claim(tmp_path, seen):
+    assert claims.try_claim(tmp_path, seen) is None  # It lives.
+    clock += claims.TIMEOUT + 1
+    with claims.try_claim(tmp_path, seen):
         assert dead == {"ended": True} and (tmp_path / "claims/2/heartbeat").exists()
 
 
 def test_an_error_of_the_disk_does_not_end_the_heartbeat(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_claims, "INTERVAL", 0.001)
+    monkeypatch.setattr(claims, "INTERVAL", 0.001)
     errors, exists, recovered = [OSError("Input/output error")] * 2, pathlib.Path.exists, Event()
 
     def exists_after_errors(path):
@@ -615,7 +617,7 @@ def test_an_error_of_the_disk_does_not_end_the_heartbeat(tmp_path, monkeypatch):
         recovered.set()
         return exists(path)
 
-    with sweep_claims.try_claim(tmp_path, {}) as claim:
+    with claims.try_claim(tmp_path, {}) as claim:
         monkeypatch.setattr(type(claim._successor), "exists", exists_after_errors)
         assert recovered.wait(60)
 
@@ -623,7 +625,7 @@ def test_an_error_of_the_disk_does_not_end_the_heartbeat(tmp_path, monkeypatch):
 def sweep_command(given) -> list[str]:
     """Two programs of six trials, of which two diverge and two end before the others."""
     return [
-        "bert_jax.tools.sweep",
+        "bert_jax.sweep",
         "--config=configs/sweeps/paper.py:text_classification",
         f"--config.base.init_from={given / 'weights'}",
         *(f"--config.base.data.{name}={given / name}.csv" for name in ("train", "dev", "test")),

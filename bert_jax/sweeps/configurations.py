@@ -6,15 +6,26 @@ import itertools
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.tasks.trials import Trial
-from bert_jax.tools.sweep_report import Point, format_value
 
 Overrides = Sequence[tuple[str, dict[str, object]]]
 """Where each configuration is given, and its values of fields of `base`."""
+
+
+class Configuration(NamedTuple):
+    """A configuration: its values of the fields that vary, and its trials, one per seed."""
+
+    values: dict[str, object]
+    trials: list[Trial]
+
+    def __str__(self) -> str:
+        texts = (f"{name}={format_value(value)}" for name, value in self.values.items())
+        return ", ".join(texts) or "base"
 
 
 def grid_overrides(config: ConfigDict) -> Overrides:
@@ -28,7 +39,9 @@ def grid_overrides(config: ConfigDict) -> Overrides:
     return overrides + [(f"trials[{index}]", values) for index, values in enumerate(config.trials)]
 
 
-def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Path) -> list[Point]:
+def make_configurations(
+    config: ConfigDict, overrides: Overrides, directory: pathlib.Path
+) -> list[Configuration]:
     """Returns the configurations that set other values of fields of `base`, with their trials.
 
     The workdir of a trial is named after the values of the fields in which configurations differ
@@ -36,13 +49,15 @@ def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Pat
     """
     configs = [override(config.base, values, where) for where, values in overrides]
     fields = dict.fromkeys(name for _, values in overrides for name in values)
-    resolved = [{name: flatten(point)[name] for name in fields} for point in configs]
+    resolved = [
+        {name: flatten(configuration)[name] for name in fields} for configuration in configs
+    ]
     varying = [
         name
         for name in fields
         if "search" in config or len({repr(values[name]) for values in resolved}) > 1
     ]
-    points, sources = [], {}
+    configurations, sources = [], {}
     for (where, _), base, values in zip(overrides, configs, resolved, strict=True):
         values = {name: values[name] for name in varying}
         label = ",".join(f"{name}={format_value(value)}" for name, value in values.items())
@@ -60,8 +75,8 @@ def make_points(config: ConfigDict, overrides: Overrides, directory: pathlib.Pat
             trial.seed = seed
             name = f"{label},seed={seed}".lstrip(",")
             trials.append(Trial(trial, directory / name))
-        points.append(Point(values, trials))
-    return points
+        configurations.append(Configuration(values, trials))
+    return configurations
 
 
 def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
@@ -98,3 +113,12 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
 def flatten(config: ConfigDict) -> dict[str, object]:
     """Returns the values of all fields by dotted name."""
     return flatten_dict(config.to_dict(), sep=".")
+
+
+def format_value(value: object) -> str:
+    """Formats a value of a field: 5e-05, 3 (of 3.0), default (of None), a,b (of a tuple)."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, tuple | list):
+        return ",".join(map(format_value, value)) or "none"
+    return "default" if value is None else str(value)

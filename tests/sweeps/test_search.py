@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from configs.sweeps import search
-from tools import sweep, sweep_search
+from bert_jax import sweep
+from bert_jax.configs.sweeps import search
+from bert_jax.sweeps.search import max_trials, rounds
 
 
 def small_search(**changes):
@@ -19,7 +20,7 @@ def small_search(**changes):
 def run(config, directory, score, stop_after=None) -> list[str]:
     """Runs the rounds with invented scores; returns the names of the trials that were run."""
     names = []
-    for number, points in enumerate(sweep_search.rounds(config, directory)):
+    for number, points in enumerate(rounds(config, directory)):
         for trial in (trial for point in points for trial in point.trials):
             if not trial.result_path.exists():
                 names.append(trial.workdir.name)
@@ -62,7 +63,7 @@ def test_best_third_of_a_round_gets_three_times_the_epochs(tmp_path):
         result = json.loads(path.read_text())
         scores.setdefault(epochs, {})[point] = result.get("dev", {"accuracy": -1})["accuracy"]
     assert len(scores["1"]) == 6
-    assert sweep_search.max_trials(small_search(num_trials=8, num_seeds=2)) == 2 * (6 + 2 + 2 + 1)
+    assert max_trials(small_search(num_trials=8, num_seeds=2)) == 2 * (6 + 2 + 2 + 1)
     assert set(scores["3"]) == set(sorted(scores["1"], key=scores["1"].get)[-2:])
 
 

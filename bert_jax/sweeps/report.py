@@ -23,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from bert_jax.sweeps.configurations import Configuration, format_value
 from bert_jax.tasks.trials import Trial, summarize_seeds
 from bert_jax.training.workdir import write_text
 
@@ -75,21 +76,10 @@ img { display: block; height: auto; max-width: 100%; width: 40rem; }
 """
 
 
-class Point(NamedTuple):
-    """A configuration: its values of the fields that vary, and its trials, one per seed."""
-
-    values: dict[str, object]
-    trials: list[Trial]
-
-    def __str__(self) -> str:
-        texts = (f"{name}={format_value(value)}" for name, value in self.values.items())
-        return ", ".join(texts) or "base"
-
-
 class Summary(NamedTuple):
     """A configuration, the results of its trials (None: not finished), and their scores on dev."""
 
-    point: Point
+    configuration: Configuration
     results: list[dict | None]
     scores: list[float]
     metric: str
@@ -109,7 +99,7 @@ class Summary(NamedTuple):
     def notes(self) -> str:
         """Names the seeds that collapsed, diverged or are not finished."""
         seeds: dict[str, list[str]] = {}
-        for trial, result in zip(self.point.trials, self.results, strict=True):
+        for trial, result in zip(self.configuration.trials, self.results, strict=True):
             seeds.setdefault(status(result), []).append(str(trial.config.seed))
         seeds.pop("finished", None)
         return "; ".join(f"{note}: seed {', '.join(own)}" for note, own in seeds.items())
@@ -117,7 +107,7 @@ class Summary(NamedTuple):
     def curve(self) -> tuple[list[int], list[float]]:
         """Returns the steps of the evaluations, and the median score over the seeds at each."""
         scores: dict[int, list[float]] = {}
-        for trial, result in zip(self.point.trials, self.results, strict=True):
+        for trial, result in zip(self.configuration.trials, self.results, strict=True):
             if result and "diverged" not in result:
                 for line in (trial.workdir / "metrics.jsonl").read_text().splitlines():
                     record = json.loads(line)
@@ -130,9 +120,11 @@ Legend = Sequence[tuple[str, Summary]]
 """The names of the colors of the best configurations."""
 
 
-def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], metric: str) -> dict:
+def write(
+    workdir: pathlib.Path, config: ConfigDict, configurations: Sequence[Configuration], metric: str
+) -> dict:
     """Writes the files; returns the best configuration, the counts and the page's path."""
-    summaries = [summarize(point, metric) for point in points]
+    summaries = [summarize(configuration, metric) for configuration in configurations]
     ranked = sorted(summaries, key=lambda summary: -summary.median)
     best = ranked[0]
     has_best = best.median > -math.inf
@@ -152,23 +144,23 @@ def write(workdir: pathlib.Path, config: ConfigDict, points: Sequence[Point], me
     return {
         "metric": metric,
         "trials": {name: statuses.count(name) for name in dict.fromkeys(statuses)},
-        "best_configuration": best.point.values if has_best else None,
+        "best_configuration": best.configuration.values if has_best else None,
         "best_trial": str(best_trial(best).workdir) if has_best else None,
         "medians_of_best_configuration": {name: value["median"] for name, value in scores.items()},
         "report": str(workdir / "report.html"),
     }
 
 
-def summarize(point: Point, metric: str) -> Summary:
+def summarize(configuration: Configuration, metric: str) -> Summary:
     """Reads the results of a configuration."""
-    summary = Summary(point, [trial.result for trial in point.trials], [], metric)
+    summary = Summary(configuration, [trial.result for trial in configuration.trials], [], metric)
     split, _, name = metric.rpartition("/")
     return summary._replace(scores=[result[split][name] for result in summary.scored])
 
 
 def best_trial(summary: Summary) -> Trial:
     """Returns the trial of a configuration with the best score on dev."""
-    pairs = zip(summary.point.trials, summary.results, strict=True)
+    pairs = zip(summary.configuration.trials, summary.results, strict=True)
     scored = [trial for trial, result in pairs if result in summary.scored]
     return scored[summary.scores.index(max(summary.scores))]
 
@@ -181,18 +173,9 @@ def status(result: dict | None) -> str:
     return "collapsed" if result.get("collapsed") else "finished"
 
 
-def format_value(value: object) -> str:
-    """Formats a value of a field: 5e-05, 3 (of 3.0), default (of None), a,b (of a tuple)."""
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    if isinstance(value, tuple | list):
-        return ",".join(map(format_value, value)) or "none"
-    return "default" if value is None else str(value)
-
-
 def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     """Returns what was run: the names and values of the main settings."""
-    base, fields = config.base, summaries[0].point.values
+    base, fields = config.base, summaries[0].configuration.values
     rows = [["setting", "value"], ["task", base.task], ["init_from", base.init_from]]
     for name in ("name", "directory", "train", "dev", "test", "passages"):
         if base.data.get(name) and f"data.{name}" not in fields:
@@ -201,14 +184,14 @@ def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
         if name not in fields:
             rows.append([name, format_value(values[0])])
     for name in fields:
-        values = list(dict.fromkeys(summary.point.values[name] for summary in summaries))
+        values = list(dict.fromkeys(summary.configuration.values[name] for summary in summaries))
         text = "; ".join(map(format_value, values))
         if len(values) > 12 and all(isinstance(value, int | float) for value in values):
             low, high = format_value(min(values)), format_value(max(values))
             text = f"{len(values)} values from {low} to {high}"
         rows.append([f"values of {name}", text])
     count = sum(result is not None for summary in summaries for result in summary.results)
-    seeds = [str(trial.config.seed) for trial in summaries[0].point.trials]
+    seeds = [str(trial.config.seed) for trial in summaries[0].configuration.trials]
     trials = f"{len(summaries)} configurations x {len(seeds)} seeds ({', '.join(seeds)}); "
     rows.append(["trials", f"{trials}{count} have ended"])
     return [*rows, ["metric (higher is better)", summaries[0].metric]]
@@ -216,14 +199,22 @@ def settings_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
 
 def ranking_table(ranked: Sequence[Summary]) -> Table:
     """Returns a row per configuration."""
-    header = [*ranked[0].point.values, "median", "std", "min", "max", "scores by seed", "notes"]
+    header = [
+        *ranked[0].configuration.values,
+        "median",
+        "std",
+        "min",
+        "max",
+        "scores by seed",
+        "notes",
+    ]
     rows = []
     for summary in ranked:
         numbers, scores = [summary.median, math.nan, math.nan, math.nan], summary.scores
         if scores:
             deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
             numbers[1:] = deviation, min(scores), max(scores)
-        cells = [*map(format_value, summary.point.values.values())]
+        cells = [*map(format_value, summary.configuration.values.values())]
         cells += [f"{x:.4f}" if math.isfinite(x) else "" for x in numbers]
         rows.append([*cells, ", ".join(f"{x:.4f}" for x in scores), summary.notes()])
     return [header, *rows]
@@ -240,9 +231,11 @@ def trials_table(summaries: Sequence[Summary]) -> str:
     """Returns a row per trial as CSV, with unrounded scores."""
     rows = []
     for summary in summaries:
-        for trial, result in zip(summary.point.trials, summary.results, strict=True):
+        for trial, result in zip(summary.configuration.trials, summary.results, strict=True):
             row = {"trial": trial.workdir.name}
-            row |= {name: format_value(value) for name, value in summary.point.values.items()}
+            row |= {
+                name: format_value(value) for name, value in summary.configuration.values.items()
+            }
             row |= {"seed": trial.config.seed, "status": status(result)}
             median = summary.median if math.isfinite(summary.median) else None
             row["median_with_diverged_as_worst"] = median  # Of the configuration: it is ranked by.
@@ -263,9 +256,9 @@ def about_best(best: Summary) -> str:
     if best.median == -math.inf:
         return "No configuration has a median score."
     return (
-        f"{best.point}: median {best.metric} {best.median:.4f}. The configuration was chosen by "
-        "this score, which is therefore optimistic; those on other splits are not. The table is "
-        f"over the {len(best.scores)} of {len(best.results)} seeds with a score. The "
+        f"{best.configuration}: median {best.metric} {best.median:.4f}. The configuration was "
+        "chosen by this score, which is therefore optimistic; those on other splits are not. The "
+        f"table is over the {len(best.scores)} of {len(best.results)} seeds with a score. The "
         f"best of them is in trials/{best_trial(best).workdir.name}, which bert_jax.load reads."
     )
 
@@ -281,7 +274,7 @@ def markdown_page(sections: Sequence[Section], plots: dict[str, str], legend: Le
         rows = [f"| {' | '.join(line).replace(chr(10), ' ')} |" for line in lines]
         parts += [f"## {title}", text, "\n".join(rows)]
     curves, *panels = (f"![{name}]({svg_name(name)})" for name in plots)
-    colors = "\n".join(f"- {color}: {summary.point}" for color, summary in legend)
+    colors = "\n".join(f"- {color}: {summary.configuration}" for color, summary in legend)
     for (title, text), images in zip(ABOUT_PLOTS.items(), ([curves, colors], panels), strict=True):
         parts += [f"## {title}", text, *images]
     return "\n\n".join([*parts, "trials.csv has each trial."]) + "\n"
@@ -307,10 +300,8 @@ def html_page(sections: Sequence[Section], plots: dict[str, str], legend: Legend
         f'{base64.b64encode(svg.encode()).decode()}">'
         for name, svg in plots.items()
     )
-    entries = (
-        f'<li style="border-color: {COLORS[color]}"><span>{html.escape(str(summary.point))}</span>'
-        for color, summary in legend
-    )
+    named = ((COLORS[color], html.escape(str(summary.configuration))) for color, summary in legend)
+    entries = (f'<li style="border-color: {color}"><span>{name}</span>' for color, name in named)
     curves += f"\n<ul class=legend>{''.join(entries)}</ul>"
     panels = f"<div class=panels>{''.join(panels)}</div>"
     for (title, text), images in zip(ABOUT_PLOTS.items(), (curves, panels), strict=True):
@@ -335,7 +326,7 @@ def draw_plots(summaries: Sequence[Summary], ranked: Sequence[Summary]) -> dict[
 
     name = "Score during training"
     plots = {name: draw(5.2, 3.4, name, lambda axis: draw_curves(axis, ranked))}
-    for field in summaries[0].point.values:
+    for field in summaries[0].configuration.values:
         name = f"Score by {field}"
         plots[name] = draw(4, 3, name, lambda axis, field=field: draw_field(axis, summaries, field))
     return plots
@@ -357,7 +348,7 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     """Plots the score of every trial against the value of a field, and the median per value."""
     scores: dict[object, list[float]] = {}
     for summary in summaries:
-        scores.setdefault(summary.point.values[name], []).extend(summary.scores)
+        scores.setdefault(summary.configuration.values[name], []).extend(summary.scores)
     values = [value for value in scores if scores[value]]
     is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     values = sorted(values) if is_number else values

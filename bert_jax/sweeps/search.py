@@ -20,13 +20,13 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from bert_jax.tools.sweep_points import flatten, make_points
-from bert_jax.tools.sweep_report import Point, summarize
+from bert_jax.sweeps.configurations import Configuration, flatten, make_configurations
+from bert_jax.sweeps.report import summarize
 
 KINDS = ("uniform", "log_uniform", "integer", "choice")
 
 
-def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]:
+def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Configuration]]:
     """Yields the configurations of each stage, which must have run when the next are requested."""
     import optuna
 
@@ -34,7 +34,7 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
     study = optuna.create_study(direction="maximize")
     search = flatten(config.search)
     epochs = [float(number) for number in config.halving] or [config.base.num_epochs]
-    points: dict[str, Point] = {}  # All so far, by their values.
+    configurations: dict[str, Configuration] = {}  # All so far, by their values.
     for first in range(0, config.num_trials, config.trials_per_round):
         asked = []
         for number in range(first, min(first + config.trials_per_round, config.num_trials)):
@@ -50,14 +50,16 @@ def rounds(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Point]]
                 overrides.append((f"trial {trial.number} of the search", values))
             new = {}
             for where, values in overrides:
-                if repr(values) not in points:
+                if repr(values) not in configurations:
                     new.setdefault(repr(values), (where, values))
-            points |= zip(new, make_points(config, list(new.values()), directory), strict=True)
-            yield [points[key] for key in new]
+            configurations |= zip(
+                new, make_configurations(config, list(new.values()), directory), strict=True
+            )
+            yield [configurations[key] for key in new]
             scored = []
             for (trial, values), (_, overridden) in zip(asked, overrides, strict=True):
-                point = points[repr(overridden)]
-                score = summarize(point, point.trials[0].result["metric"]).median
+                configuration = configurations[repr(overridden)]
+                score = summarize(configuration, configuration.trials[0].result["metric"]).median
                 if score == -math.inf:  # At least half of its trials diverged.
                     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 else:

@@ -1,0 +1,263 @@
+r"""Fine-tunes over a grid of hyperparameters, training same-shape trials as one program.
+
+    python -m bert_jax.sweep --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/sweep \
+        --config.base.init_from=runs/base --config.base.data.directory=glue_data
+
+A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
+fields, of which all combinations are run; `trials`, further configurations as dicts; `num_seeds`;
+and `max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the configurations:
+search.py.
+Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
+train as one stacked program; on a CPU, where a stack is slower, they run one after another and
+compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would.
+
+report.html, report.md with its plots, and trials.csv compare the trials; they are written while the
+sweep runs, at most once a minute, when it is stopped, and at the end. The same command resumes a
+stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds. Started on several machines
+that share DIR, each runs programs that no other has claimed. `--dry_run` lists the trials, the
+programs and their memory.
+"""
+
+import contextlib
+import functools
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+from absl import flags, logging
+from ml_collections import ConfigDict
+
+from bert_jax import finetune
+from bert_jax.interop.parameters import LoadedModel
+from bert_jax.runtime import distributed, main
+from bert_jax.runtime.command_line import RunStopped
+from bert_jax.sweeps import claims, report, search
+from bert_jax.sweeps.configurations import Configuration, grid_overrides, make_configurations
+from bert_jax.sweeps.programs import (
+    Program,
+    check_memory,
+    fitting_trials,
+    group_trials,
+    show_plan,
+    split,
+    too_many_trials,
+)
+from bert_jax.sweeps.settings import as_saved, check_directory, check_sweep, settings_of
+from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.tasks.trials import Trial
+from bert_jax.training.workdir import check_settings, write_json
+
+POLL_SECONDS = 5  # Between checks whether the other workers' programs are finished.
+FINISHED = "finished"
+
+
+SECONDS_BETWEEN_REPORTS = 60  # A report takes about a second.
+
+
+def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False) -> dict:
+    """Runs or resumes the sweep in `workdir`; returns its best configuration and its report's path.
+
+    With `dry_run` it writes nothing, and returns the number of trials and steps, and the memory; of
+    a search, those of the first round, and the maximum number of trials. In a multi-process run
+    every process must call it, after `distributed.initialize`.
+    """
+    workdir = pathlib.Path(workdir)
+    settings = as_saved(config.to_dict())
+    distributed.check_equal_on_all_processes(settings | {"workdir": str(workdir)})
+    with distributed.raise_on_all_processes():
+        check_sweep(config)
+    proposals, setups = propose(config, workdir / "trials"), {}
+    configurations: list[Configuration] = []
+    programs: list[Program] = []
+    while True:
+        with distributed.raise_on_all_processes():
+            proposed = next(proposals, None)
+            check_directory(workdir, config)
+            first = 1 + max((int(program.name.split(".")[0]) for program in programs), default=0)
+            new_programs = make_programs(config, proposed or [], first, setups)
+        if proposed is None:
+            break
+        configurations += proposed
+        programs += new_programs
+        if dry_run:
+            plan = show_plan(programs)
+            if "search" in config:
+                plan = {"max_trials": search.max_trials(config), "first_round": plan}
+            return plan
+        main.enable_compilation_cache(workdir)
+        check_memory(new_programs)
+        metric = programs[0].setup.task.metric
+        if jax.process_index() == 0:
+            workdir.mkdir(parents=True, exist_ok=True)
+            names = {p.name: [trial.workdir.name for trial in p.trials] for p in programs}
+            write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
+        update_report = functools.partial(write_report, workdir, config, configurations, metric)
+        try:
+            run_programs(workdir, config, new_programs, update_report)
+        except (RunStopped, KeyboardInterrupt):
+            update_report()
+            raise
+    return update_report()  # Another worker may have written an older report last.
+
+
+def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Configuration]]:
+    """Yields the configurations to run; in rounds for a search, which reads their results."""
+    if "search" in config:
+        yield from search.rounds(config, directory)
+    else:
+        yield make_configurations(config, grid_overrides(config), directory)
+
+
+def write_report(
+    workdir: pathlib.Path, config: ConfigDict, configurations: Sequence[Configuration], metric: str
+) -> dict:
+    """Writes the report on the main process and returns its summary; {} on the others."""
+    is_writer = jax.process_index() == 0
+    return report.write(workdir, config, configurations, metric) if is_writer else {}
+
+
+def run_programs(
+    workdir: pathlib.Path,
+    config: ConfigDict,
+    programs: Sequence[Program],
+    update_report: Callable[[], object],
+) -> None:
+    """Runs the programs that no other worker has claimed; returns when all are finished."""
+    by_name, heartbeats, report_due = {program.name: program for program in programs}, {}, 0.0
+    with distributed.raise_on_all_processes():
+        if jax.process_index() == 0:
+            for program in programs:
+                for trial in program.trials:
+                    if trial.result_path.exists():
+                        settings = program.setup.settings(trial.config)
+                        check_settings(trial.workdir, as_saved(settings))
+    while True:
+        name, claim = "", contextlib.nullcontext()
+        with distributed.raise_on_all_processes():
+            if jax.process_index() == 0:
+                name, claim = claim_program(workdir, config, programs, heartbeats)
+        name = distributed.allgather_texts(name)[0]
+        if name == FINISHED:
+            return
+        if not name:
+            time.sleep(POLL_SECONDS)
+            continue
+        with claim:
+            program = by_name[name]
+            logging.info(
+                "Program %s of %s: %d trials", name, ", ".join(by_name), len(program.trials)
+            )
+            run_program(program, workdir / "programs" / name)
+            if time.monotonic() > report_due:
+                update_report()
+                report_due = time.monotonic() + SECONDS_BETWEEN_REPORTS
+
+
+def claim_program(
+    workdir: pathlib.Path, config: ConfigDict, programs: Sequence[Program], heartbeats: dict
+) -> tuple[str, contextlib.AbstractContextManager]:
+    """Claims a program; returns its name, FINISHED if all are, or "" if others run the rest."""
+    check_directory(workdir, config)  # Another worker may have added seeds.
+    name = FINISHED
+    for program in programs:
+        if program.is_finished:
+            continue
+        directory = workdir / "programs" / program.name
+        if claim := claims.try_claim(directory, heartbeats):
+            if not program.is_finished:
+                return program.name, claim
+            claim.release()  # Another worker has just finished it.
+            continue
+        worker, name = claims.holder(directory, heartbeats), ""
+        logging.log_every_n_seconds(
+            logging.INFO, "Program %s is being run by %s", 60, program.name, worker
+        )
+    return name, contextlib.nullcontext()
+
+
+def make_programs(
+    config: ConfigDict,
+    configurations: Sequence[Configuration],
+    first: int,
+    setups: dict[str, FinetuneSetup],
+) -> list[Program]:
+    """Returns the programs of `configurations`, numbered from `first`; adds their `setups`.
+
+    Raises ValueError for an invalid configuration, or several metrics.
+    """
+    programs, weights = [], {}
+    for number, (shared, trials) in enumerate(group_trials(configurations).items(), first):
+        setups[shared] = prepare(trials, setups.get(shared), weights)
+        size, mesh = config.max_stacked_trials, setups[shared].mesh
+        if not size and mesh.devices.flat[0].platform == "cpu":
+            # On CPU, stacking is slower than running trials in sequence and needs their combined
+            # memory.
+            size = mesh.shape["trial"]
+        parts = split(trials, size, number)
+        programs += [Program(name, setups[shared], part) for name, part in parts.items()]
+    metrics = sorted({setup.task.metric for setup in setups.values()})
+    if len(metrics) > 1:
+        names = ", ".join(metrics)
+        raise ValueError(f"configurations have different metrics ({names}): sweep each separately")
+    return programs
+
+
+def prepare(
+    trials: Sequence[Trial], setup: FinetuneSetup | None, weights: dict[str, LoadedModel]
+) -> FinetuneSetup:
+    """Builds the setup of trials that differ only in PER_TRIAL, unless there is one.
+
+    `weights`, by `init_from`, are read once. Raises ValueError.
+    """
+    trial = trials[0]
+    try:
+        for trial in trials:
+            check_numbers(trial.config)
+        if not setup:
+            trial = trials[0]
+            source = trial.config.init_from
+            weights[source] = weights.get(source) or finetune.read_weights(trial.config)
+            setup = setup_finetuning(trial.config, *weights[source][:3])
+        for trial in trials:
+            setup.check(trial.config)
+    except (ValueError, OSError) as error:
+        message = str(error).replace("--config.", "--config.base.")
+        raise ValueError(f"{trial.workdir.name}: {message}") from error
+    if not setup.task.train:
+        fix = "set --config.base.data.train=FILE, and num_epochs above 0"
+        raise ValueError(f"a sweep needs training data: {fix}")
+    if not setup.task.selection_split:
+        name = setup.task.metric.partition("/")[0]
+        raise ValueError(
+            f"configurations cannot be ranked: {setup.task.metric} needs examples with labels for "
+            f"{name}, as in --config.base.data.{name}=FILE"
+        )
+    return setup
+
+
+def run_program(program: Program, directory: pathlib.Path) -> None:
+    """Runs or resumes a program, whose training state is in `directory`."""
+    trials = program.trials
+    with distributed.raise_on_all_processes():
+        waiting = {
+            finetune.trial_name(trial, directory)
+            for trial in trials
+            if not trial.result_path.exists()
+        }
+        if jax.process_index() == 0 and waiting.isdisjoint(finetune.saved_trials(directory)):
+            # They are of finished trials, or of other programs: max_stacked_trials was changed.
+            shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+    try:
+        finetune.run_trials(program.setup, trials, directory)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        count = min(fitting_trials(program.setup), len(trials) - 1)
+        raise too_many_trials(program, count) from error
+
+
+if __name__ == "__main__":
+    DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only list the trials and programs.")
+    main.start(lambda config, workdir: sweep(config, workdir, DRY_RUN.value), "sweep")

@@ -1,0 +1,1 @@
+"""Sweeps of fine-tuning hyperparameters: configurations, programs, claims, search, report."""

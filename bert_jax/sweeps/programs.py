@@ -1,0 +1,115 @@
+"""The programs of a sweep: trials that train as one stack, and the memory that they need."""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from bert_jax.runtime import distributed
+from bert_jax.sweeps import memory
+from bert_jax.sweeps.configurations import Configuration, flatten
+from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup
+from bert_jax.tasks.trials import Trial
+
+
+class Program(NamedTuple):
+    """Trials that train as one stack, under a name such as 1.1."""
+
+    name: str
+    setup: FinetuneSetup
+    trials: Sequence[Trial]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(trial.result_path.exists() for trial in self.trials)
+
+
+def group_trials(configurations: Sequence[Configuration]) -> dict[str, list[Trial]]:
+    """Groups the trials whose fields outside PER_TRIAL are equal.
+
+    The first seed of all configurations comes first, so that more seeds do not change the first
+    programs.
+    """
+    groups = {}
+    by_seed = zip(*(configuration.trials for configuration in configurations), strict=True)
+    for trial in itertools.chain.from_iterable(by_seed):
+        shared = {k: v for k, v in flatten(trial.config).items() if k not in PER_TRIAL}
+        groups.setdefault(repr(shared), []).append(trial)
+    return groups
+
+
+def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence[Trial]]:
+    """Splits the trials of group `number` into programs, by name, of at most `size` (0: all)."""
+    starts = range(0, len(trials), size or len(trials))
+    parts = [trials[start : start + starts.step] for start in starts]
+    return {f"{number}.{part}": stack for part, stack in enumerate(parts, 1)}
+
+
+def show_plan(programs: Sequence[Program]) -> dict:
+    """Prints the trials, their steps and the memory of their programs; returns the totals."""
+    steps = {
+        trial.workdir.name: program.setup.num_steps(trial.config)
+        for program in programs
+        for trial in program.trials
+    }
+    width, plan, sizes = max(map(len, steps)), {}, {}
+    if jax.process_index() == 0:
+        print(f"{'trial':{width}}  program   steps")
+    for program in programs:
+        names = [trial.workdir.name for trial in program.trials]
+        group = program.name.partition(".")[0]  # Its programs share a setup.
+        if group not in sizes:
+            sizes[group] = memory.bytes_per_trial(program.setup)
+        trial_bytes = sizes[group]
+        program_bytes = memory.program_bytes(program.setup, len(names), trial_bytes)
+        plan[program.name] = {
+            "trials": len(names),
+            "steps": max(steps[name] for name in names),
+            "gib_per_device": program_bytes / 2**30,
+            "trials_that_fit": memory.trials_that_fit(program.setup, trial_bytes),
+        }
+        if jax.process_index() == 0:
+            print(*(f"{n:{width}}  {program.name:>7}  {steps[n]:6}" for n in names), sep="\n")
+    return {
+        "trials": len(steps),
+        "steps_of_all_trials": sum(steps.values()),
+        "gib_of_device": memory.device_memory() / 2**30,
+        "programs": plan,
+    }
+
+
+def check_memory(programs: Sequence[Program]) -> None:
+    """Raises ValueError if a stack needs more memory than its devices have."""
+    # Another worker may finish a program meanwhile, but all processes must compile the same ones.
+    unfinished = " ".join(program.name for program in programs if not program.is_finished)
+    names, counts = distributed.allgather_texts(unfinished)[0].split(), {}
+    for program in programs:
+        is_stacked = len(program.trials) > program.setup.mesh.shape["trial"]
+        if not is_stacked or program.name not in names:
+            continue
+        group = program.name.partition(".")[0]  # Its programs share a setup.
+        if group not in counts:
+            counts[group] = fitting_trials(program.setup)
+        with distributed.raise_on_all_processes():
+            if counts[group] < len(program.trials):
+                raise too_many_trials(program, counts[group])
+
+
+def too_many_trials(program: Program, count: int) -> ValueError:
+    """Returns the error for a program of which only `count` trials fit into memory."""
+    advice = f"about {count} fit: set --config.max_stacked_trials={count}, or a smaller"
+    if not count:
+        advice = "not even one fits: set a smaller"
+    return ValueError(
+        f"not enough memory for program {program.name}, with {len(program.trials)} trials: "
+        f"{advice} --config.base.per_device_batch_size"
+    )
+
+
+def fitting_trials(setup: FinetuneSetup) -> int:
+    """Returns how many trials fit into one program, as the compiler plans its memory."""
+    try:
+        return memory.trials_that_fit(setup, memory.bytes_per_trial(setup))
+    except jax.errors.JaxRuntimeError:
+        return 0

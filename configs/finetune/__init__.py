@@ -1,0 +1,1 @@
+"""Fine-tuning: one file for each task or set."""

@@ -1,0 +1,1 @@
+"""Pre-training: one file for each model or recipe."""

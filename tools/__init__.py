@@ -1,0 +1,1 @@
+"""Scripts: one for each job."""
