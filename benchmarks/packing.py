@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_jax.interop.read import read_model
+from bert_jax.checkpoints.read import read_model
 from bert_jax.pretrain import evaluate, train_and_evaluate
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_step import make_eval_step

@@ -21,18 +21,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
+from bert_jax.checkpoints.parameters import LoadedModel, log_report
+from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
-from bert_jax.interop.parameters import LoadedModel, log_report
-from bert_jax.interop.read import read_model
-from bert_jax.runtime import command_line, distributed, main
-from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
-from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.sharding.rules import with_shardings
-from bert_jax.tasks.pretrained_head import only_predicts, with_settings_of_head
-from bert_jax.tasks.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
-from bert_jax.tasks.task import Split
-from bert_jax.tasks.trials import (
+from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
+from bert_jax.finetuning.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
+from bert_jax.finetuning.step import predict
+from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
     pad_to_trial_axis,
@@ -41,8 +37,12 @@ from bert_jax.tasks.trials import (
     stack_trees,
     summarize_seeds,
 )
-from bert_jax.training import finetune_step
-from bert_jax.training.checkpoint import Checkpointer, load_settings, saved_steps
+from bert_jax.runtime import command_line, distributed, main
+from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
+from bert_jax.runtime.watchdog import Watchdog
+from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.sharding.rules import with_shardings
+from bert_jax.tasks.task import Split
 from bert_jax.training.workdir import claim_workdir, write_json
 
 FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
@@ -133,7 +133,7 @@ def predict_split(setup: FinetuneSetup, split: Split, params: dict, watchdog: Wa
         watchdog.beat(f"predicting {split.name}", limited=next(batches) > 0)  # It may compile.
         return setup.predict_step(params, rows)
 
-    predictions = finetune_step.predict(
+    predictions = predict(
         predict_batch,
         params,
         setup.task.head,

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from scipy.special import softmax
 
+from bert_jax.checkpoints.parameters import unexpected_tensors
+from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import Feature
-from bert_jax.interop.parameters import unexpected_tensors
-from bert_jax.interop.read import read_model
 from bert_jax.model import forward
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig

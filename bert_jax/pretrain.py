@@ -17,16 +17,16 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
+from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.checkpoints.parameters import LoadedModel, log_report
+from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import heldout_batches, pretrain_batches
-from bert_jax.interop.parameters import LoadedModel, log_report
-from bert_jax.interop.read import read_model
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import metrics
-from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
 from bert_jax.training.setup import check_bounds, check_numbers, open_phases, setup_pretraining
 from bert_jax.training.state import parameters_hash

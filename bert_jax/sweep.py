@@ -30,7 +30,9 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from bert_jax import finetune
-from bert_jax.interop.parameters import LoadedModel
+from bert_jax.checkpoints.parameters import LoadedModel
+from bert_jax.finetuning.setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.command_line import RunStopped
 from bert_jax.sweeps import claims, report, search
@@ -45,8 +47,6 @@ from bert_jax.sweeps.programs import (
     too_many_trials,
 )
 from bert_jax.sweeps.settings import as_saved, check_directory, check_sweep, settings_of
-from bert_jax.tasks.setup import FinetuneSetup, check_numbers, setup_finetuning
-from bert_jax.tasks.trials import Trial
 from bert_jax.training.workdir import check_settings, write_json
 
 POLL_SECONDS = 5  # Between checks whether the other workers' programs are finished.

@@ -48,11 +48,11 @@ LONGEST = (
     "test_faults.py",
     "test_pretrain.py",
     "test_bad_input.py",
-    "test_finetune_step.py",
+    "test_step.py",
     "test_layer_loop.py",
     "test_attention_tpu.py",
     "test_feature_based.py",
-    "test_checkpoint.py",
+    "test_native.py",
 )
 
 

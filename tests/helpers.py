@@ -19,12 +19,12 @@ import numpy as np
 import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.configs.pretrain import bert_tiny
-from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import CLASSIFICATION, BertForTask
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint import write_checkpoint
 
 ROOT = pathlib.Path(__file__).parents[1]
 VOCABULARY = (

@@ -24,16 +24,16 @@ import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax import finetune, pretrain
+from bert_jax.checkpoints.huggingface import head_from_huggingface
+from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.rows import CorpusError
 from bert_jax.inference import PretrainedModel
-from bert_jax.interop.huggingface import head_from_huggingface
-from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime.command_line import CheckpointError, NonFiniteLoss
 from bert_jax.tasks.text_classification import get_task
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint import Checkpointer, find_checkpoint
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import claim_workdir

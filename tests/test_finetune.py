@@ -10,15 +10,15 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
-from bert_jax.configs.finetune import text_classification
-from bert_jax.interop.read import read_model
-from bert_jax.runtime.command_line import NonFiniteLoss
-from bert_jax.tasks.trials import Trial, summarize_seeds
-from bert_jax.training.checkpoint import (
+from bert_jax.checkpoints.native import (
     find_checkpoint,
     saved_steps,
     write_checkpoint,
 )
+from bert_jax.checkpoints.read import read_model
+from bert_jax.configs.finetune import text_classification
+from bert_jax.finetuning.trials import Trial, summarize_seeds
+from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary, write_weights
@@ -430,10 +430,8 @@ def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path, monkeypatch):
 
 
 def test_predictions_of_dev_by_the_best_parameters_are_not_repeated(given, tmp_path, monkeypatch):
-    calls, predict = [], finetune.finetune_step.predict
-    monkeypatch.setattr(
-        finetune.finetune_step, "predict", lambda *args: calls.append(args) or predict(*args)
-    )
+    calls, predict = [], finetune.predict
+    monkeypatch.setattr(finetune, "predict", lambda *args: calls.append(args) or predict(*args))
     finetune.train_and_evaluate(small_config(given, num_epochs=0.5), tmp_path)
     assert len(calls) == 1  # After step 4 of 4.
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.checkpoints.native import Checkpointer, CheckpointError, find_checkpoint
 from bert_jax.inference import PretrainedModel
 from bert_jax.model import forward
 from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import pretrain_step
-from bert_jax.training.checkpoint import Checkpointer, CheckpointError, find_checkpoint
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 
 

@@ -15,6 +15,10 @@ from scipy.special import softmax
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.huggingface import HEAD_KEY
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.configs.finetune import (
     feature_based,
     glue,
@@ -24,15 +28,11 @@ from bert_jax.configs.finetune import (
     tagging,
     text_classification,
 )
-from bert_jax.interop.huggingface import HEAD_KEY
-from bert_jax.interop.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime import command_line
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.tools.export_huggingface import save_huggingface
-from bert_jax.training.checkpoint import write_checkpoint
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary
 

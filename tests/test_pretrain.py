@@ -20,6 +20,11 @@ from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax import finetune, pretrain
+from bert_jax.checkpoints.native import (
+    find_checkpoint,
+    saved_steps,
+    write_checkpoint,
+)
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.model.bert import BertForPreTraining
@@ -29,11 +34,6 @@ from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.check_checkpoint import load_training_state
 from bert_jax.tools.train_vocab import train_sentencepiece
-from bert_jax.training.checkpoint import (
-    find_checkpoint,
-    saved_steps,
-    write_checkpoint,
-)
 from bert_jax.training.pretrain_step import init_state, mean_metrics, metric_sums, unpack_and_mask
 from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir

@@ -23,9 +23,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-from bert_jax.interop.read import abstract_params
+from bert_jax.checkpoints.native import find_checkpoint, load_checkpoint, read_arrays, reading
+from bert_jax.checkpoints.read import abstract_params
 from bert_jax.runtime.command_line import CheckpointError, parse_flags
-from bert_jax.training.checkpoint import find_checkpoint, load_checkpoint, read_arrays, reading
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
 

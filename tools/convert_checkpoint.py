@@ -19,11 +19,11 @@ from absl import app, flags, logging
 # A conversion needs no accelerator, which may be busy training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from bert_jax.interop.parameters import format_report
-from bert_jax.interop.read import read_model
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.native import CheckpointError, write_checkpoint
+from bert_jax.checkpoints.parameters import format_report
+from bert_jax.checkpoints.read import read_model
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tools.export_huggingface import save_huggingface
-from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 

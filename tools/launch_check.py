@@ -15,12 +15,12 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
+from bert_jax.finetuning import setup
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep
-from bert_jax.tasks import setup
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.training.setup import check_numbers, setup_pretraining
 

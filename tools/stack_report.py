@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import RowShape
+from bert_jax.finetuning.setup import FinetuneSetup, check_numbers
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import stack_shardings, with_shardings
-from bert_jax.tasks.setup import FinetuneSetup, check_numbers
 from bert_jax.tools import tpu_compile as tpu
 from bert_jax.tools.hlo_cost import step_cost
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from bert_jax.tasks.trials import Trial
+from bert_jax.finetuning.trials import Trial
 
 Overrides = Sequence[tuple[str, dict[str, object]]]
 """Where each configuration is given, and its values of fields of `base`."""

@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import finetune_batches
+from bert_jax.finetuning.setup import FinetuneSetup
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.sharding.rules import stack_shardings, with_shardings
-from bert_jax.tasks.setup import FinetuneSetup
 
 
 def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:

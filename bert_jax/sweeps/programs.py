@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import jax
 
+from bert_jax.finetuning.setup import PER_TRIAL, FinetuneSetup
+from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed
 from bert_jax.sweeps import memory
 from bert_jax.sweeps.configurations import Configuration, flatten
-from bert_jax.tasks.setup import PER_TRIAL, FinetuneSetup
-from bert_jax.tasks.trials import Trial
 
 
 class Program(NamedTuple):

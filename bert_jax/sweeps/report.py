@@ -23,8 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
+from bert_jax.finetuning.trials import Trial, summarize_seeds
 from bert_jax.sweeps.configurations import Configuration, format_value
-from bert_jax.tasks.trials import Trial, summarize_seeds
 from bert_jax.training.workdir import write_text
 
 TITLE = "Sweep of fine-tuning hyperparameters"

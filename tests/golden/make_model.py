@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
-from bert_jax.interop.parameters import parameter_shapes
+from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.bert import BertForPreTraining, gather_positions
 from bert_jax.model.config import BertConfig
 from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bert_jax.interop.huggingface import params_from_huggingface
+from bert_jax.checkpoints.huggingface import params_from_huggingface
 from bert_jax.model import attention as attention_module
 from bert_jax.model import bert, layers
 from bert_jax.model.attention import attention

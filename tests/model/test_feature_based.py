@@ -13,17 +13,17 @@ import pytest
 
 import bert_jax
 from bert_jax import finetune
+from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.configs.finetune import conll2003, feature_based
 from bert_jax.data.features import Feature, RowShape
+from bert_jax.finetuning.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import BertConfig
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
 from bert_jax.model.heads import FEATURE_BASED, TAGGING
 from bert_jax.tasks import tagging
 from bert_jax.tasks import tagging as task
-from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint import write_checkpoint
 from tests.helpers import ROOT, write_vocabulary
 
 SMALL = {"num_layers": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}

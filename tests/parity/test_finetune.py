@@ -12,14 +12,14 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file
 
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches, steps_per_epoch
-from bert_jax.interop.read import read_model
+from bert_jax.finetuning.step import make_finetune_step
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, label_weights, make_model
 from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
-from bert_jax.tools.export_huggingface import save_huggingface
-from bert_jax.training.finetune_step import make_finetune_step
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
 from tests.helpers import write_torch_model

@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import bert_jax
-from bert_jax.interop.read import read_model
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, make_model
-from bert_jax.tools.export_huggingface import save_huggingface
-from bert_jax.training.checkpoint import write_checkpoint
 from tests.helpers import TORCH_PIECES, TORCH_SIZES, write_torch_model
 
 SENTENCES = [

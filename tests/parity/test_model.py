@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.packing import row_dtype
-from bert_jax.interop.huggingface import (
+from bert_jax.checkpoints.export import params_to_huggingface
+from bert_jax.checkpoints.huggingface import (
     CONFIG_KEYS,
     config_from_huggingface,
     params_from_huggingface,
 )
+from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.tools.export_huggingface import params_to_huggingface
 from bert_jax.training.pretrain_step import metric_sums, unpack_and_mask
 from tests.golden import make_model as golden
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 import torch
 
-from bert_jax.interop.huggingface import params_from_huggingface
+from bert_jax.checkpoints.huggingface import params_from_huggingface
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from tests.golden import make_model as golden
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bert_jax import pretrain
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import pretrain_batches
-from bert_jax.interop.read import read_model
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.training.pretrain_step import unpack_and_mask
 from bert_jax.training.setup import open_phases, setup_pretraining
 from tests.helpers import build_small_corpus

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.checkpoints.native import find_checkpoint, saved_steps
 from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.tools.check_checkpoint import load_training_state
-from bert_jax.training.checkpoint import find_checkpoint, saved_steps
 from tests import helpers
 from tests.helpers import saved_params
 

@@ -9,18 +9,18 @@ import pytest
 import tensorflow_datasets as tfds
 
 import bert_jax
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.huggingface import HEAD_KEY
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
-from bert_jax.interop.huggingface import HEAD_KEY
-from bert_jax.interop.read import read_model
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import SPAN, BertForTask
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.tools.export_huggingface import save_huggingface
-from bert_jax.training.checkpoint import write_checkpoint
 from tests.helpers import WORDS, write_tfds, write_vocabulary
 
 CONTEXT = "the old king built a road . the small village grew north of the river ."

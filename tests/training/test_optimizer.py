@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
-from bert_jax.interop.parameters import parameter_shapes
+from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
 from bert_jax.training.optimizer import (
     Hyperparameters,

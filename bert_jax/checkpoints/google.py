@@ -2,8 +2,8 @@
 
 import pathlib
 
-from bert_jax.interop.huggingface import config_from_huggingface, huggingface_name
-from bert_jax.interop.parameters import LoadedModel, build_loaded_model, read_parameters
+from bert_jax.checkpoints.huggingface import config_from_huggingface, huggingface_name
+from bert_jax.checkpoints.parameters import LoadedModel, build_loaded_model, read_parameters
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.transformers_tokenizer import read_json
 

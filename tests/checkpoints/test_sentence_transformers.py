@@ -7,10 +7,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import bert_jax
-from bert_jax.interop.read import read_model
-from bert_jax.interop.sentence_transformers import read_modules
-from bert_jax.tools.export_huggingface import save_huggingface
-from bert_jax.training.checkpoint import write_checkpoint
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.sentence_transformers import read_modules
 from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 SIZE = CONFIG_JSON["hidden_size"]

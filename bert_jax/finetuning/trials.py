@@ -15,12 +15,12 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bert_jax.checkpoints import native
+from bert_jax.finetuning.setup import FinetuneSetup
 from bert_jax.model.heads import Outputs
 from bert_jax.runtime import main
 from bert_jax.runtime.command_line import NonFiniteLoss
-from bert_jax.tasks.setup import FinetuneSetup
 from bert_jax.tasks.task import Split
-from bert_jax.training import checkpoint
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_json
 
@@ -62,9 +62,9 @@ class TrialRun:
         self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         self.prediction: tuple[int, tuple] | None = None
-        if steps := checkpoint.saved_steps(self.best):
+        if steps := native.saved_steps(self.best):
             self.best_step = steps[-1]
-            self.score = checkpoint.load_settings(self.best / str(self.best_step))["score"]
+            self.score = native.load_settings(self.best / str(self.best_step))["score"]
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
@@ -95,16 +95,16 @@ class TrialRun:
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         settings["tuned_head_settings"] = {name: task.head_settings[name] for name in task.tuned}
-        checkpoint.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
-        for old_step in checkpoint.saved_steps(self.best):
+        native.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
+        for old_step in native.saved_steps(self.best):
             if old_step != step and self.writes:
                 shutil.rmtree(self.best / str(old_step))
 
     def read_best_params(self) -> dict:
         """Returns the parameters of the best checkpoint. Raises CheckpointError."""
         directory = self.best.absolute() / str(self.best_step)  # Orbax refuses relative paths.
-        with checkpoint.reading(directory):
-            return checkpoint.read_arrays(directory / "params")
+        with native.reading(directory):
+            return native.read_arrays(directory / "params")
 
     def finish(self, predictions: dict[str, tuple[Outputs, float | None]], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
@@ -175,7 +175,7 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
 
 
 def _holds_run(directory: pathlib.Path) -> bool:
-    return any(checkpoint.saved_steps(directory / name) for name in ("best", "checkpoints"))
+    return any(native.saved_steps(directory / name) for name in ("best", "checkpoints"))
 
 
 def summarize_seeds(results: list[dict], metric: str) -> dict:

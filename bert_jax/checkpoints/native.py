@@ -23,7 +23,6 @@ import tensorstore
 from bert_jax.runtime import distributed
 from bert_jax.runtime.command_line import CheckpointError
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
-from bert_jax.training.state import TrainState
 
 CHUNKS_PER_READ = 2
 
@@ -60,7 +59,7 @@ class Checkpointer:
         """Returns the step of the latest complete checkpoint, or None."""
         return max(saved_steps(self.directory), default=None)
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state) -> None:
         """Starts writing `state` after the previous write has finished."""
         self.wait()
         items = ocp.args.Composite(
@@ -88,7 +87,7 @@ class Checkpointer:
                         (self.directory / str(step)).rename(removed)
                         shutil.rmtree(removed)
 
-    def restore(self, step: int | pathlib.Path, abstract: TrainState) -> TrainState:
+    def restore(self, step: int | pathlib.Path, abstract):
         """Returns the state saved at `step`, or in another checkpoint (a path), like `abstract`."""
         directory = self.directory / str(step)
         training = {"step": abstract.step, "opt_state": abstract.opt_state}
@@ -99,7 +98,7 @@ class Checkpointer:
         advice = ". If it is damaged, remove it to resume from the previous checkpoint"
         with _checkpoint_errors(f"{directory} could not be restored", lambda: advice):
             restored = self._checkpointer.restore(directory, args=items)
-        return TrainState(params=restored.params, **restored.training)
+        return abstract.replace(params=restored.params, **restored.training)
 
     def close(self) -> None:
         """Waits for the current write, which would otherwise be lost when the process ends."""

@@ -14,16 +14,16 @@ import pytest
 
 import bert_jax
 from bert_jax import pretrain
-from bert_jax.interop.read import abstract_params, read_model
-from bert_jax.model.config import BertConfig
-from bert_jax.tools.check_checkpoint import verify_checkpoint
-from bert_jax.training.checkpoint import (
+from bert_jax.checkpoints.native import (
     Checkpointer,
     CheckpointError,
     find_checkpoint,
     saved_steps,
     write_checkpoint,
 )
+from bert_jax.checkpoints.read import abstract_params, read_model
+from bert_jax.model.config import BertConfig
+from bert_jax.tools.check_checkpoint import verify_checkpoint
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.setup import open_phases, setup_pretraining
 from bert_jax.training.state import TrainState

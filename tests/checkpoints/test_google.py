@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bert_jax.interop.google import google_name
-from bert_jax.interop.huggingface import huggingface_name, params_from_huggingface
-from bert_jax.interop.parameters import parameter_shapes
-from bert_jax.interop.read import read_model
+from bert_jax.checkpoints.google import google_name
+from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
+from bert_jax.checkpoints.parameters import parameter_shapes
+from bert_jax.checkpoints.read import read_model
 from tests.helpers import CONFIG, CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 # Names in uncased_L-12_H-768_A-12 as released, with {layer} for the layer's number.

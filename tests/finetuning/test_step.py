@@ -11,12 +11,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, RowShape, finetune_batches
+from bert_jax.finetuning.step import (
+    fit_rows_per_microbatch,
+    make_finetune_step,
+    make_predict_step,
+    predict,
+)
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS, BertForTask, in_batch_loss
 from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
-from bert_jax.training import finetune_step
-from bert_jax.training.finetune_step import fit_rows_per_microbatch
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
 
@@ -96,7 +100,7 @@ def build_update(
     params, head = initial(model), head_of(kind, class_weights=class_weights)
     state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
     shardings = infer_shardings(state, mesh, TASK_RULES)
-    step = finetune_step.make_finetune_step(
+    step = make_finetune_step(
         model, head, lambda values: optax.sgd(values.learning_rate), shardings, rows_per_microbatch
     )
     (batch,) = finetune_batches(
@@ -235,9 +239,9 @@ def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
 def test_packed_predictions_and_their_loss_equal_unpacked(kind):
     model, features = make_model(kind), make_features(kind)
     mesh = make_mesh(devices=jax.devices()[:1])
-    step = finetune_step.make_predict_step(model, mesh, head_of(kind))
+    step = make_predict_step(model, mesh, head_of(kind))
     ((packed, loss),), ((alone, loss_alone),) = (
-        finetune_step.predict(
+        predict(
             step,
             stack([initial(model)]),
             HEADS[kind],
@@ -297,10 +301,10 @@ def outputs_and_loss(kind: str, **head) -> tuple[list[np.ndarray], float]:
     model, features, shape = make_model(kind), make_features(kind), row_shape(kind)
     mesh = make_mesh(devices=jax.devices()[:2])
     head = head_of(kind, **head)
-    step = finetune_step.make_predict_step(model, mesh, head)
+    step = make_predict_step(model, mesh, head)
     sharding = batch_sharding(mesh)
     params = stack([initial(model)])
-    return finetune_step.predict(step, params, head, features, shape, 4, sharding)[0]
+    return predict(step, params, head, features, shape, 4, sharding)[0]
 
 
 @pytest.mark.parametrize(

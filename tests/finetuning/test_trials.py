@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.tasks.trials import seed_directories, summarize_seeds
+from bert_jax.finetuning.trials import seed_directories, summarize_seeds
 
 
 def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.inference import load
-from bert_jax.interop.huggingface import (
+from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.huggingface import (
     HEAD_KEY,
     config_from_huggingface,
     head_from_huggingface,
     huggingface_name,
     params_from_huggingface,
 )
-from bert_jax.interop.parameters import LoadReport, parameter_shapes, unexpected_tensors
-from bert_jax.interop.read import read_model
+from bert_jax.checkpoints.native import CheckpointError, write_checkpoint
+from bert_jax.checkpoints.parameters import LoadReport, parameter_shapes, unexpected_tensors
+from bert_jax.checkpoints.read import read_model
+from bert_jax.inference import load
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import tokenizer_from_bytes
-from bert_jax.tools.export_huggingface import save_huggingface
 from bert_jax.tools.train_vocab import train_sentencepiece
-from bert_jax.training.checkpoint import CheckpointError, write_checkpoint
 from tests.helpers import (
     CONFIG,
     CONFIG_JSON,

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.interop import parameters
-from bert_jax.interop.sentence_transformers import MODULES_FILENAME, read_modules
-from bert_jax.interop.tensors import read_tensors
+from bert_jax.checkpoints import parameters
+from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
+from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
 from bert_jax.tokenization import load_tokenizer

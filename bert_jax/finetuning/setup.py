@@ -17,20 +17,20 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
-from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import make_model
-from bert_jax.sharding.mesh import make_mesh
-from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
-from bert_jax.tasks.pretrained_head import initial_params, only_predicts, with_labels_of_head
-from bert_jax.tasks.tables import content_hash
-from bert_jax.tasks.task import Task
-from bert_jax.tokenization import Tokenizer
-from bert_jax.training.finetune_step import (
+from bert_jax.finetuning.pretrained_head import initial_params, only_predicts, with_labels_of_head
+from bert_jax.finetuning.step import (
     default_rows_per_microbatch,
     fit_rows_per_microbatch,
     make_finetune_step,
     make_predict_step,
 )
+from bert_jax.model.config import BertConfig
+from bert_jax.model.heads import make_model
+from bert_jax.sharding.mesh import make_mesh
+from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
+from bert_jax.tasks.tables import content_hash
+from bert_jax.tasks.task import Task
+from bert_jax.tokenization import Tokenizer
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bert_jax.configs.finetune.text_classification import get_config
+from bert_jax.finetuning.pretrained_head import initial_params, with_labels_of_head
 from bert_jax.tasks import text_classification
-from bert_jax.tasks.pretrained_head import initial_params, with_labels_of_head
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.interop.tensors import read_tensors
+from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.transformers_tokenizer import CONFIG_FILENAME, read_json, read_list
 

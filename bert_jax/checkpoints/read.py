@@ -5,13 +5,13 @@ import re
 
 import flax
 
-from bert_jax.interop.google import load_google
-from bert_jax.interop.huggingface import load_huggingface
-from bert_jax.interop.parameters import LoadedModel, LoadReport, parameter_shapes
-from bert_jax.interop.sentence_transformers import MODULES_FILENAME
-from bert_jax.interop.tensors import WEIGHTS_FILENAMES, unreadable_weights
+from bert_jax.checkpoints.google import load_google
+from bert_jax.checkpoints.huggingface import load_huggingface
+from bert_jax.checkpoints.native import load_checkpoint
+from bert_jax.checkpoints.parameters import LoadedModel, LoadReport, parameter_shapes
+from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
+from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.model.config import BertConfig
-from bert_jax.training.checkpoint import load_checkpoint
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:

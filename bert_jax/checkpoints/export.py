@@ -8,7 +8,7 @@ import flax
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.interop.huggingface import (
+from bert_jax.checkpoints.huggingface import (
     CONFIG_KEYS,
     HEAD_KEY,
     TASK_HEADS,
@@ -16,8 +16,8 @@ from bert_jax.interop.huggingface import (
     huggingface_name,
     task_in_transformers,
 )
-from bert_jax.interop.parameters import PADDED
-from bert_jax.interop.sentence_transformers import embedding_files
+from bert_jax.checkpoints.parameters import PADDED
+from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
 from bert_jax.transformers_tokenizer import transformers_files

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bert_jax.interop.read import find_snapshot, read_model
-from bert_jax.interop.tensors import read_tensors
+from bert_jax.checkpoints.read import find_snapshot, read_model
+from bert_jax.checkpoints.tensors import read_tensors
 from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 

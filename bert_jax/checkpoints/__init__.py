@@ -1,0 +1,1 @@
+"""Checkpoints: our own, and those of transformers, sentence-transformers and Google."""

@@ -1,0 +1,1 @@
+"""What fine-tuning is built from: its setup, its step, and trials that train as one stack."""
