@@ -41,10 +41,10 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.sharding.mesh import make_mesh
-from bert_jax.tools import hlo_cost, tpu_compile
+from bert_jax.tpu import compilation, hlo_cost
 from bert_jax.training.setup import setup_pretraining
 
-CHIPS = flags.DEFINE_list("chips", list(tpu_compile.CHIPS), "Chips to compile for.")
+CHIPS = flags.DEFINE_list("chips", list(compilation.CHIPS), "Chips to compile for.")
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
 EXTRAPOLATE = flags.DEFINE_list(
@@ -56,10 +56,10 @@ LENGTH, NUM_LAYERS = 512, 24
 def our_cycles(chip: str) -> int:
     config = pod_large.get_config(chip)
     config.batch_size = config.long_phase.batch_size = ROWS.value
-    phases = tpu_compile.planned_phases(config, (128, LENGTH))
-    devices = [tpu_compile.describe_device(chip)]
-    setup = setup_pretraining(config, phases, tpu_compile.UNCASED_ENGLISH, devices)
-    _, hlo = tpu_compile.compile_step(setup, phases[-1])
+    phases = compilation.planned_phases(config, (128, LENGTH))
+    devices = [compilation.describe_device(chip)]
+    setup = setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, devices)
+    _, hlo = compilation.compile_step(setup, phases[-1])
     return hlo_cost.step_cost(hlo, chip).cycles.total()
 
 
@@ -101,7 +101,7 @@ def their_cycles_with(chip: str, num_layers: int) -> int:
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    sharding = NamedSharding(make_mesh(devices=[tpu_compile.describe_device(chip)]), P())
+    sharding = NamedSharding(make_mesh(devices=[compilation.describe_device(chip)]), P())
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
     batch = {name: jax.ShapeDtypeStruct((ROWS.value, LENGTH), jnp.int32) for name in names}
     batch["next_sentence"] = jax.ShapeDtypeStruct((ROWS.value,), jnp.int32)

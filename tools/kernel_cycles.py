@@ -1,179 +1,25 @@
-"""Counts the cycles of the TPU kernels, for tools/tpu_report.py.
-
-The compiler gives kernels no `estimated_cycles`, but it can write their schedule. This compiles
-each kernel alone, for each chip and shape, and counts its instruction bundles, one per cycle, plus
-delay cycles: of one grid program for attention, and of all grid programs of a block of tokens for a
-sublayer's output. Unlike `estimated_cycles`, it excludes memory stalls and the start-up of grid
-programs.
+"""Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to those of the compiler.
 
 python tools/kernel_cycles.py     # writes bert_jax/model/kernels/cycles.json
 """
 
-import itertools
 import json
-import os
-import pathlib
-import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 from absl import app, flags
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.dropout import AttentionDropout, HiddenDropout
-from bert_jax.model.kernels import attention_tpu, sublayer_tpu
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.sharding.mesh import make_mesh
-from bert_jax.tools import hlo_cost, tpu_compile
+from bert_jax.tpu.hlo_cost import KERNEL_TABLE
+from bert_jax.tpu.kernel_cycles import compile_kernels, measure_all
 
 CHIP = flags.DEFINE_string("chip", None, "Only compile the kernels for this chip and --shape.")
 SHAPE = flags.DEFINE_string("shape", None, "JSON list: an entry of `shapes`.")
 
-CHIPS = ("v3", "v4", "v5e", "v5p", "v6e")
-LENGTHS = (128, 384, 512)
-SHORTEST_BRANCH = 100  # Bundles.
-HEAD_DIM = 64
-DTYPES = ("bfloat16", "float32")
-# Tokens (for blocks of 256, and of 512), inner and hidden size of the published models' sublayers.
-SUBLAYERS = [
-    (tokens, inner, hidden)
-    for hidden in (128, 256, 512, 768, 1024)
-    for inner in (hidden, 4 * hidden)
-    for tokens in (2304, 4096)
-]
-
-
-def shapes(chip: str) -> list[tuple]:
-    """Returns the shapes to compile for a chip: with dropout, dtype, and sizes."""
-    attention = itertools.product((False, True), DTYPES, LENGTHS)
-    sublayers = [
-        (has_dropout, dtype, sizes)
-        for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
-        if chip != "v3" and sublayer_tpu.block_sizes(*sizes, dtype)
-    ]
-    return list({entry(*shape): shape for shape in (*attention, *sublayers)}.values())
-
-
-def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[int]) -> None:
-    """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
-    mesh = make_mesh(devices=[tpu_compile.describe_device(chip)])
-    sharding = NamedSharding(mesh, P())
-
-    def abstract(*sizes, dtype="int32"):
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
-
-    def float32(*sizes):
-        return abstract(*sizes, dtype="float32")
-
-    if isinstance(sizes, list):
-        tokens, inner, hidden = sizes
-        words, dropout = abstract(1, tokens), None
-        if has_dropout:
-            dropout = HiddenDropout((words, words), abstract(), float32())
-        inputs, x = (abstract(tokens, size, dtype=dtype) for size in (inner, hidden))
-        stacks = [abstract(1, *each.shape, dtype=dtype) for each in (inputs, x)]
-        has_gelu = inner > hidden
-        vectors = [float32(size) for size in [hidden] * 3 + [inner] * has_gelu]
-        arguments = inputs, x, (abstract(inner, hidden, dtype=dtype), *vectors), stacks, dropout
-
-        def loss(inputs, x, params, stacks, dropout):
-            settings, stacks = sublayer_tpu.Settings(has_gelu, epsilon=1e-12), (*stacks, None)
-            y, _ = sublayer_tpu.sublayer(settings, stacks, 0, dropout, inputs, x, params)
-            return jnp.sum(y.astype(jnp.float32))
-
-    else:
-        batch, num_pairs = 2 * attention_tpu.MAX_LENGTH // sizes, 256 // HEAD_DIM // 2
-        words = abstract(batch, num_pairs, 2, sizes), abstract(2, sizes)
-        dropout = AttentionDropout(*words, abstract(), float32()) if has_dropout else None
-        projections = abstract(batch, sizes, 3 * 256, dtype=dtype)
-        arguments = projections, float32(3 * 256), abstract(batch, sizes), dropout
-        settings = {"head_dim": HEAD_DIM}
-        settings["float32_blocks"] = attention_tpu.needs_float32(mesh.devices.item().device_kind)
-
-        def loss(*arguments):
-            return jnp.sum(attention_tpu.attention(*arguments, **settings)[0].astype(jnp.float32))
-
-    gradients = jax.shard_map(
-        jax.grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
-    )
-    jax.jit(gradients).lower(*arguments).compile()
-
-
-def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
-    """Returns the cycles of the loop over the grid in a schedule, in one program.
-
-    A bundle takes one, and those of v3 wait as many more as `vdelay` says. `runs` gives how often
-    each branch is taken: then returns the cycles of sum(runs) programs. Raises ValueError if the
-    schedule has fewer branches.
-    """
-    bundles = re.split(r"^(?= *\w+ +(?:\w\w)?: )", schedule, flags=re.MULTILINE)
-    bundles = [x for x in bundles if re.match(r" *0x[0-9a-f]+ +(\w\w)?: +> +\{", x)]
-    cycles = [1 + sum(map(int, re.findall(r" vdelay (\d+)", x))) for x in bundles]
-    if not runs:
-        return sum(cycles)
-    ends, branches = {}, []
-    for n, bundle in enumerate(bundles):
-        if re.match(r" *\w+ +PF: ", bundle):  # "Predicated region fallthrough": it ends before.
-            ends |= dict.fromkeys(re.findall(r"region (\d+)", bundle), n)
-    for n, bundle in enumerate(bundles):
-        region = re.search(r"sbr\.rel .* target = \$region(\d+)", bundle)
-        if region and ends.get(region[1], 0) > n + SHORTEST_BRANCH:
-            branches = [each for each in branches if each[1] <= n] + [(n, ends[region[1]])]
-    # The longest; the others start copies and wait for them.
-    branches = sorted(sorted(branches, key=lambda each: each[0] - each[1])[: len(runs)])
-    if len(branches) != len(runs):
-        raise ValueError(f"the schedule has {len(branches)} branches: expected {len(runs)}")
-    taken = [sum(cycles[start:end]) for start, end in branches]
-    outside = sum(cycles) - sum(taken)
-    return sum(runs) * outside + sum(n * each for n, each in zip(runs, taken, strict=True))
-
-
-def measure(chip: str, *shape) -> dict[str, int]:
-    """Returns the cycles of the forward and of the backward kernel."""
-    runs = {"forward": (), "backward": ()}
-    if isinstance(shape[-1], tuple):
-        tokens, inner, hidden = shape[-1]
-        num_chunks = inner // sublayer_tpu.block_sizes(tokens, inner, hidden, shape[1])[1]
-        if num_chunks > 1:  # Forward, the last, the first, and the others; backward, the first.
-            runs = {"forward": (1, 1, num_chunks - 2), "backward": (1, num_chunks - 1)}
-    with tempfile.TemporaryDirectory() as directory:
-        dump = f"--xla_jf_dump_to={directory} --xla_jf_dump_llo_text=true"
-        subprocess.run(
-            [sys.executable, __file__, f"--chip={chip}", f"--shape={json.dumps(shape)}"],
-            env=os.environ | {"LIBTPU_INIT_ARGS": dump},
-            check=True,
-        )
-        return {
-            kernel: count_cycles(path.read_text(), runs[kernel])
-            for kernel in ("forward", "backward")
-            for path in pathlib.Path(directory).glob(f"*{kernel}_kernel*[0-9]-final_bundles.txt")
-        }
-
-
-def entry(has_dropout: bool, dtype: str, sizes: int | tuple[int, ...]) -> str:
-    """Returns the name of an entry of the table, as tools/hlo_cost.py looks it up."""
-    name = f"{sizes} {HEAD_DIM}"
-    if isinstance(sizes, tuple):
-        block, _ = sublayer_tpu.block_sizes(*sizes, dtype)
-        name = f"{'gelu' if sizes[1] > sizes[2] else 'linear'} {block} {sizes[1]} {sizes[2]}"
-    return f"{name} {dtype}{' dropout' * has_dropout}"
-
 
 def main(_) -> None:
-    if CHIP.value:
+    if CHIP.value:  # In a process of its own, with the compiler's dump switched on.
         compile_kernels(CHIP.value, *json.loads(SHAPE.value))
         return
-    table = {}
-    for chip in CHIPS:
-        for shape in shapes(chip):
-            table.setdefault(chip, {})[entry(*shape)] = cycles = measure(chip, *shape)
-            print(chip, entry(*shape), cycles, flush=True)
-    hlo_cost.KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
+    KERNEL_TABLE.write_text(json.dumps(measure_all(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep
-from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tpu import compilation
 from bert_jax.training.setup import check_numbers, setup_pretraining
 
 
@@ -60,15 +60,15 @@ def check_finetuning(config: ConfigDict) -> None:
 def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
     """Raises ValueError for a configuration that cannot run on the slice that JAX simulates."""
     if config.get("topology"):
-        expected_chip, sizes, num_slices = tpu.parse_topology(config.topology)
+        expected_chip, sizes, num_slices = compilation.parse_topology(config.topology)
         if (expected_chip, math.prod(sizes) * num_slices) != (chip, num_chips):
             raise ValueError(
                 f"the configuration is for {config.topology}, but --accelerator_type has "
                 f"{num_chips} chips of {chip}: change it, or set --config.topology=..."
             )
     check_numbers(config)
-    phases = tpu.planned_phases(config, (1, 1))  # The row lengths do not matter here.
-    setup_pretraining(config, phases, tpu.UNCASED_ENGLISH)
+    phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
+    setup_pretraining(config, phases, compilation.UNCASED_ENGLISH)
 
 
 def main(argv: list[str]) -> None:

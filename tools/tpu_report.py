@@ -23,8 +23,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.config import REMAT_POLICIES
 from bert_jax.runtime.command_line import define_config, parse_flags
-from bert_jax.tools import pod_report, stack_report
-from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tpu import compilation, pod_report, stack_report
 from bert_jax.training import setup
 
 CONFIG = define_config("Configuration of a pre-training run, a fine-tuning run or a sweep.")
@@ -57,7 +56,7 @@ REMAT = flags.DEFINE_list("sweep_remat", list(REMAT_POLICIES), "Remat policies t
 ALL = flags.DEFINE_bool("all", False, "Report every pod configuration, in one table.")
 MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the table of --all to.")
 
-PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in tpu.CHIPS]
+PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in compilation.CHIPS]
 PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
 COLUMNS = (
     *("configuration", "topology", "length", "batch", "rows per device", "mesh", "remat"),
@@ -135,8 +134,8 @@ def load_phases(config: ConfigDict) -> tuple[list[setup.Phase], object]:
         phases = setup.open_phases(config)
         tokenizer = phases[0].train.tokenizer
     else:
-        phases = tpu.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
-        tokenizer = tpu.UNCASED_ENGLISH
+        phases = compilation.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
+        tokenizer = compilation.UNCASED_ENGLISH
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 
@@ -167,28 +166,29 @@ def format_hours(figures: dict, prefix: str = "") -> str:
 def format_failure(phase: dict) -> str:
     over = phase["hbm_bytes_over"]
     if over is None:
-        minimum = phase["hbm_argument_bytes"] / tpu.GIB
+        minimum = phase["hbm_argument_bytes"] / compilation.GIB
         return (
             "DOES NOT FIT: the compiler ran out of device memory and does not report by how much; "
             f"parameters, optimizer state and rows alone need {minimum:.2f} GiB"
         )
     used = phase["hbm_bytes_per_device"]
     return (
-        f"DOES NOT FIT by {over / tpu.GIB:.2f} GiB: needs {used / tpu.GIB:.2f}, the compiler "
-        f"allows {(used - over) / tpu.GIB:.2f}"
+        f"DOES NOT FIT by {over / compilation.GIB:.2f} GiB: "
+        f"needs {used / compilation.GIB:.2f}, the compiler "
+        f"allows {(used - over) / compilation.GIB:.2f}"
     )
 
 
 def format_step(phase: dict) -> list[str]:
-    used = phase["hbm_bytes_per_device"] / tpu.GIB
-    capacity = phase["hbm_capacity_bytes"] / tpu.GIB
+    used = phase["hbm_bytes_per_device"] / compilation.GIB
+    capacity = phase["hbm_capacity_bytes"] / compilation.GIB
     fit = format_failure(phase) if phase["hbm_bytes_over"] else "fits"
     figures = {
         "mesh": " ".join(f"{axis}={size}" for axis, size in phase["mesh"].items()),
         "rows per device": f"{phase['per_device_batch_size']} per microbatch",
         "HBM per device": f"{used:.2f} of {capacity:.0f} GiB: {fit}",
         " by use": ", ".join(
-            f"{name} {size / tpu.GIB:.3f}" for name, size in phase["hbm_parts"].items()
+            f"{name} {size / compilation.GIB:.3f}" for name, size in phase["hbm_parts"].items()
         ),
         "FLOPs per sequence": f"{phase['model_flops_per_row'] / 1e9:.2f} G analytic, "
         f"{phase['compiled_flops_per_row'] / 1e9:.2f} G compiled",
@@ -228,19 +228,19 @@ def format_sweep_row(row: dict) -> str:
     start = f"mesh {row['sizes']:<8} remat {row['remat']:<5}"
     if not row["fits"]:
         return f"{start} " + (f"invalid: {row['error']}" if "error" in row else "does not fit")
-    used, hours = row["hbm_bytes_per_device"] / tpu.GIB, format_hours(row, "total_")
+    used, hours = row["hbm_bytes_per_device"] / compilation.GIB, format_hours(row, "total_")
     return f"{start} {used:6.2f} GiB {hours}; fits up to {row['largest_batch']} rows per device"
 
 
 def format_table_row(name: str, report: dict, phase: dict) -> str:
-    capacity = phase["hbm_capacity_bytes"] / tpu.GIB
+    capacity = phase["hbm_capacity_bytes"] / compilation.GIB
     cells = [f"`{name}`", report["topology"], phase["max_seq_length"], phase["batch_size"]]
     if phase["fits"]:
         cells += [
             phase["per_device_batch_size"],
             "x".join(str(size) for size in phase["mesh"].values()),
             report["remat"],
-            f"{phase['hbm_bytes_per_device'] / tpu.GIB:.1f} of {capacity:.0f}",
+            f"{phase['hbm_bytes_per_device'] / compilation.GIB:.1f} of {capacity:.0f}",
             # With remat, layers are computed twice.
             f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
             f"{phase['cycles_per_row']:,.0f}{' *' * has_missing_cycles(phase)}",

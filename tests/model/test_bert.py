@@ -16,7 +16,7 @@ from bert_jax.model.attention import attention
 from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout
-from bert_jax.tools.pod_report import num_params
+from bert_jax.tpu.pod_report import num_params
 from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
 from tests.golden import make_model as golden
 

@@ -19,8 +19,7 @@ from bert_jax.sharding import collectives
 from bert_jax.sharding.collectives import gather_data, sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, with_shardings
-from bert_jax.tools import hlo_cost
-from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tpu import compilation, hlo_cost
 from bert_jax.training import pretrain_step
 
 
@@ -78,7 +77,7 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     phase = types.SimpleNamespace(
         train=types.SimpleNamespace(max_seq_length=length, max_pairs=2), batch_size=rows
     )
-    batch = tpu.abstract_batch(phase, batch_sharding(shardings.step.mesh))
+    batch = compilation.abstract_batch(phase, batch_sharding(shardings.step.mesh))
     lowered = step.lower(with_shardings(shapes, shardings), batch)
 
     # The CPU computes bfloat16 in float32; before its compiler, the dtypes are those of a TPU.

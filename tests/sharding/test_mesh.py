@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from bert_jax.configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 from bert_jax.data.batches import local_row_ranges
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tpu import compilation
 
 
 def test_size_minus_one_uses_the_remaining_devices():
@@ -73,7 +73,7 @@ def test_pod_mesh_has_each_device_once_and_its_hosts_read_each_row(topology, mon
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
-    _, devices = tpu.describe_topology(topology)
+    _, devices = compilation.describe_topology(topology)
     hosts = {device.process_index for device in devices}
     for fsdp, tensor in ((1, 1), (4, 1), (8, 1), (1, 2), (4, 2)):
         mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=devices)

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from bert_jax.tools import hlo_cost
-from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tpu import compilation, hlo_cost
 from tests.helpers import ROOT, run_each
 
 TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
@@ -146,7 +145,7 @@ def test_step_with_too_large_activations_is_rejected_with_a_batch_size_that_fits
     assert result.returncode == 1, result.stdout + result.stderr
     report = json.loads(json_path.read_text())
     allowed = report["hbm_bytes_per_device"] - report["hbm_bytes_over"]
-    assert allowed == tpu.CHIPS["v5e"].usable_hbm_bytes < report["hbm_capacity_bytes"]
+    assert allowed == compilation.CHIPS["v5e"].usable_hbm_bytes < report["hbm_capacity_bytes"]
     assert "DOES NOT FIT by" in result.stdout and "GiB" in result.stdout
     fits = result.stdout.rsplit("This fits: ", 1)[1].split()
     assert fits == ["--config.per_device_batch_size=128"] and result.stderr == ""
@@ -248,7 +247,7 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
 # Runs --all with reports that are given, not compiled.
 REPORT_ALL = """
 import sys
-from bert_jax.tools import pod_report
+from bert_jax.tpu import pod_report
 from bert_jax.tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)

@@ -19,7 +19,7 @@ from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data
-from bert_jax.tools.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
+from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 

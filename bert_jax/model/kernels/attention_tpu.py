@@ -218,7 +218,7 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
         input_output_aliases={1 + len(given): 0} if is_forward else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=settings.interpret,
-        name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tools/hlo_cost.py.
+        name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tpu/hlo_cost.py.
     )(jnp.full(1, layer, jnp.int32), *arrays)
 
 

@@ -168,7 +168,7 @@ def _call(kernel, settings: Settings, stacks, layer, dropout, x, params, outputs
         input_output_aliases={2: 1} if is_forward else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=settings.interpret,
-        name=f"{kernel.__name__.strip('_')}_{variant}",  # For tools/hlo_cost.py.
+        name=f"{kernel.__name__.strip('_')}_{variant}",  # For tpu/hlo_cost.py.
     )(jnp.full(1, layer, jnp.int32), *arrays)
 
 

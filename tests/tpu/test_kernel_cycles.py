@@ -2,8 +2,8 @@
 
 import pytest
 
-from bert_jax.tools import kernel_cycles
-from bert_jax.tools.kernel_cycles import count_cycles
+from bert_jax.tpu import kernel_cycles
+from bert_jax.tpu.kernel_cycles import count_cycles
 
 SCHEDULE = """
 = control target key start

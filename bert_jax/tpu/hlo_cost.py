@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.model.kernels import attention_tpu, sublayer_tpu
-from bert_jax.tools.tpu_compile import CHIPS
+from bert_jax.tpu.compilation import CHIPS
 
 KERNEL_TABLE = pathlib.Path(attention_tpu.__file__).with_name("cycles.json")
 DTYPES = {16: "bfloat16", 32: "float32"}  # By their bits.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.tools import hlo_cost
+from bert_jax.tpu import hlo_cost
 
 # A loop of three trips with a matrix product, an all-reduce and a sort; then an update.
 MODULE = """

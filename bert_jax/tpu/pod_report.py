@@ -21,8 +21,8 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.tools import tpu_compile as tpu
-from bert_jax.tools.hlo_cost import step_cost
+from bert_jax.tpu import compilation
+from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, PretrainSetup, setup_pretraining
 
@@ -41,7 +41,7 @@ def report(
     Lists the `num_costliest` instructions and largest collectives, and writes the scheduled HLO of
     the first phase to `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
     """
-    chip, devices = tpu.describe_topology(topology)
+    chip, devices = compilation.describe_topology(topology)
     setup = setup_pretraining(config, phases, tokenizer, devices)
     figures = []
     for phase in phases:
@@ -60,7 +60,7 @@ def report(
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices_per_chip,
-        "num_slices": tpu.parse_topology(topology)[-1],
+        "num_slices": compilation.parse_topology(topology)[-1],
         "num_params": num_params(setup.model.config),
         "clock_hz": chip.clock_hz,
         "remat": config.model.remat,
@@ -74,8 +74,8 @@ def report(
 
 
 def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, hlo_path) -> dict:
-    chip_name, *_ = tpu.parse_topology(topology)
-    chip = tpu.CHIPS[chip_name]
+    chip_name, *_ = compilation.parse_topology(topology)
+    chip = compilation.CHIPS[chip_name]
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
     num_pairs = phase.train.max_pairs * setup.model.next_sentence
@@ -90,8 +90,8 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
         "model_flops_per_row": row_flops,
     }
     try:
-        hbm, hlo = tpu.compile_step(setup, phase)
-    except tpu.DoesNotFit as error:
+        hbm, hlo = compilation.compile_step(setup, phase)
+    except compilation.DoesNotFit as error:
         return figures | {
             "fits": False,
             "hbm_parts": None,
@@ -201,7 +201,7 @@ def sweep(
     power of two times the configured one, or None. A mesh that does not divide the devices, a batch
     or an array has `error`. Raises ValueError for a malformed topology or mesh, or no valid mesh.
     """
-    tpu.describe_topology(topology)  # Raises once, not for each mesh.
+    compilation.describe_topology(topology)  # Raises once, not for each mesh.
     for sizes in meshes:
         if not re.fullmatch(r"(-1|\d+)(x(-1|\d+)){2}", sizes):
             raise ValueError(f"mesh {sizes!r}: expected data x fsdp x tensor, as in -1x4x1")

@@ -19,8 +19,8 @@ from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import stack_shardings, with_shardings
-from bert_jax.tools import tpu_compile as tpu
-from bert_jax.tools.hlo_cost import step_cost
+from bert_jax.tpu import compilation
+from bert_jax.tpu.hlo_cost import step_cost
 
 HEADS = {
     "text_classification": heads.CLASSIFICATION,
@@ -43,16 +43,16 @@ def report(config: ConfigDict, topology: str) -> dict:
     check_numbers(config)
     if config.task not in HEADS:
         raise ValueError(f"no report for the task {config.task}: expected {', '.join(HEADS)}")
-    chip, devices = tpu.describe_topology(topology)
+    chip, devices = compilation.describe_topology(topology)
     stacks = []
     for num_trials, used in ((1, devices[:1]), (len(devices), devices), (4, devices[:1])):
         figures = {"trials": num_trials, "devices": len(used)}
         try:
             hbm, hlo = compile_stack(config, num_trials, used)
-        except tpu.DoesNotFit as error:
+        except compilation.DoesNotFit as error:
             stacks.append(figures | {"fits": False, "hbm_bytes_per_device": error.num_bytes})
             continue
-        cost = step_cost(hlo, tpu.parse_topology(topology)[0])
+        cost = step_cost(hlo, compilation.parse_topology(topology)[0])
         used_bytes = sum(hbm.values())
         figures |= {
             "fits": used_bytes <= chip.usable_hbm_bytes,
@@ -74,7 +74,7 @@ def report(config: ConfigDict, topology: str) -> dict:
 def compile_stack(
     config: ConfigDict, num_trials: int, devices: Sequence[jax.Device]
 ) -> tuple[dict[str, int], str]:
-    """Compiles the step of `num_trials` sharded over `devices`, as `tpu.compile_program` does."""
+    """Compiles the step of `num_trials` sharded over `devices`, as `compile_program`."""
     mesh = make_mesh(trial=len(devices), data=1, devices=devices)
     fields = {name: value for name, value in config.model.items() if value is not None}
     head = HEADS[config.task]
@@ -107,7 +107,7 @@ def compile_stack(
     hyperparameters = jax.tree.map(abstract, setup.hyperparameters(config))
     num_microbatches = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
     rest = num_microbatches, abstract(key), hyperparameters
-    return tpu.compile_program(setup.update_step, state, rows, *rest)
+    return compilation.compile_program(setup.update_step, state, rows, *rest)
 
 
 def format_report(report: dict) -> str:
@@ -126,6 +126,6 @@ def format_report(report: dict) -> str:
             ratio = f"{stack['cycles_per_step'] / alone:.3f}" if alone else ""
             cells[2:] = [f"{stack['cycles_per_step']:,}", ratio, kinds or "none"]
         used = stack["hbm_bytes_per_device"]
-        cells.append(f"{used / tpu.GIB:.2f}" if used else "unknown")
+        cells.append(f"{used / compilation.GIB:.2f}" if used else "unknown")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from bert_jax.configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.tools import tpu_compile as tpu
+from bert_jax.tpu import compilation
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase
 
@@ -23,33 +23,35 @@ ROWS = types.SimpleNamespace(max_seq_length=128, max_pairs=8)
     [("v4:2x2x4", ("v4", [2, 2, 4], 1)), ("v5e:4x4:3", ("v5e", [4, 4], 3))],
 )
 def test_topology_is_chip_slice_shape_and_number_of_slices(topology, parsed):
-    assert tpu.parse_topology(topology) == parsed
+    assert compilation.parse_topology(topology) == parsed
 
 
 @pytest.mark.parametrize("topology", ["v9:2x2", "v4", "v4:4x4", "v4:2x2x1:0", "v4:2x2x1:", "4x4"])
 def test_unknown_topology_is_rejected_with_examples(topology):
     with pytest.raises(ValueError, match=f"unknown topology '{topology}': .*v3:4x4, v4:4x4x4,"):
-        tpu.parse_topology(topology)
+        compilation.parse_topology(topology)
 
 
 def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"not installed: pip install 'jax\[tpu\]'"):
-        tpu.describe_topology("v4:2x2x1")
+        compilation.describe_topology("v4:2x2x1")
 
 
 def test_memory_error_of_the_compiler_is_parsed():
     used = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.25G of 15.75G hbm."
-    assert tpu.parse_memory_error(used, 2**30) == (17.25 * 2**30, 15.75 * 2**30)
+    assert compilation.parse_memory_error(used, 2**30) == (17.25 * 2**30, 15.75 * 2**30)
     temporary = "the total memory required for HLO temporaries (512.0M) exceeds available HBM (1G)."
-    assert tpu.parse_memory_error(temporary, 2**30) == (1.5 * 2**30, 2**30)
-    assert tpu.parse_memory_error("RESOURCE_EXHAUSTED", 2**30) == (None, None)
+    assert compilation.parse_memory_error(temporary, 2**30) == (1.5 * 2**30, 2**30)
+    assert compilation.parse_memory_error("RESOURCE_EXHAUSTED", 2**30) == (None, None)
 
 
 def test_peak_flops_are_flops_per_cycle_times_the_clock():
     # 128 x 128 matrix units per device; each cell multiplies and adds in a cycle.
     units = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
-    for (device_kind, num_units), chip in zip(units.items(), tpu.CHIPS.values(), strict=True):
+    for (device_kind, num_units), chip in zip(
+        units.items(), compilation.CHIPS.values(), strict=True
+    ):
         peak = num_units * 128**2 * 2 * chip.clock_hz
         assert peak == pytest.approx(metrics.PEAK_FLOPS[device_kind], rel=0.005)
 
@@ -58,9 +60,9 @@ def test_bytes_per_device_are_those_of_its_shards():
     mesh = make_mesh(data=2, fsdp=4)
     sharding = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
     leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)
-    batch = tpu.abstract_batch(Phase(ROWS, None, 0, 1, 16, 20), batch_sharding(mesh))
-    assert tpu.bytes_per_device({"weight": leaf}) == 3 * 2 * 4
-    assert tpu.bytes_per_device(batch) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
+    batch = compilation.abstract_batch(Phase(ROWS, None, 0, 1, 16, 20), batch_sharding(mesh))
+    assert compilation.bytes_per_device({"weight": leaf}) == 3 * 2 * 4
+    assert compilation.bytes_per_device(batch) == 2 * (2 * 128 + 2 * 8 * 3 + 8 + 4 + 4)
 
 
 def test_abstract_batch_matches_the_batches_of_the_loader(corpus):
@@ -69,11 +71,11 @@ def test_abstract_batch_matches_the_batches_of_the_loader(corpus):
     expected = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), batch
     )
-    assert tpu.abstract_batch(Phase(rows, None, 0, 1, 16, 20), sharding) == expected
+    assert compilation.abstract_batch(Phase(rows, None, 0, 1, 16, 20), sharding) == expected
 
 
 def test_stand_in_tokenizer_suits_masking():
-    tokenizer = tpu.UNCASED_ENGLISH
+    tokenizer = compilation.UNCASED_ENGLISH
     assert len(tokenizer.word_start) == tokenizer.vocab_size > max(tokenizer.special_ids)
     assert tokenizer.mask_id in tokenizer.special_ids
 
@@ -82,8 +84,8 @@ def test_stand_in_tokenizer_suits_masking():
 def test_pod_configuration_has_a_topology_that_divides_its_batches(module):
     for name, topology in module.TOPOLOGIES.items():
         config = module.get_config(name)
-        chip, sizes, _ = tpu.parse_topology(topology)
-        num_devices = math.prod(sizes) * tpu.CHIPS[chip].devices_per_chip
+        chip, sizes, _ = compilation.parse_topology(topology)
+        num_devices = math.prod(sizes) * compilation.CHIPS[chip].devices_per_chip
         assert config.topology == topology and chip == name
         for batch_size in (config.batch_size, config.long_phase.batch_size):
             assert batch_size % (num_devices * max(config.per_device_batch_size, 1)) == 0

@@ -7,9 +7,8 @@ import jax
 import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
-from bert_jax.tools import pod_report
-from bert_jax.tools import tpu_compile as tpu
-from bert_jax.tools.hlo_cost import Cost
+from bert_jax.tpu import compilation, pod_report
+from bert_jax.tpu.hlo_cost import Cost
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase, setup_pretraining
 
@@ -19,8 +18,8 @@ TOPOLOGY = "v4:2x2x2"
 @pytest.fixture(autouse=True)
 def simulated_devices(monkeypatch):
     """Describes every topology as eight v4 chips."""
-    devices = tpu.CHIPS["v4"], jax.devices()
-    monkeypatch.setattr(tpu, "describe_topology", lambda topology: devices)
+    devices = compilation.CHIPS["v4"], jax.devices()
+    monkeypatch.setattr(compilation, "describe_topology", lambda topology: devices)
 
 
 def make_phase(batch_size: int) -> Phase:
@@ -91,7 +90,7 @@ def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
         return {"fits": False, "phases": []}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
     invalid, valid = pod_report.sweep(*run, ["3x1x1", "-1x4x1"], ["none"])
     assert "does not divide the 8 devices" in invalid["error"] and not invalid["fits"]
     assert valid["sizes"] == "-1x4x1" and "error" not in valid
@@ -101,7 +100,7 @@ def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
 
 def test_sweep_rejects_a_malformed_mesh_before_compiling(monkeypatch):
     monkeypatch.setattr(pod_report, "report", lambda *_: pytest.fail("compiled"))
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
     with pytest.raises(ValueError, match="mesh '2x2': expected data x fsdp x tensor"):
         list(pod_report.sweep(*run, ["-1x1x1", "2x2"], ["none"]))
 
@@ -123,7 +122,7 @@ def test_sweep_finds_the_largest_batch_by_compiling(monkeypatch):
         return step | {"fits": rows <= 64, "phases": [step], "remat": config.model.remat}
 
     monkeypatch.setattr(pod_report, "report", fake_report)
-    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], tpu.UNCASED_ENGLISH
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
     (row,) = pod_report.sweep(*run, ["-1x1x1"], ["none"])
     assert (row["sizes"], row["remat"]) == ("-1x1x1", "none")
     assert row["largest_batch"] == 64 and tried == [8, 128, 64]
@@ -149,16 +148,18 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
         outcome = next(remaining)
         clock[0] += 2.0 if isinstance(outcome, tuple) else 1.5
         if isinstance(outcome, tuple):
-            raise tpu.DoesNotFit(*outcome, 5)
+            raise compilation.DoesNotFit(*outcome, 5)
         return {"activations": outcome}, ""
 
     cost = Cost(collections.Counter({("other", "update"): 1}), 1.0, {}, {}, 0.0, [], {}, [])
     monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
     monkeypatch.setattr(pod_report, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
-    monkeypatch.setattr(tpu, "compile_step", fake_compile_step)
+    monkeypatch.setattr(compilation, "compile_step", fake_compile_step)
     phases = [make_phase(8 * 2**index) for index in range(len(outcomes))]
-    report = pod_report.report(bert_tiny.get_config(), TOPOLOGY, phases, tpu.UNCASED_ENGLISH)
+    report = pod_report.report(
+        bert_tiny.get_config(), TOPOLOGY, phases, compilation.UNCASED_ENGLISH
+    )
     assert (report["hbm_bytes_per_device"], report["hbm_bytes_over"]) == (needed, over)
     assert report["hbm_parts"] == ({"activations": needed} if needed in outcomes else None)
     assert report["fits"] == (over == 0) and report["compile_seconds"] == seconds

@@ -1,0 +1,1 @@
+"""A pod without a pod: steps compiled for TPUs, what they cost, and reports."""
