@@ -25,6 +25,7 @@ from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
+from bert_jax.errors import NonFiniteLoss, RunStopped
 from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
 from bert_jax.finetuning.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
 from bert_jax.finetuning.step import predict
@@ -38,7 +39,6 @@ from bert_jax.finetuning.trials import (
     summarize_seeds,
 )
 from bert_jax.runtime import command_line, distributed, main
-from bert_jax.runtime.command_line import NonFiniteLoss, RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.sharding.rules import with_shardings

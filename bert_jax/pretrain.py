@@ -21,8 +21,8 @@ from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import heldout_batches, pretrain_batches
+from bert_jax.errors import RunStopped
 from bert_jax.runtime import distributed, main
-from bert_jax.runtime.command_line import RunStopped
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer

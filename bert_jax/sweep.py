@@ -31,10 +31,10 @@ from ml_collections import ConfigDict
 
 from bert_jax import finetune
 from bert_jax.checkpoints.parameters import LoadedModel
+from bert_jax.errors import RunStopped
 from bert_jax.finetuning.setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
-from bert_jax.runtime.command_line import RunStopped
 from bert_jax.sweeps import claims, report, search
 from bert_jax.sweeps.configurations import Configuration, grid_overrides, make_configurations
 from bert_jax.sweeps.programs import (

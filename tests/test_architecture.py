@@ -11,7 +11,8 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("wordpiece", "sharding", "runtime"),
+    ("errors", "wordpiece"),
+    ("sharding", "runtime"),
     ("transformers_tokenizer",),
     ("tokenization",),
     ("data",),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.checkpoints.native import Checkpointer, CheckpointError, find_checkpoint
+from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.errors import CheckpointError
 from bert_jax.inference import PretrainedModel
 from bert_jax.model import forward
 from bert_jax.model.bert import Bert, BertForPreTraining

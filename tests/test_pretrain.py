@@ -20,16 +20,12 @@ from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax import finetune, pretrain
-from bert_jax.checkpoints.native import (
-    find_checkpoint,
-    saved_steps,
-    write_checkpoint,
-)
+from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
+from bert_jax.errors import PREEMPTED
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.runtime.command_line import PREEMPTED
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.check_checkpoint import load_training_state

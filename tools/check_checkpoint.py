@@ -25,7 +25,8 @@ import jax
 
 from bert_jax.checkpoints.native import find_checkpoint, load_checkpoint, read_arrays, reading
 from bert_jax.checkpoints.read import abstract_params
-from bert_jax.runtime.command_line import CheckpointError, parse_flags
+from bert_jax.errors import CheckpointError
+from bert_jax.runtime.command_line import parse_flags
 
 COPY_TO = flags.DEFINE_string("copy_to", None, "Directory to create for the copy.")
 

@@ -20,9 +20,10 @@ from absl import app, flags, logging
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.native import CheckpointError, write_checkpoint
+from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import read_model
+from bert_jax.errors import CheckpointError
 from bert_jax.runtime.command_line import parse_flags
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}

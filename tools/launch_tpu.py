@@ -30,7 +30,8 @@ import time
 
 from absl import app, flags
 
-from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, parse_flags
+from bert_jax.errors import INTERRUPTED, PREEMPTED
+from bert_jax.runtime.command_line import parse_flags
 
 NAME = flags.DEFINE_string("name", None, "Name of the slice.", required=True)
 PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required=True)

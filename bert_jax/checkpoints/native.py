@@ -20,8 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
-from bert_jax.runtime.command_line import CheckpointError
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
 
 CHUNKS_PER_READ = 2

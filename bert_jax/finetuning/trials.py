@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints import native
+from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.setup import FinetuneSetup
 from bert_jax.model.heads import Outputs
 from bert_jax.runtime import main
-from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.tasks.task import Split
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_json

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import signal
 import sys
 import traceback
 from typing import NoReturn
@@ -17,31 +16,7 @@ from ml_collections.config_flags.config_flags import ConfigFileFlagParser
 # Makes `--help` list the flags defined here as flags of the calling program.
 flags.disclaim_key_flags()
 
-PREEMPTED = os.EX_TEMPFAIL
-"""75: stopped after saving a checkpoint, or lost another process; run the same command again."""
-INTERRUPTED = 128 + signal.SIGINT
-"""130: stopped by Ctrl-C."""
 TUNABLE = "glibc.malloc.hugetlb=1"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read."""
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss or a norm is NaN or infinite at training step `step`."""
-
-    def __init__(self, message: str, step: int):
-        self.step = step
-        super().__init__(message)
-
-
-class RunStopped(Exception):
-    """The run saved `step` and stopped, on SIGTERM or because of Ctrl-C (`interrupted`)."""
-
-    def __init__(self, step: int, interrupted: bool):
-        self.exit_code = INTERRUPTED if interrupted else PREEMPTED
-        super().__init__(f"Stopped and saved at step {step}. Run the same command to resume.")
 
 
 def restart_with_huge_pages() -> None:

@@ -19,8 +19,9 @@ import tqdm
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from bert_jax.errors import INTERRUPTED, PREEMPTED, CheckpointError, NonFiniteLoss, RunStopped
 from bert_jax.runtime import command_line, distributed, watchdog
-from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED, NonFiniteLoss, exit_now
+from bert_jax.runtime.command_line import exit_now
 
 flags.disclaim_key_flags()  # `--help` of the main programs lists them.
 
@@ -91,10 +92,10 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
         watchdog.start_stop_timeout(values.stop_timeout, is_distributed)
         result = train_and_evaluate(values.config, values.workdir)
-    except command_line.RunStopped as error:
+    except RunStopped as error:
         print(f"\n{command_line.program_name()}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except (ImportError, ValueError, OSError, command_line.CheckpointError, NonFiniteLoss) as error:
+    except (ImportError, ValueError, OSError, CheckpointError, NonFiniteLoss) as error:
         logging.debug("Traceback:", exc_info=True)  # Shown with --verbosity=1.
         exit_now(str(error), 1)
     except Exception as error:

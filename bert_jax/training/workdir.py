@@ -17,8 +17,8 @@ from flax.traverse_util import flatten_dict
 
 import bert_jax
 from bert_jax.checkpoints.native import load_settings, saved_steps
+from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
-from bert_jax.runtime.command_line import CheckpointError
 
 # Settings that may differ when a run is resumed: they do not change the training, or (the mesh)
 # only its rounding. Paths may change where contents are compared instead: a corpus by its

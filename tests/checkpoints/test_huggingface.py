@@ -18,9 +18,10 @@ from bert_jax.checkpoints.huggingface import (
     huggingface_name,
     params_from_huggingface,
 )
-from bert_jax.checkpoints.native import CheckpointError, write_checkpoint
+from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import LoadReport, parameter_shapes, unexpected_tensors
 from bert_jax.checkpoints.read import read_model
+from bert_jax.errors import CheckpointError
 from bert_jax.inference import load
 from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig

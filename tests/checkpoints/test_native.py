@@ -14,14 +14,9 @@ import pytest
 
 import bert_jax
 from bert_jax import pretrain
-from bert_jax.checkpoints.native import (
-    Checkpointer,
-    CheckpointError,
-    find_checkpoint,
-    saved_steps,
-    write_checkpoint,
-)
+from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.read import abstract_params, read_model
+from bert_jax.errors import CheckpointError
 from bert_jax.model.config import BertConfig
 from bert_jax.tools.check_checkpoint import verify_checkpoint
 from bert_jax.training.optimizer import make_optimizer

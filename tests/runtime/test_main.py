@@ -2,8 +2,8 @@
 
 import pytest
 
+from bert_jax.errors import NonFiniteLoss
 from bert_jax.runtime import main
-from bert_jax.runtime.command_line import NonFiniteLoss
 from bert_jax.training.pretrain_step import mean_metrics
 from tests import helpers
 

@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 
-from bert_jax.runtime.command_line import INTERRUPTED, PREEMPTED
+from bert_jax.errors import INTERRUPTED, PREEMPTED
 from tests import helpers
 
 TOOLS = helpers.ROOT / "tools"
