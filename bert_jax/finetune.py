@@ -43,6 +43,7 @@ from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.sharding.rules import with_shardings
 from bert_jax.tasks.task import Split
+from bert_jax.training import loop
 from bert_jax.training.workdir import claim_workdir, write_json
 
 FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
@@ -58,7 +59,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
         setup = prepare(config)
         config = setup.config
         directories = seed_directories(workdir, config.seed, config.num_seeds)
-    main.enable_compilation_cache(workdir)
+    loop.enable_compilation_cache(workdir)
     if only_predicts(config):
         return predict_splits(setup, workdir)
     trials = []
@@ -223,7 +224,7 @@ def run_stack(
         state = setup.jitted_init(keys, setup.pretrained)
 
     last_step, step = max(run.num_steps for run in runs), first_step
-    progress = main.progress_bar(first_step, last_step)
+    progress = loop.progress_bar(first_step, last_step)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
     selector, metric = task.selection_split, task.metric.rpartition("/")[-1]
@@ -258,10 +259,10 @@ def run_stack(
                 state, rows, num_microbatches, keys, hyperparameters
             )
             unreported.append(step_metrics)
-            main.limit_dispatch(unreported)
+            loop.limit_dispatch(unreported)
             progress.update()
             if step == first_step + 1:
-                main.log_first_step()
+                loop.log_first_step()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop()
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:

@@ -26,7 +26,7 @@ from bert_jax.runtime import distributed, main
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training import metrics
+from bert_jax.training import loop, metrics
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
 from bert_jax.training.setup import check_bounds, check_numbers, open_phases, setup_pretraining
 from bert_jax.training.state import parameters_hash
@@ -70,7 +70,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     ]
     settings["contents"] = {"init_from": parameters_hash(source.params)} if source else {}
     exit_stack.enter_context(claim_workdir(workdir, settings))
-    main.enable_compilation_cache(workdir)
+    loop.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
     checkpointer = Checkpointer(workdir, settings, tokenizer, **kept)
     exit_stack.callback(checkpointer.close)
@@ -97,7 +97,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     del source
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
-    progress = main.progress_bar(first_step, num_steps)
+    progress = loop.progress_bar(first_step, num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = started - writer.seconds  # As if the run had never been interrupted.
 
@@ -133,12 +133,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             watchdog.beat(f"running step {step}", limited=not compiles)
             state, step_metrics = update_step(state, batch)
             unreported.append(step_metrics)
-            main.limit_dispatch(unreported)
-            main.profile(workdir / "profile", step - first_step, profile_steps, state)
+            loop.limit_dispatch(unreported)
+            loop.profile(workdir / "profile", step - first_step, profile_steps, state)
             progress.update()
             if compiles:
                 jax.block_until_ready(state)
-                main.log_first_step(f" on rows of {rows.max_seq_length} tokens")
+                loop.log_first_step(f" on rows of {rows.max_seq_length} tokens")
                 timed_step, timed_at = step, time.monotonic()
 
             should_report = step % config.log_every == 0 or step == phase.stop
@@ -146,7 +146,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             should_stop = preemption.should_stop()
             should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
             if should_report or should_save:  # Never save a state with a non-finite loss.
-                values = main.check_finite(jax.device_get(unreported), step)
+                values = loop.check_finite(jax.device_get(unreported), step)
             if should_report:
                 values |= mean_metrics(values.pop("sums"))
                 values["loss"] = sum(values[name] for name in values if name.endswith("_loss"))

@@ -47,6 +47,7 @@ from bert_jax.sweeps.programs import (
     too_many_trials,
 )
 from bert_jax.sweeps.settings import as_saved, check_directory, check_sweep, settings_of
+from bert_jax.training import loop
 from bert_jax.training.workdir import check_settings, write_json
 
 POLL_SECONDS = 5  # Between checks whether the other workers' programs are finished.
@@ -86,7 +87,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
             if "search" in config:
                 plan = {"max_trials": search.max_trials(config), "first_round": plan}
             return plan
-        main.enable_compilation_cache(workdir)
+        loop.enable_compilation_cache(workdir)
         check_memory(new_programs)
         metric = programs[0].setup.task.metric
         if jax.process_index() == 0:

@@ -75,8 +75,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 4 or not argv[2].isdecimal():
         sys.exit(f"expected CHIP, NUM_CHIPS, the program and its flags, got {argv[1:]}")
     config = flags.FLAGS.config
-    programs = {"base": "sweep", "task": "finetune"}
-    program = next((programs[field] for field in programs if field in config), "pretrain")
+    program = config.get("program", argv[3])
     if argv[3] != program:
         sys.exit(f"the configuration is for bert_jax.{program}: set --program={program}")
     for name in ("coordinator", "num_processes", "process_id"):

@@ -19,8 +19,8 @@ from bert_jax.checkpoints import native
 from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.setup import FinetuneSetup
 from bert_jax.model.heads import Outputs
-from bert_jax.runtime import main
 from bert_jax.tasks.task import Split
+from bert_jax.training import loop
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_json
 
@@ -68,7 +68,7 @@ class TrialRun:
 
     def report(self, step: int, step_metrics: list[dict], seconds: float) -> None:
         """Writes the mean metrics of the steps up to `step`; raises NonFiniteLoss."""
-        values = main.check_finite(step_metrics, step)
+        values = loop.check_finite(step_metrics, step)
         values = {f"train/{name}": float(value) for name, value in values.items()}
         schedule = self._setup.schedule(self.hyperparameters)
         values |= {"learning_rate": float(schedule(step - 1)), "seconds": seconds}

@@ -1,21 +1,15 @@
 """The shared entry point of pre-training and fine-tuning: flags, start, and how a run ends."""
 
-import collections
 import json
 import logging as std_logging
-import math
 import pathlib
 import signal
-import statistics
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 import jax
-import psutil
-import tqdm
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
@@ -24,15 +18,6 @@ from bert_jax.runtime import command_line, distributed, watchdog
 from bert_jax.runtime.command_line import exit_now
 
 flags.disclaim_key_flags()  # `--help` of the main programs lists them.
-
-# Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
-STEPS_AHEAD = 2
-
-_events = collections.Counter()
-jax.monitoring.register_event_listener(lambda event, **_: _events.update([event]))
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: _events.update({event: seconds})
-)
 
 
 def define_flags() -> None:
@@ -77,13 +62,11 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     if not is_distributed:  # Otherwise JAX handles SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: exit_now(message, PREEMPTED))
     try:
-        programs = {"task": "finetune", "base": "sweep"}
-        expected = next((programs[key] for key in programs if key in values.config), "pretrain")
+        expected = values.config.get("program", program)  # Own configurations may lack it.
         if program != expected:
-            directory = program.replace("sweep", "sweeps")
             raise ValueError(
                 f"{values['config'].config_filename} is a configuration for bert_jax.{expected}: "
-                f"run python -m bert_jax.{expected} with it, or use one of configs/{directory}/"
+                f"run python -m bert_jax.{expected} with it, or use one for bert_jax.{program}"
             )
         if is_distributed:
             names = "coordinator num_processes process_id initialization_timeout heartbeat_timeout"
@@ -114,51 +97,3 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         print(json.dumps(result, indent=2))
         for file in result.get("predictions", ()):  # Of fine-tuning.
             print(f"Predictions: {pathlib.Path(values.workdir) / file}")
-
-
-def progress_bar(first_step: int, num_steps: int) -> tqdm.tqdm:
-    """Returns the progress bar of a run that continues from `first_step`, shown by process 0."""
-    options = {"unit": "step", "mininterval": 1.0, "disable": jax.process_index() > 0}
-    return tqdm.tqdm(total=num_steps, initial=first_step, **options)
-
-
-def limit_dispatch(step_metrics: list[dict]) -> None:
-    """Blocks until at most `STEPS_AHEAD` of the steps with these metrics are running."""
-    if len(step_metrics) > STEPS_AHEAD:
-        jax.block_until_ready(step_metrics[-1 - STEPS_AHEAD])
-
-
-def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> None:
-    """Traces `num_steps` steps into `directory`, from the third of a run: the first compiles."""
-    if num_steps and steps_done in (2, 2 + num_steps):
-        jax.block_until_ready(state)
-        jax.profiler.start_trace(directory) if steps_done == 2 else jax.profiler.stop_trace()
-
-
-def check_finite(step_metrics: list[dict], last_step: int) -> dict:
-    """Returns the mean of each metric over the steps up to `last_step`; raises NonFiniteLoss."""
-    for step, values in enumerate(step_metrics, last_step - len(step_metrics) + 1):
-        for name in ("loss", "gradient_norm", "parameter_norm"):
-            if not math.isfinite(values[name]):
-                raise NonFiniteLoss(
-                    f"the {name} of step {step} is {values[name]}; earlier checkpoints are intact. "
-                    "Start in a new workdir with a lower learning rate or a longer warm-up",
-                    step,
-                )
-    return jax.tree.map(lambda *values: statistics.fmean(values), *step_metrics)
-
-
-def enable_compilation_cache(workdir: pathlib.Path) -> None:
-    """Caches compiled programs, in the workdir unless the environment names a directory."""
-    directory = jax.config.jax_compilation_cache_dir or str(workdir / "compiled")
-    jax.config.update("jax_compilation_cache_dir", directory)
-
-
-def log_first_step(suffix: str = "") -> None:
-    """Logs when the first step (" on rows of ...") ended, and how long all compilations took."""
-    seconds = time.time() - psutil.Process().create_time()
-    hits = _events["/jax/compilation_cache/cache_hits"]
-    compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - hits
-    compiling = sum(_events[event] for event in _events if event.startswith("/jax/core/compile/"))
-    text = "First step%s done %.1f s after the start, %.1f s of it compiling %d programs"
-    logging.info(text + "; %d found in the cache", suffix, seconds, compiling, compiled, hits)

@@ -25,6 +25,7 @@ from ml_collections.config_dict import placeholder
 
 def get_config(arg: str = "") -> ConfigDict:
     config = ConfigDict()
+    config.program = "finetune"  # python -m bert_jax.finetune reads it.
     config.task = "text_classification"
     config.init_from = ""  # Workdir, checkpoint, or Hugging Face or Google directory.
     config.new_head = False  # Ignore the head of `init_from` and train a new one.

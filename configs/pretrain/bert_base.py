@@ -19,6 +19,7 @@ from ml_collections.config_dict import placeholder
 
 def get_config(arg: str = "") -> ConfigDict:
     config = ConfigDict()
+    config.program = "pretrain"  # python -m bert_jax.pretrain reads it.
     config.seed = 0
 
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 def get_config(arg: str = "text_classification") -> ConfigDict:
     config = ConfigDict()
+    config.program = "sweep"  # python -m bert_jax.sweep reads it.
     config.base = finetuning(arg)  # All of its fields are set as --config.base.FIELD=VALUE.
 
     # The values of each field; all combinations are run. A field of `base.model` is nested here.

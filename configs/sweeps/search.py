@@ -21,6 +21,7 @@ from bert_jax.configs.sweeps.paper import finetuning
 
 def get_config(arg: str = "text_classification") -> ConfigDict:
     config = ConfigDict()
+    config.program = "sweep"  # python -m bert_jax.sweep reads it.
     config.base = finetuning(arg)  # All of its fields are set as --config.base.FIELD=VALUE.
 
     # The distribution of each field: ("uniform", LOW, HIGH), ("log_uniform", LOW, HIGH),

@@ -1,43 +1,8 @@
-"""What the mains report, and that each rejects the configurations of the other."""
+"""Each main rejects the configurations of the others."""
 
 import pytest
 
-from bert_jax.errors import NonFiniteLoss
-from bert_jax.runtime import main
-from bert_jax.training.pretrain_step import mean_metrics
 from tests import helpers
-
-
-def step_metrics(loss: float, mlm_count: float = 1.0) -> dict:
-    sums = {"mlm_loss": loss * mlm_count, "mlm_correct": 1.0, "mlm_count": mlm_count}
-    sums |= {"nsp_loss": 1.0, "nsp_correct": 1.0, "nsp_count": 2.0}
-    return {"loss": loss + 0.5, "gradient_norm": 1.0, "parameter_norm": 2.0, "sums": sums}
-
-
-def test_report_is_the_mean_over_all_predictions_of_the_steps():
-    values = main.check_finite(
-        [step_metrics(4.0, mlm_count=30), step_metrics(2.0, mlm_count=10)], 2
-    )
-    assert values["loss"] == 3.5 and values["gradient_norm"] == 1.0
-    scores = mean_metrics(values["sums"])
-    assert scores["mlm_loss"] == (4.0 * 30 + 2.0 * 10) / 40  # Not a mean of means.
-    assert scores["mlm_accuracy"] == 2 / 40
-    assert scores["nsp_loss"] == scores["nsp_accuracy"] == 0.5
-
-
-def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number():
-    steps = [step_metrics(loss) for loss in (1.0, float("nan"), 1.0)]
-    with pytest.raises(NonFiniteLoss, match="the loss of step 8 is nan"):
-        main.check_finite(steps, 9)
-
-
-def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
-    caplog.set_level("INFO", "absl")
-    main.log_first_step()
-    main.log_first_step(" on rows of 512 tokens")
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("First step ") and " s after the start, " in first
-    assert second.startswith("First step on rows of 512 tokens ")
 
 
 @pytest.mark.parametrize(
@@ -57,5 +22,5 @@ def test_configuration_of_the_other_program_is_an_error(program, configs, tmp_pa
         assert code == 1 and not (tmp_path / "run").exists()
         assert errors.strip() == (
             f"{program}: {config} is a configuration for bert_jax.{other}: run python -m "
-            f"bert_jax.{other} with it, or use one of configs/{program}/"
+            f"bert_jax.{other} with it, or use one for bert_jax.{program}"
         )
