@@ -22,7 +22,8 @@ UNSPACED_PIECES = re.compile(
     rf"(?s).{{1,{MAX_UNSPACED_CHARACTERS}}}(?:(?<=[.!?{SENTENCE_ENDS}])[{CLOSING_MARKS}]*|(?<=\s)|\Z)"
     rf"|.{{{MAX_UNSPACED_CHARACTERS}}}"
 )
-# Thai and Lao have no full stop, but spaces between phrases: so many characters are a sentence.
+# Thai and Lao put spaces between phrases and have no full stop. Consecutive phrases count as one
+# sentence of at most this many characters.
 MAX_PHRASES_CHARACTERS = 200
 PHRASES = re.compile(rf"(?s)\S.{{0,{MAX_PHRASES_CHARACTERS - 1}}}(?=\s|\Z)|\S+")
 # A long word of ASCII, such as an address, is cut only where the library takes quadratic time.

@@ -143,9 +143,10 @@ class PretrainedModel:
             fills = best_fills(texts[index], probabilities, top_k, self.tokenizer)
             return fills[0] if len(fills) == 1 else fills
 
-        return forward.apply_by_length(
+        fills = forward.apply_by_length(
             masked_logits, features, 8, limit, max_per_row=1, finish=fill
-        )[chosen]
+        )
+        return fills[chosen]
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
@@ -260,9 +261,8 @@ class PretrainedModel:
             return Attention(list(map(self.tokenizer.id_to_token, tokens)), probabilities)
 
         function = functools.partial(forward.attention_maps, self.config, self.params["bert"])
-        return forward.apply_by_length(function, features, 8, limit, max_per_row=1, finish=finish)[
-            chosen
-        ]
+        maps = forward.apply_by_length(function, features, 8, limit, max_per_row=1, finish=finish)
+        return maps[chosen]
 
     def classify(
         self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None

@@ -6,7 +6,8 @@ r"""Fine-tunes over a grid of hyperparameters, training same-shape trials as one
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
 fields, of which all combinations are run; `trials`, further configurations as dicts; `num_seeds`;
 and `max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the configurations:
-search.py.
+sweeps/search.py.
+
 Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
 train as one stacked program; on a CPU, where a stack is slower, they run one after another and
 compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would.

@@ -73,11 +73,9 @@ def with_settings_of_head(
     check_modules(head)
     # A cross-encoder limits the length of its queries, and a head for endings of stories does not.
     if head["task"] == "multiple_choice" and config.data.get("role") != "bi_encoder":
-        fitting = "retrieval" if "max_query_length" in head else "multiple_choice"
-        if config.task != fitting:
-            file = {"retrieval": "retrieval.py:cross_encoder", "multiple_choice": "swag.py"}[
-                fitting
-            ]
+        is_cross_encoder = "max_query_length" in head
+        if is_cross_encoder != (config.task == "retrieval"):
+            file = "retrieval.py:cross_encoder" if is_cross_encoder else "swag.py"
             raise ValueError(
                 f"the head in {config.init_from} was not trained for task={config.task}: use "
                 f"configs/finetune/{file}, or bert_jax.load(...).rank"

@@ -128,7 +128,8 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings, param_specs=REPLICA
     """
 
     def out_spec(sharding):
-        return P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
+        axes = ["data" if "data" in (names or ()) else None for names in sharding.spec]
+        return P(*axes)
 
     def reduce(spec, tree):
         if _is_shard(tree):

@@ -10,25 +10,21 @@ from jax.sharding import PartitionSpec as P
 EMBEDDING_SPEC = P(("tensor", "fsdp"))
 # The first match wins. Axis 0 of everything under `layers` is the stacked layer. The path of an
 # optimizer moment ends with that of its parameter, so the same rules apply.
-RULES = (
+ENCODER_RULES = (
     (r"token_embedding$", EMBEDDING_SPEC),
     (r"(position|segment)_embedding$", P()),
     (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
     (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
     (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
+)
+RULES = (
+    *ENCODER_RULES,
     (r"(pooler|transform)/kernel$", P("fsdp", "tensor")),
     (r"mlm/bias$", P("tensor")),
     (r"(bias|scale|nsp/kernel|step|count)$", P()),
 )
-# The same for fine-tuning, where the pooler and the small task head are replicated.
-TASK_RULES = (
-    (r"token_embedding$", EMBEDDING_SPEC),
-    (r"(position|segment)_embedding$", P()),
-    (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
-    (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
-    (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
-    (r"(kernel|bias|scale|step|count)$", P()),
-)
+# In fine-tuning, the pooler and the small task head are replicated.
+TASK_RULES = (*ENCODER_RULES, (r"(kernel|bias|scale|step|count)$", P()))
 
 
 def path_name(path) -> str:

@@ -27,7 +27,6 @@ from bert_jax.model.kernels import attention_tpu, sublayer_tpu
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tpu import compilation
 
-CHIPS = ("v3", "v4", "v5e", "v5p", "v6e")
 LENGTHS = (128, 384, 512)
 SHORTEST_BRANCH = 100  # Bundles.
 HEAD_DIM = 64
@@ -166,7 +165,7 @@ def entry(has_dropout: bool, dtype: str, sizes: int | tuple[int, ...]) -> str:
 def measure_all() -> dict[str, dict[str, dict[str, int]]]:
     """Returns the cycles of all kernels, by chip and name of entry; prints each."""
     table = {}
-    for chip in CHIPS:
+    for chip in compilation.CHIPS:
         for shape in shapes(chip):
             table.setdefault(chip, {})[entry(*shape)] = cycles = measure(chip, *shape)
             print(chip, entry(*shape), cycles, flush=True)

@@ -83,7 +83,8 @@ def make_pretrain_step(
 
     def kernel_spec(path, sharding):
         """Returns the spec of kernels that layers gather; P() for other parameters."""
-        spec = P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
+        axes = ["data" if "data" in (names or ()) else None for names in sharding.spec]
+        spec = P(*axes)
         return spec if in_layers and is_layer_kernel(path) and "data" in spec[1:] else P()
 
     refusal = why_not_overlapped(mesh, model.config.hidden_size, num_microbatches)

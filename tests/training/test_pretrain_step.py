@@ -302,6 +302,17 @@ def collectives(
     return exchanged, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
 
+def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(caplog):
+    caplog.set_level("INFO", "absl")
+    model = small_model()
+    _, shardings = fresh(model, optax.sgd(1.0), data=4, fsdp=2)
+    pretrain_step.make_pretrain_step(
+        model, optax.sgd(1.0), shardings, MASKING, seed=0, overlap_collectives=True
+    )
+    message = "overlap_collectives has no effect: the mesh {.*'fsdp': 2.*} has other axes than data"
+    assert re.search(message, caplog.text)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
