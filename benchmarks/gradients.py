@@ -45,8 +45,8 @@ def use_automatic_gradient(variant: str) -> None:
 def measure(variant: str) -> tuple[float, float]:
     """Returns the median seconds per step and the peak memory in bytes of this process."""
     use_automatic_gradient(variant)
-    config = BertConfig.named(SIZE.value, scan_layers=SCAN.value)
-    step = bert_jax_step(config, Workload(SIZE.value, 32, 128))
+    workload = Workload(SIZE.value, 32, 128)
+    step = bert_jax_step(BertConfig.named(SIZE.value), workload, SCAN.value)
     seconds = []
     for _ in range(2 + STEPS.value):
         started = time.perf_counter()

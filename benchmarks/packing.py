@@ -59,9 +59,8 @@ def heldout_loss(corpus: pathlib.Path, workdir: pathlib.Path) -> float:
     """Returns the masked-LM loss of a run on the held-out rows of `corpus`."""
     config, source = make_config(corpus, 1, seed=0), read_model(workdir)
     (phase,) = open_phases(config)
-    bert = source.settings["bert"]
-    setup = setup_pretraining(config, [phase], source.tokenizer, source_bert=bert)
-    eval_step = make_eval_step(setup.model, setup.mesh, setup.masking(phase), seed=0)
+    setup = setup_pretraining(config, [phase], source.tokenizer, source_settings=source.settings)
+    eval_step = make_eval_step(setup.model, setup.mesh, setup.objective(phase), seed=0)
     arguments = phase, batch_sharding(setup.mesh), config, lambda **_: None
     return evaluate(eval_step, source.params, *arguments)["mlm_loss"]
 

@@ -30,8 +30,9 @@ import numpy as np
 from absl import app, flags, logging
 
 from bert_jax.model.config import BertConfig
+from bert_jax.model.pretraining import flops_per_row
 from bert_jax.runtime.command_line import TUNABLE
-from bert_jax.training.metrics import PEAK_FLOPS, flops_per_row
+from bert_jax.training.metrics import PEAK_FLOPS
 
 DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "gpu"], "Device to measure on.")
 WORKLOADS = flags.DEFINE_list(
@@ -60,9 +61,7 @@ class Workload(NamedTuple):
         return np.random.default_rng(0).integers(1000, 30_000, (self.batch, self.length))
 
     def config(self) -> BertConfig:
-        # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
-        dtype = "bfloat16" if DEVICE.value == "gpu" else "float32"
-        return BertConfig.named(self.size, scan_layers=False, dtype=dtype)
+        return BertConfig.named(self.size)
 
 
 def parse_workload(text: str) -> Workload:
@@ -70,23 +69,19 @@ def parse_workload(text: str) -> Workload:
     return Workload(size, *map(int, shape.split("x")))
 
 
-def bert_jax_step(config: BertConfig, workload: Workload):
+def bert_jax_step(config: BertConfig, workload: Workload, scan_layers: bool = False):
     """Returns a function that runs one step and waits for it."""
     import jax
 
     from bert_jax.data.masking import Masking
-    from bert_jax.model.bert import BertForPreTraining
+    from bert_jax.model.bert import RULES
+    from bert_jax.model.execution import Execution
+    from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.sharding.mesh import make_mesh
     from bert_jax.sharding.rules import infer_shardings
     from bert_jax.training.optimizer import make_optimizer, make_schedule
     from bert_jax.training.pretrain_step import init_state, make_pretrain_step
 
-    model = BertForPreTraining(config)
-    optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
-    init = functools.partial(init_state, model=model, optimizer=optimizer)
-    abstract = jax.eval_shape(init, jax.random.key(0))
-    shardings = infer_shardings(abstract, make_mesh())
-    state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
     masking = Masking(
         special_ids=(0, 100, 101, 102, MASK_ID),
         mask_id=MASK_ID,
@@ -94,7 +89,18 @@ def bert_jax_step(config: BertConfig, workload: Workload):
         word_start=np.ones(config.vocab_size, bool),
         max_predictions=workload.num_predictions,
     )
-    update = make_pretrain_step(model, optimizer, shardings, masking, seed=0)
+    objective = MaskedLm(masking)
+    # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
+    dtype = "bfloat16" if DEVICE.value == "gpu" else "float32"
+    model = objective.make_model(config, Execution(scan_layers=scan_layers, dtype=dtype))
+    optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
+    init = functools.partial(
+        init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
+    )
+    abstract = jax.eval_shape(init, jax.random.key(0))
+    shardings = infer_shardings(abstract, make_mesh(), RULES)
+    state = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
+    update = make_pretrain_step(model, optimizer, shardings, objective, seed=0)
     batch, length = workload.batch, workload.length
     pairs = np.zeros((batch, 8, 3), np.uint16)
     pairs[:, 0] = (0, length // 2, length)
@@ -203,7 +209,9 @@ def compare(workload: str, huge_pages: bool) -> None:
             steps += measure_in_process(side, workload, huge_pages)
     ours, theirs = (statistics.median(steps) for steps in seconds.values())
     _, batch, length = parsed = parse_workload(workload)
-    row_flops = flops_per_row(parsed.config(), length, parsed.num_predictions, 1)
+    row_flops = flops_per_row(
+        parsed.config(), length, parsed.num_predictions, 1, next_sentence=True
+    )
     cells = []
     for step in (ours, theirs):
         cell = f"{1e3 * step:.0f} ms, {batch * length / step:,.0f} tokens/s"

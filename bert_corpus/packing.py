@@ -12,7 +12,7 @@ from bert_jax.data.packing import pack_lengths, row_dtype
 def pack_pairs(
     pairs: list[Pair],
     max_seq_length: int,
-    max_pairs: int,
+    max_sequences: int,
     special_ids: tuple[int, int, int],
     rng: random.Random,
     typecode: str = "H",
@@ -25,8 +25,8 @@ def pack_pairs(
     pad_id, cls_id, sep_id = special_ids
     rng.shuffle(pairs)
     lengths = [len(p.first) + 2 + len(p.second) + bool(p.second) for p in pairs]
-    packed = pack_lengths(lengths, max_seq_length, max_pairs)
-    rows = np.zeros(len(packed), row_dtype(max_seq_length, max_pairs, np.dtype(typecode).name))
+    packed = pack_lengths(lengths, max_seq_length, max_sequences)
+    rows = np.zeros(len(packed), row_dtype(max_seq_length, max_sequences, np.dtype(typecode).name))
     rows["tokens"] = pad_id
     for row, members in zip(rows, packed, strict=True):
         tokens = array(typecode)

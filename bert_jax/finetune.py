@@ -88,7 +88,7 @@ def prepare(config: ConfigDict) -> FinetuneSetup:
     source = read_weights(config)
     head = source.settings.get("head")
     if head and only_predicts(config) and not config.new_head:
-        max_length = source.settings["bert"]["max_position_embeddings"]
+        max_length = source.settings["architecture"]["max_position_embeddings"]
         config = with_settings_of_head(config, head, max_length, command_line.given_fields())
     return setup_finetuning(config, source.params, source.settings, source.tokenizer)
 

@@ -15,12 +15,12 @@ from scipy.special import softmax
 
 from bert_jax.checkpoints.parameters import unexpected_tensors
 from bert_jax.checkpoints.read import read_model
-from bert_jax.data.features import Feature
+from bert_jax.data.features import ModelInput
 from bert_jax.model import forward
-from bert_jax.model.bert import BertForPreTraining
-from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import EMBEDDING, HEADS, BertForTask, make_model
+from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.heads import EMBEDDING, HEADS, TaskModel, make_model
 from bert_jax.model.pooling import POOLINGS
+from bert_jax.model.pretraining import PretrainingModel
 from bert_jax.tasks import spans
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
 from bert_jax.tasks.multiple_choice import Ranked
@@ -48,8 +48,7 @@ def load(directory: str | os.PathLike) -> "PretrainedModel":
     if unexpected := unexpected_tensors(report):
         hint = "a head is loaded if `architectures` in config.json names its class"
         warnings.warn(f"{directory}: {unexpected}; {hint}", stacklevel=2)
-    # Computes in float32: bfloat16 is for the accelerators that trained the model.
-    config = dataclasses.replace(BertConfig(**settings["bert"]), dtype="float32")
+    config = config_from_settings(settings)
     return PretrainedModel(config, tokenizer, jax.device_put(params), settings, str(directory))
 
 
@@ -73,12 +72,12 @@ class PretrainedModel:
     Attributes:
       config: the architecture.
       tokenizer: the tokenizer of its vocabulary.
-      params: the parameter tree: "bert", and "mlm", "nsp" and "head" where the model has them.
+      params: the parameter tree: "encoder", and "mlm", "nsp" and "head" where the model has them.
       settings: the resolved configuration, as stored in the checkpoint.
       source: the directory given to `load`.
     """
 
-    config: BertConfig
+    config: object
     tokenizer: Tokenizer
     params: dict
     settings: dict = dataclasses.field(default_factory=dict)
@@ -91,10 +90,10 @@ class PretrainedModel:
 
     @property
     def module(self) -> nn.Module:
-        """The Flax module of `params`: with the fine-tuned head, or else `BertForPreTraining`."""
+        """The Flax module of `params`: with the fine-tuned head, or else `PretrainingModel`."""
         if self.head:
             return make_model(self.config, self.head)
-        return BertForPreTraining(self.config, next_sentence="nsp" in self.params)
+        return PretrainingModel(self.config, next_sentence="nsp" in self.params)
 
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -127,7 +126,7 @@ class PretrainedModel:
             if len(tokens) > limit:
                 size = f"{len(tokens)} tokens, expected at most {limit}"
                 raise ValueError(f"text has {size}: shorten {text!r:.60}")
-            features.append(Feature((np.array(tokens),), (len(tokens),)))
+            features.append(ModelInput((np.array(tokens),), (len(tokens),)))
 
         # One width for all rows of a call, and few over all calls, so that few shapes are compiled.
         largest = max((text.count(mask) for text in texts), default=1)
@@ -136,7 +135,7 @@ class PretrainedModel:
         def masked_logits(rows: dict) -> jax.Array:
             is_mask = rows["tokens"] == self.tokenizer.mask_id
             positions = np.argsort(~is_mask, axis=1, kind="stable")[:, :count]
-            return forward.mlm_logits(self.config, self.params, rows, positions)
+            return forward.token_logits(self.config, self.params, rows, positions)
 
         def fill(index: int, logits: np.ndarray) -> list[Fill] | list[list[Fill]]:
             probabilities = softmax(logits[: texts[index].count(mask)], axis=-1)
@@ -212,9 +211,9 @@ class PretrainedModel:
         _check_whole("max_length", max_length, 2, limit)
         if pooling not in (None, "pooler", *POOLINGS):
             raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
-        if pooling == "pooler" and "pooler" not in self.params["bert"]:
+        if pooling == "pooler" and "pooler" not in self.params["encoder"]:
             raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
-        module = BertForTask(self.config, EMBEDDING, 0, pooling or "mean", normalize=False)
+        module = TaskModel(self.config, EMBEDDING, 0, pooling or "mean", normalize=False)
         if pooling is None and bi_encoder:
             module = make_model(self.config, {"normalize": False} | bi_encoder)
             _check_texts("texts", texts)
@@ -238,7 +237,7 @@ class PretrainedModel:
         embeddings, -1 the last layer; by default the last four, or fewer if the model has fewer.
         """
         texts, chosen = _as_list(texts)
-        last, params = self.config.num_layers, self.params["bert"]
+        last, params = self.config.num_layers, self.params["encoder"]
         layers = range(max(last - 3, 1), last + 1) if layers is None else layers
         layers = tuple(np.atleast_1d(np.asarray(layers, object)).tolist())
         valid = range(-last - 1, last + 1)
@@ -260,7 +259,7 @@ class PretrainedModel:
             probabilities = maps[..., : len(tokens)].transpose(1, 2, 0, 3).copy()
             return Attention(list(map(self.tokenizer.id_to_token, tokens)), probabilities)
 
-        function = functools.partial(forward.attention_maps, self.config, self.params["bert"])
+        function = functools.partial(forward.attention_maps, self.config, self.params["encoder"])
         maps = forward.apply_by_length(function, features, 8, limit, max_per_row=1, finish=finish)
         return maps[chosen]
 
@@ -351,16 +350,16 @@ class PretrainedModel:
 
     def _features(
         self, texts: Sequence, max_length: int, pairs: bool = False, max_first: int | None = None
-    ) -> list[Feature]:
+    ) -> list[ModelInput]:
         """Tokenizes texts, or if `pairs` also pairs of texts; warns about truncated ones."""
         parts = _check_texts("texts", texts, pairs)
         sequences, truncated = make_sequences(parts, self.tokenizer, max_length, max_first)
         if any(truncated):
             message = f"{sum(truncated)} of {len(parts)} texts are truncated to {max_length} tokens"
             warnings.warn(message, stacklevel=3)
-        return [Feature((tokens,), (second_start,)) for tokens, second_start in sequences]
+        return [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
 
-    def _head_outputs(self, features: Sequence[Feature]) -> list[np.ndarray]:
+    def _head_outputs(self, features: Sequence[ModelInput]) -> list[np.ndarray]:
         """Returns the head's output for each feature, as described in `heads.Outputs`."""
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)

@@ -6,7 +6,6 @@ Top to bottom: corpus, model and devices, state, then the loop: batch -> step ->
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -18,17 +17,25 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
-from bert_jax.checkpoints.parameters import LoadedModel, log_report
+from bert_jax.checkpoints.parameters import LoadedModel, log_report, modules_of
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.errors import RunStopped
+from bert_jax.model.architecture import config_to_settings
 from bert_jax.runtime import distributed, main
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import loop, metrics
+from bert_jax.training.optimizer import with_moments
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
-from bert_jax.training.setup import check_bounds, check_numbers, open_phases, setup_pretraining
+from bert_jax.training.setup import (
+    check_bounds,
+    check_numbers,
+    find_objective,
+    open_phases,
+    setup_pretraining,
+)
 from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
@@ -57,14 +64,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         num_steps = phases[-1].stop
         tokenizer = phases[0].train.tokenizer
         source = read_source(config, tokenizer)
-        source_bert = source and source.settings["bert"]
-        setup = setup_pretraining(config, phases, tokenizer, source_bert=source_bert)
+        source_settings = source and source.settings
+        setup = setup_pretraining(config, phases, tokenizer, source_settings=source_settings)
         sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
-    settings = config.to_dict() | {"bert": dataclasses.asdict(setup.model.config)}
-    settings["absent"] = parts_without_loss(config)
+    settings = config.to_dict() | {"architecture": config_to_settings(setup.model.config)}
+    settings["modules"] = modules_of(setup.abstract_state.params)
     settings["corpora"] = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
@@ -91,9 +98,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         watchdog.beat("initializing the parameters")
         init = jax.jit(setup.init, out_shardings=setup.shardings)
         state = init(jax.random.key(config.seed), pretrained=source and source.params)
-        if config.init_optimizer:  # All but the last state, the schedule's step count.
+        if config.init_optimizer:
             saved = checkpointer.restore(find_checkpoint(config.init_from), setup.abstract_state)
-            state = state.replace(opt_state=(*saved.opt_state[:-1], state.opt_state[-1]))
+            state = state.replace(opt_state=with_moments(state.opt_state, saved.opt_state))
     del source
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
@@ -104,23 +111,22 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     for phase in phases:
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
-        masking = setup.masking(phase)
+        objective = setup.objective(phase)
         update_step = make_pretrain_step(
             setup.model,
             setup.optimizer,
             setup.shardings,
-            masking,
+            objective,
             seed=config.seed,
             num_microbatches=setup.num_microbatches(phase),
             overlap_collectives=config.overlap_collectives,
         )
-        eval_step = make_eval_step(setup.model, setup.mesh, masking, seed=config.seed)
+        eval_step = make_eval_step(setup.model, setup.mesh, objective, seed=config.seed)
         if limit := config.max_eval_batches * config.eval_batch_size:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
         rows = phase.train
-        row_flops = metrics.flops_per_row(
-            *(setup.model.config, rows.max_seq_length, phase.max_predictions),
-            num_pairs=rows.max_pairs * config.next_sentence,
+        row_flops = objective.flops_per_row(
+            setup.model.config, rows.max_seq_length, rows.max_sequences
         )
         start = max(first_step, phase.start)
         batches = pretrain_batches(
@@ -209,20 +215,16 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
             f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256}), "
             "or for a model of transformers with --vocab=DIR"
         )
-    unused = parts_without_loss(config)
-    fresh = [part for part in source.settings.get("absent", ()) if part not in unused]
+    unused = {"encoder/pooler", "nsp"} if not config.next_sentence else set()
+    needed = {"encoder/pooler", "mlm", "nsp"} - unused
+    fresh = sorted(needed - set(source.settings["modules"]))
     names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
     logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
     source.params.pop("head", None)
     if unused:
         source.params.pop("nsp", None)
-        source.params["bert"].pop("pooler", None)
+        source.params["encoder"].pop("pooler", None)
     return source
-
-
-def parts_without_loss(config: ConfigDict) -> list[str]:
-    """Returns the parts of a model that this pre-training neither has nor trains."""
-    return [] if config.next_sentence else ["bert/pooler", "nsp"]
 
 
 def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, float]:
@@ -238,7 +240,7 @@ def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, floa
         # at once in different orders, and their collectives then wait for each other forever.
         totals.update(jax.tree.map(float, eval_step(params, rows)))
     scores = mean_metrics(totals)
-    loss = scores["mlm_loss" if config.objective == "mlm" else "next_token_loss"]
+    loss = scores[f"{find_objective(config).main_loss}_loss"]
     return scores | {"perplexity": metrics.perplexity(loss)}
 
 

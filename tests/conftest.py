@@ -49,8 +49,8 @@ LONGEST = (
     "test_pretrain.py",
     "test_bad_input.py",
     "test_step.py",
-    "test_layer_loop.py",
-    "test_attention_tpu.py",
+    "test_loop.py",
+    "test_attention_kernel.py",
     "test_feature_based.py",
     "test_native.py",
 )

@@ -1,7 +1,6 @@
 """What several test modules share: small corpora, models and configs, and real processes."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -20,10 +19,10 @@ import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
 from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import parameter_shapes
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import CLASSIFICATION, BertForTask
+from bert_jax.model.heads import CLASSIFICATION, TaskModel
 from bert_jax.tokenization import load_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -61,11 +60,10 @@ def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
     params = {
         path: rng.normal(0, 0.1, leaf.shape).astype(np.float32) + path.endswith("scale")
         for path, leaf in parameter_shapes(config).items()
-        if path.startswith("bert")
+        if path.startswith("encoder")
     }
-    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
     params = flax.traverse_util.unflatten_dict(params, sep="/")
-    write_checkpoint(directory, params, settings, tokenizer)
+    write_checkpoint(directory, params, model_settings(config, params), tokenizer)
     return directory
 
 
@@ -185,6 +183,16 @@ def saved_params(workdir) -> dict:
     return jax.device_get(bert_jax.load(workdir).params)
 
 
+def batch_of_row(tokens: np.ndarray, segment_ids: np.ndarray | None = None) -> dict:
+    """Returns the model's inputs for int `[1, L]` tokens of one sequence, without padding."""
+    return {
+        "tokens": tokens,
+        "segment_ids": tokens * 0 if segment_ids is None else segment_ids,
+        "position_ids": np.arange(tokens.shape[1])[None],
+        "sequence_ids": tokens * 0 + 1,
+    }
+
+
 def write_weights(
     directory, vocabulary, head=None, bias=0.0, labels=("north", "south"), causal=False
 ):
@@ -201,14 +209,14 @@ def write_weights(
         causal=causal,
     )
     row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
-    model = BertForTask(config, CLASSIFICATION, len(head or labels))
+    model = TaskModel(config, CLASSIFICATION, len(head or labels))
     params = jax.jit(model.init)(jax.random.key(0), row)["params"]
-    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"]}
+    if not head:
+        del params["head"]
+    settings = model_settings(config, params)
     if head:
         settings["head"] = {"task": "classification", "labels": list(head)}
         params["head"]["bias"] += bias * np.arange(len(head))
-    else:
-        del params["head"]
     write_checkpoint(directory, params, settings, tokenizer)
     return directory
 

@@ -11,12 +11,13 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("errors", "wordpiece"),
+    ("errors", "parts", "wordpiece"),
     ("sharding", "runtime"),
     ("transformers_tokenizer",),
     ("tokenization",),
     ("data",),
     ("model",),
+    ("objectives",),
     ("checkpoints",),
     ("training",),
     ("tasks",),

@@ -408,7 +408,7 @@ def loaded(inputs, task, labels):
     config = BertConfig.named("tiny")
     settings = {"head": {"task": task, "labels": labels}}
     tokenizer = load_tokenizer(inputs.path("vocab.txt"))
-    return PretrainedModel(config, tokenizer, {"bert": {}}, settings)
+    return PretrainedModel(config, tokenizer, {"encoder": {}}, settings)
 
 
 def more_labels_than_a_classifier_has(inputs):

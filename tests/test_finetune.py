@@ -206,7 +206,7 @@ def test_finished_run_is_found_again_by_the_contents_of_its_files(finished, give
     (tmp_path / "given" / "dev.csv").write_text(text)
 
     source = read_model(given / "weights")
-    source.params["bert"]["pooler"]["bias"] += 1e-6
+    source.params["encoder"]["pooler"]["bias"] += 1e-6
     shutil.rmtree(tmp_path / "given" / "weights")
     write_checkpoint(
         tmp_path / "given" / "weights", source.params, source.settings, source.tokenizer
@@ -357,7 +357,7 @@ def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
     written = [json.loads(line) for line in text.splitlines()]
     assert len(written) == 20 and found == [sorted(written[0]["prediction"])]
     assert written[0]["label"] == lines[0]["label"]
-    before, after = bert_jax.load(given / "weights").params["bert"], model.params["bert"]
+    before, after = bert_jax.load(given / "weights").params["encoder"], model.params["encoder"]
     frozen = jax.tree.map(
         lambda a, b: np.array_equal(a, b), before["embeddings"], after["embeddings"]
     )
@@ -464,7 +464,7 @@ def test_tensors_read_from_the_weights_are_logged(given, caplog):
     assert "tensors 23 loaded, 0 missing, 0 unused; --verbosity=1 lists them" in "\n".join(shown)
     assert not [text for text in shown if "\n" in text]  # No tables unless asked.
     lines = [line.split() for line in caplog.text.splitlines()]
-    assert ["loaded", "1", "bert/pooler/kernel"] in lines
+    assert ["loaded", "1", "bert.pooler.dense.weight"] in lines
     assert ["missing", "0"] in lines and ["unused", "0"] in lines
 
 

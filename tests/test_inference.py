@@ -1,6 +1,5 @@
 """Loading a model, and each method of `PretrainedModel` against `Bert` applied to one text."""
 
-import dataclasses
 import shutil
 import warnings
 
@@ -10,14 +9,17 @@ import pytest
 
 import bert_jax
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
+from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.errors import CheckpointError
 from bert_jax.inference import PretrainedModel
 from bert_jax.model import forward
-from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
+from tests.helpers import batch_of_row
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,11 @@ def workdir(tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     config = BertConfig.named("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=40)
     optimizer = make_optimizer("bert_adam", make_schedule(1e-3, 10, 0))
-    state = pretrain_step.init_state(jax.random.key(0), BertForPreTraining(config), optimizer)
-    checkpointer = Checkpointer(
-        directory, {"bert": dataclasses.asdict(config)}, tokenizer, keep_last=2
+    state = pretrain_step.init_state(
+        jax.random.key(0), PretrainingModel(config), optimizer, example_batch()
     )
+    settings = model_settings(config, state.params)
+    checkpointer = Checkpointer(directory, settings, tokenizer, keep_last=2)
     for step in (9, 10):
         checkpointer.save(state.replace(step=np.int32(step)))
     checkpointer.wait()
@@ -63,14 +66,12 @@ def test_fill_mask_equals_the_model_applied_by_hand(model):
     words = ["the", "[MASK]", "river", "made", "[MASK]"]
     tokens = [tokenizer.cls_id, *(tokenizer.token_to_id(w) for w in words), tokenizer.sep_id]
     row = np.array([tokens])
-    logits, _ = BertForPreTraining(model.config).apply(
-        {"params": model.params},
-        row,
-        row * 0,
-        np.arange(len(tokens))[None],
-        row * 0 + 1,
-        np.array([[2, 5]]),
-        np.array([[0]]),
+    positions = {
+        "target_positions": np.array([[2, 5]]),
+        "pooled_positions": np.array([[0]]),
+    }
+    logits, _ = PretrainingModel(model.config).apply(
+        {"params": model.params}, batch_of_row(row) | positions
     )
     probabilities = np.asarray(jax.nn.softmax(logits[0]))
     fills = model.fill_mask("the [MASK] river made [MASK]", top_k=4)
@@ -106,21 +107,21 @@ def test_texts_of_all_lengths_compile_few_programs(model):
 
 def test_any_number_of_masks_compiles_few_programs(model):
     texts = ["the " * (number % 9) + "[MASK] " * number for number in range(1, 30)] * 3
-    forward.mlm_logits.clear_cache()
+    forward.token_logits.clear_cache()
     model.fill_mask(texts)
     model.fill_mask(texts[::-1])
-    assert forward.mlm_logits._cache_size() == 1  # Rows of 40 tokens.
+    assert forward.token_logits._cache_size() == 1  # Rows of 40 tokens.
     model.fill_mask(["[MASK]"] * 8)
     model.fill_mask(["the [MASK] " * 8] * 8)
-    assert forward.mlm_logits._cache_size() == 2  # And 8 positions in each.
+    assert forward.token_logits._cache_size() == 2  # And 8 positions in each.
 
 
 def test_module_applies_the_parameters(model):
     row = np.array([model.tokenizer.encode("the river")])
-    inputs = (row, row * 0, np.arange(row.shape[1])[None], row * 0 + 1)
-    expected = Bert(model.config).apply({"params": model.params["bert"]}, *inputs)
+    batch = batch_of_row(row)
+    expected = Encoder(model.config).apply({"params": model.params["encoder"]}, batch)
     for loaded in (model, with_head(model, "classification", ["no", "yes"])):
-        hidden = loaded.module.bind({"params": loaded.params}).bert(*inputs)
+        hidden = loaded.module.bind({"params": loaded.params}).encoder(batch)
         np.testing.assert_array_equal(hidden, expected)
 
 
@@ -209,9 +210,10 @@ def alone(model) -> list[np.ndarray]:
     tokenizer, states = model.tokenizer, []
     for text in TEXTS:
         row = np.array([[tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id]])
-        inputs = (row, row * 0, np.arange(row.shape[1])[None], row * 0 + 1)
-        variables = {"params": model.params["bert"]}
-        states.append(Bert(model.config).apply(variables, *inputs, all_layers=True)[:, 0])
+        variables = {"params": model.params["encoder"]}
+        encoder = Encoder(model.config)
+        every = encoder.apply(variables, batch_of_row(row), method="all_hidden_states")
+        states.append(every[:, 0])
     return jax.device_get(states)
 
 
@@ -220,7 +222,7 @@ def alone(model) -> list[np.ndarray]:
 def test_encode_equals_each_text_alone_in_the_given_order(model, alone, pooling, batch_size):
     vectors = model.encode(TEXTS, pooling=pooling, batch_size=batch_size)
     assert vectors.shape == (6, 128) and vectors.dtype == np.float32
-    pooler = model.params["bert"]["pooler"]
+    pooler = model.params["encoder"]["pooler"]
     for vector, states in zip(vectors, alone, strict=True):
         last = states[-1]
         expected = {
@@ -259,7 +261,7 @@ def test_attention_is_that_of_each_text_alone(model):
 
 def test_attention_times_values_is_what_the_encoder_layer_computes(model, alone):
     """The last layer, from its input and the maps, gives its output."""
-    layer = jax.tree.map(lambda leaf: leaf[-1], model.params["bert"]["encoder"]["layers"])
+    layer = jax.tree.map(lambda leaf: leaf[-1], model.params["encoder"]["layers"])
 
     def dense(name, x):
         return x @ layer[name]["kernel"] + layer[name]["bias"]
@@ -340,8 +342,8 @@ def test_invalid_arguments_of_encode_and_features_are_clear_errors(model, ask, e
 
 
 def test_missing_mlm_head_and_pooler_are_clear_errors(model):
-    bert = {name: value for name, value in model.params["bert"].items() if name != "pooler"}
-    bare = PretrainedModel(model.config, model.tokenizer, {"bert": bert})
+    bert = {name: value for name, value in model.params["encoder"].items() if name != "pooler"}
+    bare = PretrainedModel(model.config, model.tokenizer, {"encoder": bert})
     with pytest.raises(ValueError, match="has no masked-LM head"):
         bare.fill_mask("the [MASK]")
     with pytest.raises(ValueError, match="has no pooler: choose another"):
@@ -350,8 +352,8 @@ def test_missing_mlm_head_and_pooler_are_clear_errors(model):
 
 
 def test_fill_mask_needs_neither_pooler_nor_next_sentence_head(model):
-    bert = {name: value for name, value in model.params["bert"].items() if name != "pooler"}
-    params = {"bert": bert, "mlm": model.params["mlm"]}
+    bert = {name: value for name, value in model.params["encoder"].items() if name != "pooler"}
+    params = {"encoder": bert, "mlm": model.params["mlm"]}
     bare = PretrainedModel(model.config, model.tokenizer, params)
     assert bare.fill_mask("the [MASK]") == model.fill_mask("the [MASK]")
 
@@ -370,7 +372,7 @@ def with_head(model, task, labels, scale=1.0, **settings) -> PretrainedModel:
         "kernel": np.float32(scale) * rng.standard_normal((128, len(labels)), np.float32),
         "bias": rng.standard_normal(len(labels), np.float32),
     }
-    params = {"bert": model.params["bert"], "head": head}
+    params = {"encoder": model.params["encoder"], "head": head}
     settings = {"head": {"task": task, "labels": list(labels), **settings}}
     return PretrainedModel(model.config, model.tokenizer, params, settings)
 
@@ -380,11 +382,10 @@ def logits_alone(model, *texts: str) -> np.ndarray:
     tokenizer = model.tokenizer
     first, *second = [[*tokenizer.encode(text), tokenizer.sep_id] for text in texts]
     row = np.array([[tokenizer.cls_id, *first, *(second[0] if second else [])]])
-    positions = np.arange(row.shape[1])[None]
-    segments = (positions > len(first)).astype(np.int32)
-    bert, variables = Bert(model.config), {"params": model.params["bert"]}
-    hidden = bert.apply(variables, row, segments, positions, row * 0 + 1)
-    pooled = bert.apply(variables, hidden[:, :1], method="pool")[0, 0]
+    segments = (np.arange(row.shape[1])[None] > len(first)).astype(np.int32)
+    encoder, variables = Encoder(model.config), {"params": model.params["encoder"]}
+    hidden = encoder.apply(variables, batch_of_row(row, segments))
+    pooled = encoder.apply(variables, hidden[:, :1], method="pool")[0, 0]
     return np.asarray(pooled @ model.params["head"]["kernel"] + model.params["head"]["bias"])
 
 
@@ -437,7 +438,7 @@ def test_repr_names_the_source_the_sizes_and_the_labels(model, workdir):
     sizes = f"2 layers, hidden size 128, {size:,} parameters"
     pretrained = "head for masked LM and next sentence"
     assert repr(model) == f"PretrainedModel({workdir}: {sizes}; {pretrained})"
-    bare = PretrainedModel(model.config, model.tokenizer, {"bert": model.params["bert"]})
+    bare = PretrainedModel(model.config, model.tokenizer, {"encoder": model.params["encoder"]})
     assert repr(bare).endswith(" parameters; no head)")
     for task, labels, expected in (
         ("classification", ["no", "yes"], "classification: no, yes"),

@@ -4,7 +4,6 @@ The heads were trained with other lengths and options than the defaults of the c
 are imported ones, which store neither.
 """
 
-import dataclasses
 import json
 import random
 
@@ -18,7 +17,7 @@ from bert_jax import finetune
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.huggingface import HEAD_KEY
 from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import parameter_shapes
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.finetune import (
     feature_based,
     glue,
@@ -57,7 +56,7 @@ def write_head(directory, imported=False, **head):
         if not path.startswith(("mlm", "nsp"))
     }
     params = flax.traverse_util.unflatten_dict(params, sep="/")
-    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp"], "head": head}
+    settings = model_settings(config, params) | {"head": head}
     model = directory / "model"
     if not imported:
         write_checkpoint(model, params, settings, tokenizer)

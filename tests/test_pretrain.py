@@ -21,16 +21,18 @@ from ml_collections import ConfigDict
 import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.errors import PREEMPTED
-from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import target_sums
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.check_checkpoint import load_training_state
 from bert_jax.tools.train_vocab import train_sentencepiece
-from bert_jax.training.pretrain_step import init_state, mean_metrics, metric_sums, unpack_and_mask
+from bert_jax.training.pretrain_step import init_state, mean_metrics
 from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
@@ -65,7 +67,7 @@ def test_run_leaves_what_the_readme_promises(finished):
     assert result["steps"] == 9
     promised = "mlm_loss mlm_accuracy nsp_accuracy unigram_entropy unigram_accuracy seconds"
     assert set(promised.split()) <= result.keys()
-    assert json.loads((workdir / "config.json").read_text())["bert"]["num_layers"] == 2
+    assert json.loads((workdir / "config.json").read_text())["architecture"]["num_layers"] == 2
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
     assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
     steps = [record["step"] for record in records(workdir)]
@@ -172,10 +174,15 @@ def continued(corpus, tmp_path):
     tokenizer = load_tokenizer(corpus / "vocab.txt")
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
     bert = BertConfig(tokenizer.vocab_size, **sizes, dropout_rate=0.0, initializer_range=0.3)
-    init = functools.partial(init_state, model=BertForPreTraining(bert), optimizer=optax.identity())
+    init = functools.partial(
+        init_state,
+        model=PretrainingModel(bert),
+        optimizer=optax.identity(),
+        example_batch=example_batch(),
+    )
     params = jax.jit(init)(jax.random.key(1)).params
-    del params["nsp"], params["bert"]["pooler"]
-    settings = {"bert": dataclasses.asdict(bert), "absent": ["bert/pooler", "nsp"]}
+    del params["nsp"], params["encoder"]["pooler"]
+    settings = model_settings(bert, params)
     write_checkpoint(tmp_path / "weights", params, settings, tokenizer)
     config = importlib.import_module("bert_jax.configs.pretrain.continue").get_config("runlocal")
     config.init_from, config.corpus = str(tmp_path / "weights"), str(corpus)
@@ -189,12 +196,12 @@ def test_run_starts_from_given_weights_and_says_what_is_fresh(
     config, params, settings = continued
     caplog.set_level("INFO", "absl")
     state = initial_state(config, tmp_path / "run", monkeypatch)
-    assert "weights; newly initialized: bert/pooler, nsp, optimizer" in caplog.text
-    fresh = state.params["nsp"], state.params["bert"].pop("pooler")
-    assert all(np.any(head["kernel"]) for head in fresh)
+    assert "weights; newly initialized: encoder/pooler, nsp, optimizer" in caplog.text
+    fresh = state.params["nsp"], state.params["encoder"].pop("pooler")
+    assert all(np.any(head["dense"]["kernel"]) for head in fresh)
     assert_equal_trees(state.params, params | {"nsp": state.params["nsp"]})
-    resolved = json.loads((tmp_path / "run" / "config.json").read_text())["bert"]
-    assert resolved == settings["bert"] | {"initializer_range": 0.02}
+    resolved = json.loads((tmp_path / "run" / "config.json").read_text())["architecture"]
+    assert resolved == settings["architecture"] | {"initializer_range": 0.02}
 
 
 @pytest.mark.slow
@@ -203,14 +210,19 @@ def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
     (phase,) = open_phases(config)
     tokenizer = phase.train.tokenizer
-    setup = setup_pretraining(config, [phase], tokenizer, source_bert=settings["bert"])
+    setup = setup_pretraining(config, [phase], tokenizer, source_settings=settings)
     (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
     key, _ = jax.random.split(jax.random.key(config.seed))  # The step's own.
-    batch = unpack_and_mask(rows, key, setup.masking(phase))
+    batch = setup.objective(phase).prepare(rows, key)
     fresh = setup.init(jax.random.key(config.seed)).params
     expected, of_fresh = (
-        float(mean_metrics(metric_sums(setup.model, params_at_start, batch))["mlm_loss"])
-        for params_at_start in (fresh | params | {"bert": fresh["bert"] | params["bert"]}, fresh)
+        float(
+            mean_metrics(target_sums(setup.model, params_at_start, batch, None, "mlm"))["mlm_loss"]
+        )
+        for params_at_start in (
+            fresh | params | {"encoder": fresh["encoder"] | params["encoder"]},
+            fresh,
+        )
     )
     first = records(tmp_path / "run")[0]["train/mlm_loss"]
     assert first == pytest.approx(expected, abs=1e-5)
@@ -274,7 +286,7 @@ def test_left_to_right_model_is_trained_on_full_sentences_and_fine_tuned(tmp_pat
     assert result["perplexity"] == pytest.approx(np.exp(result["next_token_loss"]))
     assert not {name for name in result if name.startswith(("mlm", "nsp"))}
     model = bert_jax.load(tmp_path / "run")
-    assert model.config.causal and set(model.params) == {"bert", "mlm"}
+    assert model.config.causal and set(model.params) == {"encoder", "mlm"}
     again = small_config(corpus, init_from=str(tmp_path / "run"), **fields)
     resumed = pretrain.train_and_evaluate(again, tmp_path / "again")
     assert resumed["next_token_loss"] < result["next_token_loss"]

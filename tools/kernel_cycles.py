@@ -1,6 +1,6 @@
 """Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to those of the compiler.
 
-python tools/kernel_cycles.py     # writes bert_jax/model/kernels/cycles.json
+python tools/kernel_cycles.py     # writes bert_jax/model/tpu/cycles.json
 """
 
 import json

@@ -21,7 +21,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from bert_jax.model.config import REMAT_POLICIES
+from bert_jax.model.execution import CHOICES
 from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.tpu import compilation, pod_report, stack_report
 from bert_jax.training import setup
@@ -52,7 +52,7 @@ SWEEP = flags.DEFINE_bool(
 MESHES = flags.DEFINE_list(
     "sweep_meshes", ["-1x1x1", "-1x4x1"], "Meshes to compare, each as data x fsdp x tensor."
 )
-REMAT = flags.DEFINE_list("sweep_remat", list(REMAT_POLICIES), "Remat policies to compare.")
+REMAT = flags.DEFINE_list("sweep_remat", list(CHOICES["remat"]), "Remat policies to compare.")
 ALL = flags.DEFINE_bool("all", False, "Report every pod configuration, in one table.")
 MARKDOWN = flags.DEFINE_string("markdown", None, "Markdown file to write the table of --all to.")
 

@@ -18,6 +18,7 @@ from bert_jax.checkpoints.huggingface import (
 )
 from bert_jax.checkpoints.parameters import PADDED
 from bert_jax.checkpoints.sentence_transformers import embedding_files
+from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
 from bert_jax.transformers_tokenizer import transformers_files
@@ -40,7 +41,9 @@ def save_huggingface(
     """
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
-    config, head = BertConfig(**settings["bert"]), settings.get("head") or {}
+    config, head = config_from_settings(settings), settings.get("head") or {}
+    if config.architecture != "bert":
+        raise ValueError(f"only BERT can be exported to transformers, not {config.architecture}")
     check_pooling(config, head)
     values = {
         "model_type": "bert",

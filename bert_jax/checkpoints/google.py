@@ -53,7 +53,7 @@ def load_google(directory: pathlib.Path) -> LoadedModel:
             {name: name for name in sorted(reader.get_variable_to_shape_map())},
             reader.get_tensor,
             name_of=google_name,
-            is_transposed=lambda path: path == "nsp/kernel",
+            is_transposed=lambda path: path == "nsp/dense/kernel",
         )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise ValueError(f"{checkpoint}: {error}") from error

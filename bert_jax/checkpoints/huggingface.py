@@ -25,23 +25,23 @@ HEAD_KEY = "bert_jax_head"
 # `{layer}` stands for one tensor per layer.
 _LAYER = "bert.encoder.layer.{layer}"
 _NAMES = {
-    "bert/embeddings/token_embedding": "bert.embeddings.word_embeddings",
-    "bert/embeddings/position_embedding": "bert.embeddings.position_embeddings",
-    "bert/embeddings/segment_embedding": "bert.embeddings.token_type_embeddings",
-    "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
-    "bert/encoder/layers/query": f"{_LAYER}.attention.self.query",
-    "bert/encoder/layers/key": f"{_LAYER}.attention.self.key",
-    "bert/encoder/layers/value": f"{_LAYER}.attention.self.value",
-    "bert/encoder/layers/attention_output": f"{_LAYER}.attention.output.dense",
-    "bert/encoder/layers/attention_layer_norm": f"{_LAYER}.attention.output.LayerNorm",
-    "bert/encoder/layers/intermediate": f"{_LAYER}.intermediate.dense",
-    "bert/encoder/layers/output": f"{_LAYER}.output.dense",
-    "bert/encoder/layers/output_layer_norm": f"{_LAYER}.output.LayerNorm",
-    "bert/pooler": "bert.pooler.dense",
+    "encoder/embeddings/token_embedding": "bert.embeddings.word_embeddings",
+    "encoder/embeddings/position_embedding": "bert.embeddings.position_embeddings",
+    "encoder/embeddings/segment_embedding": "bert.embeddings.token_type_embeddings",
+    "encoder/embeddings/layer_norm": "bert.embeddings.LayerNorm",
+    "encoder/layers/query": f"{_LAYER}.attention.self.query",
+    "encoder/layers/key": f"{_LAYER}.attention.self.key",
+    "encoder/layers/value": f"{_LAYER}.attention.self.value",
+    "encoder/layers/attention_output": f"{_LAYER}.attention.output.dense",
+    "encoder/layers/attention_layer_norm": f"{_LAYER}.attention.output.LayerNorm",
+    "encoder/layers/intermediate": f"{_LAYER}.intermediate.dense",
+    "encoder/layers/output": f"{_LAYER}.output.dense",
+    "encoder/layers/output_layer_norm": f"{_LAYER}.output.LayerNorm",
+    "encoder/pooler/dense": "bert.pooler.dense",
     "mlm": "cls.predictions",
     "mlm/transform": "cls.predictions.transform.dense",
     "mlm/layer_norm": "cls.predictions.transform.LayerNorm",
-    "nsp": "cls.seq_relationship",
+    "nsp/dense": "cls.seq_relationship",
 }
 
 _CLASSIFIER = "BertForSequenceClassification"

@@ -1,7 +1,7 @@
 """Self-contained checkpoints: training state, settings and vocabulary in one directory.
 
 `<workdir>/checkpoints/<step>/` holds `params`, `training` (step and optimizer state), `config`
-(JSON: the run's settings, with the fields of `BertConfig` under "bert") and `vocabulary` (JSON).
+(JSON: the run's settings) and `vocabulary` (JSON).
 Writing is asynchronous and atomic: a directory under its final name is complete.
 """
 
@@ -131,8 +131,8 @@ def write_checkpoint(
 ) -> None:
     """Writes a checkpoint without training state; waits until it is complete.
 
-    `settings` holds the fields of `BertConfig` under "bert", a task's head under "head", and under
-    "absent" the parts of `BertForPreTraining` that `params` lacks ("bert/pooler", "mlm", "nsp").
+    `settings` holds the name and fields of the architecture under "architecture", the modules of
+    `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head under "head".
     Raises CheckpointError, also if `directory` exists.
     """
     metadata = _metadata_items(settings | {"has_training_state": False}, tokenizer)

@@ -1,7 +1,6 @@
 """Builds the parameter tree from named tensors, in any storage format."""
 
 import collections
-import dataclasses
 import functools
 import json
 import pathlib
@@ -14,15 +13,15 @@ import jax
 import numpy as np
 from absl import logging
 
-from bert_jax.model.bert import BertForPreTraining
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import HEADS, make_model
+from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.tokenization import Tokenizer
 
-PADDED = ("bert/embeddings/token_embedding", "mlm/bias")
+PADDED = ("encoder/embeddings/token_embedding/embedding", "mlm/bias")
 """Parameters whose first axis is the vocabulary, padded to whole tiles."""
 
-OPTIONAL_MODULES = ("bert/pooler", "mlm", "nsp")
+OPTIONAL_MODULES = ("encoder/pooler", "mlm", "nsp")
 """Parts that a model may lack, besides a task's head."""
 
 
@@ -71,23 +70,38 @@ def unexpected_tensors(report: LoadReport) -> str:
     )
 
 
-def parameter_shapes(config: BertConfig, head: Mapping | None = None) -> dict:
-    """Returns path -> shape and dtype of the parameters of `BertForPreTraining`, and of a head."""
+def modules_of(params: Mapping) -> list[str]:
+    """Returns the modules of a parameter tree: those of the encoder, and the heads."""
+    encoder = [f"encoder/{name}" for name in params["encoder"]]
+    return sorted([*encoder, *(name for name in params if name != "encoder")])
+
+
+def model_settings(config, params: Mapping) -> dict:
+    """Returns what a checkpoint stores of an architecture's configuration and parameters."""
+    return {"architecture": config_to_settings(config), "modules": modules_of(params)}
+
+
+def parameter_shapes(config, head: Mapping | None = None) -> dict:
+    """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of a head.
+
+    `config` is that of an architecture.
+    """
     return dict(_traced_shapes(config, json.dumps(head)))
 
 
 @functools.lru_cache  # Tracing a model takes longer than reading a small one.
-def _traced_shapes(config: BertConfig, head_json: str) -> dict:
-    key, ids, head = jax.random.key(0), np.zeros((1, 2), np.int32), json.loads(head_json)
-    params = jax.eval_shape(BertForPreTraining(config).init, key, *[ids] * 6)["params"]
+def _traced_shapes(config, head_json: str) -> dict:
+    key, head = jax.random.key(0), json.loads(head_json)
+    params = jax.eval_shape(PretrainingModel(config).init, key, example_batch())["params"]
     if head and (head["labels"] or head.get("projections")):  # Others have no parameters.
-        rows = {"tokens": ids, "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
+        bounds = np.zeros((1, 1, 3), np.int32)
+        rows = {"tokens": np.zeros((1, 2), np.int32), "sequence_bounds": bounds}
         params = jax.eval_shape(make_model(config, head).init, key, rows)["params"] | params
     return flax.traverse_util.flatten_dict(params, sep="/")
 
 
 def read_parameters(
-    config: BertConfig,
+    config,
     head: Mapping | None,
     stored_names: Mapping[str, str],
     read_tensor: Callable[[str], np.ndarray],
@@ -135,7 +149,7 @@ def read_parameters(
 
 def build_loaded_model(
     directory: pathlib.Path,
-    config: BertConfig,
+    config,
     head: Mapping | None,
     params: dict,
     tokenizer: Tokenizer,
@@ -150,12 +164,10 @@ def build_loaded_model(
             "use the model's own tokenizer"
         )
     needs_pooler = "head" in params and HEADS[head["task"]].input_kind == "pooled"
-    if needs_pooler and "pooler" not in params["bert"]:
+    if needs_pooler and "pooler" not in params["encoder"]:
         fix = "remove `architectures` from config.json to read the encoder alone"
         raise ValueError(f"{directory}: the head for {head['task']} needs a pooler: {fix}")
-    present = {*params, *(f"bert/{name}" for name in params["bert"])}
-    absent = [part for part in OPTIONAL_MODULES if part not in present]
-    settings = {"bert": dataclasses.asdict(config), "absent": absent}
+    settings = model_settings(config, params)
     if head and ("head" in params or not head["labels"]):  # An embedding head has no labels.
         settings["head"] = dict(head)
     return LoadedModel(params, settings, tokenizer, report)

@@ -11,7 +11,7 @@ from bert_jax.checkpoints.native import load_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, LoadReport, parameter_shapes
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import config_from_settings
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:
@@ -70,7 +70,7 @@ def find_snapshot(directory: pathlib.Path) -> pathlib.Path:
 
 def abstract_params(settings: dict) -> dict:
     """Returns the shapes and dtypes of a native checkpoint's parameters, from its settings."""
-    shapes = parameter_shapes(BertConfig(**settings["bert"]), settings.get("head"))
-    absent = tuple(f"{part}/" for part in settings.get("absent", ()))
-    params = {path: leaf for path, leaf in shapes.items() if not path.startswith(absent)}
+    shapes = parameter_shapes(config_from_settings(settings), settings.get("head"))
+    modules = tuple(f"{module}/" for module in settings["modules"])
+    params = {path: leaf for path, leaf in shapes.items() if path.startswith(modules)}
     return flax.traverse_util.unflatten_dict(params, sep="/")

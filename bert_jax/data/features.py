@@ -21,7 +21,7 @@ NO_LABEL = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class Feature:
+class ModelInput:
     """The model's input for one example, or for one window of it.
 
     Attributes:
@@ -65,29 +65,29 @@ class LabelLayout:
 
 @dataclasses.dataclass(frozen=True)
 class RowShape:
-    """Rows of `length` tokens with at most `num_sequences` sequences, and the head's labels."""
+    """Rows of `length` tokens with at most `max_sequences` sequences, and the head's labels."""
 
     length: int
-    num_sequences: int
+    max_sequences: int
     label_layout: LabelLayout
     pad_id: int
     sequences_per_feature: int = 1
 
-    def pack(self, features: Sequence[Feature]) -> list[list[int]]:
+    def pack(self, features: Sequence[ModelInput]) -> list[list[int]]:
         """Returns the indices of the features in each row; ValueError if one is too long."""
         lengths = [len(feature) for feature in features]
         if lengths and max(lengths) > self.length:
             raise ValueError(f"a feature of {max(lengths)} tokens in rows of {self.length}")
-        return pack_lengths(lengths, self.length, self.num_sequences // self.sequences_per_feature)
+        return pack_lengths(lengths, self.length, self.max_sequences // self.sequences_per_feature)
 
     def build(
-        self, row_features: Iterable[Sequence[Feature]], num_rows: int
+        self, row_features: Iterable[Sequence[ModelInput]], num_rows: int
     ) -> dict[str, np.ndarray]:
         """Returns `num_rows` rows: the first hold `row_features`, in order, the others padding."""
         layout, each = self.label_layout, self.sequences_per_feature
         tokens = np.full((num_rows, self.length), self.pad_id, np.int32)
-        bounds = np.zeros((num_rows, self.num_sequences, 3), np.int32)
-        weights = np.zeros((num_rows, self.num_sequences // each), np.float32)
+        bounds = np.zeros((num_rows, self.max_sequences, 3), np.int32)
+        weights = np.zeros((num_rows, self.max_sequences // each), np.float32)
         labels = np.full(tokens.shape, NO_LABEL, layout.dtype)
         if not layout.per_position:
             passages = (each - 1,) * layout.per_passage
@@ -108,7 +108,7 @@ class RowShape:
         return dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
 
     def batches(
-        self, features: Sequence[Feature], num_rows: int
+        self, features: Sequence[ModelInput], num_rows: int
     ) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
         """Yields every feature once: the indices of those in each row, and the `num_rows` rows."""
         packed = self.pack(features)
@@ -129,21 +129,23 @@ def unpack_rows(rows: dict[str, jax.Array], causal: bool = False) -> dict[str, j
     """Expands packed rows, as read from disk, into the arrays that the model takes. Runs on device.
 
     Args:
-      rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_pairs, 3]` and in
-        pre-training `nsp_labels` `[batch, max_pairs]`, as in `row_dtype`, of any integer dtype.
+      rows: `tokens` `[batch, length]`, `sequence_bounds` `[batch, max_sequences, 3]` and in
+        pre-training `nsp_labels` `[batch, max_sequences]`, as in `row_dtype`, of any integer dtype.
       causal: whether the model is causal: [CLS] then sees no other token, the last token sees all.
 
     Returns:
       int32 `tokens`, `segment_ids` (1 in the second segment of a pair), `position_ids` (restarting
       in each sequence) and `sequence_ids` (1, 2, ... in each row), all `[batch, length]` and 0 on
-      padding; int32 `pooled_positions` `[batch, max_pairs]`, of [CLS], or if `causal` of the last
-      token; and given `nsp_labels`, these as int32 and float32 `nsp_weights` `[batch, max_pairs]`,
-      1 for a pair, and 0 for a sequence without a second segment or an unused slot.
+      padding; int32 `pooled_positions` `[batch, max_sequences]`, of [CLS], or if `causal` of the
+      last token; and given `nsp_labels`, these as int32 and float32 `nsp_weights` `[batch,
+      max_sequences]`, 1 for a pair, 0 for a sequence without a second segment or an unused slot.
     """
     tokens = rows["tokens"].astype(jnp.int32)
     start, second, end = jnp.moveaxis(rows["sequence_bounds"].astype(jnp.int32), -1, 0)
     position = jnp.arange(tokens.shape[1])[None, :, None]
-    inside = (position >= start[:, None]) & (position < end[:, None])  # [batch, length, max_pairs]
+    inside = (position >= start[:, None]) & (
+        position < end[:, None]
+    )  # [batch, length, max_sequences]
     batch = {
         "tokens": tokens,
         "segment_ids": jnp.sum(inside & (position >= second[:, None]), axis=-1),
@@ -175,7 +177,7 @@ def batch_indices(num_features: int, batch_size: int, seed: int, step: int) -> n
 
 
 def finetune_batches(
-    features: Sequence[Feature],
+    features: Sequence[ModelInput],
     shape: RowShape,
     sharding: Sharding,
     *,

@@ -67,8 +67,8 @@ def mask_tokens(
     `keys` are those of `row_keys`; `tokens` and `sequence_ids` are int32 `[batch, length]`.
 
     Returns:
-      Corrupted `tokens` int32 `[batch, length]`; `mlm_positions`, `mlm_targets` int32 `[batch, K]`;
-      `mlm_weights` float32 `[batch, K]`, 1 for a prediction and 0 for an unused slot.
+      Corrupted `tokens` int32 `[batch, length]`; `target_positions`, `targets` int32 `[batch, K]`;
+      `target_weights` float32 `[batch, K]`, 1 for a prediction and 0 for an unused slot.
     """
 
     def mask_row(key, tokens, sequence_ids):
@@ -101,9 +101,9 @@ def mask_tokens(
         corrupted = jnp.where(draw < masking.mask_fraction, masking.mask_id, corrupted)
         return {
             "tokens": jnp.where(chosen, corrupted, tokens),
-            "mlm_positions": positions * is_prediction,
-            "mlm_targets": tokens[positions] * is_prediction,
-            "mlm_weights": is_prediction.astype(jnp.float32),
+            "target_positions": positions * is_prediction,
+            "targets": tokens[positions] * is_prediction,
+            "target_weights": is_prediction.astype(jnp.float32),
         }
 
     return jax.vmap(mask_row)(keys, tokens, sequence_ids)
@@ -117,9 +117,9 @@ def next_tokens(tokens: jax.Array, sequence_ids: jax.Array) -> dict[str, jax.Arr
     """
     ids, next_ids = sequence_ids[:, :-1], sequence_ids[:, 1:]
     return {
-        "mlm_positions": jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape),
-        "mlm_targets": tokens[:, 1:],
-        "mlm_weights": ((ids == next_ids) & (ids > 0)).astype(jnp.float32),
+        "target_positions": jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape),
+        "targets": tokens[:, 1:],
+        "target_weights": ((ids == next_ids) & (ids > 0)).astype(jnp.float32),
     }
 
 

@@ -8,7 +8,7 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def row_dtype(max_seq_length: int, max_pairs: int, token_dtype: str = "uint16") -> np.dtype:
+def row_dtype(max_seq_length: int, max_sequences: int, token_dtype: str = "uint16") -> np.dtype:
     """Returns the dtype of a row.
 
     Fields:
@@ -20,8 +20,8 @@ def row_dtype(max_seq_length: int, max_pairs: int, token_dtype: str = "uint16") 
     """
     fields = [
         ("tokens", np.dtype(token_dtype).newbyteorder("<"), (max_seq_length,)),
-        ("sequence_bounds", "<u2", (max_pairs, 3)),
-        ("nsp_labels", "u1", (max_pairs,)),
+        ("sequence_bounds", "<u2", (max_sequences, 3)),
+        ("nsp_labels", "u1", (max_sequences,)),
     ]
     return np.dtype(fields)
 

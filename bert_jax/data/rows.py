@@ -44,7 +44,7 @@ class Rows:
     Attributes:
       manifest: the corpus's manifest, as written by `tools/prepare_corpus.py`.
       num_rows: number of rows in the split, which make up one epoch.
-      max_seq_length, max_pairs, vocab_size: sizes of a row, and of the corpus's vocabulary.
+      max_seq_length, max_sequences, vocab_size: sizes of a row, and of the corpus's vocabulary.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Rows:
                     "again with --overwrite and a --heldout_fraction above 0"
                 )
             self.max_seq_length: int = config["max_seq_length"]
-            self.max_pairs: int = config["max_pairs_per_row"]
+            self.max_sequences: int = config["max_pairs_per_row"]
             self.num_rows: int = splits[split]["rows"]
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
             token_dtype = self.manifest.get("token_dtype", "uint16")
-            self._dtype = row_dtype(self.max_seq_length, self.max_pairs, token_dtype)
+            self._dtype = row_dtype(self.max_seq_length, self.max_sequences, token_dtype)
             self._open_shards(splits[split]["shards"], config["block_rows"])
             self.tokenizer = self._load_tokenizer()
         except (KeyError, TypeError) as error:

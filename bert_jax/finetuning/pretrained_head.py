@@ -172,13 +172,13 @@ def initial_params(
     task's. Raises ValueError, unless `new_head`, if `check_same_head` does, or if a run that only
     `predicts` would ignore the head.
     """
-    encoder = dict(params["bert"])
+    encoder = dict(params["encoder"])
     if HEADS[task_head["task"]].input_kind != "pooled":
         encoder.pop("pooler", None)
     elif "pooler" not in encoder:
         logging.warning("The weights have no pooler: it is randomly initialized, as the head is")
     if not saved_head:
-        return {"bert": encoder}
+        return {"encoder": encoder}
     if saved_head["task"] == task_head["task"] and not new_head:
         check_modules(saved_head)
     if saved_head["task"] != task_head["task"] and predicts and not new_head:
@@ -189,13 +189,15 @@ def initial_params(
     if saved_head["task"] != task_head["task"] or new_head:
         why = "new_head is set" if new_head else f"this task needs a head for {task_head['task']}"
         logging.info("Ignoring the head for %s in the weights: %s", saved_head["task"], why)
-        return {"bert": encoder}
+        return {"encoder": encoder}
     check_same_head({"lstm_size": 0} | saved_head, {"lstm_size": 0} | task_head)
     if "scheme" in task_head and "scheme" not in saved_head:
         scheme = task_head["scheme"]
         logging.warning("The head has no tagging scheme: assuming --config.data.scheme=%s", scheme)
     logging.info("Starting from the head in the weights, which has the same labels")
-    return {name: params[name] for name in ("head", "lstm") if name in params} | {"bert": encoder}
+    return {name: params[name] for name in ("head", "lstm") if name in params} | {
+        "encoder": encoder
+    }
 
 
 def check_modules(head: Mapping) -> None:

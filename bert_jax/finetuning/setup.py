@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import math
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from bert_jax.checkpoints.parameters import modules_of
 from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
 from bert_jax.finetuning.pretrained_head import initial_params, only_predicts, with_labels_of_head
 from bert_jax.finetuning.step import (
@@ -24,8 +24,14 @@ from bert_jax.finetuning.step import (
     make_finetune_step,
     make_predict_step,
 )
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import (
+    architecture_of,
+    config_from_settings,
+    config_to_settings,
+)
+from bert_jax.model.execution import Execution
 from bert_jax.model.heads import make_model
+from bert_jax.parts import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tasks.tables import content_hash
@@ -42,8 +48,13 @@ from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 
 # Fields in which the trials of a stack may differ: they change no shape of the program.
 PER_TRIAL = (
-    *("seed", "learning_rate", "weight_decay", "warmup_fraction", "num_epochs"),
-    *("model.dropout_rate", "model.attention_dropout_rate"),
+    "seed",
+    "learning_rate",
+    "weight_decay",
+    "warmup_fraction",
+    "num_epochs",
+    "model.dropout_rate",
+    "model.attention_dropout_rate",
 )
 
 
@@ -73,33 +84,32 @@ class FinetuneSetup:
     def num_steps(self, trial: ConfigDict) -> int:
         return round(trial.num_epochs * self.steps_per_epoch)
 
-    def bert_config(self, trial: ConfigDict) -> BertConfig:
-        """Returns the model of a trial; its default dropout is that of the initial weights."""
+    def architecture(self, trial: ConfigDict):
+        """Returns the architecture of a trial; its dropout defaults to that of the weights."""
         names = ("dropout_rate", "attention_dropout_rate")
         rates = {name: trial.model[name] for name in names if trial.model[name] is not None}
         return dataclasses.replace(self.model.config, **rates)
 
     def hyperparameters(self, trial: ConfigDict) -> Hyperparameters:
-        num_steps, bert_config = self.num_steps(trial), self.bert_config(trial)
-        attention_dropout_rate = bert_config.attention_dropout_rate
+        num_steps, architecture = self.num_steps(trial), self.architecture(trial)
+        attention_dropout_rate = architecture.attention_dropout_rate
         if attention_dropout_rate is None:
-            attention_dropout_rate = bert_config.dropout_rate
+            attention_dropout_rate = architecture.dropout_rate
         return Hyperparameters(
             learning_rate=np.float32(trial.learning_rate),
             weight_decay=np.float32(trial.weight_decay),
             warmup_steps=np.float32(round(trial.warmup_fraction * num_steps)),
             num_steps=np.float32(max(num_steps, 1)),
-            dropout_rate=np.float32(bert_config.dropout_rate),
+            dropout_rate=np.float32(architecture.dropout_rate),
             attention_dropout_rate=np.float32(attention_dropout_rate),
         )
 
     def settings(self, trial: ConfigDict) -> dict:
         """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
-        without_pooler = self.task.head.input_kind != "pooled"
         return trial.to_dict() | {
-            "bert": dataclasses.asdict(self.bert_config(trial)),
+            "architecture": config_to_settings(self.architecture(trial)),
             "head": self.head_settings,
-            "absent": ["mlm", "nsp"] + ["bert/pooler"] * without_pooler,
+            "modules": self.modules,
             "num_steps": self.num_steps(trial),
             # Prevents resuming a run, or considering it finished, with other files or weights.
             "contents": self.contents,
@@ -134,15 +144,24 @@ class FinetuneSetup:
         """Returns the initial state: `pretrained` parameters, the others randomly initialized."""
         row = {name: jnp.asarray(values) for name, values in self.shape.build([], 1).items()}
         fresh = self.model.init(key, row)["params"]
-        params = fresh | pretrained | {"bert": fresh["bert"] | pretrained["bert"]}
+        params = fresh | pretrained | {"encoder": fresh["encoder"] | pretrained["encoder"]}
         opt_state = self.optimizer(self.hyperparameters(self.config)).init(params)
         return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
 
     @functools.cached_property
     def shardings(self) -> TrainState:
         """The shardings of the state of one trial."""
-        shapes = jax.eval_shape(self.init, jax.random.key(0), self.pretrained)
-        return infer_shardings(shapes, self.mesh, TASK_RULES)
+        rules = (*TASK_RULES, *architecture_of(self.model.config).RULES)
+        return infer_shardings(self._shapes, self.mesh, rules)
+
+    @functools.cached_property
+    def _shapes(self) -> TrainState:
+        return jax.eval_shape(self.init, jax.random.key(0), self.pretrained)
+
+    @functools.cached_property
+    def modules(self) -> list[str]:
+        """The modules of the model, as checkpoints store them."""
+        return modules_of(self._shapes.params)
 
     def init_stack(self, keys: jax.Array, pretrained: dict) -> TrainState:
         """Returns the initial states of several trials, stacked; `keys` are `[trials]`."""
@@ -203,11 +222,12 @@ def setup_finetuning(
     for name in ("dropout_rate", "attention_dropout_rate"):  # May differ between trials.
         fields.pop(name, None)
     lstm_size = fields.pop("lstm_size", 0)
-    bert_config = BertConfig(**(settings["bert"] | {"dtype": "float32"} | fields))
+    architecture = config_from_settings(settings)
+    execution = Execution(**fields)
     check_bounds(
         config,
-        ("freeze_layers", 0, bert_config.num_layers),
-        ("max_seq_length", 8, bert_config.max_position_embeddings),
+        ("freeze_layers", 0, architecture.num_layers),
+        ("max_seq_length", 8, architecture.max_position_embeddings),
     )
     saved_head = settings.get("head")
     task = read_task(config, saved_head, tokenizer)
@@ -231,7 +251,7 @@ def setup_finetuning(
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.
         length=config.max_seq_length * num_sequences,
-        num_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
+        max_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
         label_layout=task.head.label_layout,
         pad_id=tokenizer.pad_id,
         sequences_per_feature=num_sequences,
@@ -251,9 +271,16 @@ def setup_finetuning(
     data_dir = config.data.get("data_dir", "")
     contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
     contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}
-    model = make_model(bert_config, head_settings)
     setup = FinetuneSetup(
-        *(config, task, tokenizer, head_settings, contents, pretrained, model, mesh, shape),
+        config=config,
+        task=task,
+        tokenizer=tokenizer,
+        head_settings=head_settings,
+        contents=contents,
+        pretrained=pretrained,
+        model=make_model(architecture, head_settings, execution),
+        mesh=mesh,
+        shape=shape,
         rows_per_microbatch=rows_per_microbatch,
         rows_per_prediction=rows_per_prediction,
         steps_per_epoch=num_batches,
@@ -281,10 +308,10 @@ def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer)
 
     Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
-    name = f"bert_jax.tasks.{config.task}"
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(f"--config.task={config.task}: expected a file name in bert_jax/tasks")
-    module = importlib.import_module(name)
+    try:
+        module = import_part("bert_jax.tasks", config.task)
+    except ValueError as error:
+        raise ValueError(f"--config.task={config.task}: {error}") from None
     task = module.get_task(with_labels_of_head(config, module, saved_head), tokenizer)
     head = dataclasses.replace(task.head, class_weights=find_class_weights(config, task))
     return dataclasses.replace(task, head=head)

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.data.features import Feature, RowShape, to_devices
+from bert_jax.data.features import ModelInput, RowShape, to_devices
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, label_weights
 from bert_jax.sharding.compiler_options import product_options
@@ -49,8 +49,8 @@ def make_finetune_step(
 
     def apply(params, rows, dropout):
         key, rate, attention_rate = dropout
-        settings = Dropout(rows["dropout_rows"], rate, attention_rate)
-        return model.apply({"params": params}, rows, dropout=settings, rngs={"dropout": key})
+        dropout = Dropout(key, rows["dropout_rows"], rate, attention_rate)
+        return model.apply({"params": params}, rows, dropout=dropout)
 
     def loss_fn(params, rows, weight_sum, dropout):
         outputs = apply(params, rows, dropout)
@@ -178,7 +178,7 @@ def predict(
     predict_step: Callable[[dict, dict], tuple[jax.Array, jax.Array]],
     params: dict,
     head: Head,
-    features: Sequence[Feature],
+    features: Sequence[ModelInput],
     shape: RowShape,
     num_rows: int,
     sharding: NamedSharding,

@@ -1,6 +1,9 @@
 """The architecture of a BERT model, and the published sizes by name."""
 
 import dataclasses
+from typing import ClassVar
+
+from bert_jax.model.layers import pad_to_tiles
 
 # Layers and hidden size of the published models: Devlin et al. (2018), section 3, and Turc et al.
 # (2019). All have hidden_size / 64 heads and a feed-forward layer of 4 * hidden_size.
@@ -13,12 +16,10 @@ SIZES = {
     "large": (24, 1024),
 }
 
-REMAT_POLICIES = ("none", "dots", "full")
-
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """The architecture and arithmetic of a model; hashable, so it can be static under jit.
+    """The architecture of a model; hashable, so it can be static under jit.
 
     The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for invalid fields.
     """
@@ -31,21 +32,16 @@ class BertConfig:
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     dropout_rate: float = 0.1
-    """Applied to embeddings, the output of every sublayer and, by default, attention."""
+    """In training, the dropout of embeddings, sublayers and, by default, attention."""
     attention_dropout_rate: float | None = None
-    """Applied to attention probabilities; None means `dropout_rate`."""
+    """In training, the dropout of attention probabilities; None means `dropout_rate`."""
     causal: bool = False
     """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
     layer_norm_epsilon: float = 1e-12
-    dtype: str = "float32"
-    """Dtype of activations and products. Parameters, LayerNorm, softmax and loss are float32."""
-    scan_layers: bool = True
-    """Compile one layer and loop over it, or unroll all layers. The parameters are the same."""
-    attention: str = "auto"
-    """Attention in plain JAX, in the TPU kernel, or ("auto") in the kernel where it runs."""
-    remat: str = "none"
-    """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
+
+    architecture: ClassVar[str] = "bert"
+    """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
@@ -58,11 +54,6 @@ class BertConfig:
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate < 1.0:
                 raise ValueError(f"BertConfig.{name} must be in [0, 1), got {rate}")
-        choices = {"dtype": ("float32", "bfloat16"), "attention": ("auto", "plain", "tpu")}
-        for name, allowed in (choices | {"remat": REMAT_POLICIES}).items():
-            if (value := getattr(self, name)) not in allowed:
-                expected = ", ".join(allowed)
-                raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
@@ -81,5 +72,5 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Returns the vocabulary size rounded up to whole tiles of 128: the embedding's rows."""
-        return -(-self.vocab_size // 128) * 128
+        """The vocabulary size rounded up to whole tiles of 128: the rows of the embedding."""
+        return pad_to_tiles(self.vocab_size)

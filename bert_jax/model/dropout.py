@@ -6,6 +6,7 @@ operation that produced `x`, and the backward pass repeats it, as does the kerne
 """
 
 import math
+import zlib
 from typing import NamedTuple
 
 import jax
@@ -18,17 +19,23 @@ COLUMN_SEED = np.array([[0x9E3779B9, 0xB7E15162], [0x243F6A88, 0x6A09E667]], np.
 
 
 class Dropout(NamedTuple):
-    """What dropout needs besides a key; a traced `rate` can change without recompilation.
+    """The dropout of one step; a traced `rate` can change without recompilation.
 
     Attributes:
+      key: PRNG key, from which each place in the model derives its own by name.
       rows: int32 `[batch]`, index of each row in the global batch, which seeds its dropout.
       rate: probability of each element to be zeroed, in [0, 1).
-      attention_rate: that of attention probabilities; None means `rate`.
+      attention_rate: probability of each attention weight to be zeroed; None means `rate`.
     """
 
+    key: jax.Array
     rows: jax.Array
     rate: float | jax.Array
     attention_rate: float | jax.Array | None = None
+
+    def at_place(self, name: str) -> "Dropout":
+        """Returns the dropout of the place `name` in the model, with a key of its own."""
+        return self._replace(key=jax.random.fold_in(self.key, zlib.crc32(name.encode())))
 
 
 def random_words(seed: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -99,17 +106,24 @@ class HiddenDropout(NamedTuple):
         return self._replace(words=tuple(chosen))
 
 
-def hidden_dropout(key: jax.Array, settings: Dropout, shape: tuple[int, ...]) -> HiddenDropout:
-    """Returns dropout of hidden states `[batch, *shape, columns]` with a key."""
-    words = random_words(jax.random.bits(key, (2, 2), jnp.uint32), settings.rows, shape)
-    rate = jnp.asarray(settings.rate, jnp.float32)
+def hidden_dropout(dropout: Dropout, shape: tuple[int, ...]) -> HiddenDropout:
+    """Returns dropout of hidden states `[batch, *shape, columns]`."""
+    words = random_words(jax.random.bits(dropout.key, (2, 2), jnp.uint32), dropout.rows, shape)
+    rate = jnp.asarray(dropout.rate, jnp.float32)
     threshold = jnp.round((rate - 0.5) * 2.0**32).astype(jnp.int32)
     return HiddenDropout(tuple(words), threshold, 1.0 / (1.0 - rate))
 
 
-def dropout(key: jax.Array, x: jax.Array, settings: Dropout) -> jax.Array:
-    """Zeroes elements of `x`, `[batch, ...]`, at the rate of `settings`, and scales the others."""
-    return _dropout(hidden_dropout(key, settings, x.shape[1:-1]), x)
+def dropout_at(dropout: Dropout | None, name: str, x: jax.Array) -> jax.Array:
+    """Applies `dropout` to `x`, `[batch, ..., columns]`, at the place `name` in the model."""
+    if dropout is None:
+        return x
+    return apply_dropout(x, hidden_dropout(dropout.at_place(name), x.shape[1:-1]))
+
+
+def apply_dropout(x: jax.Array, dropout: HiddenDropout | None) -> jax.Array:
+    """Zeroes elements of `x`, `[batch, ..., columns]`, and scales the others; None: keeps all."""
+    return x if dropout is None else _dropout(dropout, x)
 
 
 @jax.custom_vjp
@@ -120,25 +134,19 @@ def _dropout(mask, x):
 _dropout.defvjp(lambda mask, x: (mask.apply(x), mask), lambda mask, dy: (None, mask.apply(dy)))
 
 
-def add_dropout(
-    mask: HiddenDropout | None, x: jax.Array, y: jax.Array, bias: jax.Array
-) -> jax.Array:
-    """Returns x + dropout(y + bias), without dropout if `mask` is None.
-
-    The gradients of all three are computed in one pass, and no operation computes them again.
-    """
-    return _add_dropout(mask, x, y, bias) if mask else x + (y + bias.astype(y.dtype))
+def add_dropout(x: jax.Array, y: jax.Array, dropout: HiddenDropout | None) -> jax.Array:
+    """Returns x + dropout(y): the residual connection of a sublayer."""
+    return x + y if dropout is None else _add_dropout(dropout, x, y)
 
 
 @jax.custom_vjp
-def _add_dropout(mask, x, y, bias):
-    return x + mask.apply(y + bias.astype(y.dtype))
+def _add_dropout(dropout, x, y):
+    return x + dropout.apply(y)
 
 
-def _add_dropout_backward(mask, dx):
-    dy = mask.apply(dx)
-    dbias = jnp.sum(dy.astype(jnp.float32), tuple(range(dy.ndim - 1)))
-    return None, *lax.optimization_barrier((dx, dy, dbias))
+def _add_dropout_backward(dropout, dx):
+    # Computes dy once: else each of the products that read it would compute it again.
+    return None, *lax.optimization_barrier((dx, dropout.apply(dx)))
 
 
 _add_dropout.defvjp(lambda *args: (_add_dropout(*args), args[0]), _add_dropout_backward)
@@ -169,31 +177,55 @@ class AttentionDropout(NamedTuple):
         return jnp.where(bits < self.threshold, 0, probabilities * self.scale.astype(dtype))
 
 
-def attention_dropout(
-    key: jax.Array, settings: Dropout, num_heads: int, length: int
-) -> AttentionDropout:
-    """Returns dropout of attention probabilities with a key."""
-    seed = jax.random.bits(key, (2, 2), jnp.uint32)
-    words = random_words(seed, settings.rows, (-(-num_heads // 2), length))
-    rate = settings.rate if settings.attention_rate is None else settings.attention_rate
+def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> AttentionDropout:
+    """Returns dropout of attention probabilities."""
+    seed = jax.random.bits(dropout.key, (2, 2), jnp.uint32)
+    query_words = random_words(seed, dropout.rows, (-(-num_heads // 2), length))
+    rate = dropout.rate if dropout.attention_rate is None else dropout.attention_rate
     steps = jnp.minimum(jnp.round(rate * 2.0**16), 2.0**16 - 1)
     threshold = (steps.astype(jnp.int32) - 2**15) << 16
-    words = jnp.moveaxis(words, 0, 2), column_words(length)
-    return AttentionDropout(*words, threshold, 2.0**16 / (2.0**16 - steps))
+    scale = 2.0**16 / (2.0**16 - steps)
+    return AttentionDropout(
+        jnp.moveaxis(query_words, 0, 2), jnp.asarray(column_words(length)), threshold, scale
+    )
 
 
-def layer_dropouts(
-    key: jax.Array, settings: Dropout, num_layers: int, num_heads: int, length: int
-) -> tuple[AttentionDropout | HiddenDropout, ...]:
-    """Returns dropout of attention and of both sublayers, `words` stacked over layers.
+class LayerDropout(NamedTuple):
+    """Dropout of an encoder layer; None: nothing is dropped.
+
+    In a stack of layers, every array has a leading axis of layers.
+
+    Attributes:
+      attention: of attention probabilities.
+      attention_output: of the output of self-attention, before the residual connection.
+      output: of the output of the feed-forward network, before the residual connection.
+    """
+
+    attention: AttentionDropout | None = None
+    attention_output: HiddenDropout | None = None
+    output: HiddenDropout | None = None
+
+    def at(self, positions: jax.Array) -> "LayerDropout":
+        """Returns the dropout of the outputs at int32 `[batch, K]` positions."""
+        return LayerDropout(
+            self.attention,
+            self.attention_output and self.attention_output.at(positions),
+            self.output and self.output.at(positions),
+        )
+
+
+def layer_dropout(dropout: Dropout, num_layers: int, num_heads: int, length: int) -> LayerDropout:
+    """Returns the dropout of all layers, stacked.
 
     Drawn for all layers at once: in each layer, it would be some thirty small operations.
     """
 
     def draw(key):
-        keys = jax.random.split(key, 3)
-        hidden = (hidden_dropout(key, settings, (length,)) for key in keys[1:])
-        return attention_dropout(keys[0], settings, num_heads, length), *hidden
+        attention_key, attention_output_key, output_key = jax.random.split(key, 3)
+        return LayerDropout(
+            attention_dropout(dropout._replace(key=attention_key), num_heads, length),
+            hidden_dropout(dropout._replace(key=attention_output_key), (length,)),
+            hidden_dropout(dropout._replace(key=output_key), (length,)),
+        )
 
-    axes = AttentionDropout(0, None, None, None), *[HiddenDropout(0, None, None)] * 2
-    return jax.vmap(draw, out_axes=axes)(jax.random.split(key, num_layers))
+    return jax.vmap(draw)(jax.random.split(dropout.key, num_layers))

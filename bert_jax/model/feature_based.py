@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.data.features import unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout
-from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout
+from bert_jax.model.dropout import Dropout, dropout_at
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
 
 FEATURES = {
     "embeddings": (0,),
@@ -30,21 +30,21 @@ class FeatureBasedTagger(nn.Module):
     no dropout; the input and output of the BiLSTM have dropout.
     """
 
-    config: BertConfig
+    config: object
     task_head: object  # Its `Head`.
     num_outputs: int
     features: str
     lstm_size: int = 768
+    execution: Execution = Execution()
 
     def setup(self):
-        self.bert = Bert(self.config)
+        self.encoder = Encoder(self.config, self.execution)
         self.head = BiLstmHead(self.num_outputs, self.features, self.lstm_size)
 
     def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
-        """Returns float32 `[B, L, outputs]`; takes the arguments of `BertForTask`."""
+        """Returns float32 `[B, L, outputs]`; takes the arguments of `TaskModel`."""
         batch = unpack_rows(rows)
-        inputs = (batch[name] for name in BERT_INPUTS)
-        states = jax.lax.stop_gradient(self.bert(*inputs, all_layers=True)).astype(jnp.float32)
+        states = jax.lax.stop_gradient(self.encoder.all_hidden_states(batch)).astype(jnp.float32)
         return self.head(states, batch["sequence_ids"], dropout)
 
 
@@ -66,9 +66,9 @@ class BiLstmHead(nn.Module):
         else:
             x = choose_features(states, self.features)
         for number in (1, 2):
-            x = apply_dropout(self, x, dropout)
+            x = dropout_at(dropout, f"bilstm_{number}", x)
             x = _both_directions(self, x, sequence_ids, self.lstm_size, number)
-        x = apply_dropout(self, x, dropout)
+        x = dropout_at(dropout, "head", x)
         return nn.Dense(self.num_outputs, dtype=jnp.float32, name="output")(x)
 
 

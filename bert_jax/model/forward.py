@@ -1,4 +1,4 @@
-"""Jitted forward passes over rows of a few compiled shapes, each packed with several texts."""
+"""Jitted forward passes, and how texts of any length are packed into rows of a few shapes."""
 
 import functools
 import itertools
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from bert_jax.data.features import Feature, LabelLayout, RowShape, unpack_rows
+from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
 from bert_jax.model.attention import attention_probabilities
-from bert_jax.model.bert import BERT_INPUTS, Bert, MlmHead
-from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.pretraining import PretrainingModel
 
 ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
 
 
 def batch_by_length(
-    features: Sequence[Feature], batch_size: int, max_length: int, max_per_row: int = 8
+    features: Sequence[ModelInput], batch_size: int, max_length: int, max_per_row: int = 8
 ) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
     """Yields the indices of the features in each row of a batch, and its rows; longest rows first.
 
@@ -41,11 +41,11 @@ def batch_by_length(
 
 def apply_by_length(
     function: Callable[[dict], jax.Array],
-    features: Sequence[Feature],
+    features: Sequence[ModelInput],
     batch_size: int,
     max_length: int,
     max_per_row: int = 8,
-    num_outputs: Callable[[Feature], int] = len,
+    num_outputs: Callable[[ModelInput], int] = len,
     finish: Callable[[int, np.ndarray], object] = lambda index, outputs: outputs.copy(),
 ) -> list:
     """Returns `finish(index, outputs)` of each feature, in the order of `features`.
@@ -69,18 +69,11 @@ def apply_by_length(
     return results
 
 
-def _hidden(config: BertConfig, params: dict, rows: dict, **options) -> jax.Array:
-    batch = unpack_rows(rows)
-    inputs = (batch[name] for name in BERT_INPUTS)
-    return Bert(config).apply({"params": params}, *inputs, **options)
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def mlm_logits(config: BertConfig, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
+def token_logits(config, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
-    masked = _hidden(config, params["bert"], rows, positions=positions)
-    gathered_token_embedding = params["bert"]["embeddings"]["token_embedding"][None]
-    return MlmHead(config).apply({"params": params["mlm"]}, masked, gathered_token_embedding)
+    model, batch = PretrainingModel(config, next_sentence=False), unpack_rows(rows)
+    return model.apply({"params": params}, batch, positions, method="predict_tokens")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -90,17 +83,23 @@ def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def hidden_states(config: BertConfig, layers: tuple, params: dict, rows: dict) -> jax.Array:
-    """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0 is embeddings."""
-    states = _hidden(config, params, rows, all_layers=True)
+def hidden_states(config, layers: tuple[int, ...], params: dict, rows: dict) -> jax.Array:
+    """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0 is embeddings.
+
+    `params` are the encoder's.
+    """
+    states = _all_hidden_states(config, params, rows)
     return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def attention_maps(config: BertConfig, params: dict, rows: dict) -> jax.Array:
-    """Returns attention probabilities, float32 `[B, from, layers, heads, to]`."""
-    inputs = _hidden(config, params, rows, all_layers=True)[:-1]  # Of each layer.
-    layers = params["encoder"]["layers"]
+def attention_maps(config, params: dict, rows: dict) -> jax.Array:
+    """Returns attention probabilities, float32 `[B, from, layers, heads, to]`.
+
+    `params` are the encoder's, whose layers have BERT's `query` and `key`.
+    """
+    inputs = _all_hidden_states(config, params, rows)[:-1]  # Of each layer.
+    layers = params["layers"]
 
     def heads(name):
         bias = layers[name]["bias"][:, None, None]
@@ -111,3 +110,8 @@ def attention_maps(config: BertConfig, params: dict, rows: dict) -> jax.Array:
     sequence_ids = unpack_rows(rows)["sequence_ids"]
     maps = maps(heads("query"), heads("key"), sequence_ids, config.causal)
     return jnp.transpose(maps, (1, 3, 0, 2, 4))
+
+
+def _all_hidden_states(config, params: dict, rows: dict) -> jax.Array:
+    batch = unpack_rows(rows)
+    return Encoder(config).apply({"params": params}, batch, method="all_hidden_states")

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, unpack_rows
-from bert_jax.model.bert import BERT_INPUTS, Bert, apply_dropout, gather_positions
-from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout
+from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput, unpack_rows
+from bert_jax.model.dropout import Dropout, dropout_at
+from bert_jax.model.encoder import Encoder, gather_positions
+from bert_jax.model.execution import Execution
 from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
 from bert_jax.model.layers import cross_entropy
 from bert_jax.model.pooling import pool_tokens
@@ -72,13 +72,13 @@ class Head:
       name: the name under which checkpoints store it.
       loss: (outputs of the model, rows) -> float32 loss of each label in nats, with the shape
         of `label_weights`, and any value where the weight is 0; None if there is a `batch_loss`.
-      input_kind: "pooled" (`Bert.pool`), "sequences" or "positions": each gives one output.
+      input_kind: "pooled" (`Encoder.pool`), "sequences" or "positions": each gives one output.
       label_layout: layout of the labels in rows.
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       has_dropout: whether the input of the dense layer has dropout, as in the released code.
       trains_encoder: False if the encoder is frozen.
-      module: its Flax module; None for `BertForTask`.
+      module: its Flax module; None for `TaskModel`.
       options: names of the module's fields that are stored in the settings.
       class_weights: weight of each class in the mean over labels; if empty, all weigh the same.
     """
@@ -87,7 +87,7 @@ class Head:
     loss: Callable[[jax.Array, dict], jax.Array] | None
     input_kind: str = "pooled"
     label_layout: LabelLayout = dataclasses.field(default=LabelLayout())
-    is_collapsed: Callable[[Sequence[Feature], Outputs], bool] = _one_class
+    is_collapsed: Callable[[Sequence[ModelInput], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
     has_dropout: bool = True
     trains_encoder: bool = True
@@ -119,7 +119,7 @@ class Projection(NamedTuple):
     activation: str
 
 
-class BertForTask(nn.Module):
+class TaskModel(nn.Module):
     """Encoder and head.
 
     Attributes:
@@ -129,9 +129,10 @@ class BertForTask(nn.Module):
       normalize: whether embeddings have length 1, so that dot products are cosines.
       temperature: divides the dot products before the softmax in training.
       lstm_size: units per direction of a BiLSTM between encoder and head; 0: none.
+      execution: how the encoder runs.
     """
 
-    config: BertConfig
+    config: object
     task_head: Head
     num_outputs: int
     pooling: str | tuple[str, ...] = "mean"
@@ -139,6 +140,7 @@ class BertForTask(nn.Module):
     normalize: bool = True
     temperature: float = 0.05
     lstm_size: int = 0
+    execution: Execution = Execution()
 
     @property
     def vector_size(self) -> int:
@@ -152,7 +154,7 @@ class BertForTask(nn.Module):
         if self.config.causal and "cls" in self.pooling:
             reason = "[CLS] of a left-to-right model sees no other token"
             raise ValueError(f"pooling is 'cls', but {reason}: choose 'mean'")
-        self.bert = Bert(self.config)
+        self.encoder = Encoder(self.config, self.execution)
         if self.lstm_size:
             self.lstm = BiLstm(self.lstm_size)
         self.projection_layers = [
@@ -166,18 +168,18 @@ class BertForTask(nn.Module):
         """Returns float32 outputs: `[B, P, outputs]` if pooled, `[B, L, outputs]` per position.
 
         Embeddings are `[B, P, vector_size]`, 0 in unused slots. `rows` are those that `unpack_rows`
-        takes, `dropout` as in `Bert`.
+        takes.
         """
         batch = unpack_rows(rows, self.config.causal)
-        inputs, positions = [batch[name] for name in BERT_INPUTS], batch["pooled_positions"]
+        positions = batch["pooled_positions"]
         is_pooled = self.task_head.input_kind == "pooled" or self.pooling == "pooler"
         read = positions if is_pooled and not self.lstm_size else None  # A BiLSTM reads all.
-        x = self.bert(*inputs, dropout=dropout, positions=read)
+        x = self.encoder(batch, dropout, positions=read)
         if self.lstm_size:
             x = self.lstm(x, batch["sequence_ids"])
             x = gather_positions(x, positions) if is_pooled else x
         if is_pooled:
-            x = self.bert.pool(x)
+            x = self.encoder.pool(x)
         if self.task_head.input_kind == "sequences":
             vectors = x
             if self.pooling != "pooler":
@@ -188,12 +190,15 @@ class BertForTask(nn.Module):
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.task_head.has_dropout:
-            x = apply_dropout(self, x, dropout)
+            x = dropout_at(dropout, "head", x)
         return self.head(x)
 
 
-def make_model(config: BertConfig, head_settings: Mapping) -> nn.Module:
-    """Builds the model with the head that settings describe: its name ("task"), labels, options."""
+def make_model(config, head_settings: Mapping, execution: Execution = Execution()) -> nn.Module:
+    """Builds the model with the head that settings describe: its name ("task"), labels, options.
+
+    `config` is that of an architecture.
+    """
     head = HEADS[head_settings["task"]]
     options = {name: head_settings[name] for name in head.options if name in head_settings}
     # JSON has lists, which are not hashable.
@@ -201,7 +206,8 @@ def make_model(config: BertConfig, head_settings: Mapping) -> nn.Module:
         options["pooling"] = tuple(options["pooling"])
     if "projections" in options:
         options["projections"] = tuple(Projection(**each) for each in options["projections"])
-    return (head.module or BertForTask)(config, head, len(head_settings["labels"]), **options)
+    model = head.module or TaskModel
+    return model(config, head, len(head_settings["labels"]), execution=execution, **options)
 
 
 def label_weights(head: Head, rows: dict[str, jax.Array]) -> jax.Array:

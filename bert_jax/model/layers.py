@@ -1,6 +1,8 @@
-"""Dense layers, GELU, LayerNorm, and the cross-entropy that all tasks share.
+"""What every model is made of: embeddings, dense layers, GELU, LayerNorm, and the cross-entropy.
 
-LayerNorm has a hand-written gradient, which needs less memory; see `benchmarks/gradients.py`.
+Parameters are float32; products are in the dtype of their input. Where a parameter is sharded, the
+layer gathers it. LayerNorm has a hand-written gradient, which needs less memory; see
+`benchmarks/gradients.py`.
 """
 
 import functools
@@ -10,11 +12,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.config import BertConfig
 from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
+from bert_jax.sharding.rules import EMBEDDING_SPEC
+
+CHEAP = "cheap"
+"""The name, for `jax.checkpoint`, of activations that take less time to compute again than to save.
+"""
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -23,10 +30,12 @@ def gelu(x: jax.Array) -> jax.Array:
     In bfloat16, Phi(x) is (1 + tanh(p(x))) / 2, with an absolute error up to 5.1e-5 (GELU: 2.6e-5):
     far fewer operations than erf on a TPU, but below x = -2.7 the error exceeds the rounding.
     """
-    if x.dtype != jnp.bfloat16:
-        return x * (0.5 + 0.5 * lax.erf(x * 2**-0.5))
-    y = x.astype(jnp.float32)
-    return (y * _normal_cdf(y)).astype(x.dtype)
+    if x.dtype == jnp.bfloat16:
+        y = x.astype(jnp.float32)
+        result = (y * _normal_cdf(y)).astype(x.dtype)
+    else:
+        result = x * (0.5 + 0.5 * lax.erf(x * 2**-0.5))
+    return checkpoint_name(result, CHEAP)
 
 
 @jax.custom_jvp
@@ -98,40 +107,142 @@ def _layer_norm_backward(epsilon, dtype, residuals, dy):
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
-class Dense(nn.Module):
-    """A dense layer in the model's dtype, whose kernel is sharded over `fsdp` on `fsdp_axis`.
+def dense_product(x: jax.Array, matrix: jax.Array, fsdp_axis: int) -> jax.Array:
+    """Returns `x @ matrix` in the dtype of `x`; gathers the shards of `matrix` over `fsdp`."""
 
-    Without `adds_bias`, returns the product and the bias.
+    def product(x, matrix):
+        return x @ gather_fsdp(matrix, x.dtype, fsdp_axis).astype(x.dtype)
+
+    matrix_spec = P("fsdp") if fsdp_axis == 0 else P(None, "fsdp")
+    return map_fsdp_shards(product, (FSDP_BATCH_SPEC, matrix_spec), x, matrix)
+
+
+class Dense(nn.Module):
+    """A dense layer, in the dtype of its input.
+
+    Sharded over `fsdp` along its inputs, and over `tensor` along its outputs.
     """
 
-    config: BertConfig
-    features: int
-    fsdp_axis: int = 0
-    adds_bias: bool = True
+    num_outputs: int
+    initializer_range: float
+
+    fsdp_axis = 0
 
     @nn.compact
-    def __call__(self, x: jax.Array):
-        initializer = nn.initializers.truncated_normal(self.config.initializer_range)
-        kernel = self.param("kernel", initializer, (x.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        initializer = nn.initializers.truncated_normal(self.initializer_range)
+        kernel = self.param("kernel", initializer, (x.shape[-1], self.num_outputs), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.num_outputs,), jnp.float32)
+        return dense_product(x, kernel, self.fsdp_axis) + bias.astype(x.dtype)
 
-        def dense(x, kernel, bias):
-            kernel = gather_fsdp(kernel, x.dtype, self.fsdp_axis)
-            y = x @ kernel.astype(x.dtype)
-            return y + bias.astype(x.dtype) if self.adds_bias else y
 
-        specs = FSDP_BATCH_SPEC, P(*[None] * self.fsdp_axis, "fsdp"), P()
-        y = map_fsdp_shards(dense, specs, x.astype(self.config.dtype), kernel, bias)
-        return y if self.adds_bias else (y, bias)
+class OutputDense(Dense):
+    """The last dense layer of a sublayer: sharded the other way round (Megatron's row-parallel)."""
+
+    fsdp_axis = 1
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the last axis in float32; returns the model's dtype."""
+    """LayerNorm over the last axis, in float32; returns `dtype` (None: as its input)."""
 
-    config: BertConfig
+    epsilon: float
+    dtype: str | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-        return layer_norm(x, scale, bias, self.config.layer_norm_epsilon, self.config.dtype)
+        return layer_norm(x, scale, bias, self.epsilon, jnp.dtype(self.dtype or x.dtype))
+
+
+class Embedding(nn.Module):
+    """A table of float32 vectors, `[rows, features]`."""
+
+    num_rows: int
+    num_features: int
+    initializer_range: float
+
+    @nn.compact
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Looks up int32 `[batch, length]`: returns float32 `[batch, length, features]`."""
+        initializer = nn.initializers.truncated_normal(self.initializer_range)
+        shape = self.num_rows, self.num_features
+        table = self.param("embedding", initializer, shape, jnp.float32)
+        if self.num_rows <= 16:  # A product with one-hot rows has a far cheaper gradient.
+            return jax.nn.one_hot(ids, self.num_rows, dtype=jnp.float32) @ table
+        return map_fsdp_shards(_lookup, (P(), FSDP_BATCH_SPEC), table, ids)
+
+
+def _lookup(table, ids):
+    return jnp.take(table, ids, axis=0)
+
+
+class TokenEmbedding(nn.Module):
+    """The table of token embeddings, which also computes logits over the vocabulary.
+
+    Its rows are padded to whole tiles of 128, and sharded. They are gathered in `dtype`, once for
+    lookup and logits, whose gradients are added first and then summed over `fsdp` once.
+    """
+
+    vocab_size: int
+    num_features: int
+    initializer_range: float
+    dtype: str
+
+    def setup(self):
+        initializer = nn.initializers.truncated_normal(self.initializer_range)
+        shape = pad_to_tiles(self.vocab_size), self.num_features
+        table = self.param("embedding", initializer, shape, jnp.float32)
+        # One copy for each shard of the rows, `[fsdp, vocab, features]`.
+        self.copies = map_fsdp_shards(
+            lambda shard: gather_fsdp(shard, self.dtype, 0)[None],
+            (EMBEDDING_SPEC,),
+            table,
+            out_specs=P("fsdp", "tensor"),
+            axes=("fsdp", "tensor"),
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Looks up int32 `[batch, length]`: returns float32 `[batch, length, features]`."""
+        return map_fsdp_shards(
+            lambda copies, ids: _lookup(copies[0], ids),
+            (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC),
+            self.copies,
+            tokens,
+        )
+
+    def logits(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+        """Returns float32 `[batch, K, padded_vocab]`: `x`, `[batch, K, features]`, times the table.
+
+        Ids beyond the vocabulary, which only pad it, get the minimum float32: they have zero
+        probability and are never predicted.
+        """
+
+        def product(copies, x):
+            table, axes = copies[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
+            return lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
+
+        logits = map_fsdp_shards(product, (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC), self.copies, x)
+        is_token = jnp.arange(bias.shape[0]) < self.vocab_size
+        logits = _add_bias(x.dtype, logits, bias)
+        return jnp.where(is_token, logits, jnp.finfo(jnp.float32).min)
+
+
+def pad_to_tiles(vocab_size: int) -> int:
+    """Returns the vocabulary size rounded up to whole tiles of 128."""
+    return -(-vocab_size // 128) * 128
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _add_bias(dtype, logits, bias):
+    return logits + bias
+
+
+def _add_bias_backward(dtype, _, dlogits):
+    # Computes dlogits once, in the dtype of both products: else each would compute the softmax.
+    dbias = jnp.sum(dlogits, (0, 1))
+    dlogits, dbias = lax.optimization_barrier((dlogits.astype(dtype), dbias))
+    return dlogits.astype(jnp.float32), dbias
+
+
+_add_bias.defvjp(lambda *args: (_add_bias(*args), None), _add_bias_backward)

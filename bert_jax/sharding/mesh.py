@@ -9,7 +9,7 @@ import math
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXES = ("trial", "data", "fsdp", "tensor")
@@ -54,3 +54,11 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, trial: int = 1, de
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of rows over all devices that hold different data."""
     return NamedSharding(mesh, BATCH_SPEC)
+
+
+def mesh_and_device(
+    mesh: AbstractMesh | None = None,
+) -> tuple[AbstractMesh, jax.Device]:
+    """Returns `mesh`, or that of the current computation, and the device it consists of."""
+    mesh = mesh or jax.sharding.get_abstract_mesh()
+    return mesh, mesh.abstract_device or jax.devices()[0]

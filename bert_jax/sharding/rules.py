@@ -8,23 +8,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 EMBEDDING_SPEC = P(("tensor", "fsdp"))
-# The first match wins. Axis 0 of everything under `layers` is the stacked layer. The path of an
-# optimizer moment ends with that of its parameter, so the same rules apply.
-ENCODER_RULES = (
-    (r"token_embedding$", EMBEDDING_SPEC),
-    (r"(position|segment)_embedding$", P()),
-    (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
-    (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
-    (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
-)
-RULES = (
-    *ENCODER_RULES,
-    (r"(pooler|transform)/kernel$", P("fsdp", "tensor")),
-    (r"mlm/bias$", P("tensor")),
-    (r"(bias|scale|nsp/kernel|step|count)$", P()),
-)
-# In fine-tuning, the pooler and the small task head are replicated.
-TASK_RULES = (*ENCODER_RULES, (r"(kernel|bias|scale|step|count)$", P()))
+# For optimizer state that belongs to no parameter, and what a task adds to an encoder. The path of
+# an optimizer moment ends with that of its parameter, so the same rules apply to it.
+REPLICATED_RULES = ((r"(^|/)(step|count)$", P()),)
+TASK_RULES = ((r"(^|/)(pooler|head|lstm|projection_\d+)/", P()),)
 
 
 def path_name(path) -> str:
@@ -32,12 +19,13 @@ def path_name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def infer_shardings(tree, mesh: Mesh, rules=RULES):
+def infer_shardings(tree, mesh: Mesh, rules: tuple[tuple[str, P], ...]):
     """Returns the NamedSharding of each leaf (array or ShapeDtypeStruct) of `tree`; logs them.
 
-    Raises ValueError for a leaf that no rule matches, an indivisible leaf, or an unused rule.
+    The first of `rules`, an architecture's, that matches a path decides. Raises ValueError for a
+    leaf that no rule matches, and for an indivisible leaf.
     """
-    device, unused = mesh.devices.flat[0].device_kind, dict(rules)
+    device, rules = mesh.devices.flat[0].device_kind, (*rules, *REPLICATED_RULES)
     logging.info("Shardings over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), device)
 
     def infer(path, leaf):
@@ -46,7 +34,6 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
         pattern, spec = next(matches, (None, None))
         if pattern is None:
             raise ValueError(f"no sharding rule matches parameter {name!r}: add one to the rules")
-        unused.pop(pattern, None)
         sharding = NamedSharding(mesh, spec)
         try:
             sharding.shard_shape(leaf.shape)
@@ -56,10 +43,7 @@ def infer_shardings(tree, mesh: Mesh, rules=RULES):
             logging.debug("  %-64s %-20s %s", name, leaf.shape, spec)
         return sharding
 
-    shardings = jax.tree_util.tree_map_with_path(infer, tree)
-    if unused:
-        raise ValueError(f"sharding rules match no parameter: {', '.join(unused)}")
-    return shardings
+    return jax.tree_util.tree_map_with_path(infer, tree)
 
 
 def stack_shardings(shardings):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import Feature, make_sequence
+from bert_jax.data.features import ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks import tables
@@ -111,7 +111,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         label = 0  # For the cross-encoder: the positive is first.
         if is_bi_encoder:
             label = np.array([numbers[text] for text in query.candidates()], np.int32)
-        features.append(Feature(*zip(*sequences([query], query.candidates()), strict=True), label))
+        features.append(
+            ModelInput(*zip(*sequences([query], query.candidates()), strict=True), label)
+        )
     splits = [make_split(*pair, sequences, collection, is_bi_encoder) for pair in queries.items()]
     settings = {"max_query_length": data.max_query_length}
     return Task(
@@ -205,7 +207,7 @@ def make_split(
             lines.append(line | {"scores": scores[best].tolist()})
         tables.write_json_lines(directory / f"{name}.jsonl", lines)
 
-    features = [Feature((tokens,), (second_start,)) for tokens, second_start in inputs]
+    features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in inputs]
     return Split(name, features, score if queries[0].positive else None, write)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from bert_jax.data.features import Feature, make_sequence
+from bert_jax.data.features import ModelInput, make_sequence
 from bert_jax.tokenization import Tokenizer
 
 LABELS = ("start", "end")
@@ -75,7 +75,7 @@ class Passage(NamedTuple):
     context: str
     offsets: np.ndarray  # int32 `[tokens, 2]`: characters of each token.
     windows: Sequence[ContextWindow]
-    features: Sequence[Feature]  # Input of the model for each window, unlabeled.
+    features: Sequence[ModelInput]  # Input of the model for each window, unlabeled.
 
     def text(self, span: Span) -> str:
         return self.context[span.start : span.end]
@@ -100,7 +100,7 @@ def make_passages(
         features = []
         for window in windows:
             tokens, start = make_sequence(tokenizer, question, ids[window.start : window.end])
-            features.append(Feature((tokens,), (start,)))
+            features.append(ModelInput((tokens,), (start,)))
         passages.append(Passage(context, offsets, windows, features))
     return passages
 
@@ -138,7 +138,7 @@ def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
     return (first, last) if first <= last else None
 
 
-def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Feature]:
+def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[ModelInput]:
     """Labels each window with the answer's first and last token if it contains both."""
     features = []
     for window, feature in zip(passage.windows, passage.features, strict=True):

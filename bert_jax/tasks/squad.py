@@ -14,7 +14,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
-from bert_jax.data.features import Feature
+from bert_jax.data.features import ModelInput
 from bert_jax.model import heads
 from bert_jax.tasks import spans, tables
 from bert_jax.tasks.labels import check_labeled
@@ -105,7 +105,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 def make_split(
     name: str,
     examples: Sequence[tuple[Question, Passage]],
-    windows: list[Feature],
+    windows: list[ModelInput],
     head_settings: dict,
     tunes_threshold: bool,
 ) -> Split:

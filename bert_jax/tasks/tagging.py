@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
-from bert_jax.data.features import NO_LABEL, Feature, make_sequence
+from bert_jax.data.features import NO_LABEL, ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
 from bert_jax.tasks import scores
@@ -177,7 +177,7 @@ def tagging_features(
     tokenizer: Tokenizer,
     max_seq_length: int,
     document_context: bool,
-) -> tuple[list[Feature], list[np.ndarray], dict[str, int]]:
+) -> tuple[list[ModelInput], list[np.ndarray], dict[str, int]]:
     """Returns features, the positions in each that predict its words, and counts for the notes.
 
     The first piece of a word predicts its tag (section 5.3 of the paper). A word that does not fit
@@ -207,7 +207,7 @@ def tagging_features(
             if tags:
                 label = np.full(len(tokens), NO_LABEL, np.int32)
                 label[first_pieces] = tags[predicted]
-            features.append(Feature((tokens,), (len(tokens),), label))
+            features.append(ModelInput((tokens,), (len(tokens),), label))
             positions.append(first_pieces)
     return features, positions, {"windows": len(features), "words truncated": truncated}
 
@@ -259,7 +259,7 @@ def best_tags(
 def make_split(
     name: str,
     sentences: Sequence[Sentence],
-    features: Sequence[Feature],
+    features: Sequence[ModelInput],
     positions: Sequence[np.ndarray],
     labels: tuple[str, ...],
     scheme: str,
@@ -354,7 +354,7 @@ def tag_texts(
     max_seq_length: int,
     labels: Sequence[str],
     scheme: str | None,
-    predict: Callable[[Sequence[Feature]], Outputs],
+    predict: Callable[[Sequence[ModelInput]], Outputs],
 ) -> list[Tagging]:
     """Tags the words of each text by `predict`, and finds the entities that the tags mark.
 

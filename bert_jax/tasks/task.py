@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import Feature
+from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import Head, Outputs
 
 
@@ -15,7 +15,7 @@ class Split:
     """Examples to predict and, where their labels are known, to score."""
 
     name: str  # "dev", "test", ...
-    features: Sequence[Feature]  # Of all examples, in the order of the file.
+    features: Sequence[ModelInput]  # Of all examples, in the order of the file.
     # Outputs for `features` -> the official metrics by name; None without labels.
     score: Callable[[Outputs], dict[str, float]] | None
     # Writes predictions with the examples' ids into an existing directory.
@@ -28,7 +28,7 @@ class Task:
 
     head: Head
     labels: tuple[str, ...]  # Names of the head's outputs; none for "embedding".
-    train: Sequence[Feature]
+    train: Sequence[ModelInput]
     splits: tuple[Split, ...]  # All of them are predicted at the end of a run.
     # "split/name" of the metric that selects the best checkpoint, higher is better. Without such a
     # split, or labels in it, the last checkpoint is kept.

@@ -13,7 +13,7 @@ from absl import logging
 from ml_collections import ConfigDict
 from scipy.special import expit, softmax
 
-from bert_jax.data.features import Feature
+from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
 from bert_jax.tasks.labels import (
@@ -109,7 +109,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 def text_features(
     texts: Sequence[Sequence[str]], labels: Sequence, tokenizer: Tokenizer, max_seq_length: int
-) -> tuple[list[Feature], int]:
+) -> tuple[list[ModelInput], int]:
     """Returns a feature for each text or pair of texts, and how many were truncated.
 
     If there are several texts for each label, these become the sequences of one feature.
@@ -117,13 +117,13 @@ def text_features(
     sequences, truncated = make_sequences(texts, tokenizer, max_seq_length)
     choices = len(texts) // len(labels)
     groups = zip(*[iter(sequences)] * choices, labels, strict=True)
-    features = [Feature(*zip(*group, strict=True), label) for *group, label in groups]
+    features = [ModelInput(*zip(*group, strict=True), label) for *group, label in groups]
     return features, int(np.reshape(truncated, (-1, choices)).any(axis=1).sum())
 
 
 def make_split(
     name: str,
-    features: list[Feature],
+    features: list[ModelInput],
     records: Sequence[tables.Record],
     labels: Sequence,
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],

@@ -110,8 +110,10 @@ def describe_device(chip: str) -> jax.Device:
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
     """Returns the phases of a run with rows of `lengths`, without reading corpora."""
-    max_pairs = CorpusConfig().max_pairs_per_row
-    short, long = (types.SimpleNamespace(max_seq_length=n, max_pairs=max_pairs) for n in lengths)
+    max_sequences = CorpusConfig().max_pairs_per_row
+    short, long = (
+        types.SimpleNamespace(max_seq_length=n, max_sequences=max_sequences) for n in lengths
+    )
     first = plan_phase(config, False, short, None, 0)
     phases = first, plan_phase(config, True, long, None, first.stop)
     return [phase for phase in phases if phase.num_steps]
@@ -125,7 +127,7 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
         setup.model,
         setup.optimizer,
         setup.shardings,
-        setup.masking(phase),
+        setup.objective(phase),
         seed=setup.config.seed,
         num_microbatches=setup.num_microbatches(phase),
         overlap_collectives=setup.config.overlap_collectives,
@@ -163,7 +165,7 @@ def compile_program(update_step, state: TrainState, batch, *rest) -> tuple[dict[
 
 def abstract_batch(phase: Phase, sharding) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, dtypes and shardings of a global batch from `data.batches`."""
-    row = row_dtype(phase.train.max_seq_length, phase.train.max_pairs)
+    row = row_dtype(phase.train.max_seq_length, phase.train.max_sequences)
     fields = {name: row[name] for name in row.names}
     fields |= dict.fromkeys(("row_ids", "epochs"), np.dtype(np.uint32))
     return {

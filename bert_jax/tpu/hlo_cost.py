@@ -16,38 +16,67 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.model.kernels import attention_tpu, sublayer_tpu
+from bert_jax.model.tpu import attention_kernel, sublayer_kernel
 from bert_jax.tpu.compilation import CHIPS
 
-KERNEL_TABLE = pathlib.Path(attention_tpu.__file__).with_name("cycles.json")
+KERNEL_TABLE = pathlib.Path(attention_kernel.__file__).with_name("cycles.json")
 DTYPES = {16: "bfloat16", 32: "float32"}  # By their bits.
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
 MODEL_PARTS = (
-    ("masking", r"^(?!.*BertForPreTraining).*(vmap\(|row_key|mask)"),
+    ("masking", r"^(?!.*PretrainingModel).*(vmap\(|row_key|mask)"),
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
-    ("heads", r"/(mlm|nsp|pooler)\b|/bert\.pool\b|jvp\(\)"),
+    ("heads", r"/(mlm|nsp|pooler)\b|/encoder\.pool\b|jvp\(\)"),
     ("sublayer output", r"/sublayer/"),
-    ("attention", r"/(query|key|value|attention_output|attention)/|/b\w+,b\w+->"),
+    (
+        "attention",
+        r"/(query|key|value|query_key_value|attention_output|attention)/|/b\w+,b\w+->",
+    ),
     ("feed-forward", r"/(intermediate|output|feed_forward)/"),
     ("saved activations", r"/encoder/(.*dynamic_(update_)?(slice|index_in_dim)|broadcast_in_dim)"),
     ("other encoder ops", r"/(encoder|layers)/"),
-    ("heads", r"BertForPreTraining"),  # Gathers of the masked positions.
+    ("heads", r"PretrainingModel"),  # Gathers of the masked positions.
     ("optimizer", r"."),
     ("other", r""),  # Without op_name: casts of the parameters, copies.
 )
 COLLECTIVES = (
-    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
-    *("collective-permute", "collective-broadcast"),
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
 )
 # No cost of their own, or copies that overlap with arithmetic.
-FREE = (
-    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
-    *("partition-id", "copy-start", "copy-done", "slice-start", "slice-done", "while"),
-    *("conditional", "call", "call-start", "call-done", "async-start", "async-update"),
-    *("async-done", "send", "send-done", "recv", "recv-done", "AllocateBuffer", "ConcatBitcast"),
-)
+FREE = {
+    "after-all",
+    "AllocateBuffer",
+    "async-done",
+    "async-start",
+    "async-update",
+    "bitcast",
+    "call",
+    "call-done",
+    "call-start",
+    "ConcatBitcast",
+    "conditional",
+    "constant",
+    "copy-done",
+    "copy-start",
+    "get-tuple-element",
+    "parameter",
+    "partition-id",
+    "recv",
+    "recv-done",
+    "send",
+    "send-done",
+    "slice-done",
+    "slice-start",
+    "tuple",
+    "while",
+}
 NO_ESTIMATE = str(2**63 - 1)  # What the compiler writes for scatters on the SparseCores of v6e.
 FUSIONS = ("fusion", "custom-call")
 CALLERS = (*FUSIONS, "async-start", "call-start", "call", "while", "conditional")
@@ -315,7 +344,7 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     operands, (direction, variant) = _arrays(instruction.operands), name.groups()
     if variant in ("gelu", "linear"):
         (bits, (*_, num_tokens, inner)), (_, (*batch, _, hidden)) = operands[1], operands[3]
-        tokens, _ = sublayer_tpu.block_sizes(num_tokens, inner, hidden, DTYPES[bits])
+        tokens, _ = sublayer_kernel.block_sizes(num_tokens, inner, hidden, DTYPES[bits])
         programs = math.prod(batch) * num_tokens / tokens
         sizes, num_inputs = f"{variant} {tokens} {inner} {hidden}", 8 + (variant == "gelu")
         kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
@@ -323,7 +352,7 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
         (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
         hidden = width // 3  # Of queries, keys and values together.
         sizes, num_inputs = f"{length} {variant}", 8 if direction == "forward" else 10
-        blocks = attention_tpu.MAX_LENGTH // length * attention_tpu.LANES
+        blocks = attention_kernel.MAX_LENGTH // length * attention_kernel.LANES
         programs = math.prod(batch) * hidden / blocks
         products = 2 if direction == "forward" else 4
         kernel_flops = products * 2.0 * math.prod(batch) * length**2 * hidden

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout
-from bert_jax.model.kernels import attention_tpu, sublayer_tpu
+from bert_jax.model.tpu import attention_kernel, sublayer_kernel
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tpu import compilation
 
@@ -46,7 +46,7 @@ def shapes(chip: str) -> list[tuple]:
     sublayers = [
         (has_dropout, dtype, sizes)
         for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
-        if chip != "v3" and sublayer_tpu.block_sizes(*sizes, dtype)
+        if chip != "v3" and sublayer_kernel.block_sizes(*sizes, dtype)
     ]
     return list({entry(*shape): shape for shape in (*attention, *sublayers)}.values())
 
@@ -74,21 +74,23 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
         arguments = inputs, x, (abstract(inner, hidden, dtype=dtype), *vectors), stacks, dropout
 
         def loss(inputs, x, params, stacks, dropout):
-            settings, stacks = sublayer_tpu.Settings(has_gelu, epsilon=1e-12), (*stacks, None)
-            y, _ = sublayer_tpu.sublayer(settings, stacks, 0, dropout, inputs, x, params)
+            settings, stacks = sublayer_kernel.Settings(has_gelu, epsilon=1e-12), (*stacks, None)
+            y, _ = sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
     else:
-        batch, num_pairs = 2 * attention_tpu.MAX_LENGTH // sizes, 256 // HEAD_DIM // 2
+        batch, num_pairs = 2 * attention_kernel.MAX_LENGTH // sizes, 256 // HEAD_DIM // 2
         words = abstract(batch, num_pairs, 2, sizes), abstract(2, sizes)
         dropout = AttentionDropout(*words, abstract(), float32()) if has_dropout else None
         projections = abstract(batch, sizes, 3 * 256, dtype=dtype)
         arguments = projections, float32(3 * 256), abstract(batch, sizes), dropout
         settings = {"head_dim": HEAD_DIM}
-        settings["float32_blocks"] = attention_tpu.needs_float32(mesh.devices.item().device_kind)
+        settings["float32_blocks"] = attention_kernel.needs_float32(mesh.devices.item().device_kind)
 
         def loss(*arguments):
-            return jnp.sum(attention_tpu.attention(*arguments, **settings)[0].astype(jnp.float32))
+            return jnp.sum(
+                attention_kernel.attention(*arguments, **settings)[0].astype(jnp.float32)
+            )
 
     gradients = jax.shard_map(
         jax.grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
@@ -130,7 +132,7 @@ def measure(chip: str, *shape) -> dict[str, int]:
     runs = {"forward": (), "backward": ()}
     if isinstance(shape[-1], tuple):
         tokens, inner, hidden = shape[-1]
-        num_chunks = inner // sublayer_tpu.block_sizes(tokens, inner, hidden, shape[1])[1]
+        num_chunks = inner // sublayer_kernel.block_sizes(tokens, inner, hidden, shape[1])[1]
         if num_chunks > 1:  # Forward, the last, the first, and the others; backward, the first.
             runs = {"forward": (1, 1, num_chunks - 2), "backward": (1, num_chunks - 1)}
     with tempfile.TemporaryDirectory() as directory:
@@ -157,7 +159,7 @@ def entry(has_dropout: bool, dtype: str, sizes: int | tuple[int, ...]) -> str:
     """Returns the name of an entry of the table, as `hlo_cost` looks it up."""
     name = f"{sizes} {HEAD_DIM}"
     if isinstance(sizes, tuple):
-        block, _ = sublayer_tpu.block_sizes(*sizes, dtype)
+        block, _ = sublayer_kernel.block_sizes(*sizes, dtype)
         name = f"{'gelu' if sizes[1] > sizes[2] else 'linear'} {block} {sizes[1]} {sizes[2]}"
     return f"{name} {dtype}{' dropout' * has_dropout}"
 

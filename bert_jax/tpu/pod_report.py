@@ -16,11 +16,8 @@ import time
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from bert_jax.model.bert import BertForPreTraining
-from bert_jax.model.config import BertConfig
 from bert_jax.tpu import compilation
 from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import metrics
@@ -61,7 +58,7 @@ def report(
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices_per_chip,
         "num_slices": compilation.parse_topology(topology)[-1],
-        "num_params": num_params(setup.model.config),
+        "num_params": num_params(setup),
         "clock_hz": chip.clock_hz,
         "remat": config.model.remat,
         "phases": figures,
@@ -78,8 +75,9 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
     chip = compilation.CHIPS[chip_name]
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
-    num_pairs = phase.train.max_pairs * setup.model.next_sentence
-    row_flops = metrics.flops_per_row(setup.model.config, length, phase.max_predictions, num_pairs)
+    row_flops = setup.objective(phase).flops_per_row(
+        setup.model.config, length, phase.train.max_sequences
+    )
     figures = {
         "max_seq_length": length,
         "batch_size": phase.batch_size,
@@ -238,10 +236,9 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
     return rows
 
 
-def num_params(config: BertConfig) -> int:
-    """Counts the parameters, including pooler and both heads, without vocabulary padding."""
-    inputs = [jnp.zeros((1, 2), jnp.int32)] * 6
-    shapes = jax.eval_shape(BertForPreTraining(config).init, jax.random.key(0), *inputs)
-    total = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+def num_params(setup: PretrainSetup) -> int:
+    """Counts the parameters, without vocabulary padding."""
+    config = setup.model.config
+    total = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     padding_rows = config.padded_vocab_size - config.vocab_size
     return total - padding_rows * (config.hidden_size + 1)

@@ -4,7 +4,6 @@ The step is that of the run, but without its weights and examples: the model has
 BERT_BASE, and each example takes a row of `max_seq_length` tokens.
 """
 
-import dataclasses
 import types
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from bert_jax.data.features import RowShape
 from bert_jax.finetuning.setup import FinetuneSetup, check_numbers
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
+from bert_jax.model.execution import Execution
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import stack_shardings, with_shardings
 from bert_jax.tpu import compilation
@@ -29,9 +29,14 @@ HEADS = {
     "squad": heads.SPAN,
 }
 COLUMNS = (
-    *("trials", "chips", "cycles per step", "relative to one trial", "collectives"),
+    "trials",
+    "chips",
+    "cycles per step",
+    "relative to one trial",
+    "collectives",
     "HBM, GiB",
 )
+RATES = ("dropout_rate", "attention_dropout_rate")
 
 
 def report(config: ConfigDict, topology: str) -> dict:
@@ -79,14 +84,24 @@ def compile_stack(
     fields = {name: value for name, value in config.model.items() if value is not None}
     head = HEADS[config.task]
     settings = {"task": head.name, "labels": ["a", "b"], "lstm_size": fields.pop("lstm_size", 0)}
-    bert_config = dataclasses.replace(BertConfig(dtype="float32"), **fields)
+    rates = {name: fields.pop(name) for name in RATES if name in fields}
+    model = heads.make_model(BertConfig(**rates), settings, Execution(**fields))
     shape = RowShape(
-        config.max_seq_length, max(config.max_seq_length // 8, 1), head.label_layout, 0
+        length=config.max_seq_length,
+        max_sequences=max(config.max_seq_length // 8, 1),
+        label_layout=head.label_layout,
+        pad_id=0,
     )
-    task = types.SimpleNamespace(head=head)
     setup = FinetuneSetup(
-        *(config, task, None, settings, {}, {"bert": {}}, heads.make_model(bert_config, settings)),
-        *(mesh, shape),
+        config=config,
+        task=types.SimpleNamespace(head=head),
+        tokenizer=None,
+        head_settings=settings,
+        contents={},
+        pretrained={"encoder": {}},
+        model=model,
+        mesh=mesh,
+        shape=shape,
         rows_per_microbatch=config.batch_size,
         rows_per_prediction=config.batch_size,
         steps_per_epoch=1,

@@ -12,8 +12,6 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from bert_jax.model.bert import is_few
-from bert_jax.model.config import BertConfig
 from bert_jax.training.workdir import add_path_to_errors, write_text
 
 # Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p have
@@ -114,21 +112,3 @@ def throughput(num_rows: int, seconds: float, row_flops: float) -> dict[str, flo
     if peak := PEAK_FLOPS.get(jax.devices()[0].device_kind):
         values["mfu"] = rate * row_flops / (peak * jax.device_count())
     return values
-
-
-def flops_per_row(config: BertConfig, length: int, num_predictions: int, num_pairs: int) -> float:
-    """Returns the FLOPs of the matrix products of one training step for one row.
-
-    Two per multiply-add, in three passes (forward, gradients of inputs, gradients of weights), with
-    attention over the whole row; gathers, LayerNorm and softmax are not counted. What follows
-    attention in the last layer is counted where `Bert` computes it.
-    """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    attention = length * 3 * hidden**2 + 2 * length**2 * hidden
-    rest = hidden**2 + 2 * hidden * inner
-    outputs = num_predictions + num_pairs
-    outputs = outputs if is_few(outputs, length) else length
-    encoder = config.num_layers * (attention + length * rest) - (length - outputs) * rest
-    mlm = num_predictions * (hidden**2 + hidden * config.padded_vocab_size)
-    nsp = num_pairs * (hidden**2 + 2 * hidden)
-    return 2 * 3 * (encoder + mlm + nsp)

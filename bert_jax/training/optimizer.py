@@ -92,8 +92,9 @@ def scale_updates_by_layer(
 
     def scale(path, param):
         layers = np.arange(1, num_layers + 1).reshape(-1, *[1] * (param.ndim - 1))
-        levels = {"embeddings": 0, "encoder": layers}  # Above them are the pooler and the head.
-        level = np.asarray(levels.get(path[1].key, num_layers + 1))
+        levels = {"encoder/embeddings": 0, "encoder/layers": layers}
+        module = "/".join(entry.key for entry in path[:2])
+        level = np.asarray(levels.get(module, num_layers + 1))  # Of the pooler and the head.
         is_frozen = (num_frozen > 0) & (level <= num_frozen)
         return np.where(is_frozen, 0, decay ** (num_layers + 1.0 - level)).astype(np.float32)
 
@@ -111,6 +112,17 @@ def scale_updates_by_layer(
         return jax.tree.map(jnp.multiply, updates, scales), state
 
     return optax.GradientTransformation(optimizer.init, update)
+
+
+def with_moments(opt_state: optax.OptState, saved: optax.OptState) -> optax.OptState:
+    """Returns `opt_state` with the moments, and the count of their bias correction, of `saved`."""
+
+    def is_moments(state) -> bool:
+        return isinstance(state, optax.ScaleByAdamState)
+
+    return jax.tree.map(
+        lambda own, other: other if is_moments(own) else own, opt_state, saved, is_leaf=is_moments
+    )
 
 
 def is_decayed(params: optax.Params) -> optax.Params:

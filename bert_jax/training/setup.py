@@ -8,16 +8,17 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
+import flax.linen as nn
 import jax
 import optax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from bert_jax.data.masking import Masking
 from bert_jax.data.rows import Rows
-from bert_jax.model.bert import BertForPreTraining
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import architecture_of, config_from_settings
+from bert_jax.model.execution import Execution
+from bert_jax.parts import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenization import Tokenizer
@@ -25,19 +26,27 @@ from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
 
-OBJECTIVES = ("mlm", "left_to_right")
+# Fields that a published size sets.
+SIZE_FIELDS = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
 # Model fields that must agree with given weights.
-ARCHITECTURE = (
-    *("num_layers", "hidden_size", "num_heads", "intermediate_size"),
-    *("max_position_embeddings", "layer_norm_epsilon"),
+FIXED_BY_WEIGHTS = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "layer_norm_epsilon",
 )
+# Fields of `config.model` that are not the architecture's.
+EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """The steps [start, stop), on rows of one length; `is_long` for those of `config.long_phase`.
 
-    To compile a step, `train` needs only `max_seq_length` and `max_pairs`; `heldout` may be None.
+    To compile a step, `train` needs only `max_seq_length` and `max_sequences`, and `heldout` may
+    be None.
     """
 
     train: Rows
@@ -63,7 +72,7 @@ class PretrainSetup:
 
     config: ConfigDict
     tokenizer: Tokenizer
-    model: BertForPreTraining
+    model: nn.Module
     mesh: Mesh
     schedule: Callable[[int], jax.Array]
     optimizer: optax.GradientTransformation
@@ -71,18 +80,9 @@ class PretrainSetup:
     abstract_state: TrainState
     shardings: TrainState
 
-    def masking(self, phase: Phase) -> Masking | None:
-        """Returns how the rows of a phase are masked; None for a left-to-right model."""
-        if self.model.config.causal:
-            return None
-        return Masking(
-            special_ids=tuple(self.tokenizer.special_ids),
-            mask_id=self.tokenizer.mask_id,
-            vocab_size=self.tokenizer.vocab_size,
-            word_start=self.tokenizer.word_start,
-            max_predictions=phase.max_predictions,
-            **self.config.masking,
-        )
+    def objective(self, phase: Phase):
+        """Returns what the rows of a phase are used for; see `bert_jax/objectives`."""
+        return build_objective(self.config, self.tokenizer, phase)
 
     def num_microbatches(self, phase: Phase) -> int:
         """Returns the number of microbatches per update; raises ValueError if they are unequal."""
@@ -99,46 +99,79 @@ class PretrainSetup:
 
 
 def setup_pretraining(
-    config: ConfigDict, phases: list[Phase], tokenizer: Tokenizer, devices=None, source_bert=None
+    config: ConfigDict,
+    phases: list[Phase],
+    tokenizer: Tokenizer,
+    devices=None,
+    source_settings: Mapping | None = None,
 ) -> PretrainSetup:
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    `source_bert` and its errors are as for `model_config`. Also raises ValueError if the mesh does
-    not fit the devices, or a batch or the rows do not fit the mesh or the model.
+    `source_settings` and its errors are as for `model_config`. Also raises ValueError if the mesh
+    does not fit the devices, or a batch or the rows do not fit the mesh or the model.
     """
-    if tokenizer.mask_id is None and config.objective == "mlm":
-        raise ValueError("the vocabulary of the corpus has no [MASK]: masked LM needs one")
+    objective = build_objective(config, tokenizer, phases[0])
+    source = config_from_settings(source_settings) if source_settings else None
     # Some models have padding beyond the ids of their tokenizer.
-    vocab_size = max(tokenizer.vocab_size, (source_bert or {}).get("vocab_size", 0))
-    bert_config = model_config(config, vocab_size, source_bert)
+    vocab_size = max(tokenizer.vocab_size, source.vocab_size if source else 0)
+    architecture = model_config(config, vocab_size, source)
     max_length = max(phase.train.max_seq_length for phase in phases)
-    if max_length > bert_config.max_position_embeddings:
+    if max_length > architecture.max_position_embeddings:
         raise ValueError(
             f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
-            f"{bert_config.max_position_embeddings}: build the corpus with a smaller "
+            f"{architecture.max_position_embeddings}: build the corpus with a smaller "
             f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
         )
-    model = BertForPreTraining(bert_config, config.next_sentence)
+    model = objective.make_model(architecture, model_execution(config))
     mesh = make_mesh(**config.mesh, devices=devices)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
         expected = f"expected a multiple of the {num_shards} shards of a batch (data x fsdp)"
         raise ValueError(f"--config.eval_batch_size={config.eval_batch_size}: {expected}")
     schedule = pretraining_schedule(config)
-    names = ("weight_decay", "clip_norm", "beta1", "beta2", "epsilon")
-    options = {name: config[name] for name in names}
-    optimizer = make_optimizer(config.optimizer, schedule, **options)
-    init = functools.partial(init_state, model=model, optimizer=optimizer)
+    optimizer = make_optimizer(
+        config.optimizer,
+        schedule,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        epsilon=config.epsilon,
+    )
+    init = functools.partial(
+        init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
+    )
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
-    shardings = infer_shardings(shapes, mesh)
+    shardings = infer_shardings(shapes, mesh, architecture_of(architecture).RULES)
     if config.shard_weight_update:
         shardings = shard_over_data(shardings, shapes)
-    state = with_shardings(shapes, shardings)
-    parts = model, mesh, schedule, optimizer, init, state, shardings
-    setup = PretrainSetup(config, tokenizer, *parts)
+    setup = PretrainSetup(
+        config=config,
+        tokenizer=tokenizer,
+        model=model,
+        mesh=mesh,
+        schedule=schedule,
+        optimizer=optimizer,
+        init=init,
+        abstract_state=with_shardings(shapes, shardings),
+        shardings=shardings,
+    )
     for phase in phases:  # Raise now, not hours later, after the previous phase.
-        setup.masking(phase)
+        setup.objective(phase)
         setup.num_microbatches(phase)
     return setup
+
+
+def find_objective(config: ConfigDict):
+    """Returns the `Objective` that `config.objective` names. Raises ValueError."""
+    try:
+        return import_part("bert_jax.objectives", config.objective).Objective
+    except ValueError as error:
+        raise ValueError(f"--config.objective={config.objective}: {error}") from None
+
+
+def build_objective(config: ConfigDict, tokenizer: Tokenizer, phase: Phase):
+    """Builds the objective of a phase. Raises ValueError."""
+    return find_objective(config).from_config(config, tokenizer, phase.max_predictions)
 
 
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
@@ -146,49 +179,59 @@ def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
 
     Each phase has its own if `long_phase` has a learning rate or a warm-up (LAMB's re-warm-up).
     """
-    decay = config.decay_from, config.decay_power
+    make = functools.partial(make_schedule, decay_from=config.decay_from, power=config.decay_power)
     peak, num_steps, long = config.learning_rate, config.num_steps, config.long_phase
     if long.learning_rate is None and long.warmup_steps is None:
-        return make_schedule(peak, num_steps + long.num_steps, config.warmup_steps, *decay)
-    first = make_schedule(peak, num_steps, config.warmup_steps, *decay)
-    peak = long.learning_rate or peak
-    second = make_schedule(peak, long.num_steps, long.warmup_steps or 0, *decay)
+        return make(peak, num_steps + long.num_steps, config.warmup_steps)
+    first = make(peak, num_steps, config.warmup_steps)
+    second = make(long.learning_rate or peak, long.num_steps, long.warmup_steps or 0)
     return optax.join_schedules([first, second], [num_steps])
 
 
-def model_config(
-    config: ConfigDict, vocab_size: int, source_bert: Mapping | None = None
-) -> BertConfig:
+def model_config(config: ConfigDict, vocab_size: int, source=None):
     """Returns the architecture of `config.model`; fields of None follow the size or the weights.
 
-    `source_bert` has the fields of the `BertConfig` of the weights to start from. Raises ValueError
-    for an invalid field, or one that contradicts them.
+    `source` is the architecture of the weights to start from, or None. Raises ValueError for an
+    invalid field, or one that contradicts them.
     """
-    fields = {name: value for name, value in config.model.items() if value is not None}
+    given = {name: value for name, value in config.model.items() if value is not None}
+    fields = {name: value for name, value in given.items() if name not in EXECUTION_FIELDS}
+    name = fields.pop("architecture", source.architecture if source else "bert")
+    config_class = import_part("bert_jax.model", name).Config
     if "size" in fields:
-        named = BertConfig.named(fields.pop("size"), **fields)
-        fields |= {name: getattr(named, name) for name in ARCHITECTURE[:4]}
-    elif source_bert is None:
+        named = config_class.named(fields.pop("size"), **fields)
+        fields |= {name: getattr(named, name) for name in SIZE_FIELDS}
+    elif source is None and name == "bert" and not set(SIZE_FIELDS) <= set(fields):
         fix = "set --config.init_from=DIR, the weights to start from, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
         raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
-    if config.objective not in OBJECTIVES:
-        expected = " or ".join(OBJECTIVES)
-        raise ValueError(f"--config.objective={config.objective}: expected {expected}")
-    causal = config.objective == "left_to_right"
-    if source_bert and causal != source_bert.get("causal", False):
-        trained = OBJECTIVES[not causal]
+    objective = find_objective(config)
+    if source and objective.causal != source.causal:
+        trained = "left_to_right" if source.causal else "masked_lm"
         raise ValueError(
             f"objective is {config.objective}, but the weights in {config.init_from} were trained "
             f"with {trained}: set --config.objective={trained}"
         )
-    for name in ARCHITECTURE if source_bert else ():
-        if (value := fields.get(name, source_bert[name])) != source_bert[name]:
-            message = f"model.{name} is {value}, but {source_bert[name]} in {config.init_from}"
-            fix = f"set --config.model.{name}={source_bert[name]}"
+    if source and name != source.architecture:
+        raise ValueError(
+            f"model.architecture is {name}, but {source.architecture} in {config.init_from}"
+        )
+    for field in FIXED_BY_WEIGHTS if source else ():
+        stored = getattr(source, field)
+        if (value := fields.get(field, stored)) != stored:
+            message = f"model.{field} is {value}, but {stored} in {config.init_from}"
+            fix = f"set --config.model.{field}={stored}"
             raise ValueError(f"{message}: {fix}, or use configs/pretrain/continue.py")
-    fields |= {"vocab_size": vocab_size, "causal": causal}
-    return BertConfig(**(source_bert or {}) | fields)
+    fields |= {"vocab_size": vocab_size, "causal": objective.causal}
+    return dataclasses.replace(source, **fields) if source else config_class(**fields)
+
+
+def model_execution(config: ConfigDict) -> Execution:
+    """Returns how the model of `config.model` runs; fields of None have their defaults."""
+    return Execution(
+        **{name: config.model[name] for name in EXECUTION_FIELDS if config.model.get(name)}
+        | {"scan_layers": config.model.get("scan_layers") is not False}
+    )
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:
@@ -238,13 +281,19 @@ def open_phases(config: ConfigDict) -> list[Phase]:
 def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, start: int) -> Phase:
     """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
     settings = config.long_phase if is_long else config
-    max_predictions = settings.max_predictions
-    if config.objective == "left_to_right":
-        max_predictions = rows.max_seq_length
-    elif max_predictions is None:  # At 15 %: 20 of 128 tokens, 77 of 512.
-        max_predictions = math.ceil(round(config.masking.rate * rows.max_seq_length, 6))
+    max_predictions = find_objective(config).max_predictions(
+        config, settings.max_predictions, rows.max_seq_length
+    )
     stop = start + settings.num_steps
-    return Phase(rows, heldout, start, stop, settings.batch_size, max_predictions, is_long)
+    return Phase(
+        train=rows,
+        heldout=heldout,
+        start=start,
+        stop=stop,
+        batch_size=settings.batch_size,
+        max_predictions=max_predictions,
+        is_long=is_long,
+    )
 
 
 def check_numbers(config: ConfigDict) -> None:

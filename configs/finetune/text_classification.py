@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.dropout_rate = placeholder(float)
     config.model.attention_dropout_rate = placeholder(float)
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
-    config.model.attention = placeholder(str)
+    config.model.kernels = placeholder(str)
     config.model.scan_layers = placeholder(bool)
     config.model.remat = placeholder(str)
     # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.

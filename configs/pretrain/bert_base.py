@@ -25,9 +25,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
     config.num_steps = 900_000
     config.batch_size = 256  # Rows per update, over all devices.
-    # Or "left_to_right": causal attention, and the next token is predicted at every position.
-    # `masking` and `max_predictions` then have no effect.
-    config.objective = "mlm"
+    # A file in bert_jax/objectives, or the dotted name of a module of one's own. "left_to_right":
+    # causal attention, and the next token is predicted at every position; `masking` and
+    # `max_predictions` then have no effect.
+    config.objective = "masked_lm"
     config.next_sentence = True  # False: without next-sentence loss, its head and the pooler.
     # Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).
     config.max_predictions = placeholder(int)
@@ -49,7 +50,9 @@ def get_config(arg: str = "") -> ConfigDict:
     # Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.
     config.init_optimizer = False
 
-    config.model = ConfigDict()  # Fields of bert_jax.BertConfig; vocab_size is the corpus's.
+    config.model = ConfigDict()  # Fields of the architecture; vocab_size is the corpus's.
+    # A file in bert_jax/model, or the dotted name of a module of one's own.
+    config.model.architecture = "bert"
     config.model.size = "base"  # None: the size of `init_from`.
     # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
@@ -59,8 +62,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.initializer_range = 0.02
     config.model.layer_norm_epsilon = 1e-12
     config.model.max_position_embeddings = 512
+    # How the model runs, which changes nothing but speed and rounding: fields of
+    # bert_jax.model.execution.Execution.
     config.model.dtype = "bfloat16"
-    config.model.attention = "auto"  # The TPU kernel on TPU; or "plain".
+    config.model.kernels = "auto"  # With a TPU, layers run in kernels; "plain": never.
     config.model.scan_layers = True
     config.model.remat = "none"
 

@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_steps = 12_500
     config.long_phase.num_steps = 0
 
-    config.model.size = placeholder(str)
+    config.model.architecture = config.model.size = placeholder(str)
     for name, dtype in (("layer_norm_epsilon", float), ("max_position_embeddings", int)):
         config.model[name] = placeholder(dtype)  # From the weights.
 

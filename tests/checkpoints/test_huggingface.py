@@ -19,12 +19,17 @@ from bert_jax.checkpoints.huggingface import (
     params_from_huggingface,
 )
 from bert_jax.checkpoints.native import write_checkpoint
-from bert_jax.checkpoints.parameters import LoadReport, parameter_shapes, unexpected_tensors
+from bert_jax.checkpoints.parameters import (
+    LoadReport,
+    model_settings,
+    parameter_shapes,
+    unexpected_tensors,
+)
 from bert_jax.checkpoints.read import read_model
 from bert_jax.errors import CheckpointError
 from bert_jax.inference import load
-from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.tokenization import tokenizer_from_bytes
 from bert_jax.tools.train_vocab import train_sentencepiece
 from tests.helpers import (
@@ -65,16 +70,16 @@ def test_every_tensor_becomes_the_parameter_of_its_name():
 
 def test_model_applies_the_parameters():
     params, _ = params_from_huggingface(state_dict(), CONFIG)
-    ids = np.zeros((2, 9), np.int32)
-    mlm_logits, nsp_logits = BertForPreTraining(CONFIG).apply({"params": params}, *[ids] * 6)
+    batch = dict.fromkeys(example_batch(), np.zeros((2, 9), np.int32))
+    mlm_logits, nsp_logits = PretrainingModel(CONFIG).apply({"params": params}, batch)
     assert mlm_logits.shape == (2, 9, 256) and nsp_logits.shape == (2, 9, 2)
     assert np.isfinite(nsp_logits).all()
 
 
 def test_padding_of_the_vocabulary_is_zero():
     params, _ = params_from_huggingface(state_dict(), CONFIG)
-    assert params["bert"]["embeddings"]["token_embedding"].shape == (256, 12)
-    assert not params["bert"]["embeddings"]["token_embedding"][131:].any()
+    assert params["encoder"]["embeddings"]["token_embedding"]["embedding"].shape == (256, 12)
+    assert not params["encoder"]["embeddings"]["token_embedding"]["embedding"][131:].any()
     assert not params["mlm"]["bias"][131:].any()
 
 
@@ -90,9 +95,9 @@ def test_encoder_without_prefix_is_read_and_its_heads_are_reported_missing():
     assert report.unused == ("embeddings.position_ids",)
     assert set(report.missing) == {n for n in whole if n.startswith(("cls.", "bert.pooler."))}
     expected, _ = params_from_huggingface(whole, CONFIG)
-    assert params.keys() == {"bert"}
-    del expected["bert"]["pooler"]
-    assert_trees_equal(params["bert"], expected["bert"])
+    assert params.keys() == {"encoder"}
+    del expected["encoder"]["pooler"]
+    assert_trees_equal(params["encoder"], expected["encoder"])
 
 
 def test_old_names_and_copies_of_tied_tensors_are_read():
@@ -313,14 +318,14 @@ def test_bi_encoder_is_written_with_the_modules_of_sentence_transformers(
 def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
     config = dataclasses.replace(CONFIG, causal=True)
     params, _ = params_from_huggingface(state_dict(), config)
-    del params["nsp"], params["bert"]["pooler"]
-    settings = {"bert": dataclasses.asdict(config)}
+    del params["nsp"], params["encoder"]["pooler"]
+    settings = model_settings(config, params)
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(PIECES).encode())
     save_huggingface(tmp_path / "decoder", params, settings, tokenizer)
     written = json.loads((tmp_path / "decoder/config.json").read_text())
     assert written["is_decoder"] is True and written["architectures"] == ["BertLMHeadModel"]
     model = read_model(tmp_path / "decoder")
-    assert model.settings["bert"] == settings["bert"]
+    assert model.settings["architecture"] == settings["architecture"]
     assert_trees_equal(model.params, params)
 
     settings["head"] = {"task": "classification", "labels": ["no", "yes"]}
@@ -348,7 +353,7 @@ def test_bfloat16_is_read_and_an_unsupported_dtype_is_named_with_its_tensor(tmp_
 def test_encoder_is_written_without_prefix_and_cannot_fill_masks(tmp_path):
     tensors = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
     model = read_model(write_directory(tmp_path / "theirs", tensors))
-    assert model.settings["absent"] == ["mlm", "nsp"]
+    assert not {"mlm", "nsp"} & set(model.settings["modules"])
     save_huggingface(tmp_path / "back", *model[:3])
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert back.keys() == {name.removeprefix("bert.") for name in tensors}

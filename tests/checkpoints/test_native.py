@@ -1,6 +1,6 @@
 """Checkpoints: retention, detection of damage, and memory for loading."""
 
-import dataclasses
+import copy
 import json
 import os
 import pathlib
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import flax
 import jax
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps, write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.errors import CheckpointError
 from bert_jax.model.config import BertConfig
@@ -113,9 +115,9 @@ def test_parameters_of_another_model_are_detected(workdir, tmp_path):
     copied = tmp_path / "9"
     shutil.copytree(find_checkpoint(workdir), copied)
     settings = json.loads((copied / "config" / "metadata").read_text())
-    settings["bert"]["intermediate_size"] *= 2
+    settings["architecture"]["intermediate_size"] *= 2
     (copied / "config" / "metadata").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointError, match=r": bert\.encoder.* is float32 .*, expected"):
+    with pytest.raises(CheckpointError, match=r": encoder\.layers.* is float32 .*, expected"):
         bert_jax.load(copied)
 
 
@@ -133,7 +135,8 @@ def test_training_state_of_another_model_is_detected(workdir, tmp_path):
     copied, model = tmp_path / "9", read_model(workdir)
     shutil.copytree(find_checkpoint(workdir), copied)
     assert verify_checkpoint(copied)["step"] == 9
-    deeper = model.settings | {"bert": model.settings["bert"] | {"num_layers": 4}}
+    deeper = copy.deepcopy(model.settings)
+    deeper["architecture"]["num_layers"] = 4
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_params(deeper))
     checkpointer = Checkpointer(tmp_path / "deeper", deeper, model.tokenizer, keep_last=1)
     optimizer = make_optimizer("bert_adam", lambda step: 1e-4)
@@ -184,11 +187,11 @@ print(growth * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
 def test_loading_takes_little_more_memory_than_the_parameters(workdir, tmp_path):
     """Loads 60 MB in a new process, after a small checkpoint so that imports do not count."""
     tokenizer = read_model(workdir).tokenizer
-    bert = dataclasses.asdict(BertConfig(30_592, 384, 2, 6, 1536))
-    shapes = abstract_params({"bert": bert})
+    config = BertConfig(30_592, 384, 2, 6, 1536)
+    shapes = flax.traverse_util.unflatten_dict(parameter_shapes(config), sep="/")
     rng = np.random.default_rng(0)  # Constant values would compress too well.
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, leaf.dtype), shapes)
-    write_checkpoint(tmp_path / "large", params, {"bert": bert}, tokenizer)
+    write_checkpoint(tmp_path / "large", params, model_settings(config, params), tokenizer)
     command = [sys.executable, "-c", MEASURE, workdir, tmp_path / "large"]
     environment = os.environ | {"XLA_FLAGS": ""}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)

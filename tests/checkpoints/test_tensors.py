@@ -43,7 +43,10 @@ def test_bfloat16_is_read_and_integers_are_refused(tmp_path):
     tensors = state_dict()
     name = "bert.pooler.dense.weight"
     write_model(tmp_path / "a", tensors | {name: tensors[name].astype(ml_dtypes.bfloat16)})
-    assert read_model(tmp_path / "a").params["bert"]["pooler"]["kernel"].dtype == np.float32
+    assert (
+        read_model(tmp_path / "a").params["encoder"]["pooler"]["dense"]["kernel"].dtype
+        == np.float32
+    )
     write_model(tmp_path / "b", tensors | {name: np.zeros(tensors[name].shape, np.int8)})
     with pytest.raises(ValueError, match=f"tensor {name}: expected floating point, found int8"):
         read_model(tmp_path / "b")
@@ -78,7 +81,9 @@ def test_other_weights_are_named_with_what_to_do(filename, fix, tmp_path):
 def test_snapshot_in_a_cache_of_the_hub_is_found(tmp_path):
     root = tmp_path / "hub" / "models--owner--name"
     write_model(root / "snapshots" / "0a1", state_dict())
-    assert read_model(root).settings["bert"]["num_layers"] == CONFIG_JSON["num_hidden_layers"]
+    assert (
+        read_model(root).settings["architecture"]["num_layers"] == CONFIG_JSON["num_hidden_layers"]
+    )
     write_model(root / "snapshots" / "0b2", state_dict())
     with pytest.raises(ValueError, match=r"holds 2 snapshots: choose .*snapshots/0a1"):
         find_snapshot(root)

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import (
     NO_LABEL,
-    Feature,
+    ModelInput,
     RowShape,
     batch_indices,
     finetune_batches,
@@ -21,7 +21,7 @@ from bert_jax.sharding.mesh import batch_sharding, make_mesh
 HEAD_NAMES = ("classification", "regression", "tagging", "span", "multiple_choice")
 
 
-def make_features(head: str, count: int, seed: int = 0, longest: int = 20) -> list[Feature]:
+def make_features(head: str, count: int, seed: int = 0, longest: int = 20) -> list[ModelInput]:
     """Returns features whose tokens are numbered consecutively, so that all of them differ."""
     rng, features, first = np.random.default_rng(seed), [], 1
     for index in range(count):
@@ -38,7 +38,7 @@ def make_features(head: str, count: int, seed: int = 0, longest: int = 20) -> li
             "multiple_choice": index % 3,
         }[head]
         starts = tuple(int(rng.integers(2, len(tokens) + 1)) for tokens in sequences)
-        features.append(Feature(tuple(sequences), starts, label))
+        features.append(ModelInput(tuple(sequences), starts, label))
     return features
 
 
@@ -48,7 +48,7 @@ def make_shape(head: str, length: int = 64, slots: int = 9) -> RowShape:
     )
 
 
-def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
+def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[ModelInput]:
     """Recovers the labeled features of `rows` from their pairs."""
     features = []
     for row in range(len(rows["tokens"])):
@@ -63,7 +63,7 @@ def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
                 label = tuple(label[slot] - bounds[0, 0])
             else:
                 label = label[slot]
-            features.append(Feature(sequences, tuple(bounds[:, 1] - bounds[:, 0]), label))
+            features.append(ModelInput(sequences, tuple(bounds[:, 1] - bounds[:, 0]), label))
         # Positions outside all pairs are padding without a label.
         covered = np.zeros(shape.length, bool)
         for start, _, end in pairs:
@@ -75,7 +75,7 @@ def read_back(rows: dict[str, np.ndarray], shape: RowShape) -> list[Feature]:
     return features
 
 
-def assert_same_features(actual: list[Feature], expected: list[Feature]) -> None:
+def assert_same_features(actual: list[ModelInput], expected: list[ModelInput]) -> None:
     actual, expected = (
         sorted(map(vars, features), key=lambda feature: feature["sequences"][0][0])
         for features in (actual, expected)
@@ -172,13 +172,13 @@ def test_rows_never_exceed_their_capacity(head):
 
 def test_feature_longer_than_a_row_is_an_error():
     with pytest.raises(ValueError, match="a feature of 9 tokens in rows of 8"):
-        make_shape("tagging", length=8).pack([Feature((np.arange(9),), (9,))])
+        make_shape("tagging", length=8).pack([ModelInput((np.arange(9),), (9,))])
 
 
 def test_features_without_labels_have_no_weight():
     shape = make_shape("multiple_choice")
     features = make_features("multiple_choice", 2, longest=9)
-    unlabeled = Feature(features[0].sequences, features[0].second_starts)
+    unlabeled = ModelInput(features[0].sequences, features[0].second_starts)
     rows = shape.build([[unlabeled, features[1]]], 1)
     assert rows["weights"][0].tolist() == [0, 1, 0]
     assert rows["labels"][0].tolist() == [0, 1, 0]

@@ -53,10 +53,10 @@ def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fract
     tokens, sequence_ids = rows(4000)
     names = ("mask_fraction", "keep_fraction", "random_fraction")
     out = mask(tokens, sequence_ids, unit, **dict(zip(names, fractions, strict=True)))
-    weights = np.asarray(out["mlm_weights"]) > 0
-    targets = np.asarray(out["mlm_targets"])[weights]
+    weights = np.asarray(out["target_weights"]) > 0
+    targets = np.asarray(out["targets"])[weights]
     replaced = np.take_along_axis(
-        np.asarray(out["tokens"]), np.asarray(out["mlm_positions"]), axis=1
+        np.asarray(out["tokens"]), np.asarray(out["target_positions"]), axis=1
     )[weights]
 
     # round(0.15 * 128) = 19 predictions in every row; slightly fewer with whole words, when none
@@ -89,9 +89,9 @@ def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fract
 def test_special_and_padding_tokens_are_never_selected(unit, fill):
     tokens, sequence_ids = rows(500, fill=fill)
     out = mask(tokens, sequence_ids, unit)
-    weights = np.asarray(out["mlm_weights"]) > 0
+    weights = np.asarray(out["target_weights"]) > 0
     assert weights.any(axis=1).all()
-    assert not np.isin(np.asarray(out["mlm_targets"])[weights], SPECIAL).any()
+    assert not np.isin(np.asarray(out["targets"])[weights], SPECIAL).any()
     untouchable = np.isin(np.asarray(tokens), SPECIAL)
     np.testing.assert_array_equal(
         np.asarray(out["tokens"])[untouchable], np.asarray(tokens)[untouchable]
@@ -105,10 +105,10 @@ def test_positions_are_distinct_and_targets_are_the_original_tokens(unit):
     tokens, sequence_ids = rows(200)
     out = jax.device_get(mask(tokens, sequence_ids, unit))
     for row in range(200):
-        positions = out["mlm_positions"][row][out["mlm_weights"][row] > 0]
+        positions = out["target_positions"][row][out["target_weights"][row] > 0]
         assert len(set(positions.tolist())) == len(positions)
         np.testing.assert_array_equal(
-            out["mlm_targets"][row][: len(positions)], np.asarray(tokens)[row, positions]
+            out["targets"][row][: len(positions)], np.asarray(tokens)[row, positions]
         )
         untouched = np.setdiff1d(np.arange(LENGTH), positions)
         np.testing.assert_array_equal(
@@ -119,7 +119,7 @@ def test_positions_are_distinct_and_targets_are_the_original_tokens(unit):
 def test_every_position_is_selected_equally_often():
     tokens, sequence_ids = rows(4000)
     out = jax.device_get(mask(tokens, sequence_ids))
-    counts = np.bincount(out["mlm_positions"][out["mlm_weights"] > 0], minlength=LENGTH)
+    counts = np.bincount(out["target_positions"][out["target_weights"] > 0], minlength=LENGTH)
     maskable = ~np.isin(np.asarray(tokens)[0], SPECIAL)
     rate = 19 / maskable.sum()
     sigma = np.sqrt(4000 * rate * (1 - rate))
@@ -136,7 +136,7 @@ def test_whole_words_are_selected_whole():
     continues[:, 1:] &= maskable[:, :-1]  # A word does not reach across [CLS] or [SEP].
     for row in range(500):
         chosen = np.zeros(LENGTH, bool)
-        chosen[out["mlm_positions"][row][out["mlm_weights"][row] > 0]] = True
+        chosen[out["target_positions"][row][out["target_weights"][row] > 0]] = True
         follows = continues[row, 1:]
         np.testing.assert_array_equal(chosen[1:][follows], chosen[:-1][follows])
 
@@ -153,7 +153,7 @@ def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     out = mask_spans_of_one_token_words(tokens, rate=0.08)
     chosen = np.zeros((3000, LENGTH + 2), int)
     for row in range(3000):
-        chosen[row, 1 + out["mlm_positions"][row][out["mlm_weights"][row] > 0]] = 1
+        chosen[row, 1 + out["target_positions"][row][out["target_weights"][row] > 0]] = 1
     assert (chosen.sum(axis=1) == 10).all()
     edges = np.diff(chosen, axis=1)
     lengths = np.concatenate(
@@ -169,8 +169,8 @@ def test_spans_do_not_cross_special_tokens():
     fractions = {"mask_fraction": 0.5, "keep_fraction": 0.5, "random_fraction": 0.0}
     out = mask_spans_of_one_token_words(tokens, **fractions)
     # All tokens of a span become [MASK] or stay: neighbors of different spans do so independently.
-    rows_, slots = np.nonzero(out["mlm_weights"])
-    positions = out["mlm_positions"][rows_, slots]
+    rows_, slots = np.nonzero(out["target_weights"])
+    positions = out["target_positions"][rows_, slots]
     assert (positions % 2 == 0).all()
     is_masked = out["tokens"][rows_, positions] != 50
     near = (np.diff(positions) == 2) & (np.diff(rows_) == 0)

@@ -25,21 +25,21 @@ def test_without_training_data_a_head_for_another_task_is_an_error(task, labels,
 
 
 def test_bilstm_is_taken_over_with_its_head_and_must_have_the_same_size():
-    params = {"bert": {"pooler": np.zeros(1)}, "head": {}, "lstm": {}}
+    params = {"encoder": {"pooler": np.zeros(1)}, "head": {}, "lstm": {}}
     saved_head = {"task": "classification", "labels": ["north", "south"], "lstm_size": 4}
     initial = initial_params(params, saved_head, saved_head, new_head=False)
-    assert set(initial) == {"bert", "head", "lstm"}
+    assert set(initial) == {"encoder", "head", "lstm"}
     for saved, new in ((4, 0), (0, 4), (4, 8)):
         heads = [saved_head | {"lstm_size": size} for size in (saved, new)]
         with pytest.raises(ValueError, match=rf"={saved}, .* {new}: .*model\.lstm_size={saved}"):
             initial_params(params, *heads, new_head=False)
-        assert set(initial_params(params, *heads, new_head=True)) == {"bert"}
+        assert set(initial_params(params, *heads, new_head=True)) == {"encoder"}
 
 
 def test_head_of_another_kind_is_ignored_and_reported(caplog):
-    params = {"bert": {"pooler": np.zeros(1)}, "head": {}}
+    params = {"encoder": {"pooler": np.zeros(1)}, "head": {}}
     saved_head = {"task": "classification", "labels": ["north", "south"]}
     task_head = saved_head | {"task": "tagging"}
     with caplog.at_level("INFO"):
-        assert set(initial_params(params, saved_head, task_head, new_head=False)) == {"bert"}
+        assert set(initial_params(params, saved_head, task_head, new_head=False)) == {"encoder"}
     assert "Ignoring the head for classification in the weights: this task needs" in caplog.text

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from bert_jax.data.features import NO_LABEL, Feature
+from bert_jax.data.features import NO_LABEL, ModelInput
 from bert_jax.finetuning.setup import find_class_weights
 from bert_jax.model import heads
 from bert_jax.tasks.task import Task
 
 
 def task_of(head: heads.Head, labels: list) -> Task:
-    train = [Feature((np.zeros(3, np.int32),), (3,), label) for label in labels]
+    train = [ModelInput((np.zeros(3, np.int32),), (3,), label) for label in labels]
     return Task(head, ("a", "b", "c"), train, (), "dev/f1")
 
 

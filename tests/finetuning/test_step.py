@@ -10,15 +10,16 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.data.features import NO_LABEL, Feature, LabelLayout, RowShape, finetune_batches
+from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput, RowShape, finetune_batches
 from bert_jax.finetuning.step import (
     fit_rows_per_microbatch,
     make_finetune_step,
     make_predict_step,
     predict,
 )
+from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import HEADS, BertForTask, in_batch_loss
+from bert_jax.model.heads import HEADS, TaskModel, in_batch_loss
 from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.training.optimizer import Hyperparameters
@@ -30,7 +31,7 @@ BATCH, LENGTH, SEQUENCES = 13, 64, {"multiple_choice": 3, "embedding": 3}
 OUTPUTS = {"classification": 3, "multi_label": 3, "tagging": 4, "span": 2, "embedding": 0}
 
 
-def make_features(kind: str) -> list[Feature]:
+def make_features(kind: str) -> list[ModelInput]:
     rng = np.random.default_rng(0)
     features = []
     for number in range(BATCH):
@@ -48,7 +49,7 @@ def make_features(kind: str) -> list[Feature]:
             "span": (1, length - 1),
             "embedding": np.array([number // 2, 100 + number], np.int32),
         }[kind]
-        features.append(Feature(sequences, tuple(map(len, sequences)), label))
+        features.append(ModelInput(sequences, tuple(map(len, sequences)), label))
     return features
 
 
@@ -68,7 +69,7 @@ def make_model(kind: str, dropout_rate: float = 0.0, **options):
         max_position_embeddings=LENGTH,
         dropout_rate=dropout_rate,
     )
-    return BertForTask(config, HEADS[kind], OUTPUTS.get(kind, 1), **options)
+    return TaskModel(config, HEADS[kind], OUTPUTS.get(kind, 1), **options)
 
 
 def row_shape(kind: str, packed: bool = True) -> RowShape:
@@ -76,7 +77,7 @@ def row_shape(kind: str, packed: bool = True) -> RowShape:
     return RowShape(LENGTH, (8 if packed else 1) * each, head_of(kind).label_layout, 0, each)
 
 
-def initial(model: BertForTask) -> dict:
+def initial(model: TaskModel) -> dict:
     row = jax.tree.map(jnp.asarray, row_shape(model.task_head.name).build([], 1))
     return jax.jit(model.init)(jax.random.key(1), row)["params"]
 
@@ -99,7 +100,7 @@ def build_update(
     mesh = make_mesh(**mesh_sizes or {}, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
     state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
-    shardings = infer_shardings(state, mesh, TASK_RULES)
+    shardings = infer_shardings(state, mesh, (*TASK_RULES, *RULES))
     step = make_finetune_step(
         model, head, lambda values: optax.sgd(values.learning_rate), shardings, rows_per_microbatch
     )
@@ -183,7 +184,7 @@ def test_two_updates_are_the_same_on_every_mesh():
         step, state, (rows, num_microbatches) = build_update(
             "classification", packed=False, devices=devices, mesh_sizes=sizes
         )
-        kernel = state.params["bert"]["encoder"]["layers"]["query"]["kernel"]
+        kernel = state.params["encoder"]["layers"]["query"]["kernel"]
         assert kernel.sharding.is_fully_replicated == (name in ("one device", "data"))
         losses = []
         for _ in range(2):

@@ -17,9 +17,11 @@ import numpy as np
 
 from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.checkpoints.parameters import parameter_shapes
-from bert_jax.model.bert import BertForPreTraining, gather_positions
 from bert_jax.model.config import BertConfig
-from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
+from bert_jax.model.encoder import gather_positions
+from bert_jax.model.execution import Execution
+from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.objectives.masked_lm import target_sums
 
 PATH = pathlib.Path(__file__).with_name("model.npz")
 CONFIG = BertConfig(
@@ -59,7 +61,7 @@ def random_tensors(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
 
 
 def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_slots: int) -> dict:
-    """A batch as `metric_sums` takes it: one pair a row, of the given lengths, then padding.
+    """A batch as `target_sums` takes it: one pair a row, of the given lengths, then padding.
 
     Rows differ in how many of their `num_slots` slots hold a prediction.
     """
@@ -70,9 +72,9 @@ def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_sl
         "segment_ids": ids.copy(),
         "position_ids": ids.copy(),
         "sequence_ids": ids.copy(),
-        "mlm_positions": np.zeros(slots, np.int32),
-        "mlm_targets": np.zeros(slots, np.int32),
-        "mlm_weights": np.zeros(slots, np.float32),
+        "target_positions": np.zeros(slots, np.int32),
+        "targets": np.zeros(slots, np.int32),
+        "target_weights": np.zeros(slots, np.float32),
         "pooled_positions": np.zeros((len(lengths), 1), np.int32),
         "nsp_labels": rng.integers(0, 2, (len(lengths), 1), np.int32),
         "nsp_weights": np.ones((len(lengths), 1), np.float32),
@@ -84,9 +86,9 @@ def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_sl
         batch["position_ids"][row, :length] = np.arange(length)
         batch["sequence_ids"][row, :length] = 1
         predictions = rng.integers(1, 1 + min(num_slots, length))
-        batch["mlm_positions"][row, :predictions] = rng.permutation(length)[:predictions]
-        batch["mlm_targets"][row, :predictions] = rng.integers(0, config.vocab_size, predictions)
-        batch["mlm_weights"][row, :predictions] = 1.0
+        batch["target_positions"][row, :predictions] = rng.permutation(length)[:predictions]
+        batch["targets"][row, :predictions] = rng.integers(0, config.vocab_size, predictions)
+        batch["target_weights"][row, :predictions] = 1.0
     return batch
 
 
@@ -114,8 +116,8 @@ def transformers_outputs(config: BertConfig, tensors: dict, batch: dict) -> dict
     )
     assert set(absent) == tied and not unknown, (absent, unknown)
     labels = np.full(batch["tokens"].shape, -100)
-    rows, slots = np.nonzero(batch["mlm_weights"])
-    labels[rows, batch["mlm_positions"][rows, slots]] = batch["mlm_targets"][rows, slots]
+    rows, slots = np.nonzero(batch["target_weights"])
+    labels[rows, batch["target_positions"][rows, slots]] = batch["targets"][rows, slots]
     inputs = {
         "input_ids": batch["tokens"],
         "token_type_ids": batch["segment_ids"],
@@ -139,29 +141,30 @@ def transformers_outputs(config: BertConfig, tensors: dict, batch: dict) -> dict
     }
 
 
-def outputs(config: BertConfig, params: dict, batch: dict) -> dict:
+def outputs(
+    config: BertConfig, params: dict, batch: dict, execution: Execution = Execution()
+) -> dict:
     """The same, computed by this project; `gradients` is a parameter tree."""
-    return jax.device_get(_outputs(config, params, batch))
+    return jax.device_get(_outputs(config, execution, params, batch))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _outputs(config, params, batch):
-    model, variables = BertForPreTraining(config), {"params": params}
-    inputs = [batch[name] for name in MODEL_INPUTS[:4]]
-    everywhere = jnp.broadcast_to(jnp.arange(inputs[0].shape[1]), inputs[0].shape)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _outputs(config, execution, params, batch):
+    model, variables = PretrainingModel(config, execution=execution), {"params": params}
+    shape = batch["tokens"].shape
+    everywhere = batch | {"target_positions": jnp.broadcast_to(jnp.arange(shape[1]), shape)}
 
-    def hidden_and_pooled(model, *inputs):
-        hidden = model.bert(*inputs, all_layers=True)
-        return hidden, model.bert.pool(gather_positions(hidden[-1], batch["pooled_positions"]))[
-            :, 0
-        ]
+    def hidden_and_pooled(model, batch):
+        hidden = model.encoder.all_hidden_states(batch)
+        pooled = model.encoder.pool(gather_positions(hidden[-1], batch["pooled_positions"]))
+        return hidden, pooled[:, 0]
 
     def loss_fn(params):
-        sums = metric_sums(model, params, batch)
+        sums = target_sums(model, params, batch, None, "mlm")
         return sum(sums[f"{task}_loss"] / sums[f"{task}_count"] for task in ("mlm", "nsp"))
 
-    hidden, pooled = model.apply(variables, *inputs, method=hidden_and_pooled)
-    mlm_logits, nsp_logits = model.apply(variables, *inputs, everywhere, batch["pooled_positions"])
+    hidden, pooled = model.apply(variables, batch, method=hidden_and_pooled)
+    mlm_logits, nsp_logits = model.apply(variables, everywhere)
     loss, gradients = jax.value_and_grad(loss_fn)(params)
     return {
         "hidden": hidden,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,16 @@ import pytest
 import scipy.stats
 
 from bert_jax.checkpoints.huggingface import params_from_huggingface
-from bert_jax.model import attention as attention_module
-from bert_jax.model import bert, layers
+from bert_jax.checkpoints.parameters import parameter_shapes
+from bert_jax.model import layers
 from bert_jax.model.attention import attention
-from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout, attention_dropout
-from bert_jax.tpu.pod_report import num_params
-from bert_jax.training.pretrain_step import MODEL_INPUTS, metric_sums
+from bert_jax.model.dropout import AttentionDropout, Dropout, HiddenDropout, attention_dropout
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
+from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.objectives.masked_lm import target_sums
+from bert_jax.training.pretrain_step import step_dropout
 from tests.golden import make_model as golden
 
 
@@ -34,10 +37,16 @@ def numbered(batch):
     return batch | {"dropout_rows": jnp.arange(len(batch["tokens"]))}
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def loss_and_gradients(config, params, batch, dropout_key):
+def sums_of(config, execution, params, batch, dropout_key=None):
+    dropout = dropout_key is not None and step_dropout(config, numbered(batch), dropout_key)
+    model = PretrainingModel(config, execution=execution)
+    return target_sums(model, params, batch, dropout or None, "mlm")
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def loss_and_gradients(config, execution, params, batch, dropout_key):
     def loss_fn(params):
-        sums = metric_sums(BertForPreTraining(config), params, numbered(batch), dropout_key)
+        sums = sums_of(config, execution, params, batch, dropout_key)
         return sums["mlm_loss"] + sums["nsp_loss"]
 
     return jax.value_and_grad(loss_fn)(params)
@@ -62,7 +71,10 @@ def test_outputs_loss_and_gradients_equal_the_golden_values(example):
     ("size", "expected"), [("base", 110_106_428), ("large", 336_226_108)], ids=["base", "large"]
 )
 def test_published_sizes_have_their_number_of_parameters(size, expected):
-    assert num_params(BertConfig.named(size)) == expected
+    config = BertConfig.named(size)
+    total = sum(math.prod(leaf.shape) for leaf in parameter_shapes(config).values())
+    padding_rows = config.padded_vocab_size - config.vocab_size
+    assert total - padding_rows * (config.hidden_size + 1) == expected
 
 
 def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
@@ -77,16 +89,19 @@ def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
 def test_scanned_layers_equal_unrolled_ones(example):
     config, params, batch, _ = example
     config = dataclasses.replace(config, num_layers=3)
-    unrolled = dataclasses.replace(config, scan_layers=False)
-    inputs = [batch[name] for name in MODEL_INPUTS]
+    both = Execution(), Execution(scan_layers=False)
     params, same = (
-        jax.jit(BertForPreTraining(c).init)(jax.random.key(0), *inputs)["params"]
-        for c in (config, unrolled)
+        jax.jit(PretrainingModel(config, execution=each).init)(jax.random.key(0), example_batch())[
+            "params"
+        ]
+        for each in both
     )
     jax.tree.map(np.testing.assert_array_equal, params, same)
-    scanned = loss_and_gradients(config, params, batch, jax.random.key(1))
-    assert_close(scanned, loss_and_gradients(unrolled, params, batch, jax.random.key(1)), 1e-5)
-    other_dropout = loss_and_gradients(config, params, batch, jax.random.key(2))
+    scanned, unrolled = (
+        loss_and_gradients(config, each, params, batch, jax.random.key(1)) for each in both
+    )
+    assert_close(scanned, unrolled, 1e-5)
+    other_dropout = loss_and_gradients(config, both[0], params, batch, jax.random.key(2))
     assert float(scanned[0]) != float(other_dropout[0])  # Dropout was on.
 
 
@@ -101,16 +116,15 @@ def test_scanned_layers_equal_unrolled_ones(example):
 )
 def test_recomputed_activations_give_the_same_loss_and_gradients(example, remat, scan_layers):
     config, params, batch, _ = example
-    recomputing = dataclasses.replace(config, remat=remat, scan_layers=scan_layers)
+    recomputing = Execution(remat=remat, scan_layers=scan_layers)
     key = jax.random.key(1)
-    expected = loss_and_gradients(config, params, batch, key)
-    assert_close(expected, loss_and_gradients(recomputing, params, batch, key), 1e-5)
+    expected = loss_and_gradients(config, Execution(), params, batch, key)
+    assert_close(expected, loss_and_gradients(config, recomputing, params, batch, key), 1e-5)
 
 
 def test_bfloat16_is_close_and_keeps_logits_and_gradients_in_float32(example):
     config, params, batch, expected = example
-    config = dataclasses.replace(config, dtype="bfloat16")
-    outputs = golden.outputs(config, params, batch)
+    outputs = golden.outputs(config, params, batch, Execution(dtype="bfloat16"))
     assert outputs["hidden"].dtype == jnp.bfloat16
     assert outputs["mlm_logits"].dtype == outputs["nsp_logits"].dtype == np.float32
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(outputs["gradients"]))
@@ -125,24 +139,25 @@ def test_vocabulary_padding_is_never_predicted_whatever_its_weights(example):
     config, params, batch, _ = example
     expected = golden.outputs(config, params, batch)
     params = jax.tree.map(np.array, params)
-    params["bert"]["embeddings"]["token_embedding"][config.vocab_size :] = 1e3
+    params["encoder"]["embeddings"]["token_embedding"]["embedding"][config.vocab_size :] = 1e3
     params["mlm"]["bias"][config.vocab_size :] = 1e6
     outputs = golden.outputs(config, params, batch)
     assert outputs["mlm_logits"].argmax(-1).max() < config.vocab_size
     assert np.all(jax.nn.softmax(outputs["mlm_logits"])[..., config.vocab_size :] == 0)
     jax.tree.map(np.testing.assert_array_equal, outputs, expected)
     assert not outputs["gradients"]["mlm"]["bias"][config.vocab_size :].any()
-    embedding = outputs["gradients"]["bert"]["embeddings"]["token_embedding"]
+    embedding = outputs["gradients"]["encoder"]["embeddings"]["token_embedding"]["embedding"]
     assert not embedding[config.vocab_size :].any()
 
 
 def test_all_layers_end_with_the_output(example):
     config, params, batch, _ = example
-    inputs = [batch[name] for name in MODEL_INPUTS[:4]]
-    bert, variables = Bert(config), {"params": params["bert"]}
-    layer_outputs = jax.jit(lambda: bert.apply(variables, *inputs, all_layers=True))()
-    assert layer_outputs.shape == (1 + config.num_layers, *inputs[0].shape, config.hidden_size)
-    assert_close(layer_outputs[-1], jax.jit(lambda: bert.apply(variables, *inputs))(), 1e-6)
+    encoder, variables = Encoder(config), {"params": params["encoder"]}
+    outputs = jax.jit(functools.partial(encoder.apply, method="all_hidden_states"))(
+        variables, batch
+    )
+    assert outputs.shape == (1 + config.num_layers, *batch["tokens"].shape, config.hidden_size)
+    assert_close(outputs[-1], jax.jit(encoder.apply)(variables, batch), 1e-6)
 
 
 def assert_gradients_equal_autodiff(function, plain, *inputs):
@@ -211,26 +226,18 @@ def test_layer_norm_and_its_gradients_equal_float64(offset):
 @pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
 def test_attention_and_its_gradients_equal_float64(dropout_rate):
     sequence_ids, rows = jnp.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7]), jnp.arange(2)
-    key = jax.random.key(3)
-    dropout_settings = Dropout(rows, dropout_rate)
-    config = BertConfig(hidden_size=12, num_heads=3)
-    words = attention_dropout(key, dropout_settings, 3, 7)
-    kept = words.apply(jnp.ones((2, 3, 7, 7)))
-
-    query_bias, key_bias, value_bias = np.random.default_rng(1).normal(size=(3, 12))
-    biases = jnp.float32(query_bias), jnp.float32(value_bias)
+    dropout = attention_dropout(Dropout(jax.random.key(3), rows, dropout_rate), 3, 7)
+    kept = dropout.apply(jnp.ones((2, 3, 7, 7)))
 
     def plain(query, keys, value):
-        projections = query + query_bias, keys + key_bias, value + value_bias
-        query, keys, value = (x.reshape(2, 7, 3, 4) for x in projections)
+        query, keys, value = (x.reshape(2, 7, 3, 4) for x in (query, keys, value))
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, keys) / 2.0  # sqrt(head_dim)
         same = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
         weights = jax.nn.softmax(jnp.where(same, scores, -jnp.inf))
         return jnp.einsum("bhqk,bkhd->bqhd", weights * kept, value).reshape(2, 7, 12)
 
-    def function(*arrays):
-        """Needs no bias of the keys."""
-        return attention(*arrays, biases, sequence_ids, config, words)
+    def function(query, keys, value):
+        return attention(query, keys, value, sequence_ids, num_heads=3, dropout=dropout)
 
     inputs = np.random.default_rng(0).normal(size=(3, 2, 7, 12)).astype(np.float32)
     assert_gradients_equal_autodiff(function, plain, *inputs)
@@ -248,9 +255,13 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
 
     @jax.jit
     def run(tokens):
-        return Bert(config).apply(
-            {"params": params["bert"]}, tokens, segment_ids, position_ids, sequence_ids
-        )
+        batch = {
+            "tokens": tokens,
+            "segment_ids": segment_ids,
+            "position_ids": position_ids,
+            "sequence_ids": sequence_ids,
+        }
+        return Encoder(config).apply({"params": params["encoder"]}, batch)
 
     before, after = np.asarray(run(tokens)), np.asarray(run(changed_tokens))
     same = sequence_ids != changed
@@ -261,28 +272,27 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeypatch, scan_layers):
     config, params, batch, _ = example
-    config = dataclasses.replace(config, scan_layers=scan_layers)
     used = []
 
-    def record(module, name, words):
-        """Records the random words of each call of a function: those of its dropout."""
-        function = getattr(module, name)
+    def record(kind):
+        """Records the random words of each use of a kind of dropout."""
+        apply = kind.apply
 
-        def recorded(*args):
-            if (given := words(*args)) is not None:
-                jax.debug.callback(lambda words: used.append(words.tobytes()), given)
-            return function(*args)
+        def recorded(self, x):
+            words = self.words[0]
+            jax.debug.callback(lambda words: used.append(words.tobytes()), words)
+            return apply(self, x)
 
-        monkeypatch.setattr(module, name, recorded)
+        monkeypatch.setattr(kind, "apply", recorded)
 
-    record(bert, "dropout", lambda key, *_: jax.random.key_data(key))
-    record(bert, "add_dropout", lambda mask, *_: mask and mask.words[0])
-    record(attention_module, "_plain_attention", lambda *args: args[-1] and args[-1].words)
-    metric_sums(BertForPreTraining(config), params, numbered(batch), jax.random.key(0))
+    record(HiddenDropout)
+    record(AttentionDropout)
+    execution = Execution(scan_layers=scan_layers)
+    sums_of(config, execution, params, batch, jax.random.key(0))
     jax.effects_barrier()
     # Embeddings; then attention probabilities and two sublayers in each layer.
     assert len(used) == len(set(used)) == 1 + 3 * config.num_layers
     used.clear()
-    metric_sums(BertForPreTraining(config), params, batch)
+    sums_of(config, execution, params, batch)
     jax.effects_barrier()
     assert not used

@@ -7,9 +7,10 @@ import pytest
 
 from bert_jax.model.dropout import (
     Dropout,
+    apply_dropout,
     column_words,
-    dropout,
-    layer_dropouts,
+    hidden_dropout,
+    layer_dropout,
     random_bits,
     random_words,
 )
@@ -19,13 +20,14 @@ SIZE = 32 * 128 * 256
 ROWS = jnp.arange(32)
 
 
+def dropout(key, x, rows, rate):
+    return apply_dropout(x, hidden_dropout(Dropout(key, rows, rate), x.shape[1:-1]))
+
+
 def mask(seed: int, rate: float = 0.1, shape=SHAPE) -> np.ndarray:
     """True where an element is kept."""
     return (
-        np.asarray(
-            dropout(jax.random.key(seed), jnp.ones(shape), Dropout(jnp.arange(shape[0]), rate))
-        )
-        > 0
+        np.asarray(dropout(jax.random.key(seed), jnp.ones(shape), jnp.arange(shape[0]), rate)) > 0
     )
 
 
@@ -42,7 +44,7 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 def test_the_rate_is_kept_and_so_is_the_expectation(rate):
-    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), Dropout(ROWS, rate)))
+    dropped = np.asarray(dropout(jax.random.key(0), jnp.ones(SHAPE), ROWS, rate))
     sigma = np.sqrt(rate * (1 - rate) / SIZE)
     assert abs(np.mean(dropped == 0) - rate) < 4 * sigma
     assert abs(np.mean(dropped, dtype=np.float64) - 1) < 4 * sigma / (1 - rate)
@@ -52,7 +54,7 @@ def test_the_rate_is_kept_and_so_is_the_expectation(rate):
 
 def test_rate_zero_changes_nothing():
     x = jnp.arange(6.0)[:, None]
-    np.testing.assert_array_equal(dropout(jax.random.key(0), x, Dropout(jnp.arange(6), 0.0)), x)
+    np.testing.assert_array_equal(dropout(jax.random.key(0), x, jnp.arange(6), 0.0), x)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -100,7 +102,7 @@ def test_every_bit_is_set_half_of_the_time():
 def test_the_gradient_is_dropped_where_the_value_was(dtype):
     key = jax.random.key(5)
     x = jax.random.normal(jax.random.key(6), (64, 48)).astype(dtype)
-    value, vjp_fn = jax.vjp(lambda x: dropout(key, x, Dropout(jnp.arange(64), 0.3)), x)
+    value, vjp_fn = jax.vjp(lambda x: dropout(key, x, jnp.arange(64), 0.3), x)
     assert value.dtype == dtype
     # The function is linear, with a diagonal matrix: its gradient is itself.
     np.testing.assert_array_equal(vjp_fn(x)[0], value)
@@ -111,7 +113,7 @@ def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
     x = jnp.ones((16, 8))
 
     def drop(key, x):
-        return dropout(key, x, Dropout(jnp.arange(16), 0.5))
+        return dropout(key, x, jnp.arange(16), 0.5)
 
     plain = np.stack([drop(key, x) for key in keys])
     mapped = jax.jit(jax.vmap(lambda key: drop(key, x)))(keys)
@@ -122,9 +124,9 @@ def test_under_jit_and_vmap_and_scan_the_mask_is_the_same():
 
 def test_a_row_keeps_its_mask_wherever_it_is_computed():
     x = jnp.ones((16, 8, 4))
-    whole = dropout(jax.random.key(0), x, Dropout(jnp.arange(16), 0.5))
+    whole = dropout(jax.random.key(0), x, jnp.arange(16), 0.5)
     indices = jnp.array([11, 3, 4])
-    selected = dropout(jax.random.key(0), x[:3], Dropout(indices, 0.5))
+    selected = dropout(jax.random.key(0), x[:3], indices, 0.5)
     np.testing.assert_array_equal(selected, whole[indices])
 
 
@@ -162,18 +164,17 @@ def test_no_two_of_256_columns_are_correlated(stride):
 def test_no_two_of_the_layers_and_steps_are_correlated():
     keys = jax.random.split(jax.random.key(0), 256)
     x = jnp.ones((1, 128, 1024))
-    kept = jax.lax.map(lambda key: dropout(key, x, Dropout(jnp.array([3]), 0.1))[0] > 0, keys)
+    kept = jax.lax.map(lambda key: dropout(key, x, jnp.array([3]), 0.1)[0] > 0, keys)
     assert np.max(np.abs(scores(np.asarray(kept).reshape(256, -1)))) < 5
 
 
 @pytest.mark.parametrize(("rate", "attention_rate"), [(0.5, 0.0), (0.0, 0.5), (0.1, None)])
 def test_attention_has_a_rate_of_its_own(rate, attention_rate):
-    settings = Dropout(jnp.arange(8), rate, attention_rate)
-    attention, *hidden = layer_dropouts(jax.random.key(0), settings, 1, 4, 32)
-    attention = attention._replace(words=attention.words[0])
+    settings = Dropout(jax.random.key(0), jnp.arange(8), rate, attention_rate)
+    dropouts = layer_dropout(settings, num_layers=1, num_heads=4, length=32)
+    attention, *hidden = jax.tree.map(lambda leaf: leaf[0], dropouts)
     found = np.mean(np.asarray(attention.apply(jnp.ones((8, 4, 32, 32)))) == 0)
     assert abs(found - (rate if attention_rate is None else attention_rate)) < 0.02
     for each in hidden:
-        words = tuple(words[0] for words in each.words)
-        found = np.mean(np.asarray(each._replace(words=words).apply(jnp.ones((8, 32, 64)))) == 0)
+        found = np.mean(np.asarray(each.apply(jnp.ones((8, 32, 64)))) == 0)
         assert abs(found - rate) < 0.02

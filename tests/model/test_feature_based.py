@@ -1,6 +1,5 @@
 """The BiLSTM on a frozen encoder, and taggers of both kinds from training to `tag`."""
 
-import dataclasses
 import functools
 import os
 import subprocess
@@ -14,13 +13,15 @@ import pytest
 import bert_jax
 from bert_jax import finetune
 from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.configs.finetune import conll2003, feature_based
-from bert_jax.data.features import Feature, RowShape
+from bert_jax.data.features import ModelInput, RowShape
 from bert_jax.finetuning.pretrained_head import initial_params, with_labels_of_head
-from bert_jax.model.bert import Bert
 from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.feature_based import FEATURES, BiLstmHead, FeatureBasedTagger, choose_features
 from bert_jax.model.heads import FEATURE_BASED, TAGGING
+from bert_jax.model.pretraining import example_batch
 from bert_jax.tasks import tagging
 from bert_jax.tasks import tagging as task
 from bert_jax.tokenization import load_tokenizer
@@ -36,7 +37,8 @@ def test_packed_sequences_do_not_touch_each_other():
     model = FeatureBasedTagger(config, FEATURE_BASED, 3, "weighted_sum", lstm_size=8)
     rng = np.random.default_rng(0)
     sequences = [
-        Feature((rng.integers(5, 50, length).astype(np.int32),), (length,)) for length in (5, 3, 6)
+        ModelInput((rng.integers(5, 50, length).astype(np.int32),), (length,))
+        for length in (5, 3, 6)
     ]
     shape = RowShape(16, 3, TAGGING.label_layout, 0)
     packed = shape.build([sequences], 1)
@@ -105,13 +107,12 @@ def weights(tmp_path_factory):
     directory = tmp_path_factory.mktemp("weights")
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     config = BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=40, **SMALL)
-    ids = jnp.zeros((1, 2), jnp.int32)
-    params = jax.jit(Bert(config).init)(jax.random.key(0), ids, ids, ids, ids)["params"]
-    settings = {"bert": dataclasses.asdict(config), "absent": ["mlm", "nsp", "bert/pooler"]}
-    write_checkpoint(directory / "random" / "0", {"bert": params}, settings, tokenizer)
+    params = jax.jit(Encoder(config).init)(jax.random.key(0), example_batch())["params"]
+    settings = model_settings(config, {"encoder": params})
+    write_checkpoint(directory / "random" / "0", {"encoder": params}, settings, tokenizer)
     # Frozen, the embeddings of positions that short sentences do not reach would stay noise.
     params["embeddings"]["position_embedding"] *= 0
-    write_checkpoint(directory / "frozen" / "0", {"bert": params}, settings, tokenizer)
+    write_checkpoint(directory / "frozen" / "0", {"encoder": params}, settings, tokenizer)
     return directory
 
 
@@ -177,8 +178,8 @@ def test_a_list_of_texts_is_tagged_as_each_alone_with_probabilities(tagger):
 
 def test_frozen_encoder_does_not_change(tagger, weights):
     module, _, model = tagger
-    before = bert_jax.load(weights_for(module, weights)).params["bert"]
-    after = model.params["bert"]
+    before = bert_jax.load(weights_for(module, weights)).params["encoder"]
+    after = model.params["encoder"]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
     assert all(jax.tree.leaves(same)) == (module is feature_based)
 
@@ -193,7 +194,7 @@ def test_head_with_other_features_or_size_is_an_error(tagger):
         with pytest.raises(ValueError, match=f"a head with {name}={model.head[name]}.* {value}:"):
             initial_params(model.params, model.head, model.head | change, new_head=False)
         params = initial_params(model.params, model.head, model.head | change, new_head=True)
-        assert set(params) == {"bert"}
+        assert set(params) == {"encoder"}
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.features import Feature
+from bert_jax.data.features import ModelInput
 from bert_jax.model.forward import batch_by_length
 
 
 def make_features(lengths):
-    return [Feature((np.arange(1, n + 1),), (n,)) for n in lengths]
+    return [ModelInput((np.arange(1, n + 1),), (n,)) for n in lengths]
 
 
 def test_texts_of_all_lengths_take_few_shapes_and_little_padding():

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.features import Feature, RowShape
+from bert_jax.data.features import ModelInput, RowShape
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, BertForTask
+from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, TaskModel
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ from bert_jax.model.heads import CLASSIFICATION, HEADS, REGRESSION, TAGGING, Ber
 def test_collapse_is_detected_for_each_head(kind, collapsed, different):
     for outputs, expected in ((collapsed, True), (different, False)):
         outputs = [np.array(output, float) for output in outputs]
-        features = [Feature((), ())] * len(outputs)
+        features = [ModelInput((), ())] * len(outputs)
         assert HEADS[kind].is_collapsed(features, outputs) == expected
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_collapse_of_values_is_relative_to_the_scale_of_the_labels(scale):
     labels = np.array([1990.0, 1991.0, 1993.0]) * scale
-    features = [Feature((), (), label) for label in labels]
+    features = [ModelInput((), (), label) for label in labels]
     constant = labels.mean() + np.array([[0], [2e-3], [1e-3]]) * scale
     assert REGRESSION.is_collapsed(features, list(constant))
     assert not REGRESSION.is_collapsed(features, list(labels[:, None]))
@@ -44,7 +44,7 @@ def test_collapse_of_tags_considers_labeled_positions_only():
     """[CLS], a word, an inner piece, another word, [SEP]."""
     tags = [np.eye(3)[numbers] for numbers in ([1, 0, 2, 0, 1], [1, 0, 2, 1, 1])]
     label = np.array([-1, 0, -1, 0, -1])
-    assert [TAGGING.is_collapsed([Feature((), (), label)], [output]) for output in tags] == [
+    assert [TAGGING.is_collapsed([ModelInput((), (), label)], [output]) for output in tags] == [
         True,
         False,
     ]
@@ -56,13 +56,13 @@ def test_collapse_of_tags_considers_labeled_positions_only():
 )
 def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, causal, lstm_size):
     config = BertConfig(50, 16, 2, 2, 32, 16, initializer_range=0.3, causal=causal)
-    model = BertForTask(config, head, 3, lstm_size=lstm_size)
+    model = TaskModel(config, head, 3, lstm_size=lstm_size)
     rng = np.random.default_rng(0)
     sequences = [rng.integers(5, 50, length).astype(np.int32) for length in (5, 3, 6)]
     shape = RowShape(16, 3, head.label_layout, 0)
 
     def packed(first):
-        return [Feature((tokens,), (len(tokens),)) for tokens in (first, *sequences[1:])]
+        return [ModelInput((tokens,), (len(tokens),)) for tokens in (first, *sequences[1:])]
 
     changed = [sequences[0] + (np.arange(5) == position) for position in range(5)]
     together = [packed(first) for first in (sequences[0], *changed)]

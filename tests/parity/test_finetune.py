@@ -14,9 +14,10 @@ from safetensors.numpy import load_file
 
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.read import read_model
-from bert_jax.data.features import NO_LABEL, Feature, RowShape, finetune_batches, steps_per_epoch
+from bert_jax.data.features import NO_LABEL, ModelInput, RowShape, finetune_batches, steps_per_epoch
 from bert_jax.finetuning.step import make_finetune_step
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.bert import RULES
 from bert_jax.model.heads import HEADS, label_weights, make_model
 from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
@@ -39,7 +40,7 @@ CONFIG = ConfigDict(
 )
 
 
-def make_features(kind: str) -> list[Feature]:
+def make_features(kind: str) -> list[ModelInput]:
     rng = np.random.default_rng(0)
     features = []
     for number in range(EXAMPLES):
@@ -51,14 +52,16 @@ def make_features(kind: str) -> list[Feature]:
             "span": tuple(sorted(rng.integers(0, length, 2).tolist())),
         }[kind]
         tokens = rng.integers(5, 40, length, dtype=np.int32)
-        features.append(Feature((tokens,), (int(rng.integers(1, length)),), label))
+        features.append(ModelInput((tokens,), (int(rng.integers(1, length)),), label))
     return features
 
 
 def ours(model, features) -> dict:
     """Returns the parameters after all epochs on packed rows, two per microbatch."""
     head = model.settings["head"]
-    network = make_model(BertConfig(**model.settings["bert"] | {"dropout_rate": 0.0}), head)
+    network = make_model(
+        dataclasses.replace(config_from_settings(model.settings), dropout_rate=0.0), head
+    )
     num_steps = round(CONFIG.num_epochs * steps_per_epoch(EXAMPLES, CONFIG.batch_size))
     schedule = make_schedule(
         CONFIG.learning_rate, num_steps, round(CONFIG.warmup_fraction * num_steps)
@@ -66,7 +69,7 @@ def ours(model, features) -> dict:
     optimizer = make_optimizer("adamw", schedule)
     mesh = make_mesh(devices=jax.devices()[:1])
     state = TrainState(np.int32(0), model.params, optimizer.init(model.params))
-    shardings = infer_shardings(state, mesh, TASK_RULES)
+    shardings = infer_shardings(state, mesh, (*TASK_RULES, *RULES))
     state = state.map_trials(lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))
     state = jax.device_put(state, shardings.map_trials(stack_shardings))
     update = make_finetune_step(network, HEADS[head["task"]], lambda _: optimizer, shardings, 2)

@@ -221,7 +221,7 @@ def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path)
     params, _, _, report = read_model(tmp_path)
     assert set(report.loaded) == set(values) and not report.missing
     assert set(report.unused) == {*slots, "global_step"}
-    bert, layers = params["bert"], params["bert"]["encoder"]["layers"]
+    bert, layers = params["encoder"], params["encoder"]["layers"]
     expected = {
         "bert/embeddings/word_embeddings": bert["embeddings"]["token_embedding"][:40],
         "bert/embeddings/position_embeddings": bert["embeddings"]["position_embedding"],
@@ -307,7 +307,7 @@ def test_sentence_transformers_computes_the_vectors_of_a_bi_encoder(
     params, settings, tokenizer, _ = read_model(minilm)
     settings["head"] = {"task": "embedding", "labels": [], "max_seq_length": 64}
     settings["head"] |= {"pooling": pooling, "normalize": normalize}
-    del params["bert"]["pooler"]  # As in a fine-tuned one.
+    del params["encoder"]["pooler"]  # As in a fine-tuned one.
     save_huggingface(tmp_path / "out", params, settings, tokenizer)
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     with pytest.warns(UserWarning, match="1 of 5 texts are truncated to 64 tokens"):

@@ -106,7 +106,7 @@ def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too(
         rows = {name: rows[name] for name in rows.dtype.names}
         batch = unpack_and_mask(rows, jax.random.key(0), None)
         actual, gradients = jax.jit(jax.value_and_grad(loss_fn))(params, batch)
-        del gradients["nsp"], gradients["bert"]["pooler"]  # Not in the model.
+        del gradients["nsp"], gradients["encoder"]["pooler"]  # Not in the model.
         gradients = params_to_huggingface(gradients, config)
         assert gradients.keys() == expected.keys()
         errors = {"loss": abs(float(actual) - loss.item())}
@@ -161,7 +161,7 @@ def test_released_weights_give_the_hidden_states_of_transformers_on_real_sentenc
         return hidden, model.pool(hidden[-1][:, :1])[:, 0]
 
     run = jax.jit(functools.partial(Bert(config).apply, method=hidden_and_pooled))
-    hidden, pooled = run({"params": params["bert"]}, tokens, segments, positions, real)
+    hidden, pooled = run({"params": params["encoder"]}, tokens, segments, positions, real)
     exact = torch.stack(expected.hidden_states).numpy()[:, real > 0]
     print(f"largest hidden value {np.abs(exact).max():.1f}")
     errors = {

@@ -37,12 +37,12 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
 
     # The encoder of the weights under the run's own fresh heads, and the run's first batch.
     source, (phase,) = read_model(directory), open_phases(config)
-    assert set(source.params) == {"bert"}
+    assert set(source.params) == {"encoder"}
     bert = source.settings["bert"]
     setup = setup_pretraining(config, [phase], source.tokenizer, source_bert=bert)
     key = jax.random.key(config.seed)
     params = jax.device_get(setup.init(key, pretrained=source.params).params)
-    settings = {"bert": dataclasses.asdict(setup.model.config)}
+    settings = {"encoder": dataclasses.asdict(setup.model.config)}
     save_huggingface(tmp_path / "start", params, settings, source.tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
     (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
@@ -54,10 +54,12 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
             token_type_ids=batch["segment_ids"],
             attention_mask=batch["sequence_ids"] > 0,
         )
-    logits = torch.take_along_dim(outputs.prediction_logits, batch["mlm_positions"][:, :, None], 1)
-    used = batch["mlm_weights"] > 0
+    logits = torch.take_along_dim(
+        outputs.prediction_logits, batch["target_positions"][:, :, None], 1
+    )
+    used = batch["target_weights"] > 0
     expected = {
-        "mlm_loss": torch.nn.functional.cross_entropy(logits[used], batch["mlm_targets"][used]),
+        "mlm_loss": torch.nn.functional.cross_entropy(logits[used], batch["targets"][used]),
         "nsp_loss": torch.nn.functional.cross_entropy(
             outputs.seq_relationship_logits, batch["nsp_labels"][:, 0]
         ),

@@ -13,8 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.masking import Masking
-from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
+from bert_jax.model.execution import Execution
+from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.sharding import collectives
 from bert_jax.sharding.collectives import gather_data, sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
@@ -67,15 +69,17 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     vocab, hidden, length, rows = 384, 64, 32, 16 * mesh["data"]
     sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_layers": 1, "num_heads": 2, "max_position_embeddings": length}
-    model = BertForPreTraining(BertConfig(**sizes, dtype="bfloat16"))
+    masking = Masking((0, 1, 2, 3, 4), 4, vocab, (True,) * vocab, max_predictions=5)
+    objective = MaskedLm(masking)
+    model = objective.make_model(BertConfig(**sizes), Execution(dtype="bfloat16"))
     optimizer = optax.adamw(1e-3)
     key = jax.random.key(0)
-    shapes = jax.eval_shape(lambda: pretrain_step.init_state(key, model, optimizer))
-    shardings = infer_shardings(shapes, make_mesh(**mesh))
-    masking = Masking((0, 1, 2, 3, 4), 4, vocab, (True,) * vocab, max_predictions=5)
-    step = pretrain_step.make_pretrain_step(model, optimizer, shardings, masking, seed=0)
+    batch = objective.example_batch()
+    shapes = jax.eval_shape(lambda: pretrain_step.init_state(key, model, optimizer, batch))
+    shardings = infer_shardings(shapes, make_mesh(**mesh), RULES)
+    step = pretrain_step.make_pretrain_step(model, optimizer, shardings, objective, seed=0)
     phase = types.SimpleNamespace(
-        train=types.SimpleNamespace(max_seq_length=length, max_pairs=2), batch_size=rows
+        train=types.SimpleNamespace(max_seq_length=length, max_sequences=2), batch_size=rows
     )
     batch = compilation.abstract_batch(phase, batch_sharding(shardings.step.mesh))
     lowered = step.lower(with_shardings(shapes, shardings), batch)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from bert_jax.data.features import Feature
+from bert_jax.data.features import ModelInput
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
@@ -138,7 +138,9 @@ def random_passage(rng: np.random.Generator) -> tuple[Passage, list[np.ndarray]]
     count = int(rng.integers(1, 30))
     context = "".join(rng.choice([*"ab"], count))
     windows = spans.cut_windows(count, 12, 5)
-    features = [Feature((np.zeros(end - begin + 4, np.int32),), (3,)) for begin, end, _ in windows]
+    features = [
+        ModelInput((np.zeros(end - begin + 4, np.int32),), (3,)) for begin, end, _ in windows
+    ]
     offsets = np.stack([np.arange(count), np.arange(count) + 1], axis=1)
     outputs = [rng.normal(size=(len(each), 2)).astype(np.float32) for each in features]
     return Passage(context, offsets, windows, features), outputs

@@ -1,6 +1,5 @@
 """SQuAD from its files to predictions in the official format, and `model.answer`."""
 
-import dataclasses
 import json
 
 import jax
@@ -12,12 +11,13 @@ import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.huggingface import HEAD_KEY
 from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
 from bert_jax.model.config import BertConfig
-from bert_jax.model.heads import SPAN, BertForTask
+from bert_jax.model.heads import SPAN, TaskModel
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
@@ -51,9 +51,9 @@ def pretrained(tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("pretrained") / "1"
     config = BertConfig(tokenizer.vocab_size, 16, 1, 2, 32, max_position_embeddings=32)
     row = RowShape(8, 1, SPAN.label_layout, 0).build([], 1)
-    params = jax.jit(BertForTask(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
-    settings = {"bert": dataclasses.asdict(config), "absent": ["bert/pooler", "mlm", "nsp"]}
-    write_checkpoint(directory, {"bert": params["bert"]}, settings, tokenizer)
+    params = jax.jit(TaskModel(config, SPAN, 2).init)(jax.random.key(0), row)["params"]
+    params = {"encoder": params["encoder"]}
+    write_checkpoint(directory, params, model_settings(config, params), tokenizer)
     return str(directory)
 
 

@@ -15,7 +15,7 @@ from bert_jax.tpu import compilation
 from bert_jax.training import metrics
 from bert_jax.training.setup import Phase
 
-ROWS = types.SimpleNamespace(max_seq_length=128, max_pairs=8)
+ROWS = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ HloModule step, is_scheduled=true
   %left = bf16[8,16]{1,0} constant({...})
   %right = bf16[16,32]{1,0} constant({...})
   %dense = bf16[8,32]{1,0:T(8,128)(2,1)} fusion(%left, %right), kind=kOutput, calls=%fused, \
-metadata={op_name="jit(update_step)/jvp(BertForPreTraining)/bert/encoder/while/body/layers/query/\
+metadata={op_name="jit(update_step)/jvp(PretrainingModel)/encoder/while/body/layers/query/\
 dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
   %reduced = bf16[8,32]{1,0} all-reduce(%dense), replica_groups=REPLICAS, to_apply=%add
   %order = s32[8]{0} sort(%keys), dimensions={0}, to_apply=%add
@@ -190,15 +190,15 @@ def test_text_without_an_entry_computation_is_rejected():
 @pytest.mark.parametrize(
     ("op_name", "part"),
     [
-        ("jit(f)/jvp(BertForPreTraining)/bert/embeddings/add", ("embeddings", "forward")),
-        ("jit(f)/jvp(BertForPreTraining)/mlm/dot_general", ("heads", "forward")),
+        ("jit(f)/jvp(PretrainingModel)/encoder/embeddings/add", ("embeddings", "forward")),
+        ("jit(f)/jvp(PretrainingModel)/mlm/dot_general", ("heads", "forward")),
         (
-            "jit(f)/transpose(jvp(BertForPreTraining))/bert/encoder/while/body/layers/"
+            "jit(f)/transpose(jvp(PretrainingModel))/encoder/while/body/layers/"
             "bhqd,bhkd->bhqk/dot_general",
             ("attention", "backward"),
         ),
         (
-            "jit(f)/transpose(jvp(BertForPreTraining))/bert/encoder/while/body/layers/"
+            "jit(f)/transpose(jvp(PretrainingModel))/encoder/while/body/layers/"
             "output_layer_norm/mul",
             ("LayerNorm", "backward"),
         ),
@@ -350,7 +350,7 @@ ENTRY %main (qkv: bf16[12,8,128,768]) -> bf16[12,8,128,256] {
   ROOT %forward_kernel.1 = (bf16[12,8,128,256]{3,2,1,0}, f32[8,2,2,128]{3,2,1,0}) \
 custom-call(%layer, %ids, %columns, %scale, %qkv, %bias, %context), \
 custom_call_target="tpu_custom_call", \
-metadata={op_name="jit(step)/bert/encoder/attention/forward_kernel_64/pallas_call"}
+metadata={op_name="jit(step)/encoder/attention/forward_kernel_64/pallas_call"}
 }
 """
 
@@ -382,7 +382,7 @@ ENTRY %main (inputs: bf16[12,16,128,3072]) -> bf16[2048,768] {
   ROOT %forward_kernel.1 = (bf16[2048,768]{1,0}, bf16[12,2048,768]{2,1,0}) \
 custom-call(%layer, %inputs, %sums, %x, %matrices, %vector, %vector, %vector, %inner), \
 custom_call_target="tpu_custom_call", \
-metadata={op_name="jit(step)/bert/encoder/sublayer/forward_kernel_gelu/pallas_call"}
+metadata={op_name="jit(step)/encoder/sublayer/forward_kernel_gelu/pallas_call"}
 }
 """
 

@@ -23,7 +23,7 @@ def simulated_devices(monkeypatch):
 
 
 def make_phase(batch_size: int) -> Phase:
-    rows = types.SimpleNamespace(max_seq_length=128, max_pairs=8)
+    rows = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
     return Phase(rows, None, 0, 1, batch_size, max_predictions=20)
 
 

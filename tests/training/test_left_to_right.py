@@ -11,8 +11,11 @@ import pytest
 
 from bert_jax.data.features import unpack_rows
 from bert_jax.data.packing import row_dtype
-from bert_jax.model.bert import BERT_INPUTS, Bert, BertForPreTraining
+from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
+from bert_jax.objectives.left_to_right import LeftToRight
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
 from bert_jax.training import pretrain_step
@@ -30,7 +33,8 @@ CONFIG = BertConfig(
     initializer_range=0.3,
     causal=True,
 )
-MODEL = BertForPreTraining(CONFIG, next_sentence=False)
+OBJECTIVE = LeftToRight(next_sentence=False)
+MODEL = OBJECTIVE.make_model(CONFIG, Execution())
 
 
 def sequences(num_rows: int) -> list[list[np.ndarray]]:
@@ -55,31 +59,38 @@ def make_rows(row_sequences: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
 
 @functools.cache
 def initial_state():
-    init = functools.partial(pretrain_step.init_state, model=MODEL, optimizer=optax.sgd(1.0))
+    init = functools.partial(
+        pretrain_step.init_state,
+        model=MODEL,
+        optimizer=optax.sgd(1.0),
+        example_batch=OBJECTIVE.example_batch(),
+    )
     return jax.device_get(jax.jit(init)(jax.random.key(0)))
 
 
 def fresh(**mesh):
     mesh, state = mesh or {"devices": jax.devices()[:1]}, initial_state()
-    shardings = infer_shardings(state, make_mesh(**mesh))
+    shardings = infer_shardings(state, make_mesh(**mesh), RULES)
     return jax.device_put(state, shardings), shardings
 
 
 def test_no_position_sees_a_later_one_or_another_sequence():
     batch = unpack_rows(make_rows(sequences(1)), causal=True)
-    params = copy.deepcopy(initial_state().params["bert"])
+    params = copy.deepcopy(initial_state().params["encoder"])
 
     def hidden_states(tables):
         """With a token embedding for each position, so that each has a gradient of its own."""
-        embeddings = params["embeddings"] | {"token_embedding": tables}
+        embeddings = params["embeddings"] | {"token_embedding": {"embedding": tables}}
         inputs = batch | {"tokens": jnp.arange(LENGTH)[None]}
         variables = {"params": params | {"embeddings": embeddings}}
-        return Bert(CONFIG).apply(variables, *[inputs[name] for name in BERT_INPUTS])[0].sum(-1)
+        return Encoder(CONFIG).apply(variables, inputs)[0].sum(-1)
 
-    tables = jax.random.normal(jax.random.key(1), params["embeddings"]["token_embedding"].shape)
+    tables = jax.random.normal(
+        jax.random.key(1), params["embeddings"]["token_embedding"]["embedding"].shape
+    )
     # The sum over the hidden units is constant after LayerNorm, unless its scale varies.
-    scale = params["encoder"]["layers"]["output_layer_norm"]["scale"]
-    params["encoder"]["layers"]["output_layer_norm"]["scale"] = scale * jnp.arange(1.0, 17)
+    scale = params["layers"]["output_layer_norm"]["scale"]
+    params["layers"]["output_layer_norm"]["scale"] = scale * jnp.arange(1.0, 17)
     jacobian = jax.jit(jax.jacrev(hidden_states))(tables)[:, :LENGTH]  # [to, from, hidden]
     depends = np.abs(jacobian).max(axis=-1) > 0
     position, ids = np.arange(LENGTH), np.asarray(batch["sequence_ids"][0])
@@ -89,15 +100,15 @@ def test_no_position_sees_a_later_one_or_another_sequence():
 
 def test_every_token_but_the_first_of_its_sequence_is_predicted_and_none_is_corrupted():
     (members,) = sequences(1)
-    batch = pretrain_step.unpack_and_mask(make_rows([members]), jax.random.key(0), None)
+    batch = OBJECTIVE.prepare(make_rows([members]), jax.random.key(0))
     tokens = np.concatenate(members)
     np.testing.assert_array_equal(batch["tokens"][0, : len(tokens)], tokens)
-    used = np.asarray(batch["mlm_weights"][0]) > 0
+    used = np.asarray(batch["target_weights"][0]) > 0
     # The positions before the next tokens of 11, 2 and 13 tokens.
     expected = [*range(10), 11, *range(13, 25)]
-    assert np.asarray(batch["mlm_positions"])[0, used].tolist() == expected
+    assert np.asarray(batch["target_positions"])[0, used].tolist() == expected
     targets = np.concatenate([tokens[1:] for tokens in members])
-    np.testing.assert_array_equal(np.asarray(batch["mlm_targets"])[0, used], targets)
+    np.testing.assert_array_equal(np.asarray(batch["targets"])[0, used], targets)
     # Pooled is the last token, which has seen the whole sequence.
     assert batch["pooled_positions"].tolist() == [[10, 12, 25]]
 
@@ -110,10 +121,10 @@ def test_packed_loss_and_gradients_equal_unpacked():
     @functools.partial(jax.jit, static_argnums=1)
     def loss_and_gradients(params, num_rows):
         rows = make_rows(packed if num_rows == 4 else unpacked)
-        batch = pretrain_step.unpack_and_mask(rows, jax.random.key(0), None)
+        batch = OBJECTIVE.prepare(rows, jax.random.key(0))
 
         def loss_fn(params):
-            sums = pretrain_step.metric_sums(MODEL, params, batch)
+            sums = OBJECTIVE.sums(MODEL, params, batch)
             return sums["next_token_loss"] / sums["next_token_count"], sums["next_token_count"]
 
         return jax.value_and_grad(loss_fn, has_aux=True)(params)
@@ -131,7 +142,7 @@ def one_step(num_microbatches=1, **mesh):
     """Returns parameters and metrics after an update, whose size is the gradient's, on the host."""
     state, shardings = fresh(**mesh)
     update = pretrain_step.make_pretrain_step(
-        MODEL, optax.sgd(1.0), shardings, None, seed=0, num_microbatches=num_microbatches
+        MODEL, optax.sgd(1.0), shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
     )
     rows = sequences(16)
     rows[1::3] = [members[:1] for members in rows[1::3]]  # Different numbers of next tokens.
@@ -145,7 +156,7 @@ def test_a_mesh_and_microbatches_equal_one_device():
     params, metrics = one_step()
     assert metrics["loss"] == pytest.approx(metrics["next_token_loss"], rel=1e-6)
     assert "nsp_loss" not in metrics and "mlm_loss" not in metrics
-    assert set(params) == {"bert", "mlm"} and "pooler" not in params["bert"]
+    assert set(params) == {"encoder", "mlm"} and "pooler" not in params["encoder"]
     sharded = one_step(num_microbatches=2, data=2, fsdp=2, tensor=2)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), sharded, (params, metrics)

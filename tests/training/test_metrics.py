@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bert_jax.data.rows import Rows
-from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
+from bert_jax.model.execution import Execution
+from bert_jax.model.pretraining import PretrainingModel, example_batch, flops_per_row
 from bert_jax.training import metrics
-from bert_jax.training.metrics import MetricsWriter, flops_per_row, perplexity, unigram_baseline
+from bert_jax.training.metrics import MetricsWriter, perplexity, unigram_baseline
 
 
 def test_resuming_removes_later_and_broken_lines(tmp_path):
@@ -56,19 +57,19 @@ def test_flops_agree_with_the_count_of_the_compiler():
         num_heads=4,
         intermediate_size=1024,
         dropout_rate=0.0,
-        scan_layers=False,
     )
-    model = BertForPreTraining(config)
+    model = PretrainingModel(config, execution=Execution(scan_layers=False))
     length, predictions, pairs = 128, 20, 4
     ids = jnp.zeros((1, length), jnp.int32)
-    inputs = (ids, ids, ids, ids, ids[:, :predictions], ids[:, :pairs])
-    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    batch = dict.fromkeys(example_batch(), ids)
+    batch |= {"target_positions": ids[:, :predictions], "pooled_positions": ids[:, :pairs]}
+    params = jax.eval_shape(model.init, jax.random.key(0), batch)
 
     def loss(params):
-        return sum(jnp.sum(x) for x in model.apply(params, *inputs))
+        return sum(jnp.sum(x) for x in model.apply(params, batch))
 
     forward = jax.jit(loss).lower(params).compile().cost_analysis()["flops"]
-    by_hand = flops_per_row(config, length, predictions, pairs) / 3
+    by_hand = flops_per_row(config, length, predictions, pairs, next_sentence=True) / 3
     assert by_hand == pytest.approx(forward, rel=0.03)
 
 
@@ -79,9 +80,9 @@ def test_bert_base_takes_six_flops_per_parameter_and_token():
     unread = (128 - 21) * (768**2 + 2 * 768 * 3072)  # Positions of the last layer.
     head = 20 * (768**2 + 768 * 30592)
     expected = 6 * (128 * encoder + attention - unread + head + 768**2 + 2 * 768)
-    assert flops_per_row(config, 128, 20, 1) == expected
+    assert flops_per_row(config, 128, 20, 1, True) == expected
     everywhere = 6 * (128 * encoder + attention + 127 * (768**2 + 768 * 30592) + 768**2 + 2 * 768)
-    assert flops_per_row(config, 128, 127, 1) == everywhere
+    assert flops_per_row(config, 128, 127, 1, True) == everywhere
 
 
 def test_waits_are_measured_for_each_item(monkeypatch):

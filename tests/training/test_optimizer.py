@@ -256,7 +256,7 @@ def test_layer_rates_agree_with_the_formula_in_float64(name, decay, num_frozen):
     moved = jax.tree.map(
         lambda a, b: np.abs(a - b).max() > 0, params, as_tree(random_tensors(0, 0.1))
     )
-    assert moved["bert"]["embeddings"]["token_embedding"] == (not num_frozen)
+    assert moved["encoder"]["embeddings"]["token_embedding"]["embedding"] == (not num_frozen)
 
 
 def test_hyperparameters_may_be_traced():

@@ -28,7 +28,7 @@ def tiny_config(**changes):
 
 
 def planned(config, is_long=False, length=128):
-    rows = types.SimpleNamespace(max_seq_length=length, max_pairs=8)
+    rows = types.SimpleNamespace(max_seq_length=length, max_sequences=8)
     return plan_phase(config, is_long, rows, None, 0)
 
 
@@ -47,7 +47,7 @@ def test_rows_are_masked_at_a_high_rate():
     masking = Masking((), 4, 100, np.ones(100, bool), phase.max_predictions, 0.4)
     tokens, inside = np.full((1, 128), 7), np.ones((1, 128), int)
     masked = mask_tokens(jax.random.split(jax.random.key(0), 1), tokens, inside, masking)
-    assert masked["mlm_weights"].sum() == 51  # 39.8 %.
+    assert masked["target_weights"].sum() == 51  # 39.8 %.
 
 
 def test_given_max_predictions_are_kept():
@@ -102,16 +102,15 @@ def test_each_phase_has_its_microbatches():
         assert tuple(map(setup.num_microbatches, phases)) == expected
 
 
-WEIGHTS = dataclasses.asdict(BertConfig(hidden_size=384, num_layers=6, intermediate_size=1536))
+WEIGHTS = BertConfig(hidden_size=384, num_layers=6, intermediate_size=1536)
 
 
 def test_architecture_comes_from_the_weights_unless_given():
     fields = {"model__size": None, "model__layer_norm_epsilon": None, "model__dropout_rate": 0.3}
-    weights = WEIGHTS | {"layer_norm_epsilon": 1e-5, "num_heads": 6}
+    weights = dataclasses.replace(WEIGHTS, layer_norm_epsilon=1e-5, num_heads=6)
     config = model_config(tiny_config(**fields), 100, weights)
-    changed = {"vocab_size": 100, "dropout_rate": 0.3, "dtype": "bfloat16"}
-    assert dataclasses.asdict(config) == weights | changed
-    agreeing = model_config(tiny_config(model__size="base"), 100, dataclasses.asdict(BertConfig()))
+    assert config == dataclasses.replace(weights, vocab_size=100, dropout_rate=0.3)
+    agreeing = model_config(tiny_config(model__size="base"), 100, BertConfig())
     assert agreeing.hidden_size == 768
 
 
@@ -120,7 +119,11 @@ def test_architecture_comes_from_the_weights_unless_given():
     [
         ({"model__size": "tiny"}, WEIGHTS, r"num_layers is 2, but 6 in w.*\.num_layers=6, or"),
         ({"model__num_heads": 3}, WEIGHTS, "num_heads is 3, but 12 in w"),
-        ({}, WEIGHTS | {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-12, but 1e-05 in w"),
+        (
+            {},
+            dataclasses.replace(WEIGHTS, layer_norm_epsilon=1e-5),
+            "layer_norm_epsilon is 1e-12, but 1e-05 in w",
+        ),
         (
             {"model__num_heads": 7},
             WEIGHTS,

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model.bert import Encoder
+from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import Dropout, hidden_dropout
-from bert_jax.model.kernels import sublayer_tpu
+from bert_jax.model.dropout import Dropout, hidden_dropout, layer_dropout
+from bert_jax.model.encoder import Encoder, run_layers
+from bert_jax.model.execution import Execution
 from bert_jax.model.layers import gelu
-from bert_jax.model.sublayers import uses_sublayer_kernel
+from bert_jax.model.pretraining import example_batch
+from bert_jax.model.tpu import sublayer_kernel
+from bert_jax.model.tpu.layer import uses_sublayer_kernel
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.sharding.rules import RULES, infer_shardings
+from bert_jax.sharding.rules import infer_shardings
 
 EPSILON = 1e-12
 
@@ -44,9 +47,9 @@ def plain(has_gelu, dropout, inputs, x, params):
 
 
 def in_kernel(has_gelu, dropout, inputs, x, params):
-    settings = sublayer_tpu.Settings(has_gelu, EPSILON, interpret=True)
+    settings = sublayer_kernel.Settings(has_gelu, EPSILON, interpret=True)
     stacks = inputs[None], jnp.zeros((1, *x.shape), x.dtype), None
-    return sublayer_tpu.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
+    return sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -69,7 +72,7 @@ def errors(actual, expected) -> list[float]:
 
 
 def make_dropout(tokens: int, rate: float = 0.1):
-    return hidden_dropout(jax.random.key(0), Dropout(np.arange(1), rate), (tokens,))
+    return hidden_dropout(Dropout(jax.random.key(0), np.arange(1), rate), (tokens,))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +104,8 @@ def test_kernel_reads_and_writes_stacks_at_its_layer():
     inputs, x, params = make_arguments(512, 128, 128, False)
     stacks = [jnp.stack([each + n for n in range(3)]) for each in (inputs, params[0])]
     stacks.insert(1, jnp.full((3, *x.shape), 7.0))
-    settings = sublayer_tpu.Settings(False, EPSILON, interpret=True)
-    y, sums = sublayer_tpu.sublayer(settings, stacks, 1, None, inputs, x, params)
+    settings = sublayer_kernel.Settings(False, EPSILON, interpret=True)
+    y, sums = sublayer_kernel.sublayer(settings, stacks, 1, None, inputs, x, params)
     matrix, *vectors = params
     of_layer = inputs + 1, x, (matrix + 1, *vectors)
     np.testing.assert_array_equal(sums[::2], 7)
@@ -127,22 +130,23 @@ def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
     assert max(errors(together, jax.tree.map(lambda *each: jnp.stack(each), *apart))) < 1e-5
 
 
-CONFIG = BertConfig(
-    num_layers=2, hidden_size=128, num_heads=2, intermediate_size=256, attention="tpu"
-)
+CONFIG = BertConfig(num_layers=2, hidden_size=128, num_heads=2, intermediate_size=256)
+FAST, PLAIN = Execution(kernels="tpu"), Execution(kernels="plain")
 
 
 def make_encoder_arguments(length: int):
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 8, length, CONFIG.hidden_size)).astype(np.float32)
     batch = {"x": x, "dy": dy, "ids": np.ones((8, length), np.int32), "rows": np.arange(8)}
-    return Encoder(CONFIG).init(jax.random.key(0), x, batch["ids"]), batch
+    params = Encoder(CONFIG).init(jax.random.key(0), example_batch())["params"]
+    return {"layers": params["layers"]}, batch
 
 
-def gradients(config, params, batch):
+def gradients(execution, params, batch):
     def loss(params):
-        dropout, rngs = Dropout(batch["rows"], 0.1), {"dropout": jax.random.key(1)}
-        y = Encoder(config).apply(params, batch["x"], batch["ids"], dropout, rngs=rngs)
+        x, settings = batch["x"], Dropout(jax.random.key(1), batch["rows"], 0.1)
+        dropout = layer_dropout(settings, CONFIG.num_layers, CONFIG.num_heads, x.shape[1])
+        y = run_layers(CONFIG, execution, params["layers"], x, batch["ids"], dropout)
         return jnp.sum(y * batch["dy"])
 
     return jax.grad(loss)(params)
@@ -152,10 +156,8 @@ def gradients(config, params, batch):
 def test_rows_that_attention_pads_end_in_the_kernel_too():
     arguments = make_encoder_arguments(length=64)
     run = jax.jit(gradients, static_argnums=0)
-    actual, expected = (
-        run(dataclasses.replace(CONFIG, attention=kind), *arguments) for kind in ("tpu", "plain")
-    )
-    assert "backward_kernel_gelu" in str(jax.make_jaxpr(run, static_argnums=0)(CONFIG, *arguments))
+    actual, expected = (run(execution, *arguments) for execution in (FAST, PLAIN))
+    assert "backward_kernel_gelu" in str(jax.make_jaxpr(run, static_argnums=0)(FAST, *arguments))
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max(), rtol=1e-5)
 
@@ -168,11 +170,10 @@ def test_rows_that_attention_pads_end_in_the_kernel_too():
 )
 def test_encoder_on_a_mesh_has_the_gradients_of_plain_jax_on_one_device(sizes, count):
     params, batch = make_encoder_arguments(length=128)
-    expected = gradients(dataclasses.replace(CONFIG, attention="plain"), params, batch)
+    expected = gradients(PLAIN, params, batch)
     mesh = make_mesh(**sizes, devices=jax.devices()[:2])
-    rules = [rule for rule in RULES if rule[0].startswith(("layers", "(bias"))]
-    shardings = infer_shardings(params, mesh, rules)
-    step = sum_over_data(functools.partial(gradients, CONFIG), mesh, shardings)
+    shardings = infer_shardings(params, mesh, RULES)
+    step = sum_over_data(functools.partial(gradients, FAST), mesh, shardings)
     arguments = (
         jax.device_put(params, shardings),
         jax.device_put(batch, batch_sharding(mesh)),
@@ -189,26 +190,28 @@ KERNELS = [(name, kind) for name in ("forward", "backward") for kind in ("gelu",
 
 
 @pytest.mark.parametrize(
-    ("fields", "num_tokens", "expected"),
+    ("fields", "dtype", "num_tokens", "expected"),
     [
-        ({}, 512, True),
-        ({}, 256, False),  # One block: half of a chip of two cores would be idle.
-        ({}, 640, False),  # No whole blocks.
-        ({"hidden_size": 1024, "intermediate_size": 4096}, 512, False),  # Too large in float32.
-        ({"hidden_size": 1024, "intermediate_size": 4096, "dtype": "bfloat16"}, 512, True),
-        ({"intermediate_size": 200}, 512, False),
-        ({"hidden_size": 64}, 512, False),
+        ({}, "float32", 512, True),
+        ({}, "float32", 256, False),  # One block: half of a chip of two cores would be idle.
+        ({}, "float32", 640, False),  # No whole blocks.
+        # Too large in float32.
+        ({"hidden_size": 1024, "intermediate_size": 4096}, "float32", 512, False),
+        ({"hidden_size": 1024, "intermediate_size": 4096}, "bfloat16", 512, True),
+        ({"intermediate_size": 200}, "float32", 512, False),
+        ({"hidden_size": 64}, "float32", 512, False),
     ],
 )
-def test_kernel_runs_where_its_blocks_are_whole_and_fit(fields, num_tokens, expected):
-    assert uses_sublayer_kernel(dataclasses.replace(CONFIG, **fields), num_tokens) is expected
+def test_kernel_runs_where_its_blocks_are_whole_and_fit(fields, dtype, num_tokens, expected):
+    config = dataclasses.replace(CONFIG, **fields)
+    assert uses_sublayer_kernel(config, dtype, num_tokens) is expected
 
 
 def test_kernel_does_not_run_in_stacked_trials():
     seen = []
 
     def run(x):
-        seen.append(uses_sublayer_kernel(CONFIG, 512))
+        seen.append(uses_sublayer_kernel(CONFIG, "float32", 512))
         return x
 
     mesh = make_mesh(devices=jax.devices()[:1])

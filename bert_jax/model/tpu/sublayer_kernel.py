@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import HiddenDropout, column_words, random_bits
-from bert_jax.model.kernels.attention_tpu import LANES, dot
 from bert_jax.model.layers import gelu_and_slope
+from bert_jax.model.tpu.attention_kernel import LANES, dot
 
 BLOCK_BYTES = 3 * 2**18  # Several such blocks fit into 16 MiB of on-chip memory.
 

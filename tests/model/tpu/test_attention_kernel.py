@@ -7,24 +7,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model import execution as execution_module
 from bert_jax.model.attention import attention
-from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
-from bert_jax.model.kernels import attention_tpu
+from bert_jax.model.execution import Execution, uses_fast_path
+from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.model.tpu import attention_kernel
+from bert_jax.model.tpu.layer import kernel_attention
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
 BATCH = 3
 
 
-def make_config(kind: str, head_dim: int = 64, **fields) -> BertConfig:
-    num_heads = 256 // head_dim
-    return BertConfig(hidden_size=256, num_heads=num_heads, attention=kind, **fields)
+def make_config(head_dim: int = 64, **fields) -> BertConfig:
+    return BertConfig(hidden_size=256, num_heads=256 // head_dim, **fields)
+
+
+def attend(kind, config, query, key, value, biases, ids, dropout):
+    """Computes attention in the kernel ("tpu") or in plain JAX; no bias of keys has an effect."""
+    query_bias, value_bias = biases
+    if kind == "tpu":
+        bias = attention_kernel.interleave(query_bias, jnp.zeros_like(query_bias), value_bias)
+        projections = attention_kernel.interleave(query, key, value)
+        return kernel_attention(projections, bias, ids, config, dropout)
+    return attention(
+        query + query_bias.astype(query.dtype),
+        key,
+        value + value_bias.astype(value.dtype),
+        ids,
+        num_heads=config.num_heads,
+        causal=config.causal,
+        dropout=dropout,
+    )
 
 
 def make_inputs(length: int, seed: int = 0, dtype="float32"):
@@ -41,15 +60,15 @@ def make_inputs(length: int, seed: int = 0, dtype="float32"):
 
 def make_dropout(config, x, rows, rate, key=None):
     key = jax.random.key(3) if key is None else key
-    return attention_dropout(key, Dropout(rows, rate), config.num_heads, x.shape[1])
+    return attention_dropout(Dropout(key, rows, rate), config.num_heads, x.shape[1])
 
 
-@functools.partial(jax.jit, static_argnames=("config", "rate"))
-def outputs_and_gradients(config, query, key, value, dout, biases, ids, rate=0.0):
+@functools.partial(jax.jit, static_argnames=("kind", "config", "rate"))
+def outputs_and_gradients(kind, config, query, key, value, dout, biases, ids, rate=0.0):
     dropout = make_dropout(config, query, jnp.array([5, 0, 1000]), rate) if rate else None
 
     def run(*arrays):
-        return attention(*arrays, ids, config, dropout)
+        return attend(kind, config, *arrays, ids, dropout)
 
     out, vjp = jax.vjp(run, query, key, value, biases)
     *gradients, dbiases = vjp(dout)
@@ -72,7 +91,7 @@ def outputs_and_gradients(config, query, key, value, dout, biases, ids, rate=0.0
 def test_kernel_equals_plain_attention(length, head_dim, rate, causal):
     inputs = make_inputs(length)
     expected, actual = (
-        outputs_and_gradients(make_config(kind, head_dim, causal=causal), *inputs, rate)
+        outputs_and_gradients(kind, make_config(head_dim, causal=causal), *inputs, rate)
         for kind in ("plain", "tpu")
     )
     for index, (plain, kernel) in enumerate(zip(expected, actual, strict=True)):
@@ -86,10 +105,10 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
     exact = make_inputs(128)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact[:5])
     inputs = *jax.tree.map(lambda x: x.astype(jnp.float32), rounded), exact[5]
-    expected = outputs_and_gradients(make_config("plain"), *inputs, 0.1)
+    expected = outputs_and_gradients("plain", make_config(), *inputs, 0.1)
     errors = {}
     for kind in ("plain", "tpu"):
-        actual = outputs_and_gradients(make_config(kind, dtype="bfloat16"), *rounded, exact[5], 0.1)
+        actual = outputs_and_gradients(kind, make_config(), *rounded, exact[5], 0.1)
         errors[kind] = [
             float(jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32) - y))))
             for x, y in zip(actual, expected, strict=True)
@@ -108,14 +127,14 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
 def test_float32_copies_of_bfloat16_blocks_equal_float32_inputs(length, head_dim):
     *arrays, biases, ids = make_inputs(length, dtype="bfloat16")
     query, key, value, dout, ids = (x[:2] for x in (*arrays, ids))  # Both in one program.
-    dropout = make_dropout(make_config("tpu", head_dim), query, jnp.arange(2), 0.1)
-    bias = attention_tpu.interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
-    projections = attention_tpu.interleave(query, key, value)
+    dropout = make_dropout(make_config(head_dim), query, jnp.arange(2), 0.1)
+    bias = attention_kernel.interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
+    projections = attention_kernel.interleave(query, key, value)
 
     def run(dtype):
         def out(*arrays):
             settings = {"head_dim": head_dim, "interpret": True, "float32_blocks": True}
-            return attention_tpu.attention(*arrays, ids, dropout, **settings)[0]
+            return attention_kernel.attention(*arrays, ids, dropout, **settings)[0]
 
         out, vjp = jax.vjp(out, projections.astype(dtype), bias.astype("float32"))
         return out, *vjp(dout.astype(dtype))
@@ -134,9 +153,9 @@ def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
 
     def run(kind):
         def trial(key_of_trial, rate, query):
-            config = make_config(kind)
+            config = make_config()
             dropout = make_dropout(config, query, jnp.arange(BATCH), rate, key_of_trial)
-            return attention(query, key, value, biases, ids, config, dropout)
+            return attend(kind, config, query, key, value, biases, ids, dropout)
 
         return jax.vmap(trial)(keys, rates, jnp.stack([query, 2 * query]))
 
@@ -154,10 +173,10 @@ def test_kernel_on_a_mesh_has_the_gradients_of_plain_attention_on_one_device(siz
         def loss(params):
             projections = [batch[name] for name in ("query", "key", "value")]
             projections = [x * params["factors"][i] for i, x in enumerate(projections)]
-            config = make_config(kind)
+            config = make_config()
             dropout = make_dropout(config, projections[0], batch["rows"], 0.1)
-            arguments = params["biases"], batch["ids"], config, dropout
-            return jnp.sum(attention(*projections, *arguments) * batch["dout"])
+            context = attend(kind, config, *projections, params["biases"], batch["ids"], dropout)
+            return jnp.sum(context * batch["dout"])
 
         return jax.grad(loss)(params)
 
@@ -177,22 +196,27 @@ def test_model_has_the_same_loss_and_gradients_with_the_kernel():
     rng = np.random.default_rng(0)
     tokens = jnp.array(rng.integers(5, 50, (2, 24)))
     ids = jnp.array(np.repeat([[1, 2, 0], [1, 1, 1]], 8, axis=1))
-    inputs = tokens, tokens % 2, jnp.arange(24) % 8 + jnp.zeros((2, 1), int), ids
-    inputs += jnp.array([[1, 2], [3, 4]]), jnp.array([[0, 8], [0, 0]])
+    batch = {
+        "tokens": tokens,
+        "segment_ids": tokens % 2,
+        "position_ids": jnp.arange(24) % 8 + jnp.zeros((2, 1), int),
+        "sequence_ids": ids,
+        "target_positions": jnp.array([[1, 2], [3, 4]]),
+        "pooled_positions": jnp.array([[0, 8], [0, 0]]),
+    }
+    config = BertConfig.named("tiny", vocab_size=50)
 
     @functools.partial(jax.jit, static_argnums=1)
     def value_and_gradients(params, kind):
         return jax.value_and_grad(loss)(params, kind)
 
     def loss(params, kind):
-        model = BertForPreTraining(BertConfig.named("tiny", vocab_size=50, attention=kind))
-        settings = Dropout(jnp.arange(2), 0.1)
-        rngs = {"dropout": jax.random.key(1)}
-        mlm, nsp = model.apply({"params": params}, *inputs, dropout=settings, rngs=rngs)
+        model = PretrainingModel(config, execution=Execution(kernels=kind))
+        dropout = Dropout(jax.random.key(1), jnp.arange(2), 0.1)
+        mlm, nsp = model.apply({"params": params}, batch, dropout)
         return jnp.mean(jax.nn.logsumexp(mlm[..., :50], -1)) + jnp.mean(jnp.square(nsp))
 
-    model = BertForPreTraining(BertConfig.named("tiny", vocab_size=50))
-    params = model.init(jax.random.key(0), *inputs)["params"]
+    params = PretrainingModel(config).init(jax.random.key(0), example_batch())["params"]
     (plain, dplain), (kernel, dkernel) = (
         value_and_gradients(params, kind) for kind in ("plain", "tpu")
     )
@@ -203,35 +227,33 @@ def test_model_has_the_same_loss_and_gradients_with_the_kernel():
 
 
 @pytest.mark.parametrize(
-    ("length", "fields", "reason"),
+    ("length", "fields", "execution", "reason"),
     [
-        (520, {}, "rows of 520 tokens are longer than 512"),
-        (16, {"hidden_size": 192, "num_heads": 3}, "heads of 64 in 192 lanes"),
-        (16, {"hidden_size": 96, "num_heads": 1}, "heads of 96 in 96 lanes"),
+        (520, {}, {}, "rows of 520 tokens are longer than 512"),
+        (16, {"hidden_size": 192, "num_heads": 3}, {}, "heads of 64 in 192 lanes"),
+        (16, {"hidden_size": 96, "num_heads": 1}, {}, "heads of 96 in 96 lanes"),
+        (16, {"num_layers": 1}, {}, "a single layer needs no loop"),
+        (16, {}, {"scan_layers": False}, "scan_layers is False"),
+        (16, {}, {"kernels": "plain"}, ""),  # Not asked for.
     ],
 )
-def test_what_the_kernel_does_not_support_falls_back_and_says_so_once(
-    monkeypatch, length, fields, reason
+def test_what_the_fast_path_does_not_support_falls_back_and_says_so_once(
+    caplog, length, fields, execution, reason
 ):
-    warnings = []
-    monkeypatch.setattr(logging, "_log_counter_per_token", {})
-    monkeypatch.setattr(
-        logging, "log", lambda level, message, *args: warnings.append(message % args)
-    )
-    config = BertConfig(**({"hidden_size": 128, "num_heads": 2} | fields), attention="tpu")
-    x = jnp.ones((1, length, config.hidden_size))
+    execution_module._log_refusal.cache_clear()
+    config = BertConfig(**({"hidden_size": 128, "num_heads": 2} | fields))
+    execution = Execution(**({"kernels": "tpu"} | execution))
     for _ in range(2):
-        biases = (jnp.zeros(config.hidden_size),) * 2
-        out = attention(x, x, x, biases, jnp.ones((1, length), jnp.int32), config)
-    np.testing.assert_allclose(out, x, rtol=1e-5)
-    assert len(warnings) == 1 and reason in warnings[0]
+        assert not uses_fast_path(execution, config, length)
+    found = [record.message for record in caplog.records]
+    assert len(found) == bool(reason) and all(reason in message for message in found)
+    assert uses_fast_path(Execution(kernels="tpu"), BertConfig(), 512)
 
 
 @pytest.fixture(scope="module")
 def dropped() -> np.ndarray:
     """10.5 million draws, [rows, heads, query, key]: True where a probability is dropped."""
-    settings = Dropout(jnp.arange(10), 0.1)
-    mask = attention_dropout(jax.random.key(0), settings, 4, 512)
+    mask = attention_dropout(Dropout(jax.random.key(0), jnp.arange(10), 0.1), 4, 512)
     query = mask.words[:, :, :, :, None]
     bits = random_bits((query[:, :, 0], query[:, :, 1]), mask.key_words)
     return np.stack([np.asarray(half < mask.threshold) for half in bits], 2).reshape(

@@ -1,4 +1,4 @@
-"""The loop over stacked layers, with a gradient that writes each stacked array once.
+"""The loop over layers, with a gradient that writes each stacked array once.
 
 The gradient of `jax.lax.scan` fills the stacks of what it saves, and of the parameters' gradients,
 with zeros before it writes them. Here they start empty.
@@ -14,12 +14,12 @@ from jax import lax
 from bert_jax.sharding.collectives import gather_data, has_shards
 
 
-class LayerStacks:
-    """Stacks `[layers, ...]`, by name, of what the gradient needs of each layer.
+class SavedActivations:
+    """Arrays `[layers, ...]`, by name, of what the gradient needs of each layer.
 
     Layer `index` writes what it saves itself; `run_layers` writes the rest, which the compiler may
     compute again or copy. `values` are the saved arrays that the backward pass reads. `params` are
-    those of all layers, for kernels that read them in place; None if they are shards.
+    the parameters of all layers, for kernels that read them in place; None if they are shards.
     """
 
     def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
@@ -27,13 +27,13 @@ class LayerStacks:
         self.params = params
 
     def array(self, name: str, x: jax.Array) -> jax.Array:
-        """Returns the stack of a name, for an array like `x` of each layer."""
+        """Returns the array that saves `name`, for one like `x` of each layer."""
         return self.arrays.get(name, _empty(self.num_layers, x))
 
     def save(self, name: str, x: jax.Array, reread: bool = False) -> jax.Array:
         """Writes `x` and returns it behind a barrier, so that it is not computed again.
 
-        With `reread`, returns `x` as read back from the stack, so that a large `x` is only there.
+        With `reread`, returns `x` as read back from there, so that a large `x` is only there.
         """
         self.arrays[name], x = _save(self.array(name, x), self.index, x, reread)
         self.values[name] = x
@@ -55,26 +55,26 @@ _save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 6))
 def run_layers(
     layer: Callable,
-    uses_stacks: bool,
+    saves: bool,
     params,
     x: jax.Array,
     shared,
     stacked=None,
     last_layer: Callable | None = None,
 ) -> jax.Array:
-    """Applies `layer(params, x, shared, stacked, stacks)` with each layer's `params` and `stacked`.
+    """Applies `layer(params, x, shared, stacked, saved)` with each layer's `params` and `stacked`.
 
     The last layer, whose output may have another shape, is `last_layer` if that is given: it runs
-    after the loop, with None as `stacks`. Sharded parameters are gathered in each layer, and in the
+    after the loop, with None as `saved`. Sharded parameters are gathered in each layer, and in the
     loop again for its backward pass.
 
-    `shared` (the same for all layers) and `stacked` receive no gradient. `stacks` are
-    `LayerStacks` if there is a gradient and `uses_stacks`; else None.
+    `shared` (the same for all layers) and `stacked` receive no gradient. `saved` are
+    `SavedActivations` if there is a gradient and the layer `saves` some itself; else None.
     """
     return _forward(layer, False, params, x, shared, stacked, last_layer)[0]
 
 
-def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
+def _forward(layer, saves, params, x, shared, stacked, last_layer):
     num_layers, rebuild_vjp = _num_in_loop(params, last_layer), None
 
     def apply(index, x, arrays):
@@ -82,20 +82,21 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
         nonlocal rebuild_vjp
         layer_params, layer_inputs = _at((params, stacked), index)
         layer_params = gather_data(layer_params, x.dtype)
-        stacks = LayerStacks(arrays, index, num_layers, None if has_shards(params) else params)
+        saved = SavedActivations(arrays, index, num_layers, None if has_shards(params) else params)
 
         def run(layer_params, x):
-            y = layer(layer_params, x, shared, layer_inputs, stacks if uses_stacks else None)
-            return y, (stacks.arrays, stacks.values)
+            y = layer(layer_params, x, shared, layer_inputs, saved if saves else None)
+            return y, (saved.arrays, saved.values)
 
         y, vjp, (arrays, values) = jax.vjp(run, layer_params, x, has_aux=True)
         leaves, tree = jax.tree.flatten(vjp)
         given = layer_params, x, index, params, shared, layer_inputs, arrays, values
+        # What the gradient reads is either given to it, or was computed here and is saved.
         found = {id(leaf) for leaf in jax.tree.leaves(given)}
         for n, leaf in enumerate(leaves):
             if id(leaf) not in found:
                 found.add(id(leaf))
-                arrays[f"{n}"] = _write(stacks.array(f"{n}", leaf), index, leaf)
+                arrays[f"{n}"] = _write(saved.array(f"{n}", leaf), index, leaf)
                 values[f"{n}"] = leaf
         places = {id(leaf): n for n, leaf in enumerate(jax.tree.leaves(given))}
         sources, names = [places[id(leaf)] for leaf in leaves], tuple(values)
@@ -131,7 +132,7 @@ def _forward(layer, uses_stacks, params, x, shared, stacked, last_layer):
     return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks), last_vjp)
 
 
-def _backward(layer, uses_stacks, last_layer, residuals, dx):
+def _backward(layer, saves, last_layer, residuals, dx):
     params, shared, stacked, rebuild_vjp, last_vjp = residuals
     num_layers = _num_in_loop(params, last_layer)
 

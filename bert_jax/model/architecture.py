@@ -1,0 +1,37 @@
+"""Finds the file that defines a model, by the `architecture` that its configuration names.
+
+That file offers:
+
+- `Config`, a frozen dataclass with at least `vocab_size`, `hidden_size`, `num_layers`, `num_heads`,
+  `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`, `causal` and
+  `initializer_range`; its class attribute `architecture` is the name of the file;
+- `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
+- `EncoderLayer(config)`, with the methods `attend`, and `transform`, which treats each position on
+  its own;
+- `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
+- `RULES`, the sharding of its parameters, and `flops_per_row`.
+
+`model/bert.py` documents the arguments. The name is that of a file in `bert_jax/model`, or the
+dotted name of a module elsewhere, which needs no edit in this package.
+"""
+
+from types import ModuleType
+
+from bert_jax.parts import import_part
+
+
+def architecture_of(config) -> ModuleType:
+    """Returns the module that defines the model of `config`."""
+    return import_part("bert_jax.model", config.architecture)
+
+
+def config_from_settings(settings: dict):
+    """Returns the architecture's configuration from the settings of a checkpoint."""
+    fields = dict(settings["architecture"])
+    module = import_part("bert_jax.model", fields.pop("name"), only_imported=True)
+    return module.Config(**fields)
+
+
+def config_to_settings(config) -> dict:
+    """Returns what a checkpoint stores of the architecture: its name and fields."""
+    return {"name": config.architecture} | vars(config)

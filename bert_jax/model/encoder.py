@@ -1,0 +1,174 @@
+"""The encoder of any architecture: embeddings, the stack of layers, and the pooler."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.architecture import architecture_of
+from bert_jax.model.dropout import Dropout, LayerDropout, hidden_dropout, layer_dropout
+from bert_jax.model.execution import Execution, run_fast_path, uses_fast_path
+from bert_jax.sharding.collectives import gather_data
+
+
+class Encoder(nn.Module):
+    """What all tasks share.
+
+    Its input is a batch of `unpack_rows`: int32 `[B, L]` `tokens`, `segment_ids`, `position_ids`
+    and `sequence_ids`, for B rows of length L. The parameters of the layers are stacked under
+    "layers", with a leading axis of layers, however they run.
+
+    Attributes:
+      config: of the architecture.
+      execution: how it runs.
+    """
+
+    config: object
+    execution: Execution = Execution()
+
+    def setup(self):
+        architecture = architecture_of(self.config)
+        self.embeddings = architecture.Embeddings(self.config, self.execution.dtype)
+        self.pooler = architecture.Pooler(self.config)
+        if self.is_initializing():
+            self.param("layers", self._init_layers)
+
+    def __call__(
+        self,
+        batch: dict[str, jax.Array],
+        dropout: Dropout | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns hidden states `[B, L, H]`; at int32 `[B, K]` positions, `[B, K, H]`.
+
+        If positions are few, the last layer transforms only these.
+        """
+        x, dropouts = self._embed(batch, dropout)
+        params = self.get_variable("params", "layers")
+        arguments = self.config, self.execution, params, x, batch["sequence_ids"], dropouts
+        if positions is None or is_few(positions.shape[1], x.shape[1]):
+            return run_layers(*arguments, positions)
+        return gather_positions(run_layers(*arguments), positions)
+
+    def all_hidden_states(self, batch: dict[str, jax.Array]) -> jax.Array:
+        """Returns the embeddings and the output of each layer: `[1 + num_layers, B, L, H]`."""
+        x, dropouts = self._embed(batch, None)
+        inputs = self.get_variable("params", "layers"), dropouts
+        run = _layer_function(self.config, self.execution, batch["sequence_ids"])
+        if _scans(self.config, self.execution):
+            _, outputs = jax.lax.scan(
+                lambda x, layer_inputs: (run(x, layer_inputs),) * 2, x, inputs
+            )
+            return jnp.concatenate([x[None], outputs])
+        outputs = [x]
+        for layer_inputs in _unstack(inputs):
+            outputs.append(run(outputs[-1], layer_inputs))
+        return jnp.stack(outputs)
+
+    def pool(self, x: jax.Array) -> jax.Array:
+        """Pools `[B, P, H]`, the hidden states at `pooled_positions`."""
+        return self.pooler(x)
+
+    def _embed(self, batch, dropout: Dropout | None) -> tuple[jax.Array, LayerDropout]:
+        """Returns the embeddings, and the dropout of all layers."""
+        length = batch["tokens"].shape[1]
+        embedding_dropout, dropouts = None, LayerDropout()
+        if dropout is not None:
+            embedding_dropout = hidden_dropout(dropout.at_place("embeddings"), (length,))
+            dropouts = layer_dropout(
+                dropout.at_place("layers"), self.config.num_layers, self.config.num_heads, length
+            )
+        x = self.embeddings(
+            tokens=batch["tokens"],
+            segment_ids=batch["segment_ids"],
+            position_ids=batch["position_ids"],
+            dropout=embedding_dropout,
+        )
+        return x, dropouts
+
+    def _init_layers(self, key: jax.Array) -> dict:
+        layer = architecture_of(self.config).EncoderLayer(self.config, parent=None)
+        x = jnp.zeros((1, 1, self.config.hidden_size), self.execution.dtype)
+        sequence_ids = jnp.ones((1, 1), jnp.int32)
+        keys = jax.random.split(key, self.config.num_layers)
+        return jax.vmap(lambda key: layer.init(key, x, sequence_ids)["params"])(keys)
+
+
+def run_layers(
+    config,
+    execution: Execution,
+    params: dict,
+    x: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: LayerDropout,
+    positions: jax.Array | None = None,
+) -> jax.Array:
+    """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
+
+    `params` and `dropout` are stacked over layers.
+    """
+    if uses_fast_path(execution, config, x.shape[1]):
+        return run_fast_path(execution, config, params, x, sequence_ids, dropout, positions)
+    inputs, last = (params, dropout), None
+    if positions is not None:
+        inputs, last = _split(inputs, (config.num_layers - 1, 1))
+    run = _layer_function(config, execution, sequence_ids)
+    if _scans(config, execution):
+        x, _ = jax.lax.scan(lambda x, layer_inputs: (run(x, layer_inputs), None), x, inputs)
+    else:
+        for layer_inputs in _unstack(inputs):
+            x = run(x, layer_inputs)
+    if positions is not None:
+        (layer_inputs,) = _unstack(last)
+        x = _layer_function(config, execution, sequence_ids, positions)(x, layer_inputs)
+    return x
+
+
+def _layer_function(
+    config, execution: Execution, sequence_ids: jax.Array, positions: jax.Array | None = None
+) -> Callable[[jax.Array, tuple[dict, LayerDropout]], jax.Array]:
+    """Returns the function (hidden states, (parameters, dropout) of a layer) -> hidden states.
+
+    With positions, it returns the hidden states there.
+    """
+    layer = architecture_of(config).EncoderLayer(config, parent=None)
+
+    def run(x, layer_inputs):
+        params, dropout = layer_inputs
+        variables = {"params": gather_data(params, x.dtype)}
+        if positions is None:
+            return layer.apply(variables, x, sequence_ids, dropout)
+        context = layer.apply(variables, x, sequence_ids, dropout, method="attend")
+        x, context = gather_positions(x, positions), gather_positions(context, positions)
+        return layer.apply(variables, x, context, dropout.at(positions), method="transform")
+
+    in_loop = _scans(config, execution) and positions is None
+    return execution.checkpoint(run, in_loop)
+
+
+def _scans(config, execution: Execution) -> bool:
+    return execution.scan_layers and config.num_layers > 1
+
+
+def _split(tree, sizes: tuple[int, int]):
+    """Splits the leading axis of all leaves into two parts."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
+    return tuple(structure.unflatten(part) for part in zip(*parts, strict=True))
+
+
+def _unstack(tree) -> list:
+    """Returns the trees of the entries of the leading axis; their gradients are stacked once."""
+    leaves, structure = jax.tree.flatten(tree)
+    return [structure.unflatten(each) for each in zip(*map(jnp.unstack, leaves), strict=True)]
+
+
+def is_few(num_positions: int, length: int) -> bool:
+    """Returns whether the last layer transforms only these positions, rather than all."""
+    return num_positions <= length // 2
+
+
+def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
+    return jnp.take_along_axis(x, positions[:, :, None], axis=1)

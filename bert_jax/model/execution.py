@@ -1,0 +1,182 @@
+"""Decides how the layers of a model run, and prepares parameters for it: the door to the fast path.
+
+What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
+change only how fast. The fast path, `model/tpu`, computes BERT's layers with TPU kernels and a
+gradient of its own; nothing else imports it.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+
+import jax
+from absl import logging
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.model.dropout import LayerDropout
+from bert_jax.model.layers import CHEAP
+from bert_jax.model.tpu import attention_kernel
+from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
+from bert_jax.sharding.mesh import mesh_and_device
+from bert_jax.sharding.rules import path_name
+
+CHOICES = {
+    "kernels": ("auto", "plain", "tpu"),
+    "remat": ("none", "dots", "full"),
+    "dtype": ("float32", "bfloat16"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a model runs; hashable, so it can be static under jit. Raises ValueError if invalid."""
+
+    kernels: str = "auto"
+    """Run the layers on the fast path ("tpu"; off a TPU its kernels are interpreted, for tests),
+    as they are defined ("plain"), or on the fast path where there is a TPU ("auto")."""
+    scan_layers: bool = True
+    """Compile one layer and loop over it; or unroll all layers, without the fast path. The
+    parameters are the same."""
+    remat: str = "none"
+    """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
+    dtype: str = "float32"
+    """Dtype of hidden states and products. Parameters, LayerNorm, softmax and loss are float32."""
+
+    def __post_init__(self):
+        for name, allowed in CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                expected = ", ".join(allowed)
+                raise ValueError(f"Execution.{name} is {value!r}: expected one of {expected}")
+
+    def checkpoint(self, layer: Callable, in_loop: bool) -> Callable:
+        """Wraps a layer so that its gradient recomputes what `remat` says, or what is cheap."""
+        policies = jax.checkpoint_policies
+        policy = {
+            "none": policies.save_anything_except_these_names(CHEAP),
+            "dots": policies.checkpoint_dots,
+            "full": None,
+        }[self.remat]
+        # In a loop, the compiler cannot undo the recomputation.
+        prevents_cse = self.remat != "none" and not in_loop
+        return jax.checkpoint(layer, policy=policy, prevent_cse=prevents_cse)
+
+
+def uses_fast_path(
+    execution: Execution, config, length: int, mesh: AbstractMesh | None = None
+) -> bool:
+    """Returns whether the layers run on the fast path in rows of `length`; logs why not, once.
+
+    `mesh` is the one they run on; None: that of the current computation.
+    """
+    mesh, device = mesh_and_device(mesh)
+    is_wanted = execution.kernels == "tpu" or (
+        execution.kernels == "auto" and device.platform == "tpu"
+    )
+    if not is_wanted:
+        return False
+    reason = why_not_fast(execution, config, length, mesh)
+    if reason:
+        _log_refusal(reason)
+    return not reason
+
+
+def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) -> str:
+    """Returns why the fast path cannot run these layers; "" if it can."""
+    if config.architecture != "bert":
+        return f"it computes the layers of bert, not of {config.architecture}"
+    if not execution.scan_layers:
+        return "scan_layers is False"
+    if config.num_layers == 1:
+        return "a single layer needs no loop"
+    head_dim = config.hidden_size // config.num_heads
+    shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
+    return attention_kernel.why_unsupported(length, shard_size, head_dim)
+
+
+@functools.cache  # Once for each reason.
+def _log_refusal(reason: str) -> None:
+    logging.warning("The layers run without the fast path for TPUs: %s", reason)
+
+
+def run_fast_path(
+    execution: Execution,
+    config,
+    params: dict,
+    x: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: LayerDropout,
+    positions: jax.Array | None,
+) -> jax.Array:
+    """Runs all layers as `encoder.run_layers` does, on the fast path."""
+    checkpoint = None
+    if execution.remat != "none":
+        checkpoint = functools.partial(execution.checkpoint, in_loop=True)
+    return run_encoder_layers(config, checkpoint, params, x, sequence_ids, dropout, positions)
+
+
+class StepParameters:
+    """The parameters as one update step uses them, prepared once and not in each microbatch.
+
+    Attributes:
+      shardings: NamedShardings of the prepared parameters.
+      specs: PartitionSpecs of those that layers gather over `data` themselves; P() for others.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        config,
+        shardings: dict,
+        length: int,
+        overlaps_collectives: bool = False,
+    ):
+        """Plans the preparation for rows of `length`; `shardings` are those of the parameters."""
+        self._dtype = execution.dtype
+        self._original_shardings = self.shardings = shardings
+        mesh = jax.tree.leaves(shardings)[0].mesh.abstract_mesh
+        self._fuses = uses_fast_path(execution, config, length, mesh)
+        if self._fuses:
+            # The three matrices have the same sharding.
+            self.shardings = _fuse_matrices(shardings, join=lambda query, key, value: query)
+
+        def spec(path, sharding: NamedSharding) -> P:
+            axes = P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
+            is_gathered = overlaps_collectives and is_layer_matrix(path) and "data" in axes[1:]
+            return axes if is_gathered else P()
+
+        self.specs = jax.tree_util.tree_map_with_path(spec, self.shardings)
+
+    def prepare(self, params: dict) -> dict:
+        """Fuses projections, and casts the matrices of layers to the dtype of products.
+
+        Casting before gathering leaves less to gather of parameters that are sharded over `data`.
+        Those that layers gather stay float32: layers cast their shards.
+        """
+
+        def cast(path, leaf, spec):
+            return leaf.astype(self._dtype) if is_layer_matrix(path) and spec == P() else leaf
+
+        params = jax.tree_util.tree_map_with_path(cast, self._fuse(params), self.specs)
+        return jax.lax.with_sharding_constraint(params, self.shardings)
+
+    def transpose(self, gradients: dict, params: dict) -> dict:
+        """Turns gradients of the prepared parameters into gradients of `params`."""
+        (gradients,) = jax.linear_transpose(self._fuse, params)(gradients)
+        return jax.lax.with_sharding_constraint(gradients, self._original_shardings)
+
+    def _fuse(self, params):
+        return _fuse_matrices(params) if self._fuses else params
+
+
+def _fuse_matrices(params: dict, **options) -> dict:
+    """Applies `fuse_projections` to the matrices: before gathering, on shards of them."""
+    encoder = params["encoder"]
+    layers = fuse_projections(encoder["layers"], leaves=("kernel",), **options)
+    return params | {"encoder": encoder | {"layers": layers}}
+
+
+def is_layer_matrix(path) -> bool:
+    """Returns whether a JAX key path is that of the matrices of all layers."""
+    return bool(re.search(r"/layers/.*kernel$", path_name(path)))

@@ -1,0 +1,273 @@
+"""BERT's encoder layer on a TPU: a function of the parameters of `bert.EncoderLayer`.
+
+It computes the same, with one product for queries, keys and values, with kernels for attention and
+for the output of each sublayer, and with control of what is saved for the gradient.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_dropout
+from bert_jax.model.layers import dense_product, gelu, layer_norm
+from bert_jax.model.tpu import attention_kernel, sublayer_kernel
+from bert_jax.model.tpu.loop import SavedActivations, run_layers
+from bert_jax.sharding.mesh import mesh_and_device
+
+PROJECTIONS = ("query", "key", "value")
+FUSED = "query_key_value"
+
+
+def fuse_projections(
+    layers: dict,
+    leaves: tuple[str, ...] = ("kernel", "bias"),
+    join: Callable = attention_kernel.interleave,
+) -> dict:
+    """Returns the parameters of layers with one fused projection, as the attention kernel expects.
+
+    Joins the `leaves` of queries, keys and values, unless they are joined already. One product of
+    three times the size is faster than three, most of all for the gradient of their common input.
+    """
+    fused, result = dict(layers.get(FUSED, {})), dict(layers)
+    for leaf in leaves:
+        parts = [layers[name][leaf] for name in PROJECTIONS if leaf in layers.get(name, {})]
+        if parts:
+            fused[leaf] = join(*parts)
+    for name in PROJECTIONS:
+        kept = {leaf: x for leaf, x in result.pop(name, {}).items() if leaf not in leaves}
+        if kept:
+            result[name] = kept
+    return result | {FUSED: fused}
+
+
+def run_encoder_layers(
+    config: BertConfig,
+    checkpoint: Callable[[Callable], Callable] | None,
+    params: dict,
+    x: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: LayerDropout,
+    positions: jax.Array | None,
+) -> jax.Array:
+    """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
+
+    `params` and `dropout` are stacked over layers. `checkpoint` wraps a layer in `jax.checkpoint`;
+    with None, a layer chooses what it saves.
+    """
+
+    def layer(params, x, shared, dropout, saved):
+        sequence_ids, _ = shared
+        return encoder_layer(config, params, x, sequence_ids, dropout, saved)
+
+    def last_layer(params, x, shared, dropout, saved):
+        sequence_ids, positions = shared
+        return encoder_layer(config, params, x, sequence_ids, dropout, saved, positions)
+
+    saves = checkpoint is None
+    if not saves:
+        layer, last_layer = checkpoint(layer), checkpoint(last_layer)
+    return run_layers(
+        layer,
+        saves,
+        fuse_projections(params),
+        x,
+        (sequence_ids, positions),
+        dropout,
+        last_layer if positions is not None else None,
+    )
+
+
+@jax.named_scope("layer")  # So that the names of its parts are whole in profiles.
+def encoder_layer(
+    config: BertConfig,
+    params: dict,
+    x: jax.Array,
+    sequence_ids: jax.Array,
+    dropout: LayerDropout,
+    saved: SavedActivations | None = None,
+    positions: jax.Array | None = None,
+) -> jax.Array:
+    """Computes `bert.EncoderLayer` with the parameters of `fuse_projections`.
+
+    Returns `[B, L, H]`; at int32 `[B, K]` positions, `[B, K, H]`.
+    """
+    fused = params[FUSED]
+    with jax.named_scope(FUSED):
+        projections = dense_product(x, fused["kernel"], fsdp_axis=0)
+    context = kernel_attention(
+        projections, fused["bias"], sequence_ids, config, dropout.attention, saved
+    )
+    if positions is None and uses_sublayer_kernel(config, x.dtype, x.size // x.shape[-1]):
+        return _transform_in_kernels(config, params, x, context, dropout, saved)
+    if positions is not None:
+        x, context, dropout = (
+            gather(x, positions),
+            gather(context, positions),
+            dropout.at(positions),
+        )
+    return _transform(config, params, x, context, dropout, saved)
+
+
+def gather(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
+    return jnp.take_along_axis(x, positions[:, :, None], axis=1)
+
+
+def _transform_in_kernels(config, params, x, context, dropout, saved):
+    output = functools.partial(sublayer_output, config, params, saved)
+    x = output(
+        dense="attention_output",
+        norm="attention_layer_norm",
+        inputs_name="context",
+        sum_name="attention_sum",
+        inputs=context,
+        x=x,
+        dropout=dropout.attention_output,
+    )
+    x = saved.save("attention_output", x) if saved else x
+    with jax.named_scope("intermediate"):
+        y = dense_product(x, params["intermediate"]["kernel"], fsdp_axis=0)
+    y = saved.save("intermediate", y, reread=True) if saved else y
+    return output(
+        dense="output",
+        norm="output_layer_norm",
+        inputs_name="intermediate",
+        sum_name="sum",
+        inputs=y,
+        x=x,
+        dropout=dropout.output,
+        bias=params["intermediate"]["bias"],
+    )
+
+
+def _transform(config, params, x, context, dropout, saved):
+    y = _dense(params, "attention_output", context, fsdp_axis=1)
+    x = add_dropout(x, y, dropout.attention_output)
+    x = _layer_norm(config, params, "attention_layer_norm", x)
+    x = saved.save("attention_output", x) if saved else x
+    y = _dense(params, "intermediate", x, fsdp_axis=0)
+    y = saved.save("intermediate", y, reread=True) if saved else y
+    x = add_dropout(x, _dense_after_gelu(params, y), dropout.output)
+    return _layer_norm(config, params, "output_layer_norm", x)
+
+
+def _dense(params, name: str, x: jax.Array, fsdp_axis: int) -> jax.Array:
+    with jax.named_scope(name):
+        bias = params[name]["bias"].astype(x.dtype)
+        return dense_product(x, params[name]["kernel"], fsdp_axis) + bias
+
+
+@jax.named_scope("feed_forward")
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _dense_after_gelu(params, x):
+    """Recomputes GELU in the backward pass, so that only `x` is saved: half as much."""
+    return _dense(params, "output", gelu(x), fsdp_axis=1)
+
+
+def _layer_norm(config, params, name: str, x: jax.Array) -> jax.Array:
+    with jax.named_scope(name):
+        norm = params[name]
+        return layer_norm(x, norm["scale"], norm["bias"], config.layer_norm_epsilon, x.dtype)
+
+
+@jax.named_scope("attention")
+def kernel_attention(
+    projections: jax.Array,
+    bias: jax.Array,
+    sequence_ids: jax.Array,
+    config: BertConfig,
+    dropout: AttentionDropout | None = None,
+    saved: SavedActivations | None = None,
+) -> jax.Array:
+    """Computes `attention` in the TPU kernel, of interleaved `projections` and their `bias`.
+
+    With `saved`, the kernel saves there what its gradient needs; else that is left to JAX.
+    """
+    mesh, device = mesh_and_device()
+    length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
+    settings = {"head_dim": head_dim, "causal": config.causal}
+    settings["interpret"] = device.platform != "tpu"
+    settings["float32_blocks"] = attention_kernel.needs_float32(device.device_kind)
+    kernel = functools.partial(attention_kernel.attention, **settings)
+    if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
+        rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
+        dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
+        layers = P(None, *rows)
+        specs = rows, P("tensor"), P("fsdp"), dropout_specs, layers, P()
+        kernel = jax.shard_map(
+            kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
+        )
+    arguments = projections, bias, sequence_ids, dropout
+    if not saved or length % attention_kernel.LANES:  # Then the kernel pads.
+        context = kernel(*arguments, None, 0)[0]
+        return saved.save("context", context) if saved else context
+    context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
+    arrays = [saved.array("projections", projections), saved.array("context", context)]
+    context, arrays = kernel(*arguments, arrays, saved.index)
+    saved.arrays |= zip(("projections", "context"), arrays, strict=True)
+    saved.values["context"] = context
+    return context
+
+
+def uses_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> bool:
+    """Returns whether `sublayer_output` can compute the hidden states of `num_tokens` tokens.
+
+    Matrices must be unsharded; kernels on v2 and v3 cannot multiply bfloat16. With stacked trials
+    of fine-tuning, the compiler would copy what is saved of the layers.
+    """
+    mesh, device = mesh_and_device()
+    if attention_kernel.needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
+        return False
+    blocks = (
+        sublayer_kernel.block_sizes(num_tokens, inner, config.hidden_size, dtype)
+        for inner in (config.hidden_size, config.intermediate_size)
+    )
+    return mesh.shape.get("fsdp", 1) == mesh.shape.get("tensor", 1) == 1 and all(blocks)
+
+
+@jax.named_scope("sublayer")
+def sublayer_output(
+    config: BertConfig,
+    params: dict,
+    saved: SavedActivations | None,
+    *,
+    dense: str,
+    norm: str,
+    inputs_name: str,
+    sum_name: str,
+    inputs: jax.Array,
+    x: jax.Array,
+    dropout: HiddenDropout | None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """Returns LayerNorm(x + dropout(dense layer)) for `[batch, length, hidden]` in the kernel.
+
+    The dense layer reads `inputs`, `[batch, length, inner]`, or with a `bias` GELU(inputs + bias).
+    `dense` and `norm` are names in `params`; `inputs_name` and `sum_name`, of the sum before
+    LayerNorm, are names in `saved`.
+    """
+    arrays = [params[dense]["kernel"], params[dense]["bias"]]
+    arrays += [params[norm]["scale"], params[norm]["bias"]]
+    if bias is not None:
+        arrays.append(bias)
+    arrays = tuple(arrays)
+    mesh, device = mesh_and_device()
+    interpret = device.platform != "tpu"
+    settings = sublayer_kernel.Settings(bias is not None, config.layer_norm_epsilon, interpret)
+    kernel = functools.partial(sublayer_kernel.sublayer, settings)
+    if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
+        specs = {"in_specs": P(), "out_specs": P(), "axis_names": axes}
+        kernel = jax.shard_map(kernel, **specs, check_vma=False)
+    shape, inputs, x = x.shape, *(each.reshape(-1, each.shape[-1]) for each in (inputs, x))
+    if not saved:
+        alone = inputs[None], lax.empty((1, *x.shape), x.dtype), None
+        return kernel(alone, jnp.int32(0), dropout, inputs, x, arrays)[0].reshape(shape)
+    matrices = saved.params and saved.params[dense]["kernel"]
+    read = saved.arrays[inputs_name], saved.array(sum_name, x), matrices
+    y, saved.arrays[sum_name] = kernel(read, saved.index, dropout, inputs, x, arrays)
+    return y.reshape(shape)

@@ -1,0 +1,13 @@
+"""What a model is pre-trained for: one file each, named by `config.objective`.
+
+A file offers `Objective`, a frozen dataclass with
+
+- `causal`, whether the model is left to right, and `main_loss`, the name of its main loss;
+- `max_predictions(config, given, length)`: the maximum number of targets per row;
+- `from_config(config, tokenizer, max_predictions)`: the objective of a phase;
+- `make_model(model_config, execution)`, and `example_batch()` to initialize it;
+- `prepare(rows, key)`: the batch of packed rows, on the device that holds them;
+- `counts(batch)`: what each loss is normalized by, over the global batch;
+- `sums(model, params, batch, dropout)`: sums of losses and correct predictions, and counts;
+- `flops_per_row(model_config, length, max_sequences)`.
+"""

@@ -1,0 +1,189 @@
+"""The fast path over layers, which save what their gradient needs, equals layers as defined."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.bert import RULES
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout, layer_dropout
+from bert_jax.model.encoder import Encoder, gather_positions, run_layers
+from bert_jax.model.execution import Execution
+from bert_jax.model.pretraining import example_batch
+from bert_jax.model.tpu import attention_kernel, loop
+from bert_jax.sharding.collectives import sum_over_data
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import infer_shardings
+
+CONFIG = BertConfig(num_layers=2, hidden_size=256, num_heads=4, intermediate_size=512)
+FAST, PLAIN = Execution(kernels="tpu"), Execution(kernels="plain")
+UNROLLED = Execution(kernels="plain", scan_layers=False)
+BATCH, LENGTH = 4, 128
+
+
+def make_batch(length: int = LENGTH) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, BATCH, length, CONFIG.hidden_size)).astype(np.float32)
+    ids = np.where(np.arange(length) < 2 * length // 3, 1, np.arange(BATCH)[:, None] % 3)
+    return {"x": x, "dy": dy, "ids": ids, "rows": np.arange(BATCH)}
+
+
+def make_params():
+    params = Encoder(CONFIG).init(jax.random.key(0), example_batch())["params"]["layers"]
+    noise = iter(jax.random.split(jax.random.key(1), 16))  # Biases and scales are constant so far.
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), params)
+    return {"layers": params}
+
+
+def run(config, execution, params, x, batch, rate=0.1, positions=None):
+    settings = Dropout(jax.random.key(1), batch["rows"], rate)
+    dropout = layer_dropout(settings, config.num_layers, config.num_heads, x.shape[1])
+    layers = params["layers"]
+    return run_layers(config, execution, layers, x, batch["ids"], dropout, positions)
+
+
+def outputs_and_gradients(config, execution, params, batch, rate=0.1):
+    def loss(params, x):
+        y = run(config, execution, params, x, batch, rate)
+        return jnp.sum(y * batch["dy"]), y
+
+    (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, batch["x"])
+    return y, *gradients
+
+
+def assert_equal(actual, expected):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(b).max()
+        np.testing.assert_allclose(a / scale, b / scale, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "execution"),
+    [
+        ({}, PLAIN),
+        pytest.param({}, FAST, marks=pytest.mark.slow),
+        pytest.param({"causal": True}, FAST, marks=pytest.mark.exhaustive),
+        pytest.param({}, Execution(kernels="tpu", remat="full"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields, execution):
+    config = dataclasses.replace(CONFIG, **fields)
+    results = [
+        jax.jit(outputs_and_gradients, static_argnums=(0, 1))(
+            config, each, make_params(), make_batch()
+        )
+        for each in (execution, UNROLLED)
+    ]
+    assert_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "execution"),
+    [
+        pytest.param(2, FAST, marks=pytest.mark.slow),
+        (2, UNROLLED),
+        (1, PLAIN),
+        pytest.param(2, Execution(kernels="plain", remat="full"), marks=pytest.mark.slow),
+        pytest.param(2, Execution(remat="dots", scan_layers=False), marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
+def test_last_layer_at_positions_equals_all_of_it_there(num_layers, execution):
+    config, batch = dataclasses.replace(CONFIG, num_layers=num_layers), make_batch()
+    positions = np.random.default_rng(1).integers(0, LENGTH, (BATCH, 9))
+    positions[:, -3:] = positions[:, :1]  # Unused slots repeat a position.
+    params = jax.tree.map(lambda leaf: leaf[:num_layers], make_params())
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def compute(is_in_layer, params, x):
+        def loss(params, x):
+            chosen = jnp.asarray(positions) if is_in_layer else None
+            y = run(config, execution, params, x, batch, positions=chosen)
+            y = y if is_in_layer else gather_positions(y, positions)
+            return jnp.sum(y * batch["dy"][:, : positions.shape[1]]), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (y, *gradients))
+
+    actual, expected = (compute(is_in_layer, params, batch["x"]) for is_in_layer in (True, False))
+    assert actual[0].shape == (BATCH, 9, config.hidden_size)
+    assert_equal(actual, expected)
+
+
+@pytest.mark.slow
+def test_fast_path_works_under_vmap_with_a_rate_for_each_trial():
+    params, batch, rates = make_params(), make_batch(), jnp.array([0.1, 0.4])
+    both = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), params)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def compute(execution):
+        def trial(params, rate):
+            return outputs_and_gradients(CONFIG, execution, params, batch, rate)
+
+        return jax.vmap(trial)(both, rates)
+
+    assert_equal(compute(FAST), compute(UNROLLED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2)], ids=str)
+def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(sizes):
+    def gradients(execution, params, batch):
+        return outputs_and_gradients(CONFIG, execution, params, batch)[1]
+
+    params, batch = make_params(), make_batch()
+    expected = gradients(PLAIN, params, batch)
+    mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+    shardings = infer_shardings(params, mesh, RULES)
+    compute = sum_over_data(functools.partial(gradients, FAST), mesh, shardings)
+    batch = jax.device_put(batch, batch_sharding(mesh))
+    compute = jax.jit(compute, out_shardings=shardings)
+    assert_equal(compute(jax.device_put(params, shardings), batch), expected)
+
+
+def test_gradient_saves_what_the_layer_saves_only_once():
+    params, batch = make_params(), make_batch()
+    jaxpr = jax.make_jaxpr(functools.partial(outputs_and_gradients, CONFIG, FAST))(params, batch)
+    loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("while", "scan")]
+    shape = CONFIG.num_layers, BATCH, LENGTH
+    saved = [x.aval.shape for x in loops[0].outvars if x.aval.shape[:3] == shape]
+    # Queries, keys and values together; context, both sums before LayerNorm, and the first output.
+    assert saved.count((*shape, 3 * CONFIG.hidden_size)) == 1
+    assert saved.count((*shape, CONFIG.hidden_size)) == 2
+    sums = CONFIG.num_layers, BATCH * LENGTH, CONFIG.hidden_size  # The kernel's are of tokens.
+    assert [x.aval.shape for x in loops[0].outvars].count(sums) == 2
+    assert saved.count((*shape, CONFIG.intermediate_size)) == 1
+    # Forward, attention leaves what other layers saved as they are.
+    rows = attention_kernel.interleave(*(batch["x"] + n for n in range(3)))
+    bias = jnp.zeros(3 * CONFIG.hidden_size)
+    given = [jnp.full((3, *x.shape), float(n)) for n, x in enumerate((rows, batch["x"]))]
+    context, stacks = attention_kernel.attention(
+        rows, bias, batch["ids"], None, given, 1, head_dim=64, interpret=True
+    )
+    for n, (stack, layer) in enumerate(zip(stacks, (rows, context), strict=True)):
+        np.testing.assert_array_equal(stack[1], layer)
+        np.testing.assert_array_equal(stack[::2], n)
+
+
+def test_without_gradient_a_layer_saves_nothing():
+    seen = []
+
+    def layer(params, x, shared, stacked, saved):
+        seen.append(saved)
+        return jnp.sin(x * params) if saved is None else saved.save("y", jnp.sin(x * params))
+
+    params, x = jnp.array([1.0, 2.0]), jnp.ones(3)
+    y = loop.run_layers(layer, True, params, x, None)
+    np.testing.assert_allclose(y, np.sin(2 * np.sin(x)), rtol=1e-6)
+    assert seen == [None] * len(seen)
+    seen.clear()
+    dparams = jax.grad(lambda params: loop.run_layers(layer, True, params, x, None).sum())(params)
+    assert all(isinstance(saved, loop.SavedActivations) for saved in seen)
+    expected = jax.grad(lambda p: jnp.sin(p[1] * jnp.sin(x * p[0])).sum())(params)
+    np.testing.assert_allclose(dparams, expected, rtol=1e-6)
