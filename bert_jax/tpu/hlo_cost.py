@@ -50,33 +50,14 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 # No cost of their own, or copies that overlap with arithmetic.
+# fmt: off
 FREE = {
-    "after-all",
-    "AllocateBuffer",
-    "async-done",
-    "async-start",
-    "async-update",
-    "bitcast",
-    "call",
-    "call-done",
-    "call-start",
-    "ConcatBitcast",
-    "conditional",
-    "constant",
-    "copy-done",
-    "copy-start",
-    "get-tuple-element",
-    "parameter",
-    "partition-id",
-    "recv",
-    "recv-done",
-    "send",
-    "send-done",
-    "slice-done",
-    "slice-start",
-    "tuple",
-    "while",
+    "after-all", "AllocateBuffer", "async-done", "async-start", "async-update", "bitcast",
+    "call", "call-done", "call-start", "ConcatBitcast", "conditional", "constant",
+    "copy-done", "copy-start", "get-tuple-element", "parameter", "partition-id", "recv",
+    "recv-done", "send", "send-done", "slice-done", "slice-start", "tuple", "while",
 }
+# fmt: on
 NO_ESTIMATE = str(2**63 - 1)  # What the compiler writes for scatters on the SparseCores of v6e.
 FUSIONS = ("fusion", "custom-call")
 CALLERS = (*FUSIONS, "async-start", "call-start", "call", "while", "conditional")

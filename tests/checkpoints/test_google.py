@@ -50,7 +50,7 @@ def variables() -> dict[str, np.ndarray]:
     for path in parameter_shapes(CONFIG):
         for layer in (0, 1):
             value = tensors[huggingface_name(path).format(layer=layer)]
-            transpose = path.endswith("/kernel") and path != "nsp/kernel"
+            transpose = path.endswith("/kernel") and path != "nsp/dense/kernel"
             stored[google_name(path).format(layer=layer)] = value.T if transpose else value
     return stored
 

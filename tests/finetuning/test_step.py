@@ -24,6 +24,7 @@ from bert_jax.sharding.mesh import BATCH_SPEC, batch_sharding, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.training.optimizer import Hyperparameters
 from bert_jax.training.state import TrainState
+from tests.helpers import batch_of_row
 
 KINDS = sorted(HEADS.keys() - {"feature_based"})
 
@@ -272,7 +273,7 @@ def test_embedding_is_the_pooled_last_layer(pooling, normalize):
         ids = jnp.asarray(tokens)[None]
         hidden = model.apply(
             {"params": params},
-            method=lambda m, ids=ids: m.bert(ids, ids * 0, jnp.arange(ids.size)[None], ids * 0 + 1),
+            method=lambda m, ids=ids: m.encoder(batch_of_row(ids)),
         )[0]
         vector = np.asarray(hidden.mean(0) if pooling == "mean" else hidden[0])
         if normalize:

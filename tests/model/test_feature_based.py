@@ -111,7 +111,7 @@ def weights(tmp_path_factory):
     settings = model_settings(config, {"encoder": params})
     write_checkpoint(directory / "random" / "0", {"encoder": params}, settings, tokenizer)
     # Frozen, the embeddings of positions that short sentences do not reach would stay noise.
-    params["embeddings"]["position_embedding"] *= 0
+    params["embeddings"]["position_embedding"]["embedding"] *= 0
     write_checkpoint(directory / "frozen" / "0", {"encoder": params}, settings, tokenizer)
     return directory
 
