@@ -464,7 +464,7 @@ def test_tensors_read_from_the_weights_are_logged(given, caplog):
     assert "tensors 23 loaded, 0 missing, 0 unused; --verbosity=1 lists them" in "\n".join(shown)
     assert not [text for text in shown if "\n" in text]  # No tables unless asked.
     lines = [line.split() for line in caplog.text.splitlines()]
-    assert ["loaded", "1", "bert.pooler.dense.weight"] in lines
+    assert ["loaded", "1", "encoder/pooler/dense/kernel"] in lines
     assert ["missing", "0"] in lines and ["unused", "0"] in lines
 
 

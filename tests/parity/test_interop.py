@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.read import read_model
-from bert_jax.model.config import BertConfig
+from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.heads import HEADS, make_model
 from tests.helpers import TORCH_PIECES, TORCH_SIZES, write_torch_model
 
@@ -100,7 +100,7 @@ def test_logits_of_heads_equal_transformers_with_segments_and_padding(architectu
     else:
         expected = outputs.logits.numpy()
     pairs = np.stack([np.zeros(6, int), starts, lengths], axis=-1)[:, None].astype(np.int32)
-    model = make_model(BertConfig(**ours.settings["bert"]), head)
+    model = make_model(config_from_settings(ours.settings), head)
     actual = model.apply({"params": ours.params}, {"tokens": tokens, "sequence_bounds": pairs})
     if HEADS[head["task"]].input_kind == "pooled":
         actual, expected = actual[:, 0], expected.reshape(6, -1)
@@ -222,17 +222,22 @@ def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path)
     assert set(report.loaded) == set(values) and not report.missing
     assert set(report.unused) == {*slots, "global_step"}
     bert, layers = params["encoder"], params["encoder"]["layers"]
+    embeddings = bert["embeddings"]
     expected = {
-        "bert/embeddings/word_embeddings": bert["embeddings"]["token_embedding"][:40],
-        "bert/embeddings/position_embeddings": bert["embeddings"]["position_embedding"],
-        "bert/embeddings/token_type_embeddings": bert["embeddings"]["segment_embedding"],
+        "bert/embeddings/word_embeddings": embeddings["token_embedding"]["embedding"][:40],
+        "bert/embeddings/position_embeddings": bert["embeddings"]["position_embedding"][
+            "embedding"
+        ],
+        "bert/embeddings/token_type_embeddings": bert["embeddings"]["segment_embedding"][
+            "embedding"
+        ],
         "bert/embeddings/LayerNorm": bert["embeddings"]["layer_norm"],
-        "bert/pooler/dense": bert["pooler"],
+        "bert/pooler/dense": bert["pooler"]["dense"],
         "cls/predictions/transform/dense": params["mlm"]["transform"],
         "cls/predictions/transform/LayerNorm": params["mlm"]["layer_norm"],
         "cls/predictions/output_bias": params["mlm"]["bias"][:40],
-        "cls/seq_relationship/output_weights": params["nsp"]["kernel"].T,
-        "cls/seq_relationship/output_bias": params["nsp"]["bias"],
+        "cls/seq_relationship/output_weights": params["nsp"]["dense"]["kernel"].T,
+        "cls/seq_relationship/output_bias": params["nsp"]["dense"]["bias"],
     }
     modules = {
         "attention/self/query": "query",

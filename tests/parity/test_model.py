@@ -17,9 +17,10 @@ from bert_jax.checkpoints.huggingface import (
     params_from_huggingface,
 )
 from bert_jax.data.packing import row_dtype
-from bert_jax.model.bert import Bert, BertForPreTraining
 from bert_jax.model.config import BertConfig
-from bert_jax.training.pretrain_step import metric_sums, unpack_and_mask
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
+from bert_jax.objectives.left_to_right import LeftToRight
 from tests.golden import make_model as golden
 
 # Absolute for outputs and loss, relative for gradients; all in float32.
@@ -96,15 +97,16 @@ def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too(
             row["tokens"][first : first + length] = batch["tokens"][index, :length]
             row["sequence_bounds"][slot] = first, first + second, first + length
     params, _ = params_from_huggingface(tensors, config)
-    model = BertForPreTraining(config, next_sentence=False)
+    objective = LeftToRight(next_sentence=False)
+    model = objective.make_model(config, Execution())
 
     def loss_fn(params, batch):
-        sums = metric_sums(model, params, batch)
+        sums = objective.sums(model, params, batch)
         return sums["next_token_loss"] / sums["next_token_count"]
 
     for case, rows in (("one per row", one_per_row), ("packed", packed)):
         rows = {name: rows[name] for name in rows.dtype.names}
-        batch = unpack_and_mask(rows, jax.random.key(0), None)
+        batch = objective.prepare(rows, jax.random.key(0))
         actual, gradients = jax.jit(jax.value_and_grad(loss_fn))(params, batch)
         del gradients["nsp"], gradients["encoder"]["pooler"]  # Not in the model.
         gradients = params_to_huggingface(gradients, config)
@@ -154,14 +156,19 @@ def test_released_weights_give_the_hidden_states_of_transformers_on_real_sentenc
     tokens, segments, real = (
         inputs[name].numpy() for name in ("input_ids", "token_type_ids", "attention_mask")
     )
-    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    batch = {
+        "tokens": tokens,
+        "segment_ids": segments,
+        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
+        "sequence_ids": real,
+    }
 
-    def hidden_and_pooled(model, *inputs):
-        hidden = model(*inputs, all_layers=True)
+    def hidden_and_pooled(model, batch):
+        hidden = model.all_hidden_states(batch)
         return hidden, model.pool(hidden[-1][:, :1])[:, 0]
 
-    run = jax.jit(functools.partial(Bert(config).apply, method=hidden_and_pooled))
-    hidden, pooled = run({"params": params["encoder"]}, tokens, segments, positions, real)
+    run = jax.jit(functools.partial(Encoder(config).apply, method=hidden_and_pooled))
+    hidden, pooled = run({"params": params["encoder"]}, batch)
     exact = torch.stack(expected.hidden_states).numpy()[:, real > 0]
     print(f"largest hidden value {np.abs(exact).max():.1f}")
     errors = {

@@ -1,6 +1,5 @@
 """Continued pre-training of released weights against transformers in torch (`make parity`)."""
 
-import dataclasses
 import importlib
 import json
 import os
@@ -12,10 +11,10 @@ import pytest
 
 from bert_jax import pretrain
 from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_step import unpack_and_mask
 from bert_jax.training.setup import open_phases, setup_pretraining
 from tests.helpers import build_small_corpus
 
@@ -38,15 +37,14 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     # The encoder of the weights under the run's own fresh heads, and the run's first batch.
     source, (phase,) = read_model(directory), open_phases(config)
     assert set(source.params) == {"encoder"}
-    bert = source.settings["bert"]
-    setup = setup_pretraining(config, [phase], source.tokenizer, source_bert=bert)
+    setup = setup_pretraining(config, [phase], source.tokenizer, source_settings=source.settings)
     key = jax.random.key(config.seed)
     params = jax.device_get(setup.init(key, pretrained=source.params).params)
-    settings = {"encoder": dataclasses.asdict(setup.model.config)}
+    settings = model_settings(setup.model.config, params)
     save_huggingface(tmp_path / "start", params, settings, source.tokenizer)
     theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
     (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
-    batch = unpack_and_mask(rows, jax.random.split(key)[0], setup.masking(phase))
+    batch = setup.objective(phase).prepare(rows, jax.random.split(key)[0])
     batch = {name: torch.tensor(np.asarray(values)).long() for name, values in batch.items()}
     with torch.no_grad():
         outputs = theirs(

@@ -1,0 +1,187 @@
+"""An architecture in a file of one's own is pre-trained, fine-tuned, saved and loaded.
+
+It is a small pre-LayerNorm transformer without biases, and needs no edit in the package.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import bert_jax
+from bert_jax import finetune, pretrain
+from bert_jax.checkpoints.read import read_model
+from bert_jax.configs.finetune import text_classification
+from bert_jax.model.attention import attention
+from bert_jax.model.dropout import LayerDropout, add_dropout, apply_dropout
+from bert_jax.model.layers import Embedding, TokenEmbedding
+from bert_jax.parts import import_part
+from bert_jax.sharding.rules import EMBEDDING_SPEC
+from tests.helpers import build_small_corpus, small_config, write_vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    vocab_size: int
+    hidden_size: int = 32
+    num_layers: int = 2
+    num_heads: int = 2
+    max_position_embeddings: int = 128
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float | None = None
+    causal: bool = False
+    initializer_range: float = 0.05
+
+    architecture: ClassVar[str] = __name__
+
+
+def dense(config: Config, num_outputs: int) -> nn.Dense:
+    initializer = nn.initializers.truncated_normal(config.initializer_range)
+    return nn.Dense(num_outputs, use_bias=False, kernel_init=initializer)
+
+
+def norm() -> nn.LayerNorm:
+    return nn.LayerNorm(use_bias=False)
+
+
+class Embeddings(nn.Module):
+    config: Config
+    dtype: str = "float32"
+
+    def setup(self):
+        config = self.config
+        size, initializer_range = config.hidden_size, config.initializer_range
+        self.token_embedding = TokenEmbedding(
+            config.vocab_size, size, initializer_range, self.dtype
+        )
+        self.position_embedding = Embedding(config.max_position_embeddings, size, initializer_range)
+
+    def __call__(self, tokens, segment_ids, position_ids, dropout=None):
+        x = self.token_embedding(tokens) + self.position_embedding(position_ids)
+        return apply_dropout(x.astype(self.dtype), dropout)
+
+
+class EncoderLayer(nn.Module):
+    config: Config
+
+    def setup(self):
+        size = self.config.hidden_size
+        self.attention_norm, self.feed_forward_norm = norm(), norm()
+        self.query, self.key, self.value = (dense(self.config, size) for _ in range(3))
+        self.mix = dense(self.config, size)
+        self.expand, self.contract = dense(self.config, 2 * size), dense(self.config, size)
+
+    def __call__(self, x, sequence_ids, dropout=LayerDropout()):
+        return self.transform(x, self.attend(x, sequence_ids, dropout), dropout)
+
+    def attend(self, x, sequence_ids, dropout):
+        x = self.attention_norm(x)
+        return attention(
+            self.query(x),
+            self.key(x),
+            self.value(x),
+            sequence_ids,
+            num_heads=self.config.num_heads,
+            causal=self.config.causal,
+            dropout=dropout.attention,
+        )
+
+    def transform(self, x, context, dropout):
+        x = add_dropout(x, self.mix(context), dropout.attention_output)
+        y = self.contract(nn.relu(self.expand(self.feed_forward_norm(x))))
+        return add_dropout(x, y, dropout.output)
+
+
+class Pooler(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        return norm()(x)
+
+
+class LmHead(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x, token_embedding):
+        return token_embedding.logits(norm()(x), jnp.zeros(token_embedding.num_rows))
+
+
+class PairHead(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, pooled):
+        return dense(self.config, 2)(pooled)
+
+
+RULES = (
+    (r"token_embedding/embedding$", EMBEDDING_SPEC),
+    (r"layers/(query|key|value|expand)/kernel$", P(None, "fsdp")),
+    (r"(embedding|kernel|scale)$", P()),
+)
+
+
+def flops_per_row(config, length, num_outputs, num_targets, num_pairs):
+    return 2.0 * config.num_layers * length * 8 * config.hidden_size**2
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("own")
+    return build_small_corpus(directory, write_vocabulary(directory / "vocab.txt"))
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("pretrained")
+    config = small_config(corpus)
+    with config.unlocked():
+        config.model = {"architecture": __name__, "dropout_rate": 0.1, "hidden_size": 32}
+        config.mesh = {"data": 2, "fsdp": 2, "tensor": 1}
+    pretrain.train_and_evaluate(config, workdir)
+    return workdir
+
+
+def test_it_is_pretrained_on_a_mesh_and_its_checkpoint_says_what_it_holds(pretrained):
+    model = bert_jax.load(pretrained)
+    assert isinstance(model.config, Config) and set(model.params) == {"encoder", "mlm", "nsp"}
+    assert model.settings["architecture"]["name"] == __name__
+    assert "encoder/layers" in model.settings["modules"]
+    assert len(model.fill_mask("the [MASK]", top_k=3)) == 3
+    assert model.encode(["the river", "a"]).shape == (2, 32)
+
+
+def test_it_is_finetuned_and_loaded(pretrained, tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\n" + "the river,a\na town,b\n" * 8)
+    config = text_classification.get_config()
+    config.init_from = str(pretrained)
+    config.data.train = config.data.dev = str(tmp_path / "train.csv")
+    config.max_seq_length, config.batch_size, config.num_epochs = 16, 8, 1.0
+    finetune.train_and_evaluate(config.lock(), tmp_path / "run")
+    model = bert_jax.load(tmp_path / "run")
+    assert isinstance(model.config, Config)
+    assert model.classify("the river").label in ("a", "b")
+    assert "encoder/pooler" in model.settings["modules"]
+    again = jax.tree.map(np.asarray, read_model(tmp_path / "run").params)
+    jax.tree.map(np.testing.assert_array_equal, again, jax.device_get(model.params))
+
+
+def test_it_has_no_fast_path_and_says_so(caplog):
+    from bert_jax.model.execution import Execution, uses_fast_path
+
+    assert not uses_fast_path(Execution(kernels="tpu"), Config(100), 128)
+    assert "it computes the layers of bert, not of tests" in caplog.text
+
+
+def test_a_checkpoint_cannot_choose_code_to_run():
+    with pytest.raises(ValueError, match="needs the module 'this.is_not_imported': import it"):
+        import_part("bert_jax.model", "this.is_not_imported", only_imported=True)
+    with pytest.raises(ValueError, match=r"no file 'brt': expected .*bert, .*or the dotted name"):
+        import_part("bert_jax.model", "brt")

@@ -1,0 +1,86 @@
+"""An objective in a file of one's own is trained with, without an edit in the package."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax import pretrain
+from bert_jax.data.features import unpack_rows
+from bert_jax.model import pretraining
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
+from bert_jax.model.layers import cross_entropy
+from tests.helpers import build_small_corpus, small_config, write_vocabulary
+
+
+class ShuffleModel(nn.Module):
+    """An encoder with one binary output for each position."""
+
+    config: object
+    execution: Execution = Execution()
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.execution)
+        self.mlm = nn.Dense(2, dtype=jnp.float32)  # Named so that the architecture's rules apply.
+
+    def __call__(self, batch, dropout=None):
+        return self.mlm(self.encoder(batch, dropout))
+
+
+@dataclasses.dataclass(frozen=True)
+class WasShuffled:
+    """Predicts which tokens were replaced by their left neighbor."""
+
+    causal: ClassVar[bool] = False
+    main_loss: ClassVar[str] = "shuffled"
+
+    @staticmethod
+    def max_predictions(config, given, length):
+        return length
+
+    @classmethod
+    def from_config(cls, config, tokenizer, max_predictions):
+        return cls()
+
+    def make_model(self, config, execution):
+        return ShuffleModel(config, execution)
+
+    def example_batch(self):
+        return pretraining.example_batch()
+
+    def prepare(self, rows, key):
+        batch = unpack_rows(rows)
+        is_replaced = jax.random.bernoulli(key, 0.3, batch["tokens"].shape)
+        tokens = jnp.where(is_replaced, jnp.roll(batch["tokens"], 1, axis=1), batch["tokens"])
+        weights = (batch["sequence_ids"] > 0).astype(jnp.float32)
+        return batch | {"tokens": tokens, "replaced": is_replaced, "weights": weights}
+
+    def counts(self, batch):
+        return {"shuffled": jnp.sum(batch["weights"])}
+
+    def sums(self, model, params, batch, dropout=None):
+        logits = model.apply({"params": params}, batch, dropout)
+        losses, correct = cross_entropy(logits, batch["replaced"].astype(jnp.int32))
+        return {
+            "shuffled_loss": jnp.sum(losses * batch["weights"]),
+            "shuffled_correct": jnp.sum(correct * batch["weights"]),
+            "shuffled_count": jnp.sum(batch["weights"]),
+        }
+
+    def flops_per_row(self, config, length, max_sequences):
+        return 1.0
+
+
+Objective = WasShuffled
+
+
+def test_a_run_trains_and_evaluates_it(tmp_path):
+    corpus = build_small_corpus(tmp_path / "corpus", write_vocabulary(tmp_path / "vocab.txt"))
+    config = small_config(corpus, objective=__name__)
+    result = pretrain.train_and_evaluate(config, tmp_path / "run")
+    assert 0 < result["shuffled_accuracy"] <= 1
+    assert result["perplexity"] == np.exp(result["shuffled_loss"])
