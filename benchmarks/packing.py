@@ -25,8 +25,8 @@ from bert_corpus.config import CorpusConfig
 from bert_jax.checkpoints.read import read_model
 from bert_jax.pretrain import evaluate, train_and_evaluate
 from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from bert_jax.training.pretrain_step import make_eval_step
-from bert_jax.training.setup import open_phases, setup_pretraining
 
 DUMP = flags.DEFINE_string("dump", None, "A Wikipedia dump.", required=True)
 START = flags.DEFINE_string("init_from", None, "Weights and vocabulary.", required=True)

@@ -42,7 +42,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tpu import compilation, hlo_cost
-from bert_jax.training.setup import setup_pretraining
+from bert_jax.training.pretrain_setup import setup_pretraining
 
 CHIPS = flags.DEFINE_list("chips", list(compilation.CHIPS), "Chips to compile for.")
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)

@@ -6,34 +6,32 @@ checkpoint of each trial with the best score on the dev split predicts every spl
 """
 
 import contextlib
+import functools
 import itertools
-import json
-import os
 import pathlib
 import shutil
 import time
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
+from bert_jax.checkpoints.native import Checkpointer
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import finetune_batches
 from bert_jax.errors import NonFiniteLoss, RunStopped
+from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
-from bert_jax.finetuning.setup import FinetuneSetup, check_numbers, index_leaves, setup_finetuning
+from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
 from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
     pad_to_trial_axis,
-    score_split,
     seed_directories,
     stack_trees,
     summarize_seeds,
@@ -41,12 +39,9 @@ from bert_jax.finetuning.trials import (
 from bert_jax.runtime import command_line, distributed, main
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.sharding.rules import with_shardings
 from bert_jax.tasks.task import Split
 from bert_jax.training import loop
 from bert_jax.training.workdir import claim_workdir, write_json
-
-FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
@@ -118,7 +113,7 @@ def predict_splits(setup: FinetuneSetup, workdir: pathlib.Path) -> dict:
             stack = stack_trees(pad_to_trial_axis([setup.pretrained], setup.mesh))
             params = jax.device_put(stack, setup.stack_shardings.params)
             predictions = {
-                split.name: predict_split(setup, split, params, watchdog)[0]
+                split.name: predict_split(setup, watchdog, split, params)[0]
                 for split in setup.task.splits
             }
             with distributed.raise_on_all_processes():  # The others wait for the files.
@@ -126,7 +121,7 @@ def predict_splits(setup: FinetuneSetup, workdir: pathlib.Path) -> dict:
     return trial.result
 
 
-def predict_split(setup: FinetuneSetup, split: Split, params: dict, watchdog: Watchdog) -> list:
+def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:
     """Returns the outputs and the loss of each trial of a stack for a split."""
     batches = itertools.count()
 
@@ -174,19 +169,6 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
     return [trial.result for trial in trials]
 
 
-def trial_name(trial: Trial, directory: pathlib.Path) -> str:
-    """Returns the name of a trial in the checkpoints of `directory`."""
-    return os.path.relpath(trial.workdir, directory)
-
-
-def saved_trials(directory: pathlib.Path) -> list[str]:
-    """Returns the names of the trials of the stack to resume in `directory`."""
-    steps, first = saved_steps(directory / "checkpoints"), directory / FIRST_STACK
-    if steps:
-        return load_settings(directory / f"checkpoints/{steps[-1]}")["stacked_trials"]
-    return json.loads(first.read_text())["stacked_trials"] if first.exists() else []
-
-
 def run_stack(
     setup: FinetuneSetup,
     trials: Sequence[Trial],
@@ -195,56 +177,30 @@ def run_stack(
 ) -> RunStopped | None:
     """Trains the stack of `trials`, from its last checkpoint if there is one; writes their results.
 
-    Those with the fewest steps end first, and the others continue as a smaller stack. Returns
-    RunStopped if a signal to stop came after the last step.
+    Returns RunStopped if a signal to stop came after the last step.
     """
-    config, task, mesh = setup.config, setup.task, setup.mesh
-    sharding = batch_sharding(mesh)
-
-    # Initial or restored state.
+    config, task = setup.config, setup.task
     watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
-    names = saved_trials(directory)
     checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
     exit_stack.callback(checkpointer.close)
-    first_step = checkpointer.latest_step() or 0
-    runs = [TrialRun(setup, trial, first_step) for trial in trials]
-    if first_step:
-        logging.info("Resuming from step %d in %s", first_step, directory)
-        if len(names) % (size := mesh.shape["trial"]):
-            expected = f"expected a divisor of the {len(names)} trials in {directory}/checkpoints"
-            raise ValueError(f"--config.mesh.trial={size}: {expected}")
-        keys = jax.random.split(jax.random.key(0), len(names))
-        shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
-        abstract = with_shardings(shapes, setup.stack_shardings)
-        state = checkpointer.restore(first_step, abstract)
-        positions = [names.index(trial_name(trial, directory)) for trial in trials]
-    else:
-        positions = range(len(runs))
-        keys = stack_trees([run.key for run in pad_to_trial_axis(runs, mesh)])
-        state = setup.jitted_init(keys, setup.pretrained)
-
-    last_step, step = max(run.num_steps for run in runs), first_step
-    progress = loop.progress_bar(first_step, last_step)
+    stack = Stack(setup, trials, directory, checkpointer)
+    state = stack.initial_state()
+    progress = loop.progress_bar(stack.first_step, stack.num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
-    began = time.monotonic() - max(run.writer.seconds for run in runs)  # As if not interrupted.
-    selector, metric = task.selection_split, task.metric.rpartition("/")[-1]
+    # As if the run had never been interrupted.
+    began = time.monotonic() - max(run.writer.seconds for run in stack.runs)
+    sharding = NamedSharding(setup.mesh, P("trial", *batch_sharding(setup.mesh).spec))
+    predict_with = functools.partial(predict_split, setup, watchdog)
 
-    while not all(run.finished for run in runs):  # Until the next trials end.
-        start, stop = step, min(run.num_steps for run in runs)
-        members = pad_to_trial_axis(runs, mesh)
-        indices = pad_to_trial_axis(positions, mesh)
-        if indices != list(range(len(jax.tree.leaves(state.params)[0]))):  # Avoids a copy.
-            state = setup.select_trials(state, np.array(indices))
+    while not stack.is_finished:  # Until the next trials end.
+        state, start, stop = stack.begin(state)
+        members = stack.members
         keys = stack_trees([jax.random.fold_in(run.key, 1) for run in members])
         hyperparameters = stack_trees([run.hyperparameters for run in members])
-        names = [trial_name(run.trial, directory) for run in members]
-        checkpointer.settings = runs[0].settings | {"stacked_trials": names}
-        if not step and jax.process_index() == 0:
-            write_json(directory / FIRST_STACK, {"stacked_trials": names})
         batches = finetune_batches(
             task.train,
             setup.shape,
-            NamedSharding(mesh, P("trial", *sharding.spec)),
+            sharding,
             batch_size=config.batch_size,
             rows_per_microbatch=setup.rows_per_microbatch,
             seeds=[run.seed for run in members],
@@ -261,74 +217,30 @@ def run_stack(
             unreported.append(step_metrics)
             loop.limit_dispatch(unreported)
             progress.update()
-            if step == first_step + 1:
+            if step == stack.first_step + 1:
                 loop.log_first_step()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop()
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:
-                values = jax.device_get([setup.replicate(each) for each in unreported])
-                seconds = time.monotonic() - began
-                for index, run in enumerate(runs):
-                    try:
-                        if not run.finished:
-                            own = [index_leaves(each, index) for each in values]
-                            run.report(step, own, seconds)
-                    except NonFiniteLoss as error:
-                        run.mark_diverged(error)
-                if all(run.finished for run in runs):
-                    break
-                progress.set_postfix_str(f"loss={min(run.loss for run in runs):.3f}")
+                loss = stack.report(step, unreported, time.monotonic() - began)
+                progress.set_postfix_str(f"loss={loss:.3f}")
                 unreported = []
-            if selector and (should_evaluate or step == stop):
-                outputs = predict_split(setup, selector, state.params, watchdog)
-                for index, prediction in enumerate(outputs[: len(runs)]):
-                    run = runs[index]
-                    if run.finished or not (should_evaluate or step == run.num_steps):
-                        continue
-                    scores = score_split(selector, *prediction)
-                    run.evaluate(step, selector.name, scores)
-                    is_better = run.score is None or scores[metric] > run.score
-                    if is_better and step != run.best_step:  # A resumed run may have saved it.
-                        watchdog.beat(f"saving step {step} as the best", limited=False)
-                        run.save_best(step, setup.pick(state.params, index), scores)
-                        run.prediction = len(names), prediction
-            is_due = should_evaluate and config.save_training_state and step < last_step
+                if stack.is_finished:  # All have diverged.
+                    break
+            if task.selection_split and (should_evaluate or step == stop):
+                stack.evaluate(step, state.params, predict_with, should_evaluate, watchdog.beat)
+            is_due = should_evaluate and config.save_training_state and step < stack.num_steps
             if is_due or should_stop:
                 watchdog.beat(f"saving step {step}", limited=False)
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()
                 raise RunStopped(step, preemption.interrupted)
-
-        # The best checkpoint (without a dev split or training, the last one) predicts every split.
-        ending = [run for run in runs if run.num_steps == stop and not run.diverged]
-        unsaved = [i for i, run in enumerate(runs) if run in ending and run.best_step is None]
-        outputs = None
-        if unsaved and selector:
-            outputs = predict_split(setup, selector, state.params, watchdog)
-        for index in unsaved:
-            scores = score_split(selector, *outputs[index]) if outputs else {}
-            runs[index].save_best(stop, setup.pick(state.params, index), scores)
-        if not all(run.finished for run in ending):
-            watchdog.beat("predicting with the best checkpoints")
-            predictions, padded = {}, pad_to_trial_axis(ending, mesh)
-            # Predictions are not repeated where a stack of the same size made them: one of another
-            # size, after resuming, could round otherwise.
-            if all((run.prediction or [0])[0] == len(padded) for run in ending):
-                predictions[selector.name] = [run.prediction[1] for run in ending]
-            if splits := [split for split in task.splits if split.name not in predictions]:
-                best = stack_trees([run.read_best_params() for run in padded])
-                params = jax.device_put(best, setup.stack_shardings.params)
-                predictions |= {
-                    split.name: predict_split(setup, split, params, watchdog) for split in splits
-                }
-            for index, run in enumerate(ending):
-                if not run.finished:
-                    run.finish({name: each[index] for name, each in predictions.items()}, began)
-        positions = [i for i, run in enumerate(runs) if (run.diverged or run.num_steps) > stop]
-        runs = [runs[index] for index in positions]
+        stack.finish(state.params, predict_with, began, watchdog.beat)
     progress.close()
-    return RunStopped(step, preemption.interrupted) if preemption.requested_at_end else None
+    if preemption.requested_at_end:
+        return RunStopped(stack.num_steps, preemption.interrupted)
+    return None
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import loop, metrics
 from bert_jax.training.optimizer import with_moments
-from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
-from bert_jax.training.setup import (
+from bert_jax.training.pretrain_setup import (
     check_bounds,
     check_numbers,
     find_objective,
     open_phases,
     setup_pretraining,
 )
+from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
 from bert_jax.training.state import parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 

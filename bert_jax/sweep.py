@@ -33,7 +33,8 @@ from ml_collections import ConfigDict
 from bert_jax import finetune
 from bert_jax.checkpoints.parameters import LoadedModel
 from bert_jax.errors import RunStopped
-from bert_jax.finetuning.setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
+from bert_jax.finetuning.stacks import saved_trials, trial_name
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
 from bert_jax.sweeps import claims, report, search
@@ -244,11 +245,9 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
     trials = program.trials
     with distributed.raise_on_all_processes():
         waiting = {
-            finetune.trial_name(trial, directory)
-            for trial in trials
-            if not trial.result_path.exists()
+            trial_name(trial, directory) for trial in trials if not trial.result_path.exists()
         }
-        if jax.process_index() == 0 and waiting.isdisjoint(finetune.saved_trials(directory)):
+        if jax.process_index() == 0 and waiting.isdisjoint(saved_trials(directory)):
             # They are of finished trials, or of other programs: max_stacked_trials was changed.
             shutil.rmtree(directory / "checkpoints", ignore_errors=True)
     try:

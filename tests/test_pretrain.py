@@ -19,9 +19,11 @@ import pytest
 from ml_collections import ConfigDict
 
 import bert_jax
+from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
+from bert_jax.checkpoints.verify import load_training_state
 from bert_jax.configs.finetune import text_classification
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.errors import PREEMPTED
@@ -30,10 +32,13 @@ from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.objectives.masked_lm import target_sums
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.tools.check_checkpoint import load_training_state
-from bert_jax.tools.train_vocab import train_sentencepiece
+from bert_jax.training.pretrain_setup import (
+    check_numbers,
+    model_config,
+    open_phases,
+    setup_pretraining,
+)
 from bert_jax.training.pretrain_step import init_state, mean_metrics
-from bert_jax.training.setup import check_numbers, model_config, open_phases, setup_pretraining
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config

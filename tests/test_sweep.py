@@ -22,7 +22,7 @@ from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
-from bert_jax.finetuning.setup import PER_TRIAL
+from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import TrialRun
 from bert_jax.sweeps import claims, configurations, memory, programs, report
 from bert_jax.sweeps.configurations import Configuration

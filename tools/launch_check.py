@@ -15,14 +15,14 @@ import sys
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from bert_jax.finetuning import setup
+from bert_jax.finetuning import finetune_setup
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep
 from bert_jax.tpu import compilation
-from bert_jax.training.setup import check_numbers, setup_pretraining
+from bert_jax.training.pretrain_setup import check_numbers, setup_pretraining
 
 
 def check_paths(config: ConfigDict) -> None:
@@ -53,7 +53,7 @@ def check_finetuning(config: ConfigDict) -> None:
         if "grid" in config:
             make_configurations(config, grid_overrides(config), pathlib.Path("trials"))
     run = config.base if "base" in config else config
-    setup.check_numbers(run)
+    finetune_setup.check_numbers(run)
     make_mesh(**run.mesh)
 
 

@@ -21,14 +21,15 @@ from concurrent.futures.process import BrokenProcessPool
 from absl import app, flags
 
 from bert_corpus.build import run_processes
+from bert_corpus.card import card_files, read_samples, write_card
 from bert_corpus.config import ROWS, CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
+from bert_corpus.summary import summarize, unknown_share
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tools.commands import exit_interrupted
-from bert_jax.tools.corpus_card import card_files, read_samples, write_card
 
 DEFAULT = CorpusConfig()
 
@@ -203,36 +204,13 @@ def main(argv: list[str]) -> None:
         sys.exit(f"prepare_corpus: {error}")
     except KeyboardInterrupt:
         exit_interrupted("run the same command to resume")
-    for split, counts in manifest["splits"].items():
-        pairs = f"{counts['pairs']:,} sequences"
-        if sum(counts["nsp_labels"].values()):
-            not_next = counts["nsp_labels"]["not_next"] / counts["pairs"]
-            name = "swapped" if flags.FLAGS.rows == "sentence_order" else "NotNext"
-            pairs = f"{counts['pairs']:,} pairs ({not_next:.1%} {name})"
-        print(
-            f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
-            f"{pairs}, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
-            f"fill {counts['fill']:.1%}, dropped {counts['dropped']}"
-        )
-        for warning in counts["warnings"]:
-            print(f"warning: {warning}", file=sys.stderr)
-    if manifest["skipped"]:
-        print(f"skipped while reading: {manifest['skipped']}")
-    for reason, texts in read_samples(output)["dropped"].items():
-        for text in texts[: SAMPLES.value]:
-            print(f"dropped, {reason}: {text}")
-    splits = manifest["splits"].values()
-    if plan.heldout_limit > config.heldout_fraction * 2**64:
-        print(
-            f"--heldout_fraction={config.heldout_fraction} would hold out none of "
-            f"{sum(split['documents'] for split in splits):,} documents: "
-            f"held out instead by its hash: {manifest['splits']['heldout']['documents']:,}"
-        )
-    unknown = sum(split["unknown_tokens"] for split in splits)
-    share = unknown / sum(split["tokens"] - split["special_tokens"] for split in splits)
+    summary, warnings = summarize(plan, manifest, read_samples(output), SAMPLES.value)
+    print("\n".join(summary))
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     print(
-        f"{output}: complete after {time.monotonic() - started:.1f} s; {share:.2%} of the tokens "
-        "are [UNK]; see its card.md"
+        f"{output}: complete after {time.monotonic() - started:.1f} s; "
+        f"{unknown_share(manifest):.2%} of the tokens are [UNK]; see its card.md"
     )
 
 

@@ -4,36 +4,21 @@ python tools/train_vocab.py --input='texts/*.txt' --output=vocab.txt --size=3052
 python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32000 \
     --kind=sentencepiece
 
-The same text always gives the same bytes. All cores read the text as tools/prepare_corpus.py does,
-into a temporary file with one sentence per line, from which the vocabulary is trained.
+The same text always gives the same bytes. It is read as tools/prepare_corpus.py reads it.
 """
 
-import collections
 import contextlib
-import dataclasses
-import functools
-import io
-import itertools
 import os
-import re
 import sys
-import tempfile
 from concurrent.futures.process import BrokenProcessPool
-from typing import BinaryIO
 
-import sentencepiece
-import tokenizers
-import tqdm
 from absl import app, flags
 
-from bert_corpus.inputs import Unit, find_inputs, split_into_units
-from bert_corpus.parallel import worker_processes
-from bert_corpus.readers import read_documents
-from bert_corpus.sentences import UNREADABLE, split_sentences
+from bert_corpus.vocabulary import train_vocabulary
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tokenization import SENTENCEPIECE_FILENAME, SPECIAL_TOKENS, tokenizer_from_bytes
+from bert_jax.tokenization import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
 from bert_jax.tools.commands import exit_interrupted
-from bert_jax.wordpiece import MAX_WORD_CHARACTERS, VOCABULARY_FILENAME
+from bert_jax.wordpiece import VOCABULARY_FILENAME
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(
@@ -45,171 +30,6 @@ SIZE = flags.DEFINE_integer(
 KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Algorithm.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool("cased", False, "Keep case (and, in WordPiece, accents).")
-
-# Number of characters with a piece of their own, about as many as in the released vocabularies.
-MAX_ALPHABET = 1000
-# SentencePiece trains in memory, on a random sample of this many sentences.
-MAX_SENTENCES = 10_000_000
-MAX_SENTENCE_BYTES = 4192  # SentencePiece's default; longer ones are not trained on
-
-
-@dataclasses.dataclass
-class CharacterCounts:
-    """Counts how often each character begins or continues a word, and how many "words" (for
-    WordPiece) and "sentences" (for SentencePiece) are too long to train on."""
-
-    word_initial: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    word_internal: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-
-
-def text_of_units(units: list[Unit], lower_case: bool) -> tuple[list[str], CharacterCounts]:
-    """Returns the sentences of units of the input, and their counts."""
-    sentences: list[str] = []
-    documents = (read_documents(unit, collections.Counter()) for unit in units)
-    for document in itertools.chain.from_iterable(documents):
-        try:
-            sentences += split_sentences(document)
-        except UNREADABLE:
-            continue  # prepare_corpus counts these
-    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
-    splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
-    words: collections.Counter = collections.Counter()
-    for sentence in sentences:
-        text = normalizer.normalize_str(sentence)
-        words.update(word for word, _ in splitter.pre_tokenize_str(text))
-    counts = CharacterCounts()
-    counts.too_long["sentences"] = sum(
-        len(text.encode()) > MAX_SENTENCE_BYTES for text in sentences
-    )
-    for word, count in words.items():
-        if len(word) > MAX_WORD_CHARACTERS:
-            counts.too_long["words"] += count
-            continue
-        counts.word_initial[word[0]] += count
-        for character in word[1:]:
-            counts.word_internal[character] += count
-    return sentences, counts
-
-
-def spool_text(
-    inputs: list[str],
-    lower_case: bool,
-    stream: BinaryIO,
-    num_processes: int = 0,
-    data_dir: str = "",
-) -> CharacterCounts:
-    """Writes the sentences of `inputs` to `stream`, one per line, and returns their counts.
-
-    Raises:
-      FileNotFoundError, ValueError: see `find_inputs` and `read_documents`; or there are no words.
-    """
-    sources = find_inputs(inputs, data_dir=data_dir)
-    units = split_into_units(sources)
-    counts = CharacterCounts()
-    split = functools.partial(text_of_units, lower_case=lower_case)
-    with worker_processes(split, num_processes) as ordered_map:
-        for sentences, unit_counts in tqdm.tqdm(ordered_map(units), "text", len(units)):
-            stream.writelines(f"{sentence}\n".encode() for sentence in sentences)
-            counts.word_initial.update(unit_counts.word_initial)
-            counts.word_internal.update(unit_counts.word_internal)
-            counts.too_long.update(unit_counts.too_long)
-    stream.flush()
-    if not counts.word_initial:
-        raise ValueError("the input holds no words to train on")
-    return counts
-
-
-def train_wordpiece(path: str, counts: CharacterCounts, size: int, lower_case: bool) -> bytes:
-    """Trains WordPiece on the sentences in the file `path`; returns the bytes of a vocab.txt.
-
-    The trainer breaks ties between merges by the order of the characters and their "##" forms in a
-    hash table, which differs between runs. Passing all of them makes it deterministic.
-    """
-    frequency = counts.word_initial + counts.word_internal
-    alphabet = sorted(frequency, key=lambda c: (-frequency[c], c))[: min(MAX_ALPHABET, size // 4)]
-    continuations = sorted(f"##{c}" for c in alphabet if counts.word_internal[c])
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
-    too_long = tokenizers.Regex(f".{{{MAX_WORD_CHARACTERS + 1},}}")
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.BertPreTokenizer(),
-            tokenizers.pre_tokenizers.Split(too_long, "removed"),
-        ]
-    )
-    trainer = tokenizers.trainers.WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=2,
-        special_tokens=[*SPECIAL_TOKENS, *continuations],
-        initial_alphabet=sorted(alphabet),
-        limit_alphabet=len(alphabet),
-        show_progress=False,
-    )
-    tokenizer.train([path], trainer)
-    ids = tokenizer.get_vocab()
-    return "".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)).encode()
-
-
-def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
-    """Trains a SentencePiece unigram model on the sentences in the file `path`; returns its bytes.
-
-    Raises:
-      ValueError: the text has more distinct characters than `size` allows.
-    """
-    pad, unk, *control = SPECIAL_TOKENS
-    model = io.BytesIO()
-    try:
-        with open(path, encoding="utf-8", newline="\n") as sentences:
-            sentencepiece.SentencePieceTrainer.train(
-                # Not input=path, which would be stored in the model.
-                sentence_iterator=(sentence.rstrip("\n") for sentence in sentences),
-                model_writer=model,
-                vocab_size=size,
-                hard_vocab_limit=False,
-                normalization_rule_name="nmt_nfkc_cf" if lower_case else "nmt_nfkc",
-                pad_id=0,
-                pad_piece=pad,
-                unk_id=1,
-                unk_piece=unk,
-                bos_id=-1,
-                eos_id=-1,
-                control_symbols=control,
-                input_sentence_size=MAX_SENTENCES,
-                max_sentence_length=MAX_SENTENCE_BYTES,
-                minloglevel=2,
-            )
-    except RuntimeError as error:
-        if needed := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            raise ValueError(
-                f"--size={size} is too small: the characters of this text alone need {needed[1]} "
-                "pieces"
-            ) from error
-        raise ValueError(f"SentencePiece cannot train --size={size}: {error}") from error
-    return model.getvalue()
-
-
-def train_vocabulary(
-    inputs: list[str],
-    kind: str,
-    size: int,
-    lower_case: bool,
-    num_processes: int = 0,
-    data_dir: str = "",
-) -> bytes:
-    """Returns the bytes of a vocabulary of at most `size` pieces. Raises like `spool_text`."""
-    with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
-        counts = spool_text(inputs, lower_case, spool, num_processes, data_dir)
-        unit, limit = (
-            ("words", f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece")
-            if kind == "wordpiece"
-            else ("sentences", f"{MAX_SENTENCE_BYTES:,} bytes")
-        )
-        if counts.too_long[unit]:
-            print(f"not trained on: {counts.too_long[unit]:,} {unit} of over {limit}")
-        if kind == "wordpiece":
-            return train_wordpiece(spool.name, counts, size, lower_case)
-        return train_sentencepiece(spool.name, size, lower_case)
 
 
 def main(argv: list[str]) -> None:

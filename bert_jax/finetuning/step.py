@@ -1,7 +1,6 @@
 """The steps of fine-tuning: rows -> loss -> gradients -> new state, and rows -> predictions."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -13,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import ModelInput, RowShape, to_devices
+from bert_jax.finetuning.gradient_cache import add_vector_gradients, microbatch_at
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, label_weights
 from bert_jax.sharding.compiler_options import product_options
@@ -38,99 +38,50 @@ def make_finetune_step(
     donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over all labels of
     the batch, weighted by `label_weights`; dropout is a function of (key, step, index of the row in
     the batch), whatever the other trials, microbatches and devices.
-
-    A head with a `batch_loss` compares the examples of the whole batch, so its microbatches go
-    through the model twice: for the vectors, then, once their loss is known, for the gradients
-    (GradCache: Gao et al., 2021, "Scaling deep contrastive learning batch size").
     """
     mesh = shardings.step.mesh
-    trial_sharding = NamedSharding(mesh, P("trial"))
     rows_per_shard = rows_per_microbatch // mesh.shape["data"]
 
-    def apply(params, rows, dropout):
-        key, rate, attention_rate = dropout
-        dropout = Dropout(key, rows["dropout_rows"], rate, attention_rate)
-        return model.apply({"params": params}, rows, dropout=dropout)
-
-    def loss_fn(params, rows, weight_sum, dropout):
-        outputs = apply(params, rows, dropout)
-        if head.batch_loss:  # Has the gradients of that loss, not its value.
-            return jnp.sum(outputs * rows["vector_gradients"])
-        return jnp.sum(head.loss(outputs, rows) * label_weights(head, rows)) / weight_sum
-
-    def microbatch_at(microbatches, index):
-        return jax.tree.map(
-            lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), microbatches
-        )
-
-    def accumulate_gradients(params, rows, num_microbatches, weight_sum, dropout):
-        """Returns the contribution of one data-parallel shard to the loss and its gradients."""
-        microbatches = jax.tree.map(
-            lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
-        )
-        if head.batch_loss:
-
-            def embed(index, vectors):
-                rows = microbatch_at(microbatches, index)
-                return vectors.at[index].set(apply(params, rows, dropout))
-
-            shape = jax.eval_shape(apply, params, microbatch_at(microbatches, 0), dropout).shape
-            vectors = jnp.zeros((microbatches["tokens"].shape[0], *shape))
-            vectors = jax.lax.fori_loop(0, num_microbatches, embed, vectors)
-            loss_and_gradients = jax.value_and_grad(batch_loss)(vectors, microbatches, weight_sum)
-            loss_of_batch, microbatches["vector_gradients"] = loss_and_gradients
-
-        def add(index, total):
-            rows = microbatch_at(microbatches, index)
-            values = jax.value_and_grad(loss_fn)(params, rows, weight_sum, dropout)
-            return jax.tree.map(jnp.add, total, values)
-
-        zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
-        loss, gradients = jax.lax.fori_loop(0, num_microbatches, add, zeros)
-        return loss_of_batch if head.batch_loss else loss, gradients
-
-    def batch_loss(vectors, microbatches, weight_sum):
-        """Computes the whole batch's loss on each shard; returns one shard's part."""
-        labels, weights = microbatches["labels"], microbatches["weights"]
-        examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
-        examples, labels, weights = (
-            jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
-            for x in (examples, labels, weights)
-        )
-        # A batch has at most as many examples as rows, far fewer than slots.
-        max_examples = math.prod(microbatches["tokens"].shape[:2]) * mesh.shape["data"]
-        (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
-        examples, labels, weights = (
-            x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
-        )
-        loss = head.batch_loss(examples, labels, weights, model.temperature)
-        return loss / (weight_sum * mesh.shape["data"])
-
-    def shard_gradients(*args):
+    def shard_gradients(params, rows, num_microbatches, weight_sums, dropouts):
         """Returns the losses and gradients of the trials of one shard, summed over `data`."""
-        sums = jax.vmap(accumulate_gradients, in_axes=(0, 0, None, 0, 0))(*args)
+
+        def trial_gradients(params, rows, weight_sum, dropout):
+            microbatches = jax.tree.map(
+                lambda x: x.reshape(rows_per_shard, -1, *x.shape[1:]).swapaxes(0, 1), rows
+            )
+            return accumulate_gradients(
+                model, head, params, microbatches, num_microbatches, weight_sum, dropout
+            )
+
+        sums = jax.vmap(trial_gradients)(params, rows, weight_sums, dropouts)
         return sums if mesh.shape["data"] == 1 else jax.lax.psum(sums, "data")
 
-    def prepare(rows):
+    def number_rows(rows):
+        """Adds the index of each row in the batch: undoes the layout of `finetune_batches`."""
+        indices = jnp.arange(len(rows["tokens"])).reshape(-1, rows_per_microbatch)
+        return rows | {"dropout_rows": indices.T.reshape(-1)}
+
+    def sum_weights(rows):
         weight_sum = jnp.sum(label_weights(head, rows))
-        weight_sum = jnp.where(weight_sum > 0, weight_sum, 1)
-        # Undoes the layout of `finetune_batches`: the index of each row in the batch.
-        row_indices = jnp.arange(rows["tokens"].shape[0]).reshape(-1, rows_per_microbatch)
-        return rows | {"dropout_rows": row_indices.T.reshape(-1)}, weight_sum
+        return jnp.where(weight_sum > 0, weight_sum, 1)
 
     def apply_trial(state, gradients, hyperparameters):
         return apply_gradients(state, gradients, optimizer(hyperparameters))
 
     # The metrics stay with their trials: between these there is no communication.
+    trial_sharding = NamedSharding(mesh, P("trial"))
     out_shardings = shardings.map_trials(stack_shardings), trial_sharding
-
     jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
 
     @jit(compiler_options=product_options(mesh))
     def update_step(state, rows, num_microbatches, keys, hyperparameters):
-        rows, weight_sums = jax.vmap(prepare)(rows)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
-        rates = hyperparameters.dropout_rate, hyperparameters.attention_dropout_rate
+        rows, weight_sums = jax.vmap(number_rows)(rows), jax.vmap(sum_weights)(rows)
+        dropouts = Dropout(
+            key=jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step),
+            rows=None,  # Those of each microbatch.
+            rate=hyperparameters.dropout_rate,
+            attention_rate=hyperparameters.attention_dropout_rate,
+        )
         losses, gradients = jax.shard_map(
             shard_gradients,
             mesh=mesh,
@@ -138,12 +89,57 @@ def make_finetune_step(
             out_specs=P("trial"),
             axis_names={"trial", "data"},
             check_vma=False,
-        )(state.params, rows, num_microbatches, weight_sums, (keys, *rates))
+        )(state.params, rows, num_microbatches, weight_sums, dropouts)
         update = jax.vmap(apply_trial, in_axes=(TRIAL_AXES, 0, 0), out_axes=(TRIAL_AXES, 0))
         state, norms = update(state, gradients, hyperparameters)
         return state, {"loss": losses} | norms
 
     return update_step
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    head: Head,
+    params: dict,
+    microbatches: dict[str, jax.Array],
+    num_microbatches: jax.Array,
+    weight_sum: jax.Array,
+    dropout: Dropout,
+) -> tuple[jax.Array, dict]:
+    """Returns the contribution of one data-parallel shard to the loss of a trial and its gradients.
+
+    `microbatches` are arrays `[microbatches, rows, ...]`, of which the first `num_microbatches` are
+    used; `weight_sum` is the sum of the label weights of the whole batch.
+    """
+
+    def outputs(params, rows):
+        row_dropout = dropout._replace(rows=rows["dropout_rows"])
+        return model.apply({"params": params}, rows, dropout=row_dropout)
+
+    def loss_fn(params, rows):
+        if head.batch_loss:  # Has the gradients of that loss, not its value.
+            return jnp.sum(outputs(params, rows) * rows["vector_gradients"])
+        losses = head.loss(outputs(params, rows), rows)
+        return jnp.sum(losses * label_weights(head, rows)) / weight_sum
+
+    batch_loss = None
+    if head.batch_loss:
+        batch_loss, microbatches = add_vector_gradients(
+            head,
+            model.temperature,
+            functools.partial(outputs, params),
+            microbatches,
+            num_microbatches,
+            weight_sum,
+        )
+
+    def add(index, total):
+        values = jax.value_and_grad(loss_fn)(params, microbatch_at(microbatches, index))
+        return jax.tree.map(jnp.add, total, values)
+
+    zeros = jnp.zeros([]), jax.tree.map(jnp.zeros_like, params)
+    loss, gradients = jax.lax.fori_loop(0, num_microbatches, add, zeros)
+    return loss if batch_loss is None else batch_loss, gradients
 
 
 def make_predict_step(

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.checkpoints import native
 from bert_jax.errors import NonFiniteLoss
-from bert_jax.finetuning.setup import FinetuneSetup
+from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.model.heads import Outputs
 from bert_jax.tasks.task import Split
 from bert_jax.training import loop

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.data.features import finetune_batches
-from bert_jax.finetuning.setup import FinetuneSetup
+from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.sharding.rules import stack_shardings, with_shardings
 

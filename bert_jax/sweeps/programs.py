@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.finetuning.setup import PER_TRIAL, FinetuneSetup
+from bert_jax.finetuning.finetune_setup import PER_TRIAL, FinetuneSetup
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed
 from bert_jax.sweeps import memory

@@ -20,8 +20,8 @@ from bert_corpus.config import CorpusConfig
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.training.pretrain_setup import Phase, PretrainSetup, plan_phase
 from bert_jax.training.pretrain_step import make_pretrain_step
-from bert_jax.training.setup import Phase, PretrainSetup, plan_phase
 from bert_jax.training.state import TrainState
 
 jax.config.update("jax_platforms", "cpu")

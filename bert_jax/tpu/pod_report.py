@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from bert_jax.tpu import compilation
 from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import metrics
-from bert_jax.training.setup import Phase, PretrainSetup, setup_pretraining
+from bert_jax.training.pretrain_setup import Phase, PretrainSetup, setup_pretraining
 
 
 def report(

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import RowShape
-from bert_jax.finetuning.setup import FinetuneSetup, check_numbers
+from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers
 from bert_jax.model import heads
 from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.huggingface import (
     HEAD_KEY,
@@ -31,7 +32,6 @@ from bert_jax.inference import load
 from bert_jax.model.config import BertConfig
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.tokenization import tokenizer_from_bytes
-from bert_jax.tools.train_vocab import train_sentencepiece
 from tests.helpers import (
     CONFIG,
     CONFIG_JSON,

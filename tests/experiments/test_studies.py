@@ -22,11 +22,11 @@ from absl import flags
 from ml_collections import ConfigDict
 from study_report import Seeds
 
-from bert_jax.finetuning import setup as finetune_setup
+from bert_jax.finetuning import finetune_setup
 from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import check_sweep
-from bert_jax.training.setup import check_numbers, model_config
+from bert_jax.training.pretrain_setup import check_numbers, model_config
 from experiments import story_endings
 from tests.helpers import ROOT
 

@@ -181,7 +181,7 @@ def test_it_has_no_fast_path_and_says_so(caplog):
 
 
 def test_a_checkpoint_cannot_choose_code_to_run():
-    with pytest.raises(ValueError, match="needs the module 'this.is_not_imported': import it"):
+    with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported': import it"):
         import_part("bert_jax.model", "this.is_not_imported", only_imported=True)
     with pytest.raises(ValueError, match=r"no file 'brt': expected .*bert, .*or the dotted name"):
         import_part("bert_jax.model", "brt")

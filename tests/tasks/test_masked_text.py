@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.tasks.masked_text import best_fills, tokenize_masked
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
-from bert_jax.tools.train_vocab import train_sentencepiece
 from tests.helpers import write_vocabulary
 
 

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.data.features import ModelInput
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
-from bert_jax.tools.train_vocab import train_sentencepiece
 
 # Composed and decomposed accents, CJK, Hangul (which decomposes), letters whose lower case is
 # longer, and characters that tokenization drops inside a word.

@@ -330,7 +330,7 @@ def test_job_that_would_fail_is_refused_before_gcloud_is_called(cloud):
 def test_chips_and_hosts_of_every_kind_of_slice():
     sizes = {"v2-8": ("v2", 4, 1), "v3-32": ("v3", 16, 4), "v4-128": ("v4", 64, 16)}
     sizes |= {"v5p-32": ("v5p", 16, 4), "v5litepod-8": ("v5e", 8, 1), "v6e-64": ("v6e", 64, 16)}
-    code = "import launch_tpu; print([launch_tpu.slice_size(name) for name in {}])"
+    code = "from bert_jax.tpu import launch; print([launch.slice_size(name) for name in {}])"
     command = [sys.executable, "-c", code.format([*sizes])]
     assert subprocess.check_output(command, cwd=TOOLS, text=True).strip() == str([*sizes.values()])
     for name in ("v4", "v4-12", "v4-0", "v5e-16", "v6e-2", "v6e-12", "tpu-8", "v4-32x"):

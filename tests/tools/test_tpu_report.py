@@ -247,7 +247,7 @@ def test_sweep_of_invalid_meshes_exits_with_an_error():
 # Runs --all with reports that are given, not compiled.
 REPORT_ALL = """
 import sys
-from bert_jax.tpu import pod_report
+from bert_jax.tpu import pod_report, pod_table
 from bert_jax.tools import tpu_report
 
 phase = dict(max_seq_length=128, batch_size=256, hbm_capacity_bytes=2**34, fits=True)
@@ -268,7 +268,7 @@ def fake(config, topology, *_):
     return dict(topology=topology, remat=remat, fits=True, phases=phases)
 
 pod_report.report = fake
-tpu_report.PODS = [f"pod_base.py:{chip}" for chip in reports]
+pod_table.PODS = [f"pod_base.py:{chip}" for chip in reports]
 sys.argv = ["tpu_report", "--all", "--markdown=PAGE"]
 tpu_report.app.run(tpu_report.main, flags_parser=tpu_report.parse_flags)
 """

@@ -13,7 +13,7 @@ from bert_jax.data.rows import Rows
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tpu import compilation
 from bert_jax.training import metrics
-from bert_jax.training.setup import Phase
+from bert_jax.training.pretrain_setup import Phase
 
 ROWS = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
 

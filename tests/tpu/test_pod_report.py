@@ -10,7 +10,7 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.tpu import compilation, pod_report
 from bert_jax.tpu.hlo_cost import Cost
 from bert_jax.training import metrics
-from bert_jax.training.setup import Phase, setup_pretraining
+from bert_jax.training.pretrain_setup import Phase, setup_pretraining
 
 TOPOLOGY = "v4:2x2x2"
 

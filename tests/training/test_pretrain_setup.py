@@ -11,7 +11,7 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.tpu.compilation import UNCASED_ENGLISH
-from bert_jax.training.setup import (
+from bert_jax.training.pretrain_setup import (
     model_config,
     plan_phase,
     pretraining_schedule,

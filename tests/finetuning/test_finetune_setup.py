@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import NO_LABEL, ModelInput
-from bert_jax.finetuning.setup import find_class_weights
+from bert_jax.finetuning.finetune_setup import find_class_weights
 from bert_jax.model import heads
 from bert_jax.tasks.task import Task
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,13 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.parameters import modules_of
-from bert_jax.data.features import NO_LABEL, RowShape, batch_indices, steps_per_epoch
+from bert_jax.data.features import (
+    NO_LABEL,
+    ModelInput,
+    RowShape,
+    batch_indices,
+    steps_per_epoch,
+)
 from bert_jax.finetuning.pretrained_head import initial_params, only_predicts, with_labels_of_head
 from bert_jax.finetuning.step import (
     default_rows_per_microbatch,
@@ -43,7 +49,7 @@ from bert_jax.training.optimizer import (
     make_schedule,
     scale_updates_by_layer,
 )
-from bert_jax.training.setup import check_bounds
+from bert_jax.training.pretrain_setup import check_bounds
 from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 
 # Fields in which the trials of a stack may differ: they change no shape of the program.
@@ -130,8 +136,13 @@ class FinetuneSetup:
         self.optimizer(self.hyperparameters(trial))
 
     def schedule(self, values: Hyperparameters) -> optax.Schedule:
-        decay = self.config.decay_from, self.config.decay_power
-        return make_schedule(values.learning_rate, values.num_steps, values.warmup_steps, *decay)
+        return make_schedule(
+            values.learning_rate,
+            values.num_steps,
+            values.warmup_steps,
+            decay_from=self.config.decay_from,
+            power=self.config.decay_power,
+        )
 
     def optimizer(self, values: Hyperparameters) -> optax.GradientTransformation:
         config, num_layers = self.config, self.model.config.num_layers
@@ -198,8 +209,9 @@ class FinetuneSetup:
 
     @functools.cached_property
     def update_step(self) -> Callable:
-        settings = self.shardings, self.rows_per_microbatch
-        return make_finetune_step(self.model, self.task.head, self.optimizer, *settings)
+        return make_finetune_step(
+            self.model, self.task.head, self.optimizer, self.shardings, self.rows_per_microbatch
+        )
 
     @functools.cached_property
     def predict_step(self) -> Callable:
@@ -246,7 +258,6 @@ def setup_finetuning(
             {name: saved_head[name] for name in task.tuned if name in saved_head}
         )
         head_settings |= task.head_settings
-    num_batches = steps_per_epoch(len(task.train), config.batch_size)
     mesh = make_mesh(**config.mesh)
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.
@@ -261,10 +272,7 @@ def setup_finetuning(
     )
     rows_per_microbatch = rows_per_prediction
     if task.train and not config.per_device_batch_size:
-        sizes = []  # Rows in each of the first batches, as a sample of all batches.
-        for step in range(min(50, num_batches)):
-            indices = batch_indices(len(task.train), config.batch_size, 0, step)
-            sizes.append(len(shape.pack([task.train[index] for index in indices])))
+        sizes = sample_batch_sizes(task.train, shape, config.batch_size)
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
 
@@ -283,8 +291,26 @@ def setup_finetuning(
         shape=shape,
         rows_per_microbatch=rows_per_microbatch,
         rows_per_prediction=rows_per_prediction,
-        steps_per_epoch=num_batches,
+        steps_per_epoch=steps_per_epoch(len(task.train), config.batch_size),
     )
+    log_task(task, shape, setup.num_steps(config))
+    setup.check(config)
+    return setup
+
+
+def sample_batch_sizes(
+    features: Sequence[ModelInput], shape: RowShape, batch_size: int
+) -> list[int]:
+    """Returns the number of rows in each of the first batches, as a sample of all batches."""
+    sizes = []
+    for step in range(min(50, steps_per_epoch(len(features), batch_size))):
+        indices = batch_indices(len(features), batch_size, 0, step)
+        sizes.append(len(shape.pack([features[index] for index in indices])))
+    return sizes
+
+
+def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
+    """Logs the sizes of the task's splits, and how full the rows of its training set are."""
     if task.train:
         num_tokens, num_rows = sum(map(len, task.train)), len(shape.pack(task.train))
         logging.info(
@@ -292,15 +318,13 @@ def setup_finetuning(
             len(task.train),
             shape.length,
             100 * num_tokens / (num_rows * shape.length),
-            setup.num_steps(config),
+            num_steps,
         )
     logging.info(
         "Splits: %s; %s",
         ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
         ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
     )
-    setup.check(config)
-    return setup
 
 
 def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer) -> Task:

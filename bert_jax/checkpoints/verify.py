@@ -1,0 +1,75 @@
+"""Reads an entire checkpoint to find damage, and copies it."""
+
+import filecmp
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+
+from bert_jax.checkpoints.native import load_checkpoint, read_arrays, reading
+from bert_jax.checkpoints.read import abstract_params
+from bert_jax.errors import CheckpointError
+
+
+def load_training_state(directory: pathlib.Path) -> dict:
+    """Returns `step` and `opt_state` on the default device; raises CheckpointError."""
+    with reading(directory):
+        training = read_arrays(directory / "training")
+        if set(training) != {"step", "opt_state"}:
+            raise ValueError("training/ is incomplete, or not a training state")
+        return training
+
+
+def verify_checkpoint(directory: pathlib.Path) -> dict[str, int]:
+    """Reads an entire checkpoint; returns its `step` (or 0), and bytes of `params` and `training`.
+
+    Raises CheckpointError if anything is missing, truncated, not finite, or of another model.
+    """
+    params, settings, _ = load_checkpoint(directory, abstract_params)
+    has_state = settings.get("has_training_state", True)
+    training = load_training_state(directory) if has_state else {"step": np.int32(0)}
+    for path in directory.glob("*/array_metadatas/*"):  # Orbax reads these only when resuming.
+        try:
+            json.loads(path.read_text())
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+    sizes = {"step": int(training["step"]), "params": 0, "training": 0}
+    shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
+    for path, leaf in jax.tree.leaves_with_path({"params": params, "training": training}):
+        name = jax.tree_util.keystr(path)
+        if leaf.ndim and leaf.shape not in shapes:  # Moments have the shapes of parameters.
+            problem = f"no parameter has the shape of {name}, {list(leaf.shape)}"
+            raise CheckpointError(f"{directory}: training/ belongs to other parameters: {problem}")
+        if not np.isfinite(leaf).all():
+            raise CheckpointError(f"{directory}: {name} holds values that are not finite")
+        sizes[path[0].key] += leaf.nbytes
+    return sizes
+
+
+def print_summary(directory: pathlib.Path) -> None:
+    """Verifies a checkpoint and prints a summary; raises CheckpointError."""
+    sizes = verify_checkpoint(directory)
+    print(
+        f"{directory}: complete, step {sizes['step']:,}, parameters {sizes['params']:,} bytes, "
+        f"training state {sizes['training']:,} bytes"
+    )
+
+
+def copy_verified(source: pathlib.Path, destination: pathlib.Path) -> None:
+    """Copies a checkpoint, under a temporary name until the copy has been verified."""
+    if destination.exists():
+        raise FileExistsError(f"{destination} exists already: choose another --copy_to")
+    if destination.is_relative_to(source):
+        raise ValueError(f"{destination} is within the checkpoint: choose another --copy_to")
+    unfinished = destination.with_name(destination.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(source, unfinished)
+    print_summary(unfinished)
+    for path in source.rglob("*"):
+        copied = unfinished / path.relative_to(source)
+        if path.is_file() and not filecmp.cmp(path, copied, shallow=False):
+            raise OSError(f"{copied} differs from {path}: the disk or its connection is faulty")
+    unfinished.rename(destination)
+    print(f"copied to {destination}")

@@ -1,0 +1,67 @@
+"""Gradients of a loss that compares the examples of the whole batch, in microbatches.
+
+GradCache (Gao et al., 2021, "Scaling deep contrastive learning batch size"): the microbatches go
+through the model twice: for their vectors, then, once the loss of these is known, for gradients.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.heads import Head
+
+
+def add_vector_gradients(
+    head: Head,
+    temperature: float,
+    embed: Callable[[dict], jax.Array],
+    microbatches: dict[str, jax.Array],
+    num_microbatches: jax.Array,
+    weight_sum: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the loss of a batch, and its microbatches with the gradients of their vectors.
+
+    Runs on one data-parallel shard: returns its part of the loss. `embed` computes the vectors of
+    one microbatch; `microbatches` are arrays `[microbatches, rows, ...]` of which the first
+    `num_microbatches` are used; the entry "vector_gradients" is added to them.
+    """
+
+    def embed_at(index, vectors):
+        return vectors.at[index].set(embed(microbatch_at(microbatches, index)))
+
+    def batch_loss(vectors):
+        return _batch_loss(head, temperature, vectors, microbatches, weight_sum)
+
+    shape = jax.eval_shape(embed, microbatch_at(microbatches, 0)).shape
+    vectors = jnp.zeros((len(microbatches["tokens"]), *shape))
+    vectors = jax.lax.fori_loop(0, num_microbatches, embed_at, vectors)
+    loss, gradients = jax.value_and_grad(batch_loss)(vectors)
+    return loss, microbatches | {"vector_gradients": gradients}
+
+
+def microbatch_at(microbatches: dict[str, jax.Array], index) -> dict[str, jax.Array]:
+    """Returns one of the `microbatches`, arrays with a leading axis of microbatches."""
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), microbatches
+    )
+
+
+def _batch_loss(head, temperature, vectors, microbatches, weight_sum):
+    """Computes the whole batch's loss on each shard; returns one shard's part."""
+    num_shards = jax.lax.axis_size("data")
+    labels, weights = microbatches["labels"], microbatches["weights"]
+    examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])
+    examples, labels, weights = (
+        jax.lax.all_gather(x.reshape(-1, *x.shape[3:]), "data", tiled=True)
+        for x in (examples, labels, weights)
+    )
+    # A batch has at most as many examples as rows, far fewer than slots.
+    max_examples = math.prod(microbatches["tokens"].shape[:2]) * num_shards
+    (used,) = jnp.nonzero(weights, size=max_examples, fill_value=len(weights))
+    examples, labels, weights = (
+        x.at[used].get(mode="fill", fill_value=0) for x in (examples, labels, weights)
+    )
+    loss = head.batch_loss(examples, labels, weights, temperature)
+    return loss / (weight_sum * num_shards)

@@ -1,0 +1,158 @@
+"""Formats the reports of `pod_report` as text and as rows of a table."""
+
+from bert_jax.tpu import compilation
+
+COLUMNS = (
+    "configuration",
+    "topology",
+    "length",
+    "batch",
+    "rows per device",
+    "mesh",
+    "remat",
+    "HBM, GiB",
+    "compiled FLOPs",
+    "cycles per row",
+    "rows per second per chip",
+    "MFU",
+    "exposed collectives",
+    "hours, exposed included",
+    "compile time",
+)
+CAVEAT = (
+    "Cycles are the compiler's own estimate, not a measurement, and do not include collectives.\n"
+    "The time of collectives is a minimum, at the data-sheet bandwidth of all links; exposed is\n"
+    "what the schedule does not overlap with computation."
+)
+FOOTNOTE = (
+    "\n\\* Too low: custom kernels have no estimate, and a loop with an unknown trip count is "
+    "counted once.\n"
+)
+
+
+def format_report(report: dict) -> str:
+    lines = [
+        f"{report['topology']}: {report['num_chips']} chips, {report['num_devices']} devices of "
+        f"kind {report['device_kind']!r}, {report['clock_hz'] / 1e6:.0f} MHz; "
+        f"{report['num_params']:,} parameters; remat {report['remat']}"
+    ]
+    for phase in report["phases"]:
+        lines += ["", f"rows of {phase['max_seq_length']} tokens, batch {phase['batch_size']:,}"]
+        figures = format_step(phase) if phase["hbm_parts"] else [format_failure(phase)]
+        lines += [f"  {line}" for line in figures]
+    if report["fits"]:
+        lines += ["", f"{'total':<24}{format_hours(report, 'total_')}"]
+        if "price" in report:
+            lines.append(f"{'price':<24}{report['price']:,.2f} with exposed collectives")
+    return "\n".join([*lines, "", CAVEAT])
+
+
+def format_hours(figures: dict, prefix: str = "") -> str:
+    return (
+        f"{figures[prefix + 'hours']:.1f} hours, with exposed collectives "
+        f"{figures[prefix + 'hours_with_exposed_collectives']:.1f}"
+    )
+
+
+def format_failure(phase: dict) -> str:
+    over = phase["hbm_bytes_over"]
+    if over is None:
+        minimum = phase["hbm_argument_bytes"] / compilation.GIB
+        return (
+            "DOES NOT FIT: the compiler ran out of device memory and does not report by how much; "
+            f"parameters, optimizer state and rows alone need {minimum:.2f} GiB"
+        )
+    used = phase["hbm_bytes_per_device"]
+    return (
+        f"DOES NOT FIT by {over / compilation.GIB:.2f} GiB: "
+        f"needs {used / compilation.GIB:.2f}, the compiler "
+        f"allows {(used - over) / compilation.GIB:.2f}"
+    )
+
+
+def format_step(phase: dict) -> list[str]:
+    used = phase["hbm_bytes_per_device"] / compilation.GIB
+    capacity = phase["hbm_capacity_bytes"] / compilation.GIB
+    fit = format_failure(phase) if phase["hbm_bytes_over"] else "fits"
+    figures = {
+        "mesh": " ".join(f"{axis}={size}" for axis, size in phase["mesh"].items()),
+        "rows per device": f"{phase['per_device_batch_size']} per microbatch",
+        "HBM per device": f"{used:.2f} of {capacity:.0f} GiB: {fit}",
+        " by use": ", ".join(
+            f"{name} {size / compilation.GIB:.3f}" for name, size in phase["hbm_parts"].items()
+        ),
+        "FLOPs per sequence": f"{phase['model_flops_per_row'] / 1e9:.2f} G analytic, "
+        f"{phase['compiled_flops_per_row'] / 1e9:.2f} G compiled",
+        "cycles per step": f"{phase['cycles_per_step']:,}",
+    }
+    for part, directions in phase["cycles_by_part"].items():
+        share = sum(directions.values()) / phase["cycles_per_step"]
+        split = ", ".join(f"{name} {cycles:,}" for name, cycles in directions.items())
+        figures[f" {part}"] = f"{share:.1%} ({split})"
+    figures |= {
+        "cycles per row": f"{phase['cycles_per_row']:,.0f} of one chip",
+        "collectives": "; ".join(
+            f"{kind} x{totals['count']:,}, {totals['bytes'] / 2**20:,.1f} MiB"
+            for kind, totals in phase["collectives"].items()
+        ),
+        "time per step": f"{1e3 * phase['step_seconds']:.2f} ms, collectives at least "
+        f"{1e3 * phase['collective_seconds']:.2f} ms, {1e3 * phase['exposed_seconds']:.2f} exposed",
+        "per chip": f"{phase['rows_per_second_per_chip']:,.1f} rows per second, "
+        f"MFU {phase['mfu']:.1%}",
+        f"{phase['num_steps']:,} steps": format_hours(phase),
+        "compile time": f"{phase['compile_seconds']:.0f} s",
+        "no estimate for": ", ".join(
+            f"{name} x{n}" for name, n in phase["without_estimate"].items()
+        ),
+        "loops counted once": ", ".join(phase["loops_counted_once"]),
+    }
+    lines = [f"{name:<20}  {figure}" for name, figure in figures.items() if figure]
+    for row in phase["costliest"]:
+        start = f"{row['cycles']:>12,} x{row['runs']:<4}{row['name']}  {row['shape'][:60]}"
+        lines.append(f"{start}  {row['op_name'][-90:]}")
+    for arrays, totals in phase["largest_collectives"].items():
+        lines.append(f"{totals['bytes'] / 2**20:>8,.1f} MiB x{totals['count']:<4}{arrays[:90]}")
+    return lines
+
+
+def format_sweep_row(row: dict) -> str:
+    start = f"mesh {row['sizes']:<8} remat {row['remat']:<5}"
+    if not row["fits"]:
+        return f"{start} " + (f"invalid: {row['error']}" if "error" in row else "does not fit")
+    used, hours = row["hbm_bytes_per_device"] / compilation.GIB, format_hours(row, "total_")
+    return f"{start} {used:6.2f} GiB {hours}; fits up to {row['largest_batch']} rows per device"
+
+
+def format_table_row(name: str, report: dict, phase: dict) -> str:
+    capacity = phase["hbm_capacity_bytes"] / compilation.GIB
+    cells = [f"`{name}`", report["topology"], phase["max_seq_length"], phase["batch_size"]]
+    if phase["fits"]:
+        cells += [
+            phase["per_device_batch_size"],
+            "x".join(str(size) for size in phase["mesh"].values()),
+            report["remat"],
+            f"{phase['hbm_bytes_per_device'] / compilation.GIB:.1f} of {capacity:.0f}",
+            # With remat, layers are computed twice.
+            f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
+            f"{phase['cycles_per_row']:,.0f}{' *' * has_missing_cycles(phase)}",
+            f"{phase['rows_per_second_per_chip']:,.0f}",
+            f"{phase['mfu']:.0%}",
+            f"+{phase['exposed_seconds'] / phase['step_seconds']:.0%}",
+            f"{phase['hours_with_exposed_collectives']:.1f}",
+            f"{phase['compile_seconds']:.0f} s",
+        ]
+    else:
+        cells.append(f"does not fit {capacity:.0f} GiB")
+    return f"| {' | '.join(map(str, cells))} |\n"
+
+
+def flops_ratio(phase: dict) -> float:
+    return phase["compiled_flops_per_row"] / phase["model_flops_per_row"]
+
+
+def has_missing_cycles(phase: dict) -> bool:
+    return bool(phase["loops_counted_once"]) or "tpu_custom_call" in phase["without_estimate"]
+
+
+def exposed_hours(report: dict) -> float:
+    return report["total_hours_with_exposed_collectives"]
