@@ -75,21 +75,9 @@ _DIAGNOSTIC = ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "diagnos
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the set `config.data.name`; see configs/finetune/glue.py."""
     data = config.data
-    if data.name not in DATASETS:
-        raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(DATASETS)}")
-    # The namespace and the version are optional.
-    is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
-    if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
-        expected = f"tfds:glue/{data.name}, or the directory of the GLUE download"
-        raise ValueError(f"--config.data.directory={data.directory}: expected {expected}")
-    dataset = DATASETS[data.name]
+    dataset, is_tfds = find_dataset(data)
     metric = choose_metric(dataset.metrics, data.metric)
-    expected = dataset.labels or ("value",)
-    labels = labels_from_config(config) or expected
-    if set(labels) != set(expected):
-        order = f"expected {', '.join(expected)}, in any order"
-        origin = "in --config.data.labels, or of the head in the weights"
-        raise ValueError(f"the labels {origin}, are {', '.join(labels)}: {order}")
+    labels = choose_labels(config, dataset)
     columns = (is_tfds and dataset.tfds_texts) or dataset.texts
     classes = labels if dataset.labels else ()
     names = classes if dataset.submits_label_names else list(map(dataset.labels.index, classes))
@@ -165,6 +153,29 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes=notes,
         files=files,
     )
+
+
+def find_dataset(data: ConfigDict) -> tuple[GlueDataset, bool]:
+    """Returns the set `data.name`, and whether it is in TFDS. Raises ValueError."""
+    if data.name not in DATASETS:
+        raise ValueError(f"no GLUE set {data.name!r}: expected one of {', '.join(DATASETS)}")
+    # The namespace and the version are optional.
+    is_tfds = bool(re.fullmatch(rf"tfds:(.+:)?glue/{data.name}([:/].+)?", data.directory))
+    if not data.directory or (data.directory.startswith("tfds:") and not is_tfds):
+        expected = f"tfds:glue/{data.name}, or the directory of the GLUE download"
+        raise ValueError(f"--config.data.directory={data.directory}: expected {expected}")
+    return DATASETS[data.name], is_tfds
+
+
+def choose_labels(config: ConfigDict, dataset: GlueDataset) -> tuple[str, ...]:
+    """Returns the labels in the order of `config`, or of the set. Raises ValueError for others."""
+    expected = dataset.labels or ("value",)
+    labels = labels_from_config(config) or expected
+    if set(labels) != set(expected):
+        order = f"expected {', '.join(expected)}, in any order"
+        origin = "in --config.data.labels, or of the head in the weights"
+        raise ValueError(f"the labels {origin}, are {', '.join(labels)}: {order}")
+    return labels
 
 
 def _path(directory: str, name: str, split: str) -> pathlib.Path:

@@ -63,18 +63,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         ("similarity.temperature", 1e-30, math.inf),
     )
     notes: dict[str, int] = {}
-    queries = {}
-    for name, path in files.items():
-        read = read_queries(path, name == "train", empty_texts=True)
-        empty = [
-            (query.location, f"the {name_of_text}")
-            for query in read
-            for name_of_text, texts in (("query", (query.text,)), ("negative", query.negatives))
-            if not all(map(str.strip, texts))
-        ]
-        is_labeled = read[0].positive is not None
-        tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
-        queries[name] = limit_examples(read, config, name, notes)
+    queries = _read_splits(config, files, notes)
     train = queries.pop("train", [])  # If empty, only predicts.
     for query in train:
         if (count := len(query.negatives)) < data.num_negatives:
@@ -126,6 +115,25 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         head_settings=settings | (config.similarity.to_dict() if is_bi_encoder else {}),
         files=files | ({"passages": data.passages} if data.passages else {}),
     )
+
+
+def _read_splits(
+    config: ConfigDict, files: dict[str, str], notes: dict[str, int]
+) -> dict[str, list[Query]]:
+    """Returns the queries of each split; counts what is unusual in `notes`."""
+    queries = {}
+    for name, path in files.items():
+        read = read_queries(path, name == "train", empty_texts=True)
+        empty = [
+            (query.location, f"the {name_of_text}")
+            for query in read
+            for name_of_text, texts in (("query", (query.text,)), ("negative", query.negatives))
+            if not all(map(str.strip, texts))
+        ]
+        is_labeled = read[0].positive is not None
+        tables.check_empty_texts(name, empty, is_labeled, bool(config.data.train), notes)
+        queries[name] = limit_examples(read, config, name, notes)
+    return queries
 
 
 def read_queries(

@@ -50,25 +50,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.
     config.init_optimizer = False
 
-    config.model = ConfigDict()  # Fields of the architecture; vocab_size is the corpus's.
-    # A file in bert_jax/model, or the dotted name of a module of one's own.
-    config.model.architecture = "bert"
-    config.model.size = "base"  # None: the size of `init_from`.
-    # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
-    for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
-        config.model[name] = placeholder(int)
-    config.model.dropout_rate = 0.1
-    config.model.attention_dropout_rate = placeholder(float)  # None: dropout_rate.
-    config.model.initializer_range = 0.02
-    config.model.layer_norm_epsilon = 1e-12
-    config.model.max_position_embeddings = 512
-    # How the model runs, which changes nothing but speed and rounding: fields of
-    # bert_jax.model.execution.Execution.
-    config.model.dtype = "bfloat16"
-    config.model.kernels = "auto"  # With a TPU, layers run in kernels; "plain": never.
-    config.model.scan_layers = True
-    config.model.remat = "none"
-
+    config.model = model_config()
     config.masking = ConfigDict()
     config.masking.rate = 0.15
     config.masking.unit = "token"  # Or "whole_word" or "span".
@@ -110,6 +92,29 @@ def get_config(arg: str = "") -> ConfigDict:
     config.stall_seconds = 600
 
     return apply_runlocal(config, arg)
+
+
+def model_config() -> ConfigDict:
+    """Returns the fields of the architecture (vocab_size is the corpus's), and how it runs."""
+    model = ConfigDict()
+    # A file in bert_jax/model, or the dotted name of a module of one's own.
+    model.architecture = "bert"
+    model.size = "base"  # None: the size of `init_from`.
+    # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
+    for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
+        model[name] = placeholder(int)
+    model.dropout_rate = 0.1
+    model.attention_dropout_rate = placeholder(float)  # None: dropout_rate.
+    model.initializer_range = 0.02
+    model.layer_norm_epsilon = 1e-12
+    model.max_position_embeddings = 512
+    # How the model runs, which changes nothing but speed and rounding: fields of
+    # bert_jax.model.execution.Execution.
+    model.dtype = "bfloat16"
+    model.kernels = "auto"  # With a TPU, layers run in kernels; "plain": never.
+    model.scan_layers = True
+    model.remat = "none"
+    return model
 
 
 def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:

@@ -1,6 +1,7 @@
-"""BERT_TINY, uncased: 2 layers, hidden 128, 2 heads.
+"""The small BERTs, uncased: BERT_TINY (2 layers, hidden 128, 2 heads), and three larger ones.
 
-Source: Turc et al. (2019), table 1 of the released models. Only the size differs from bert_base.py.
+Source: Turc et al. (2019), table 1 of the released models. Only the size differs from bert_base.py:
+`--config.model.size=mini` (4 layers, hidden 256), `small` (4, 512) or `medium` (8, 512).
 
 Expected time: not run at full size.
 Expected result: not run at full size; the paper only gives downstream scores.
