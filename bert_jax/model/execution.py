@@ -2,7 +2,8 @@
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
 change only how fast. The fast path, `model/tpu`, computes BERT's layers with TPU kernels and a
-gradient of its own; nothing else imports it.
+gradient of its own. Nothing else imports it: the reports of `bert_jax/tpu`, which count the cycles
+of both kernels, have them from here.
 """
 
 import dataclasses
@@ -17,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.dropout import LayerDropout
 from bert_jax.model.layers import CHEAP
-from bert_jax.model.tpu import attention_kernel
+from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
+from bert_jax.model.tpu.blocks import needs_float32  # noqa: F401
 from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
 from bert_jax.sharding.mesh import mesh_and_device
 from bert_jax.sharding.rules import path_name

@@ -100,9 +100,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         records = limit_examples(records, config, split, notes)
         tables.check_columns(records, columns)
         texts = [[record.columns[column] for column in columns] for record in records]
+        label_column = "label" if is_tfds else dataset.label
         values = read_labels(
             records,
-            "label" if is_tfds else dataset.label,
+            label_column,
             classes,
             required=split in ("train", *dataset.dev),
             aliases=_UNLABELED | {str(i): label for i, label in enumerate(dataset.labels)},
@@ -111,9 +112,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         notes[f"{split} examples truncated"] = truncated
         empty = [pair for pair in texts if not all(map(str.strip, pair))]
         notes[f"{split} examples with an empty text"] = len(empty)
-        id_columns = () if split == "train" else ("index", "id", "idx")
-        id_column = next((column for column in id_columns if column in records[0].columns), "")
-        records = tables.with_ids(records, id_column)
+        records = tables.with_ids(records, "" if split == "train" else _id_column(records))
         split_name = split if name == data.name else name
         scored = make_split(split_name, features, records, classes, metrics)
         if not submission:
@@ -176,6 +175,12 @@ def choose_labels(config: ConfigDict, dataset: GlueDataset) -> tuple[str, ...]:
         origin = "in --config.data.labels, or of the head in the weights"
         raise ValueError(f"the labels {origin}, are {', '.join(labels)}: {order}")
     return labels
+
+
+def _id_column(records: list[tables.Record]) -> str:
+    """Returns the name of the column with the ids; "" if there is none."""
+    names = ("index", "id", "idx")
+    return next((name for name in names if name in records[0].columns), "")
 
 
 def _path(directory: str, name: str, split: str) -> pathlib.Path:

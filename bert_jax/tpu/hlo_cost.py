@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.model.tpu import attention_kernel, sublayer_kernel
+from bert_jax.model.execution import attention_kernel, sublayer_kernel
 from bert_jax.tpu.compilation import CHIPS
 
 KERNEL_TABLE = pathlib.Path(attention_kernel.__file__).with_name("cycles.json")

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout
-from bert_jax.model.tpu import attention_kernel, sublayer_kernel
+from bert_jax.model.execution import attention_kernel, needs_float32, sublayer_kernel
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tpu import compilation
 
@@ -68,14 +68,22 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
         if has_dropout:
             dropout = HiddenDropout((words, words), abstract(), float32())
         inputs, x = (abstract(tokens, size, dtype=dtype) for size in (inner, hidden))
-        stacks = [abstract(1, *each.shape, dtype=dtype) for each in (inputs, x)]
+        saved = sublayer_kernel.Saved(
+            inputs=abstract(1, *inputs.shape, dtype=dtype), sums=abstract(1, *x.shape, dtype=dtype)
+        )
         has_gelu = inner > hidden
-        vectors = [float32(size) for size in [hidden] * 3 + [inner] * has_gelu]
-        arguments = inputs, x, (abstract(inner, hidden, dtype=dtype), *vectors), stacks, dropout
+        params = sublayer_kernel.SublayerParams(
+            matrix=abstract(inner, hidden, dtype=dtype),
+            bias=float32(hidden),
+            scale=float32(hidden),
+            shift=float32(hidden),
+            inner_bias=float32(inner) if has_gelu else None,
+        )
+        arguments = inputs, x, params, saved, dropout
 
-        def loss(inputs, x, params, stacks, dropout):
-            settings, stacks = sublayer_kernel.Settings(has_gelu, epsilon=1e-12), (*stacks, None)
-            y, _ = sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)
+        def loss(inputs, x, params, saved, dropout):
+            settings = sublayer_kernel.Settings(has_gelu, epsilon=1e-12)
+            y, _ = sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
     else:
@@ -85,7 +93,7 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
         projections = abstract(batch, sizes, 3 * 256, dtype=dtype)
         arguments = projections, float32(3 * 256), abstract(batch, sizes), dropout
         settings = {"head_dim": HEAD_DIM}
-        settings["float32_blocks"] = attention_kernel.needs_float32(mesh.devices.item().device_kind)
+        settings["float32_blocks"] = needs_float32(mesh.devices.item().device_kind)
 
         def loss(*arguments):
             return jnp.sum(

@@ -10,6 +10,7 @@ probabilities from the saved logarithms of their sums, and dropout from the same
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,8 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import AttentionDropout, random_bits
+from bert_jax.model.tpu.blocks import LANES, Float32Copy, dot
 
-LANES = 128
 MAX_LENGTH = 512
 QUERY, KEY, VALUE = (slice(n * LANES, (n + 1) * LANES) for n in range(3))  # In a block of lanes.
 
@@ -32,15 +33,6 @@ def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
     if LANES % head_dim or hidden_size % max(LANES, 2 * head_dim):
         return f"heads of {head_dim} in {hidden_size} lanes do not fill blocks of {LANES}"
     return ""
-
-
-def needs_float32(device_kind: str) -> bool:
-    """Returns whether the kernel is to compute on float32 copies of bfloat16 blocks.
-
-    Kernels on v2 and v3 multiply no bfloat16 matrices, only float32 ones, which the matrix unit
-    rounds. Each conversion takes them ten instructions, of which none overlap.
-    """
-    return device_kind in ("TPU v2", "TPU v3")
 
 
 class _Settings(NamedTuple):
@@ -61,22 +53,12 @@ class _Inputs(NamedTuple):
     threshold: jax.Array | None = None  # [1, 1]
 
 
-def interleave(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Joins arrays `[..., hidden]`: 128 lanes of each, then the next, `[..., 3 * hidden]`.
-
-    So one product computes queries, keys and values, and those of a head are in one block.
-    """
-    starts = range(0, query.shape[-1], LANES)  # Slices take half of the cycles of a transposition.
-    blocks = [x[..., start : start + LANES] for start in starts for x in (query, key, value)]
-    return jnp.concatenate(blocks, axis=-1)
-
-
 def attention(
     projections: jax.Array,
     bias: jax.Array,
     sequence_ids: jax.Array,
     dropout: AttentionDropout | None = None,
-    stacks: list[jax.Array] | None = None,
+    saved: list[jax.Array] | None = None,
     layer: int | jax.Array = 0,
     *,
     head_dim: int,
@@ -91,8 +73,8 @@ def attention(
     here gives its gradient without another pass. That of keys has no effect and the gradient 0.
     `interpret` runs the kernel on any device, for tests; `float32_blocks`: see `needs_float32`.
 
-    Also writes projections and result to `layer` of the two `stacks`, which it returns: the kernels
-    read and write them there, so that a loop over layers copies nothing.
+    Also writes projections and result to `layer` of the two arrays `saved`, `[layers, ...]`, which
+    it returns: the kernels read and write them there, so that a loop over layers copies nothing.
     """
     batch, length, width = projections.shape
     ids, padded, end = sequence_ids, projections, (0, -length % LANES)
@@ -100,107 +82,184 @@ def attention(
         ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
         if dropout:
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
-            words = jnp.pad(dropout.words, (*[(0, 0)] * 3, end))
+            words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
             dropout = dropout._replace(words=words, key_words=key_words)
         padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
     settings = _Settings(head_dim, causal, interpret, float32_blocks)
-    stacks = stacks or [
+    saved = saved or [
         lax.empty((1, batch, ids.shape[1], size), padded.dtype) for size in (width, width // 3)
     ]
-    out, stacks = _attention(settings, stacks, layer, ids, dropout, padded, bias)
-    return out[:, :length], stacks
+    context, saved = _attention(settings, saved, layer, ids, dropout, padded, bias)
+    return context[:, :length], saved
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, stacks, layer, ids, dropout, projections, bias):
-    return _attention_forward(settings, stacks, layer, ids, dropout, projections, bias)[0]
+def _attention(settings, saved, layer, ids, dropout, projections, bias):
+    return _attention_forward(settings, saved, layer, ids, dropout, projections, bias)[0]
 
 
-def _attention_forward(settings, stacks, layer, ids, dropout, projections, bias):
-    stacks[0] = lax.dynamic_update_index_in_dim(stacks[0], projections, layer, 0)
-    shared = layer, ids, dropout, bias
-    stacks[1], log_sum = _call(_forward_kernel, settings, stacks, shared, (), "sl")
-    out = lax.dynamic_index_in_dim(stacks[1], layer, 0, keepdims=False)
-    return (out, stacks), (stacks, shared, log_sum)
+def _attention_forward(settings, saved, layer, ids, dropout, projections, bias):
+    saved_projections, saved_context = saved
+    saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
+    arrays = _Arrays.from_shapes(saved_projections, saved_context, settings.head_dim)
+    inputs = _make_inputs(ids, saved_projections, bias, dropout)
+    saved_context, log_sum = _call(
+        _forward_kernel,
+        settings,
+        layer,
+        inputs,
+        # Only shares its memory with the output, which needs any block of it.
+        given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
+        outputs=[arrays.saved_context, arrays.log_sum],
+        writes_in_place=True,
+    )
+    context = lax.dynamic_index_in_dim(saved_context, layer, 0, keepdims=False)
+    saved = [saved_projections, saved_context]
+    return (context, saved), (saved, layer, ids, dropout, bias, log_sum)
 
 
 def _attention_backward(settings, residuals, gradients):
-    stacks, shared, log_sum = residuals
-    rest = ("l", log_sum), ("x", gradients[0])
-    dprojections, dbias = _call(_backward_kernel, settings, stacks, shared, rest, "pb")
-    return *[None] * 4, dprojections, jnp.sum(dbias, (0, 1)).astype(shared[-1].dtype)
+    (saved_projections, saved_context), layer, ids, dropout, bias, log_sum = residuals
+    arrays = _Arrays.from_shapes(saved_projections, saved_context, settings.head_dim)
+    dcontext, _ = gradients
+    dprojections, dbias = _call(
+        _backward_kernel,
+        settings,
+        layer,
+        _make_inputs(ids, saved_projections, bias, dropout),
+        given=[
+            (arrays.saved_context.spec, saved_context),
+            (arrays.log_sum.spec, log_sum),
+            (arrays.context.spec, dcontext),
+        ],
+        outputs=[arrays.projections, arrays.bias],
+    )
+    return *[None] * 4, dprojections, jnp.sum(dbias, (0, 1)).astype(bias.dtype)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> list[jax.Array]:
+class _Array(NamedTuple):
+    """The blocks in which programs read or write an array, and its shape."""
+
+    spec: pl.BlockSpec
+    shape: jax.ShapeDtypeStruct
+
+
+class _Arrays(NamedTuple):
+    """The arrays of the kernels, each divided into blocks of rows and lanes."""
+
+    saved_context: _Array  # [layers, batch, length, hidden]
+    context: _Array  # [batch, length, hidden]
+    projections: _Array  # [batch, length, 3 * hidden]
+    log_sum: _Array  # [batch, blocks of lanes, heads in a block, length], float32
+    bias: _Array  # [programs, 1, 3 * hidden], float32: the gradient of each program.
+
+    @classmethod
+    def from_shapes(cls, saved_projections, saved_context, head_dim: int) -> "_Arrays":
+        (_, batch, length, hidden), dtype = saved_context.shape, saved_context.dtype
+        rows, heads = _rows_per_program(batch, length), LANES // head_dim
+        log_sum_shape = batch, hidden // LANES, heads, length
+        bias_shape = batch // rows, 1, 3 * hidden
+        return cls(
+            saved_context=_Array(_layer_spec(rows, length, LANES), saved_context),
+            context=_Array(
+                pl.BlockSpec((rows, length, LANES), lambda row, lanes, _: (row, 0, lanes)),
+                jax.ShapeDtypeStruct(saved_context.shape[1:], dtype),
+            ),
+            projections=_Array(
+                pl.BlockSpec((rows, length, 3 * LANES), lambda row, lanes, _: (row, 0, lanes)),
+                jax.ShapeDtypeStruct(saved_projections.shape[1:], dtype),
+            ),
+            log_sum=_Array(
+                pl.BlockSpec((rows, 1, heads, length), lambda row, lanes, _: (row, lanes, 0, 0)),
+                jax.ShapeDtypeStruct(log_sum_shape, jnp.float32),
+            ),
+            bias=_Array(
+                pl.BlockSpec((1, 1, 3 * LANES), lambda row, lanes, _: (row, 0, lanes)),
+                jax.ShapeDtypeStruct(bias_shape, jnp.float32),
+            ),
+        )
+
+
+def _rows_per_program(batch: int, length: int) -> int:
+    """Returns the rows of a program: several short ones, so that it has enough to do."""
+    return math.gcd(batch, max(MAX_LENGTH // length, 1))
+
+
+def _layer_spec(rows: int, length: int, size: int) -> pl.BlockSpec:
+    """Returns the blocks of the current layer in `[layers, batch, length, ...]`."""
+    block = None, rows, length, size
+    return pl.BlockSpec(block, lambda row, lanes, layer: (layer[0], row, 0, lanes))
+
+
+def _make_inputs(ids, saved_projections, bias, dropout: AttentionDropout | None) -> _Inputs:
+    """Returns the inputs that both kernels read, in the layout of `_Inputs`."""
+    bias = bias.astype(saved_projections.dtype).astype(jnp.float32)[None]
+    inputs = _Inputs(ids[:, None], ids[..., None], jnp.ones((1, 1)), saved_projections, bias)
+    if dropout is None:
+        return inputs
+    key_words = dropout.key_words[..., None]
+    return inputs._replace(
+        scale=dropout.scale.reshape(1, 1),
+        query_words=dropout.words,
+        key_words=jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES)),
+        threshold=dropout.threshold.reshape(1, 1),
+    )
+
+
+def _input_specs(rows: int, length: int, head_dim: int) -> _Inputs:
+    """Returns the blocks of each input."""
+    heads = LANES // head_dim
+    blocks_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
+    scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
+    return _Inputs(
+        query_ids=pl.BlockSpec((rows, 1, length), lambda row, lanes, _: (row, 0, 0)),
+        key_ids=pl.BlockSpec((rows, length, 1), lambda row, lanes, _: (row, 0, 0)),
+        scale=scalar,
+        projections=_layer_spec(rows, length, 3 * LANES),
+        bias=pl.BlockSpec((1, 3 * LANES), lambda row, lanes, _: (0, lanes)),
+        query_words=pl.BlockSpec(
+            (rows, pairs, 2, length), lambda row, lanes, _: (row, lanes // blocks_per_pair, 0, 0)
+        ),
+        key_words=pl.BlockSpec((2, length, LANES), lambda *_: (0, 0, 0)),
+        threshold=scalar,
+    )
+
+
+def _call(
+    kernel: Callable,
+    settings: _Settings,
+    layer: int | jax.Array,
+    inputs: _Inputs,
+    *,
+    given: list[tuple[pl.BlockSpec, jax.Array]],
+    outputs: list[_Array],
+    writes_in_place: bool = False,
+) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
 
-    `rest` are inputs after the result, of "x" (like it) or "l" (`[batch, blocks, heads, length]`).
-    The letters of `outputs` are these, "s" (the stack of results, written in place), "p" (like the
-    projections) or "b" (`[programs, 1, 3 * hidden]`, a row of each program).
+    It reads the `inputs`, then the arrays that are `given` with their blocks. If it
+    `writes_in_place`, the first output is the first of these, changed at `layer`.
     """
-    layer, ids, dropout, bias = shared
-    bias = bias.astype(stacks[0].dtype).astype(jnp.float32)[None]
-    scale, words = jnp.ones((1, 1)), ()
-    if dropout:
-        scale, key_words = dropout.scale.reshape(1, 1), dropout.key_words[..., None]
-        key_words = jnp.broadcast_to(key_words, (*key_words.shape[:2], LANES))
-        words = dropout.words, key_words, dropout.threshold.reshape(1, 1)
-    inputs = _Inputs(ids[:, None], ids[..., None], scale, stacks[0], bias, *words)
-    (_, batch, length, hidden), dtype = stacks[1].shape, stacks[1].dtype
-    rows = math.gcd(batch, max(MAX_LENGTH // length, 1))  # So that a program has enough to do.
-    heads = LANES // settings.head_dim
-
-    def spec(*block, at):
-        return pl.BlockSpec((rows, *block), lambda row, lanes, _: (row, *at(lanes)))
-
-    def stack_spec(size):
-        block = None, rows, length, size
-        return pl.BlockSpec(block, lambda row, lanes, layer: (layer[0], row, 0, lanes))
-
-    specs = {
-        "s": stack_spec(LANES),
-        "p": spec(length, 3 * LANES, at=lambda lanes: (0, lanes)),
-        "x": spec(length, LANES, at=lambda lanes: (0, lanes)),
-        "l": spec(1, heads, length, at=lambda lanes: (lanes, 0, 0)),
-        "b": pl.BlockSpec((1, 1, 3 * LANES), lambda row, lanes, _: (row, 0, lanes)),
-    }
-    shapes = {
-        "s": jax.ShapeDtypeStruct(stacks[1].shape, dtype),
-        "p": jax.ShapeDtypeStruct(stacks[0].shape[1:], dtype),
-        "l": jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
-        "b": jax.ShapeDtypeStruct((batch // rows, 1, 3 * hidden), jnp.float32),
-    }
-    scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
-    blocks_per_pair, pairs = max(2 // heads, 1), max(heads // 2, 1)
-    input_specs = (
-        spec(1, length, at=lambda _: (0, 0)),
-        spec(length, 1, at=lambda _: (0, 0)),
-        *(scalar, stack_spec(3 * LANES)),
-        pl.BlockSpec((1, 3 * LANES), lambda row, lanes, _: (0, lanes)),
-        spec(pairs, 2, length, at=lambda lanes: (lanes // blocks_per_pair, 0, 0)),
-        pl.BlockSpec((2, length, LANES), lambda *_: (0, 0, 0)),
-        scalar,
-    )
-    given, is_forward = [x for x in inputs if x is not None], outputs[0] == "s"
-    # Forward, only what shares its memory with the output: any block of it.
-    unread = pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0))
-    result_spec = unread if is_forward else specs["s"]
-    in_specs = [*input_specs[: len(given)], result_spec, *(specs[kind] for kind, _ in rest)]
-    arrays = [*given, stacks[1], *(x for _, x in rest)]
-    blocks = in_specs + [specs[kind] for kind in outputs]
-    dtypes = [x.dtype for x in arrays + [shapes[kind] for kind in outputs]]
+    _, batch, length, width = inputs.projections.shape
+    rows = _rows_per_program(batch, length)
+    specs = _input_specs(rows, length, settings.head_dim)
+    used = [index for index, x in enumerate(inputs) if x is not None]
+    in_specs = [*(specs[index] for index in used), *(spec for spec, _ in given)]
+    arrays = [*(inputs[index] for index in used), *(array for _, array in given)]
+    blocks = in_specs + [output.spec for output in outputs]
+    dtypes = [x.dtype for x in arrays + [output.shape for output in outputs]]
     copied = [n for n, x in enumerate(dtypes) if settings.float32_blocks and x == jnp.bfloat16]
 
     def run(_, *refs):
         refs, buffers = list(refs[: len(blocks)]), refs[len(blocks) :]
         for n, buffer in zip(copied, buffers, strict=True):
-            refs[n] = _Float32Copy(refs[n], buffer)
+            refs[n] = Float32Copy(refs[n], buffer)
             if n < len(in_specs):
                 refs[n].unpack()
-        kernel(settings, _Inputs(*refs[: len(given)]), *refs[len(given) :])
+        kernel(settings, _Inputs(*refs[: len(used)]), *refs[len(used) :])
         for n in copied:
             if n >= len(in_specs):
                 refs[n].pack()
@@ -209,69 +268,17 @@ def _call(kernel, settings: _Settings, stacks, shared, rest, outputs: str) -> li
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(batch // rows, hidden // LANES),
+            grid=(batch // rows, width // (3 * LANES)),
             in_specs=in_specs,
-            out_specs=blocks[len(in_specs) :],
-            scratch_shapes=[_Float32Copy.allocate(blocks[n]) for n in copied],
+            out_specs=[output.spec for output in outputs],
+            scratch_shapes=[Float32Copy.allocate(blocks[n]) for n in copied],
         ),
-        out_shape=[shapes[kind] for kind in outputs],
-        input_output_aliases={1 + len(given): 0} if is_forward else {},
+        out_shape=[jax.ShapeDtypeStruct(x.shape.shape, x.shape.dtype) for x in outputs],
+        input_output_aliases={1 + len(used): 0} if writes_in_place else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tpu/hlo_cost.py.
     )(jnp.full(1, layer, jnp.int32), *arrays)
-
-
-class _Float32Copy:
-    """A bfloat16 block `[rows, length, lanes]`, copied so that kernels read and write float32.
-
-    A 32-bit word of the block holds two positions, the odd one in its high bits. `buffer` is
-    `[parts, rows, length, LANES]`: only arrays of LANES lanes have strides.
-    """
-
-    def __init__(self, block, buffer):
-        self.block, self.buffer = block, buffer
-        self.shape, self.dtype = block.shape, buffer.dtype
-
-    @staticmethod
-    def allocate(spec: pl.BlockSpec):
-        """Returns the buffer for the block of `spec`."""
-        *_, rows, length, lanes = spec.block_shape
-        return pltpu.VMEM((lanes // LANES, rows, length, LANES), jnp.float32)
-
-    def __getitem__(self, index):
-        return self.buffer[self._place(*index)]
-
-    def __setitem__(self, index, x):
-        self.buffer[self._place(*index)] = x
-
-    def _place(self, row, positions, lanes):
-        return (lanes.start or 0) // LANES, row, positions
-
-    def unpack(self):
-        """Copies the block to the buffer."""
-        for words, halves in self._words():
-            bits = pltpu.bitcast(self.block[words], jnp.int32)
-            for (copy, positions), x in zip(halves, (bits << 16, bits & -(2**16)), strict=True):
-                copy[positions, :] = lax.bitcast_convert_type(x, jnp.float32)
-
-    def pack(self):
-        """Copies the buffer to the block, rounded to nearest, ties to even."""
-        for words, halves in self._words():
-            bits = (lax.bitcast_convert_type(x[at, :], jnp.int32) for x, at in halves)
-            even, odd = (x + 2**15 - 1 + (lax.shift_right_logical(x, 16) & 1) for x in bits)
-            bits = lax.shift_right_logical(even, 16) | (odd & -(2**16))
-            self.block[words] = pltpu.bitcast(bits, self.block.dtype)
-
-    def _words(self):
-        """Yields the place of each tile in the block, and where its even and odd positions are."""
-        parts, rows, length, _ = self.buffer.shape
-        for part, row, start in itertools.product(range(parts), range(rows), range(0, length, 8)):
-            halves = [
-                (self.buffer.at[part, row], pl.ds(start + first, 4, stride=2)) for first in (0, 1)
-            ]
-            lanes = slice(part * LANES, (part + 1) * LANES)
-            yield (row, pl.ds(start, 8), lanes), halves
 
 
 def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
@@ -386,9 +393,3 @@ def _only(lanes: slice, x):
     """Sets all other lanes to 0, which costs less than moving the lanes of a head."""
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.where((lane >= lanes.start) & (lane < lanes.stop), x, 0.0)
-
-
-def dot(left, right, left_axis: int, right_axis: int):
-    """Returns the float32 product of matrices, summed over an axis of each."""
-    axes = ((left_axis,), (right_axis,)), ((), ())
-    return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)

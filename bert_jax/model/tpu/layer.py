@@ -16,6 +16,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_dropout
 from bert_jax.model.layers import dense_product, gelu, layer_norm
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel
+from bert_jax.model.tpu.blocks import LANES, needs_float32
 from bert_jax.model.tpu.loop import SavedActivations, run_layers
 from bert_jax.sharding.mesh import mesh_and_device
 
@@ -23,10 +24,20 @@ PROJECTIONS = ("query", "key", "value")
 FUSED = "query_key_value"
 
 
+def interleave(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Joins arrays `[..., hidden]`: 128 lanes of each, then the next, `[..., 3 * hidden]`.
+
+    So one product computes queries, keys and values, and those of a head are in one block.
+    """
+    starts = range(0, query.shape[-1], LANES)  # Slices take half of the cycles of a transposition.
+    blocks = [x[..., start : start + LANES] for start in starts for x in (query, key, value)]
+    return jnp.concatenate(blocks, axis=-1)
+
+
 def fuse_projections(
     layers: dict,
     leaves: tuple[str, ...] = ("kernel", "bias"),
-    join: Callable = attention_kernel.interleave,
+    join: Callable = interleave,
 ) -> dict:
     """Returns the parameters of layers with one fused projection, as the attention kernel expects.
 
@@ -192,7 +203,7 @@ def kernel_attention(
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
     settings = {"head_dim": head_dim, "causal": config.causal}
     settings["interpret"] = device.platform != "tpu"
-    settings["float32_blocks"] = attention_kernel.needs_float32(device.device_kind)
+    settings["float32_blocks"] = needs_float32(device.device_kind)
     kernel = functools.partial(attention_kernel.attention, **settings)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
@@ -203,7 +214,7 @@ def kernel_attention(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
     arguments = projections, bias, sequence_ids, dropout
-    if not saved or length % attention_kernel.LANES:  # Then the kernel pads.
+    if not saved or length % LANES:  # Then the kernel pads.
         context = kernel(*arguments, None, 0)[0]
         return saved.save("context", context) if saved else context
     context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
@@ -221,7 +232,7 @@ def uses_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> bool:
     of fine-tuning, the compiler would copy what is saved of the layers.
     """
     mesh, device = mesh_and_device()
-    if attention_kernel.needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
+    if needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
         return False
     blocks = (
         sublayer_kernel.block_sizes(num_tokens, inner, config.hidden_size, dtype)
@@ -251,11 +262,13 @@ def sublayer_output(
     `dense` and `norm` are names in `params`; `inputs_name` and `sum_name`, of the sum before
     LayerNorm, are names in `saved`.
     """
-    arrays = [params[dense]["kernel"], params[dense]["bias"]]
-    arrays += [params[norm]["scale"], params[norm]["bias"]]
-    if bias is not None:
-        arrays.append(bias)
-    arrays = tuple(arrays)
+    arrays = sublayer_kernel.SublayerParams(
+        matrix=params[dense]["kernel"],
+        bias=params[dense]["bias"],
+        scale=params[norm]["scale"],
+        shift=params[norm]["bias"],
+        inner_bias=bias,
+    )
     mesh, device = mesh_and_device()
     interpret = device.platform != "tpu"
     settings = sublayer_kernel.Settings(bias is not None, config.layer_norm_epsilon, interpret)
@@ -263,11 +276,15 @@ def sublayer_output(
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         specs = {"in_specs": P(), "out_specs": P(), "axis_names": axes}
         kernel = jax.shard_map(kernel, **specs, check_vma=False)
-    shape, inputs, x = x.shape, *(each.reshape(-1, each.shape[-1]) for each in (inputs, x))
+    shape, x = x.shape, x.reshape(-1, x.shape[-1])
+    inputs = inputs.reshape(-1, inputs.shape[-1])
     if not saved:
-        alone = inputs[None], lax.empty((1, *x.shape), x.dtype), None
+        alone = sublayer_kernel.Saved(inputs[None], lax.empty((1, *x.shape), x.dtype))
         return kernel(alone, jnp.int32(0), dropout, inputs, x, arrays)[0].reshape(shape)
-    matrices = saved.params and saved.params[dense]["kernel"]
-    read = saved.arrays[inputs_name], saved.array(sum_name, x), matrices
+    read = sublayer_kernel.Saved(
+        inputs=saved.arrays[inputs_name],
+        sums=saved.array(sum_name, x),
+        matrices=saved.params and saved.params[dense]["kernel"],
+    )
     y, saved.arrays[sum_name] = kernel(read, saved.index, dropout, inputs, x, arrays)
     return y.reshape(shape)

@@ -7,6 +7,7 @@ computes LayerNorm's statistics again from the saved sum, and dropout from the s
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import HiddenDropout, column_words, random_bits
 from bert_jax.model.layers import gelu_and_slope
-from bert_jax.model.tpu.attention_kernel import LANES, dot
+from bert_jax.model.tpu.blocks import LANES, dot
 
 BLOCK_BYTES = 3 * 2**18  # Several such blocks fit into 16 MiB of on-chip memory.
 
@@ -40,136 +41,252 @@ def block_sizes(num_tokens: int, inner: int, hidden: int, dtype) -> tuple[int, i
     return (tokens, chunks[0]) if tokens and chunks and hidden % LANES == 0 else None
 
 
+class SublayerParams(NamedTuple):
+    """The parameters of a sublayer's output, float32.
+
+    Attributes:
+      matrix: `[inner, hidden]`.
+      bias: of the product, `[hidden]`.
+      scale, shift: of LayerNorm, `[hidden]`.
+      inner_bias: of the inputs, `[inner]`; None without GELU.
+    """
+
+    matrix: jax.Array
+    bias: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+    inner_bias: jax.Array | None = None
+
+
+class Saved(NamedTuple):
+    """Arrays with a leading axis of layers, which the kernels read and write in place.
+
+    Attributes:
+      inputs: `[layers, ..., inner]`.
+      sums: before LayerNorm, `[layers, tokens, hidden]`.
+      matrices: `[layers, inner, hidden]`, or None.
+    """
+
+    inputs: jax.Array
+    sums: jax.Array
+    matrices: jax.Array | None = None
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sublayer(
     settings: Settings,
-    stacks: tuple[jax.Array, jax.Array, jax.Array | None],
+    saved: Saved,
     layer: int | jax.Array,
     dropout: HiddenDropout | None,
     inputs: jax.Array,
     x: jax.Array,
-    params: tuple[jax.Array, ...],
+    params: SublayerParams,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the output `[tokens, hidden]`, and the stack of sums with that of this layer.
+    """Returns the output `[tokens, hidden]`, and `saved.sums` with the sum of this layer.
 
     Args:
       settings: see `Settings`.
-      stacks: of inputs, `[layers, ..., inner]`; of sums before LayerNorm, `[layers, tokens,
-        hidden]`, which is written in place; of matrices, `[layers, inner, hidden]`, or None.
-      layer: index into the stacks.
+      saved: the sums are written in place.
+      layer: index into `saved`.
       dropout: of the product, or None.
-      inputs: `[tokens, inner]`, only to receive a gradient: values are read from `stacks`, as are
-        those of the matrix if `stacks` has it.
+      inputs: `[tokens, inner]`, only to receive a gradient: values are read from `saved`, and so is
+        the matrix, if it is there.
       x: `[tokens, hidden]`, to which the product is added.
-      params: matrix `[inner, hidden]`; its bias, and LayerNorm's scale and bias, `[hidden]`; with
-        GELU, the bias of its inputs, `[inner]`.
+      params: of this layer.
     """
-    return _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params)[0]
+    return _sublayer_forward(settings, saved, layer, dropout, inputs, x, params)[0]
 
 
-def _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params):
-    y, sums = _call(_forward_kernel, settings, stacks, layer, dropout, x, params, "ys")
-    return (y, sums), ((stacks[0], sums, stacks[2]), layer, dropout, params)
+def _sublayer_forward(settings, saved, layer, dropout, inputs, x, params):
+    arrays = _Arrays.from_shapes(saved, x)
+    y, sums = _call(
+        _forward_kernel,
+        settings,
+        layer,
+        x,
+        saved,
+        params,
+        dropout,
+        # Only shares its memory with the output, which needs any block of it.
+        sums_spec=pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0)),
+        outputs=[arrays.like_x, arrays.sums],
+        writes_sums=True,
+    )
+    return (y, sums), (saved._replace(sums=sums), layer, dropout, params)
 
 
 def _sublayer_backward(settings, residuals, gradients):
-    stacks, layer, dropout, params = residuals
-    arguments = settings, stacks, layer, dropout, gradients[0], params
-    outputs = "yyibc" if settings.has_gelu else "yyib"
-    dx, dproduct, dinputs, by_column, *dinner = _call(_backward_kernel, *arguments, outputs)
-    inputs = stacks[0].reshape(len(stacks[0]), *dinputs.shape)
+    saved, layer, dropout, params = residuals
+    dy, _ = gradients
+    arrays = _Arrays.from_shapes(saved, dy)
+    outputs = [arrays.like_x, arrays.like_x, arrays.like_inputs, arrays.column_sums]
+    if settings.has_gelu:
+        outputs.append(arrays.inner_sums)
+    dx, dproduct, dinputs, column_sums, *inner_sums = _call(
+        _backward_kernel,
+        settings,
+        layer,
+        dy,
+        saved,
+        params,
+        dropout,
+        sums_spec=arrays.sums.spec,
+        outputs=outputs,
+    )
+    inputs = saved.inputs.reshape(len(saved.inputs), *dinputs.shape)
     inputs = lax.dynamic_index_in_dim(inputs, layer, 0, keepdims=False)
     if settings.has_gelu:
-        inputs = inputs.astype(jnp.float32) + params[-1]
+        inputs = inputs.astype(jnp.float32) + params.inner_bias
         inputs = gelu_and_slope(inputs, dx.dtype)[0].astype(dx.dtype)
-    dmatrix = dot(inputs, dproduct, 0, 0)
-    dparams = dmatrix, *jnp.sum(by_column, (0, 2)), *(jnp.sum(each, (0, 1)) for each in dinner)
-    dparams = tuple(d.astype(p.dtype) for d, p in zip(dparams, params, strict=True))
+    dbias, dscale, dshift = jnp.sum(column_sums, (0, 2))
+    dparams = SublayerParams(
+        matrix=dot(inputs, dproduct, 0, 0),
+        bias=dbias,
+        scale=dscale,
+        shift=dshift,
+        inner_bias=jnp.sum(inner_sums[0], (0, 1)) if settings.has_gelu else None,
+    )
+    dparams = jax.tree.map(lambda d, param: d.astype(param.dtype), dparams, params)
     return None, None, None, dinputs, dx, dparams
 
 
 sublayer.defvjp(_sublayer_forward, _sublayer_backward)
 
 
-def _call(kernel, settings: Settings, stacks, layer, dropout, x, params, outputs: str):
-    """Runs `kernel` for all blocks of tokens and chunks.
+class _Array(NamedTuple):
+    """The blocks in which programs read or write an array, and its shape."""
 
-    The letters of `outputs` are "y" (like `x`), "s" (the stack of sums), "i" (like the inputs), and
-    sums over tokens, "b" `[blocks, 3, 8, hidden]` and "c" `[blocks, 8, inner]`.
+    spec: pl.BlockSpec
+    shape: jax.ShapeDtypeStruct
+
+
+class _Arrays(NamedTuple):
+    """The arrays of the kernels, in blocks of tokens and chunks of the inner dimension."""
+
+    like_x: _Array  # [tokens, hidden]
+    like_inputs: _Array  # [tokens, inner]
+    sums: _Array  # [layers, tokens, hidden]
+    column_sums: _Array  # [blocks, 3, 8, hidden], float32: sums over tokens.
+    inner_sums: _Array  # [blocks, 8, inner], float32: sums over tokens.
+
+    @classmethod
+    def from_shapes(cls, saved: Saved, x: jax.Array) -> "_Arrays":
+        (num_tokens, hidden), inner = x.shape, saved.inputs.shape[-1]
+        tokens, chunk = block_sizes(num_tokens, inner, hidden, x.dtype)
+        blocks = num_tokens // tokens
+        return cls(
+            like_x=_Array(
+                pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0)),
+                jax.ShapeDtypeStruct(x.shape, x.dtype),
+            ),
+            like_inputs=_Array(
+                pl.BlockSpec((tokens, chunk), lambda block, n, _: (block, n)),
+                jax.ShapeDtypeStruct((num_tokens, inner), x.dtype),
+            ),
+            sums=_Array(
+                pl.BlockSpec((None, tokens, hidden), lambda block, n, layer: (layer[0], block, 0)),
+                jax.ShapeDtypeStruct(saved.sums.shape, x.dtype),
+            ),
+            column_sums=_Array(
+                pl.BlockSpec((None, 3, 8, hidden), lambda block, *_: (block, 0, 0, 0)),
+                jax.ShapeDtypeStruct((blocks, 3, 8, hidden), jnp.float32),
+            ),
+            inner_sums=_Array(
+                pl.BlockSpec((None, 8, chunk), lambda block, n, _: (block, 0, n)),
+                jax.ShapeDtypeStruct((blocks, 8, inner), jnp.float32),
+            ),
+        )
+
+
+def _call(
+    kernel: Callable,
+    settings: Settings,
+    layer: int | jax.Array,
+    x: jax.Array,
+    saved: Saved,
+    params: SublayerParams,
+    dropout: HiddenDropout | None,
+    *,
+    sums_spec: pl.BlockSpec,
+    outputs: list[_Array],
+    writes_sums: bool = False,
+) -> list[jax.Array]:
+    """Runs `kernel` for all blocks of tokens and chunks; `x` is what it reads beside `saved`.
+
+    With `writes_sums`, the second output is `saved.sums`, changed at `layer`.
     """
-    (inputs, sums, matrices), (matrix, *vectors) = stacks, params
-    matrices = (matrix[None] if matrices is None else matrices).astype(x.dtype)
-    (num_tokens, hidden), inner, dtype = x.shape, inputs.shape[-1], x.dtype
-    tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
-    num_blocks, num_chunks, is_forward = num_tokens // tokens, inner // chunk, "s" in outputs
-
-    def stack_spec(size, at):
-        block = None, tokens, size
-        return pl.BlockSpec(block, lambda block, n, layer: (layer[0], block, n * at))
+    (num_tokens, hidden), inner = x.shape, saved.inputs.shape[-1]
+    tokens, chunk = block_sizes(num_tokens, inner, hidden, x.dtype)
+    num_chunks = inner // chunk
+    matrices = params.matrix[None] if saved.matrices is None else saved.matrices
 
     def matrix_index(block, n, layer):
         return layer[0] if len(matrices) > 1 else 0, n, 0
 
-    like_x = pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0))
     vector = pl.BlockSpec((1, hidden), lambda *_: (0, 0))
-    # Forward, the sums are passed only to be aliased with the output, not read.
-    unread = pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0))
+    vectors = [params.bias, params.scale, params.shift]
     in_specs = [
-        *(stack_spec(chunk, 1), unread if is_forward else stack_spec(hidden, 0), like_x),
+        pl.BlockSpec((None, tokens, chunk), lambda block, n, layer: (layer[0], block, n)),
+        sums_spec,
+        pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0)),
         pl.BlockSpec((None, chunk, hidden), matrix_index),
-        *[vector] * 3,
-        *[pl.BlockSpec((1, chunk), lambda block, n, _: (0, n))] * settings.has_gelu,
+        vector,
+        vector,
+        vector,
     ]
-    arrays = [inputs.reshape(-1, num_tokens, inner), sums, x, matrices]
+    if settings.has_gelu:
+        in_specs.append(pl.BlockSpec((1, chunk), lambda block, n, _: (0, n)))
+        vectors.append(params.inner_bias)
+    arrays = [saved.inputs.reshape(-1, num_tokens, inner), saved.sums, x, matrices.astype(x.dtype)]
     arrays += [vector.astype(jnp.float32)[None] for vector in vectors]
     num_given = len(arrays)
-    if dropout:
-        words = jnp.stack([word.reshape(num_blocks, tokens) for word in dropout.words], axis=1)
-        scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
-        in_specs += [
-            pl.BlockSpec((1, 2, tokens), lambda block, *_: (block, 0, 0)),
-            pl.BlockSpec((2, hidden), lambda *_: (0, 0)),
-            *[scalar] * 2,
-        ]
-        arrays += [words, jnp.asarray(column_words(hidden))]
-        arrays += [x.reshape(1, 1) for x in (dropout.threshold, dropout.scale)]
-    kinds = {
-        "y": (like_x, x.shape, dtype),
-        "s": (stack_spec(hidden, 0), sums.shape, dtype),
-        "i": (
-            pl.BlockSpec((tokens, chunk), lambda block, n, _: (block, n)),
-            *((num_tokens, inner), dtype),
-        ),
-        "b": (
-            pl.BlockSpec((None, 3, 8, hidden), lambda block, *_: (block, 0, 0, 0)),
-            *((num_blocks, 3, 8, hidden), jnp.float32),
-        ),
-        "c": (
-            pl.BlockSpec((None, 8, chunk), lambda block, n, _: (block, 0, n)),
-            *((num_blocks, 8, inner), jnp.float32),
-        ),
-    }
+    if dropout is not None:
+        specs, words = _dropout_inputs(dropout, num_tokens, tokens, hidden)
+        in_specs += specs
+        arrays += words
 
     def run(_, *refs):
         drop = functools.partial(_drop, *refs[num_given : len(arrays)])
         kernel(settings, num_chunks, drop, refs[:num_given], *refs[len(arrays) :])
 
     variant = "gelu" if settings.has_gelu else "linear"
+    buffer_dtype = jnp.float32 if writes_sums else x.dtype
     return pl.pallas_call(
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(num_blocks, num_chunks),
+            grid=(num_tokens // tokens, num_chunks),
             in_specs=in_specs,
-            out_specs=[kinds[kind][0] for kind in outputs],
-            scratch_shapes=[pltpu.VMEM((tokens, hidden), jnp.float32 if is_forward else dtype)],
+            out_specs=[output.spec for output in outputs],
+            scratch_shapes=[pltpu.VMEM((tokens, hidden), buffer_dtype)],
         ),
-        out_shape=[jax.ShapeDtypeStruct(*kinds[kind][1:]) for kind in outputs],
-        input_output_aliases={2: 1} if is_forward else {},
+        out_shape=[output.shape for output in outputs],
+        input_output_aliases={2: 1} if writes_sums else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{variant}",  # For tpu/hlo_cost.py.
     )(jnp.full(1, layer, jnp.int32), *arrays)
+
+
+def _dropout_inputs(
+    dropout: HiddenDropout, num_tokens: int, tokens: int, hidden: int
+) -> tuple[list[pl.BlockSpec], list[jax.Array]]:
+    """Returns the blocks and the arrays that `_drop` reads."""
+    words = [word.reshape(num_tokens // tokens, tokens) for word in dropout.words]
+    scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
+    specs = [
+        pl.BlockSpec((1, 2, tokens), lambda block, *_: (block, 0, 0)),
+        pl.BlockSpec((2, hidden), lambda *_: (0, 0)),
+        scalar,
+        scalar,
+    ]
+    arrays = [
+        jnp.stack(words, axis=1),
+        jnp.asarray(column_words(hidden)),
+        dropout.threshold.reshape(1, 1),
+        dropout.scale.reshape(1, 1),
+    ]
+    return specs, arrays
 
 
 def _forward_kernel(settings, num_chunks, drop, given, y_ref, sum_ref, buffer):

@@ -17,7 +17,7 @@ from bert_jax.model.dropout import Dropout, attention_dropout, random_bits
 from bert_jax.model.execution import Execution, uses_fast_path
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.model.tpu import attention_kernel
-from bert_jax.model.tpu.layer import kernel_attention
+from bert_jax.model.tpu.layer import interleave, kernel_attention
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 
@@ -32,8 +32,8 @@ def attend(kind, config, query, key, value, biases, ids, dropout):
     """Computes attention in the kernel ("tpu") or in plain JAX; no bias of keys has an effect."""
     query_bias, value_bias = biases
     if kind == "tpu":
-        bias = attention_kernel.interleave(query_bias, jnp.zeros_like(query_bias), value_bias)
-        projections = attention_kernel.interleave(query, key, value)
+        bias = interleave(query_bias, jnp.zeros_like(query_bias), value_bias)
+        projections = interleave(query, key, value)
         return kernel_attention(projections, bias, ids, config, dropout)
     return attention(
         query + query_bias.astype(query.dtype),
@@ -128,8 +128,8 @@ def test_float32_copies_of_bfloat16_blocks_equal_float32_inputs(length, head_dim
     *arrays, biases, ids = make_inputs(length, dtype="bfloat16")
     query, key, value, dout, ids = (x[:2] for x in (*arrays, ids))  # Both in one program.
     dropout = make_dropout(make_config(head_dim), query, jnp.arange(2), 0.1)
-    bias = attention_kernel.interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
-    projections = attention_kernel.interleave(query, key, value)
+    bias = interleave(biases[0], jnp.zeros_like(biases[0]), biases[1])
+    projections = interleave(query, key, value)
 
     def run(dtype):
         def out(*arrays):

@@ -16,6 +16,7 @@ from bert_jax.model.encoder import Encoder, gather_positions, run_layers
 from bert_jax.model.execution import Execution
 from bert_jax.model.pretraining import example_batch
 from bert_jax.model.tpu import attention_kernel, loop
+from bert_jax.model.tpu.layer import interleave
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
@@ -162,7 +163,7 @@ def test_gradient_saves_what_the_layer_saves_only_once():
     assert [x.aval.shape for x in loops[0].outvars].count(sums) == 2
     assert saved.count((*shape, CONFIG.intermediate_size)) == 1
     # Forward, attention leaves what other layers saved as they are.
-    rows = attention_kernel.interleave(*(batch["x"] + n for n in range(3)))
+    rows = interleave(*(batch["x"] + n for n in range(3)))
     bias = jnp.zeros(3 * CONFIG.hidden_size)
     given = [jnp.full((3, *x.shape), float(n)) for n, x in enumerate((rows, batch["x"]))]
     context, stacks = attention_kernel.attention(

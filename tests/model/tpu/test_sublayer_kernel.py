@@ -32,13 +32,13 @@ def make_arguments(tokens: int, inner: int, hidden: int, has_gelu: bool, dtype="
     shapes = [(tokens, inner), (tokens, hidden), (inner, hidden), *[(hidden,)] * 3]
     inputs, x, kernel, *vectors = (np.float32(normal(size=shape)) for shape in shapes)
     vectors += [np.float32(normal(size=inner))] * has_gelu
-    params = kernel / math.sqrt(inner), *vectors
+    params = sublayer_kernel.SublayerParams(kernel / math.sqrt(inner), *vectors)
     return *jax.tree.map(lambda each: jnp.asarray(each, dtype), (inputs, x)), params
 
 
 def plain(has_gelu, dropout, inputs, x, params):
-    kernel, bias, scale, shift, *inner_bias = params
-    inputs = gelu(inputs + inner_bias[0].astype(inputs.dtype)) if has_gelu else inputs
+    kernel, bias, scale, shift, inner_bias = params
+    inputs = gelu(inputs + inner_bias.astype(inputs.dtype)) if has_gelu else inputs
     product = inputs @ kernel.astype(inputs.dtype) + bias.astype(inputs.dtype)
     total = (x + (dropout.apply(product[None])[0] if dropout else product)).astype(jnp.float32)
     centered = total - jnp.mean(total, axis=-1, keepdims=True)
@@ -48,8 +48,8 @@ def plain(has_gelu, dropout, inputs, x, params):
 
 def in_kernel(has_gelu, dropout, inputs, x, params):
     settings = sublayer_kernel.Settings(has_gelu, EPSILON, interpret=True)
-    stacks = inputs[None], jnp.zeros((1, *x.shape), x.dtype), None
-    return sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
+    saved = sublayer_kernel.Saved(inputs[None], jnp.zeros((1, *x.shape), x.dtype))
+    return sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -100,16 +100,15 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_jax():
         assert error <= 2 * plain_error
 
 
-def test_kernel_reads_and_writes_stacks_at_its_layer():
+def test_kernel_reads_and_writes_what_is_saved_at_its_layer():
     inputs, x, params = make_arguments(512, 128, 128, False)
-    stacks = [jnp.stack([each + n for n in range(3)]) for each in (inputs, params[0])]
-    stacks.insert(1, jnp.full((3, *x.shape), 7.0))
+    of_layers = [jnp.stack([each + n for n in range(3)]) for each in (inputs, params.matrix)]
+    saved = sublayer_kernel.Saved(of_layers[0], jnp.full((3, *x.shape), 7.0), of_layers[1])
     settings = sublayer_kernel.Settings(False, EPSILON, interpret=True)
-    y, sums = sublayer_kernel.sublayer(settings, stacks, 1, None, inputs, x, params)
-    matrix, *vectors = params
-    of_layer = inputs + 1, x, (matrix + 1, *vectors)
+    y, sums = sublayer_kernel.sublayer(settings, saved, 1, None, inputs, x, params)
+    of_layer = inputs + 1, x, params._replace(matrix=params.matrix + 1)
     np.testing.assert_array_equal(sums[::2], 7)
-    expected = x + of_layer[0] @ (matrix + 1) + vectors[0]
+    expected = x + of_layer[0] @ (params.matrix + 1) + params.bias
     np.testing.assert_allclose(sums[1], expected, atol=1e-5 * np.abs(expected).max())
     assert max(errors(y, plain(False, None, *of_layer))) < 1e-5
 
