@@ -1,6 +1,7 @@
 """Imports run one way: a folder imports only what is below it in the flow, never back."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -102,10 +103,45 @@ def test_no_run_needs_what_builds_corpora():
     assert not [name for name, path in runs.items() if "bert_corpus" in path.read_text()]
 
 
-@pytest.mark.parametrize("package", ["bert_jax", "bert_corpus"])
-def test_no_file_is_over_400_lines(package):
-    lines = {path: len(path.read_text().splitlines()) for path in (ROOT / package).rglob("*.py")}
-    assert {path.name: count for path, count in lines.items() if count > 400} == {}
+def test_only_execution_imports_the_fast_path():
+    importing = {
+        name
+        for name in MODULES
+        if not name.startswith("model.tpu.")
+        and any(module.startswith("model.tpu.") for module in imported_modules(name))
+    }
+    assert importing == {"model.execution"}
+
+
+def test_definition_has_no_word_about_speed():
+    text = (PACKAGE / "model/bert.py").read_text()
+    assert len(text.splitlines()) <= 250
+    words = r"kernels|stack|fuse|shard|trace|pallas|barrier|checkpoint|remat|scan"
+    # Then come the sharding rules.
+    lines = text[: text.index("# Which axes of the mesh")].splitlines()
+    code = "\n".join(line for line in lines if not line.startswith(("from", "`model/encoder.py`")))
+    assert not re.findall(words, code)
+
+
+FOLDERS = ("bert_jax", "bert_corpus", "configs", "tools")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+MAINS = ("pretrain.py", "finetune.py")  # Their loops are in one function, top to bottom.
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_fit_a_screen_and_arguments_have_names(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    limit = 150 if path.parent == PACKAGE and path.name in MAINS else 80
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < limit, f"{node.name} is too long"
+            positional = [arg.arg for arg in node.args.posonlyargs + node.args.args]
+            count = len([name for name in positional if name not in ("self", "cls")])
+            assert count <= 8, f"{node.name} has {count} positional parameters"
+
+
+def test_readme_is_at_most_150_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
