@@ -2,25 +2,30 @@
 
 import importlib
 import pathlib
+import re
 import sys
 from types import ModuleType
 
 
-def import_part(package: str, name: str, only_imported: bool = False) -> ModuleType:
+def import_part(package: str, name: str, offers: str, only_imported: bool = False) -> ModuleType:
     """Returns the file `name` of `package`, or a module elsewhere by its dotted name.
 
-    `only_imported` is for names that come with a checkpoint, which must not run code of its choice:
-    a module elsewhere must then have been imported before. Raises ValueError.
+    It `offers` a function or class of this name. `only_imported` is for names that come with a
+    checkpoint, which must not run code of its choice: a module elsewhere must then have been
+    imported before. Raises ValueError.
     """
     module = name if "." in name else f"{package}.{name}"
     if only_imported and "." in name and name not in sys.modules:
         raise ValueError(f"the checkpoint needs the module {name!r}: import it before")
     try:
-        return importlib.import_module(module)
+        part = importlib.import_module(module)
+        if hasattr(part, offers):
+            return part
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):  # Something that the part imports.
             raise
     folder = pathlib.Path(importlib.import_module(package).__file__).parent
-    names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
-    expected = f"expected {', '.join(names)}, or the dotted name of a module of your own"
-    raise ValueError(f"{package} has no file {name!r}: {expected}")
+    definition = re.compile(rf"^(def |class )?{offers}\b", re.MULTILINE)
+    names = [path.stem for path in folder.glob("*.py") if definition.search(path.read_text())]
+    expected = f"expected {', '.join(sorted(names))}, or the dotted name of a module of your own"
+    raise ValueError(f"{package} has no file {name!r} with {offers}: {expected}")

@@ -210,7 +210,7 @@ def write_weights(
     )
     row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
     model = TaskModel(config, CLASSIFICATION, len(head or labels))
-    params = jax.jit(model.init)(jax.random.key(0), row)["params"]
+    params = jax.jit(model.init)(jax.random.key(1), row)["params"]
     if not head:
         del params["head"]
     settings = model_settings(config, params)

@@ -496,7 +496,7 @@ BAD_INPUT = {
     ),
     weights_of_another_objective: (
         ValueError,
-        r"objective is mlm, but the weights in .*/weights were trained with left_to_right: set "
+        r"objective is masked_lm, but .*/weights were trained with left_to_right: set "
         r"--config\.objective=left_to_right",
     ),
     corpus_without_sentence_pairs: (
@@ -568,7 +568,8 @@ BAD_FIELDS = [
     ({"num_steps": 0, "warmup_steps": 0}, "num_steps and long_phase.num_steps are both 0"),
     ({"num_steps": -5}, r"--config\.num_steps=-5: expected at least 0"),
     ({"profile_steps": 7}, r"--config\.profile_steps=7: expected at least 0 and at most 6"),
-    ({"model__attention": "flash"}, r"attention is 'flash': expected one of auto, plain, tpu"),
+    ({"model__kernels": "flash"}, r"kernels is 'flash': expected one of auto, plain, tpu"),
+    ({"model__architecture": "brt"}, "architecture=brt: .* no file 'brt' .*: expected bert, or"),
     ({"batch_size": 0}, r"--config\.batch_size=0: expected at least 1"),
     ({"eval_batch_size": -8}, r"--config\.eval_batch_size=-8: expected at least 1"),
     ({"per_device_batch_size": -4}, r"per_device_batch_size=-4: expected at least 0"),
@@ -593,7 +594,7 @@ BAD_FIELDS = [
     ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
     (
         {"objective": "causal"},
-        r"--config\.objective=causal: expected mlm or left_to_right",
+        r"--config\.objective=causal: .*expected left_to_right, masked_lm, or the",
     ),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]

@@ -1,6 +1,5 @@
 """The real main on a small corpus: it trains, resumes bit for bit, and refuses what is wrong."""
 
-import dataclasses
 import functools
 import importlib
 import json
@@ -460,7 +459,7 @@ def test_evaluation_waits_for_each_batch(monkeypatch):
         return {f"{task}_{name}": Running(x) for task in ("mlm", "nsp") for name, x in sums.items()}
 
     monkeypatch.setattr(pretrain, "heldout_batches", lambda *_: range(3))
-    fields = {"eval_batch_size": 1, "max_eval_batches": 0, "objective": "mlm"}
+    fields = {"eval_batch_size": 1, "max_eval_batches": 0, "objective": "masked_lm"}
     config, beats = ConfigDict(fields), []
     phase = types.SimpleNamespace(heldout=None)
 
@@ -511,8 +510,8 @@ def test_workdir_of_a_rebuilt_corpus_is_an_error(corpus, tmp_path):
 def test_every_config_resolves_and_its_docstring_is_complete(path, argument):
     module = importlib.import_module(f"configs.pretrain.{path.stem}")
     config = module.get_config(argument)
-    weights = None if config.model.size else dataclasses.asdict(BertConfig())
-    model_config(config, vocab_size=30522, source_bert=weights)
+    weights = None if config.model.size else BertConfig()
+    model_config(config, vocab_size=30522, source=weights)
     check_numbers(config)
     assert not argument or config.log_every == 1  # Ten steps give a curve, not two points.
     for promise in ("Source:", "Expected time:", "Expected result:", "python -m bert_jax.pretrain"):

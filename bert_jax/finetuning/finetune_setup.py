@@ -333,7 +333,7 @@ def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer)
     Raises ValueError or FileNotFoundError if the configuration or the files are invalid.
     """
     try:
-        module = import_part("bert_jax.tasks", config.task)
+        module = import_part("bert_jax.tasks", config.task, "get_task")
     except ValueError as error:
         raise ValueError(f"--config.task={config.task}: {error}") from None
     task = module.get_task(with_labels_of_head(config, module, saved_head), tokenizer)

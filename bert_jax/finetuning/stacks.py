@@ -132,11 +132,14 @@ class Stack:
             scores = score_split(task.selection_split, *prediction)
             run.evaluate(step, task.selection_split.name, scores)
             metric = task.metric.rpartition("/")[-1]
-            is_better = run.score is None or scores[metric] > run.score
-            if is_better and step != run.best_step:  # A resumed run may have saved it.
-                beat(f"saving step {step} as the best", limited=False)
-                run.save_best(step, self._setup.pick(params, index), scores)
-                run.prediction = len(self.members), prediction
+            if run.score is not None and scores[metric] <= run.score:
+                continue
+            if step == run.best_step:  # A resumed run has saved it; its score is rounded otherwise.
+                run.score = scores[metric]
+                continue
+            beat(f"saving step {step} as the best", limited=False)
+            run.save_best(step, self._setup.pick(params, index), scores)
+            run.prediction = len(self.members), prediction
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
         """Writes the results of the trials that end at the current `stop`, and removes them.

@@ -22,13 +22,13 @@ from bert_jax.parts import import_part
 
 def architecture_of(config) -> ModuleType:
     """Returns the module that defines the model of `config`."""
-    return import_part("bert_jax.model", config.architecture)
+    return import_part("bert_jax.model", config.architecture, "EncoderLayer")
 
 
 def config_from_settings(settings: dict):
     """Returns the architecture's configuration from the settings of a checkpoint."""
     fields = dict(settings["architecture"])
-    module = import_part("bert_jax.model", fields.pop("name"), only_imported=True)
+    module = import_part("bert_jax.model", fields.pop("name"), "EncoderLayer", only_imported=True)
     return module.Config(**fields)
 
 

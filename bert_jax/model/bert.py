@@ -130,7 +130,8 @@ class MaskedLmHead(nn.Module):
         config = self.config
         x = gelu(Dense(config.hidden_size, config.initializer_range, name="transform")(x))
         x = LayerNorm(config.layer_norm_epsilon, name="layer_norm")(x)
-        bias = self.param("bias", nn.initializers.zeros, (config.padded_vocab_size,), jnp.float32)
+        shape = (token_embedding.num_rows,)  # Rounded up to whole tiles.
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         return token_embedding.logits(x, bias)
 
 

@@ -189,9 +189,14 @@ class TokenEmbedding(nn.Module):
     initializer_range: float
     dtype: str
 
+    @property
+    def num_rows(self) -> int:
+        """The rows of the table: the vocabulary, and its padding."""
+        return pad_to_tiles(self.vocab_size)
+
     def setup(self):
         initializer = nn.initializers.truncated_normal(self.initializer_range)
-        shape = pad_to_tiles(self.vocab_size), self.num_features
+        shape = self.num_rows, self.num_features
         table = self.param("embedding", initializer, shape, jnp.float32)
         # One copy for each shard of the rows, `[fsdp, vocab, features]`.
         self.copies = map_fsdp_shards(

@@ -22,6 +22,7 @@ class LeftToRight:
 
     causal: ClassVar[bool] = True
     main_loss: ClassVar[str] = "next_token"
+    rules: ClassVar[tuple] = ()
 
     @staticmethod
     def max_predictions(config, given: int | None, length: int) -> int:

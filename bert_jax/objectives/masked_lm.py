@@ -34,6 +34,7 @@ class MaskedLm:
 
     causal: ClassVar[bool] = False
     main_loss: ClassVar[str] = "mlm"
+    rules: ClassVar[tuple] = ()
 
     @staticmethod
     def max_predictions(config, given: int | None, length: int) -> int:

@@ -141,7 +141,8 @@ def setup_pretraining(
         init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
     )
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
-    shardings = infer_shardings(shapes, mesh, architecture_of(architecture).RULES)
+    rules = (*architecture_of(architecture).RULES, *objective.rules)
+    shardings = infer_shardings(shapes, mesh, rules)
     if config.shard_weight_update:
         shardings = shard_over_data(shardings, shapes)
     setup = PretrainSetup(
@@ -164,7 +165,7 @@ def setup_pretraining(
 def find_objective(config: ConfigDict):
     """Returns the `Objective` that `config.objective` names. Raises ValueError."""
     try:
-        return import_part("bert_jax.objectives", config.objective).Objective
+        return import_part("bert_jax.objectives", config.objective, "Objective").Objective
     except ValueError as error:
         raise ValueError(f"--config.objective={config.objective}: {error}") from None
 
@@ -197,7 +198,13 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
     given = {name: value for name, value in config.model.items() if value is not None}
     fields = {name: value for name, value in given.items() if name not in EXECUTION_FIELDS}
     name = fields.pop("architecture", source.architecture if source else "bert")
-    config_class = import_part("bert_jax.model", name).Config
+    try:
+        config_class = import_part("bert_jax.model", name, "EncoderLayer").Config
+    except ValueError as error:
+        raise ValueError(f"--config.model.architecture={name}: {error}") from None
+    unknown = set(fields) - {"size", *(field.name for field in dataclasses.fields(config_class))}
+    if unknown:
+        raise ValueError(f"--config.model.{min(unknown)}: {name} has no such field, set it to None")
     if "size" in fields:
         named = config_class.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in SIZE_FIELDS}
@@ -217,7 +224,7 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
             f"model.architecture is {name}, but {source.architecture} in {config.init_from}"
         )
     for field in FIXED_BY_WEIGHTS if source else ():
-        stored = getattr(source, field)
+        stored = getattr(source, field, None)
         if (value := fields.get(field, stored)) != stored:
             message = f"model.{field} is {value}, but {stored} in {config.init_from}"
             fix = f"set --config.model.{field}={stored}"

@@ -144,7 +144,7 @@ def pretrained(corpus, tmp_path_factory):
     config = small_config(corpus)
     with config.unlocked():
         config.model = {"architecture": __name__, "dropout_rate": 0.1, "hidden_size": 32}
-        config.mesh = {"data": 2, "fsdp": 2, "tensor": 1}
+        config.mesh = {"data": 4, "fsdp": 2, "tensor": 1}
     pretrain.train_and_evaluate(config, workdir)
     return workdir
 
@@ -182,6 +182,6 @@ def test_it_has_no_fast_path_and_says_so(caplog):
 
 def test_a_checkpoint_cannot_choose_code_to_run():
     with pytest.raises(ValueError, match=r"needs the module 'this\.is_not_imported': import it"):
-        import_part("bert_jax.model", "this.is_not_imported", only_imported=True)
-    with pytest.raises(ValueError, match=r"no file 'brt': expected .*bert, .*or the dotted name"):
-        import_part("bert_jax.model", "brt")
+        import_part("bert_jax.model", "this.is_not_imported", "Config", only_imported=True)
+    with pytest.raises(ValueError, match=r"no file 'brt' with EncoderLayer: expected bert, or"):
+        import_part("bert_jax.model", "brt", "EncoderLayer")

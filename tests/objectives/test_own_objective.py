@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from bert_jax import pretrain
 from bert_jax.data.features import unpack_rows
@@ -25,10 +26,10 @@ class ShuffleModel(nn.Module):
 
     def setup(self):
         self.encoder = Encoder(self.config, self.execution)
-        self.mlm = nn.Dense(2, dtype=jnp.float32)  # Named so that the architecture's rules apply.
+        self.shuffled = nn.Dense(2, dtype=jnp.float32)
 
     def __call__(self, batch, dropout=None):
-        return self.mlm(self.encoder(batch, dropout))
+        return self.shuffled(self.encoder(batch, dropout))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,7 @@ class WasShuffled:
 
     causal: ClassVar[bool] = False
     main_loss: ClassVar[str] = "shuffled"
+    rules: ClassVar[tuple] = ((r"shuffled/(kernel|bias)$", P()),)
 
     @staticmethod
     def max_predictions(config, given, length):
