@@ -1,1 +1,1 @@
-"""Text to packed rows on disk. Needs no JAX, so it runs where there is none."""
+"""Text to packed rows on disk. Never imports JAX, although the package requires it."""

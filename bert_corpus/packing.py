@@ -17,9 +17,9 @@ def pack_pairs(
     rng: random.Random,
     typecode: str = "H",
 ) -> np.ndarray:
-    """Packs pairs into rows of `row_dtype`; `special_ids` are those of [PAD], [CLS] and [SEP].
+    """Packs pairs into rows of `row_dtype`; `special_ids` are of [PAD], [CLS] and [SEP].
 
-    `typecode` is that of the arrays of token ids: "H" (uint16) or "I" (uint32).
+    `typecode` is of the arrays of token ids: "H" (uint16) or "I" (uint32).
     Shuffles `pairs` in place, so that pairs of one document share a row only by chance.
     """
     pad_id, cls_id, sep_id = special_ids

@@ -29,7 +29,7 @@ PHRASES = re.compile(rf"(?s)\S.{{0,{MAX_PHRASES_CHARACTERS - 1}}}(?=\s|\Z)|\S+")
 # A long word of ASCII, such as an address, is cut only where the library takes quadratic time.
 ASCII_PIECE = re.compile(rf"(?s).{{{MAX_UNSPACED_CHARACTERS}}}[^!?]*(?:[!?]+[{CLOSING_MARKS}]*|\Z)")
 LONG_WORD = re.compile(rf"\S{{{MAX_UNSPACED_CHARACTERS}}}\S*")
-# Full stops of Khmer, and those of Tibetan at a space, which the library doesn't know.
+# Full stops of Khmer, and of Tibetan at a space, which the library doesn't know.
 KHMER_STOPS, TIBETAN_STOPS = "។៕", "།༎"
 OTHER_ENDS = re.compile(
     rf"(?<=[{KHMER_STOPS}])(?![{CLOSING_MARKS}]|ល។)|(?<=[{TIBETAN_STOPS}])\s+"  # "។ល។" is "etc."

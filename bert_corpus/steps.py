@@ -197,8 +197,8 @@ def tokenize_unit(
 ) -> Iterator[tuple[int, Part]]:
     """Reads, cleans and tokenizes the documents of units; yields parts, each with its shard.
 
-    `number` is that of the list of units, `shards` holds the shard numbers of each split;
-    `heldout_limit` is that of `find_heldout_limit`.
+    `number` is the index of the list of units, `shards` holds the shard numbers of each split;
+    `heldout_limit` comes from `find_heldout_limit`.
     """
     itemsize = array(encoder.typecode).itemsize
     document_number, part_number, digest, is_dropped = number << 32, 0, b"", False
@@ -272,7 +272,7 @@ def make_rows(
 ) -> np.ndarray:
     """Returns the rows of a shard, `row_dtype` `[num_rows]`, shuffled.
 
-    `parts` are in the order of the input, `index` is that of the shard in its split.
+    `parts` are in the order of the input, `index` is the shard's in its split.
     """
     parts = _drop_duplicates(parts, split, tokenizer, config, near_duplicates, report)
     num_groups = max(1, sum(part.num_tokens() for part in parts) // GROUP_TOKENS)
@@ -331,7 +331,7 @@ def rows_of_group(
 ) -> tuple[np.ndarray, collections.Counter]:
     """Makes rows of parts; returns them, `row_dtype` [num_rows], and counts for the manifest.
 
-    `special_ids` are those of [PAD], [CLS] and [SEP], `typecode` is that of the parts.
+    `special_ids` are of [PAD], [CLS] and [SEP], `typecode` is the parts'.
     """
     length, counts = config.max_seq_length, collections.Counter()
     if config.rows in LABELED_ROWS:

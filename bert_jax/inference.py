@@ -225,13 +225,13 @@ class PretrainedModel:
         )
         return np.array(vectors, np.float32).reshape(len(texts), module.vector_size)[chosen]
 
-    def features(
+    def hidden_states(
         self,
         texts: Texts,
         layers: int | Sequence[int] | None = None,
         batch_size: int = ROWS_PER_BATCH,
     ) -> np.ndarray | list[np.ndarray]:
-        """Computes hidden states as features (paper, section 5.3), [CLS] and [SEP] included.
+        """Computes the hidden states of `layers`, [CLS] and [SEP] included.
 
         Returns float32 `[num_tokens, len(layers), hidden_size]` for each text. Layer 0 is the
         embeddings, -1 the last layer; by default the last four, or fewer if the model has fewer.
@@ -243,10 +243,11 @@ class PretrainedModel:
         valid = range(-last - 1, last + 1)
         if not layers or not all(type(layer) is int and layer in valid for layer in layers):
             raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
-        limit = self.config.max_position_embeddings
-        features = self._features(texts, limit)
+        inputs = self._features(texts, limit := self.config.max_position_embeddings)
         function = functools.partial(forward.hidden_states, self.config, layers, params)
-        return forward.apply_by_length(function, features, batch_size, limit)[chosen]
+        return forward.apply_by_length(function, inputs, batch_size, limit)[chosen]
+
+    features = hidden_states  # The paper's term (section 5.3).
 
     def attention(self, texts: Texts) -> Attention | list[Attention]:
         """Computes how much each token attends to each other one, [CLS] and [SEP] included."""

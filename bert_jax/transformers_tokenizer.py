@@ -55,7 +55,7 @@ def _read_json(path: pathlib.Path, expected_type: type, name: str) -> dict | lis
 def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> WordPiece:
     """Reads `tokenizer.json`, or else `vocab.txt`, and the files beside it, as transformers does.
 
-    Options in `tokenizer_config.json` override those of `tokenizer.json`. Where neither says
+    Options in `tokenizer_config.json` override options in `tokenizer.json`. Where neither says
     whether to lower-case, the pieces decide (`lower_case_of`), where transformers always would;
     `lower_case` overrides all. Raises FileNotFoundError without a vocabulary, and ValueError for a
     tokenizer that is not WordPiece, or for an option that is not supported.
@@ -109,7 +109,7 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> W
 def transformers_files(wordpiece: WordPiece, max_length: int) -> dict[str, str | dict]:
     """Returns the files, by name, from which transformers reads a tokenizer.
 
-    `max_length` is that of its inputs in tokens. `read_directory` reads the same tokenizer.
+    `max_length` is the maximum of its inputs, in tokens. `read_directory` reads the same tokenizer.
     """
     spec = json.loads(wordpiece.backend.to_str())
     normalizer, special_tokens = spec["normalizer"], wordpiece.special_tokens
@@ -168,7 +168,7 @@ def _read_spec(path: pathlib.Path) -> dict:
     if (prefix := model.get("continuing_subword_prefix", CONTINUATION)) != CONTINUATION:
         name = "model.continuing_subword_prefix"
         raise ValueError(f"{path}: {name} is {prefix!r}, expected {CONTINUATION!r}")
-    # Fields that a file lacks are those of BERT.
+    # Fields that a file lacks have BERT's values.
     default = bert_spec({}, None, MAX_WORD_CHARACTERS_IN_TRANSFORMERS)
     normalizer = spec.get("normalizer", {})
     if normalizer is not None and normalizer.get("type") in (None, "BertNormalizer"):

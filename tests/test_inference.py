@@ -280,7 +280,7 @@ def test_attention_times_values_is_what_the_encoder_layer_computes(model, alone)
 
 
 def test_features_are_those_of_the_last_layers_by_default(model):
-    (states,) = model.features(["the river"])
+    (states,) = model.hidden_states(["the river"])
     (expected,) = model.features(["the river"], layers=(1, 2))  # It has no more.
     np.testing.assert_array_equal(states, expected)
 
@@ -423,7 +423,7 @@ def test_classify_gives_the_best_labels_and_all_that_a_text_has(model):
 
 def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
     np.testing.assert_array_equal(model.encode("the river"), model.encode(["the river"])[0])
-    (states,) = model.features(["the river"])
+    (states,) = model.hidden_states(["the river"])
     np.testing.assert_array_equal(model.features("the river"), states)
     classifier = with_head(model, "classification", ["no", "yes"])
     for text in ("the river", ("the river", "a town")):

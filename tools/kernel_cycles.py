@@ -1,4 +1,4 @@
-"""Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to those of the compiler.
+"""Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to the compiler's.
 
 python tools/kernel_cycles.py     # writes bert_jax/model/tpu/cycles.json
 """

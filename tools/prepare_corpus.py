@@ -128,7 +128,7 @@ flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a sha
 flags.DEFINE_string(
     "data_dir",
     DEFAULT.data_dir,
-    "Directory of prepared TFDS datasets; by default, that of TFDS.",
+    "Directory of prepared TFDS datasets; by default, the one of TFDS.",
 )
 flags.DEFINE_integer(
     "num_shards",

@@ -1,1 +1,1 @@
-"""Checkpoints: our own, and those of transformers, sentence-transformers and Google."""
+"""Checkpoints: our own format, and those of other libraries."""

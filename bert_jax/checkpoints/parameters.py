@@ -34,7 +34,7 @@ class LoadReport(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """The contents of a model directory; `settings` are those of `checkpoint.write_checkpoint`."""
+    """The contents of a model directory; for `settings` see `native.write_checkpoint`."""
 
     params: dict
     settings: dict
@@ -71,7 +71,7 @@ def unexpected_tensors(report: LoadReport) -> str:
 
 
 def modules_of(params: Mapping) -> list[str]:
-    """Returns the modules of a parameter tree: those of the encoder, and the heads."""
+    """Returns the modules of a parameter tree: the encoder's own, and the heads."""
     encoder = [f"encoder/{name}" for name in params["encoder"]]
     return sorted([*encoder, *(name for name in params if name != "encoder")])
 
@@ -84,7 +84,7 @@ def model_settings(config, params: Mapping) -> dict:
 def parameter_shapes(config, head: Mapping | None = None) -> dict:
     """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of a head.
 
-    `config` is that of an architecture.
+    `config` is the configuration of an architecture.
     """
     return dict(_traced_shapes(config, json.dumps(head)))
 

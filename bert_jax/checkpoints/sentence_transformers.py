@@ -65,7 +65,7 @@ class EmbeddingModules(NamedTuple):
       encoder: the directory of the encoder.
       head: settings of an "embedding" head: pooling, normalize, and where present projections,
         max_seq_length and prompt; None for an encoder alone.
-      tensors: those of the projections, as `projection_N.weight` and `.bias`.
+      tensors: of the projections, as `projection_N.weight` and `.bias`.
       lower_cases: whether texts are lower-cased before the tokenizer reads them.
     """
 

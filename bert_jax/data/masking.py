@@ -64,7 +64,7 @@ def mask_tokens(
 ) -> dict[str, jax.Array]:
     """Selects and corrupts `round(rate * tokens in the row)` positions of each row (at least 1).
 
-    `keys` are those of `row_keys`; `tokens` and `sequence_ids` are int32 `[batch, length]`.
+    `keys` come from `row_keys`; `tokens` and `sequence_ids` are int32 `[batch, length]`.
 
     Returns:
       Corrupted `tokens` int32 `[batch, length]`; `target_positions`, `targets` int32 `[batch, K]`;
@@ -112,8 +112,8 @@ def mask_tokens(
 def next_tokens(tokens: jax.Array, sequence_ids: jax.Array) -> dict[str, jax.Array]:
     """Returns the targets of left-to-right training: the next token within each sequence.
 
-    `tokens` and `sequence_ids` are int32 `[batch, length]`; the result is that of `mask_tokens`
-    without `tokens`, for all positions but the last: K = length - 1.
+    `tokens` and `sequence_ids` are int32 `[batch, length]`; the result is like the result of
+    `mask_tokens`, without `tokens`, for all positions but the last: K = length - 1.
     """
     ids, next_ids = sequence_ids[:, :-1], sequence_ids[:, 1:]
     return {

@@ -91,7 +91,7 @@ class FinetuneSetup:
         return round(trial.num_epochs * self.steps_per_epoch)
 
     def architecture(self, trial: ConfigDict):
-        """Returns the architecture of a trial; its dropout defaults to that of the weights."""
+        """Returns the architecture of a trial; its dropout defaults to the weights' dropout."""
         names = ("dropout_rate", "attention_dropout_rate")
         rates = {name: trial.model[name] for name in names if trial.model[name] is not None}
         return dataclasses.replace(self.model.config, **rates)

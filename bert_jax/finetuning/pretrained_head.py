@@ -168,9 +168,9 @@ def initial_params(
 ) -> dict:
     """Returns the parameters to start from: the encoder's, and the head's if it fits the task.
 
-    `saved_head` has the settings of the head in `params`, if there is one; `task_head` those of the
-    task's. Raises ValueError, unless `new_head`, if `check_same_head` does, or if a run that only
-    `predicts` would ignore the head.
+    `saved_head` has the settings of the head in `params`, if there is one; `task_head` has the
+    settings of the task's. Raises ValueError, unless `new_head`, if `check_same_head` does, or if a
+    run that only `predicts` would ignore the head.
     """
     encoder = dict(params["encoder"])
     if HEADS[task_head["task"]].input_kind != "pooled":

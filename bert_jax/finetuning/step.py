@@ -34,7 +34,7 @@ def make_finetune_step(
     """Builds the jitted (state, rows, num_microbatches, keys, hyperparameters) -> (state, metrics).
 
     It updates a stack of independent trials: all but `num_microbatches` and the state's step have a
-    leading axis of trials, sharded over `trial`; `shardings` are those of one trial. The state is
+    leading axis of trials, sharded over `trial`; `shardings` are for one trial. The state is
     donated; `rows` are laid out as by `finetune_batches`. The loss is the mean over all labels of
     the batch, weighted by `label_weights`; dropout is a function of (key, step, index of the row in
     the batch), whatever the other trials, microbatches and devices.

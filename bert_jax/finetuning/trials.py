@@ -44,7 +44,7 @@ class Trial(NamedTuple):
 class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
-    `best_step` and `score` are those of the best checkpoint, None if there is none; `prediction` is
+    `best_step` and `score` belong to the best checkpoint, None if there is none; `prediction` is
     (size of the stack, outputs and loss on the selection split) at the best step, or None if this
     process has not computed it. `diverged` is the step at which its loss was not finite, or None.
     """
@@ -151,7 +151,7 @@ def pad_to_trial_axis(items: Sequence, mesh: Mesh) -> list:
 
 
 def stack_trees(trees: Sequence):
-    """Returns the tree whose leaves are those of `trees`, stacked on a new axis 0."""
+    """Returns one tree, with the leaves of `trees` stacked on a new axis 0."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 

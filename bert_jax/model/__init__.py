@@ -1,1 +1,1 @@
-"""BERT as pure Flax modules: embeddings -> encoder -> heads, and their losses."""
+"""Models as pure Flax modules: begin with `bert.py`."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout, LayerDropout, hidden_dropout, layer_dropout
 from bert_jax.model.execution import Execution, run_fast_path, uses_fast_path
+from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
 
 
@@ -167,8 +168,3 @@ def _unstack(tree) -> list:
 def is_few(num_positions: int, length: int) -> bool:
     """Returns whether the last layer transforms only these positions, rather than all."""
     return num_positions <= length // 2
-
-
-def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
-    return jnp.take_along_axis(x, positions[:, :, None], axis=1)

@@ -70,7 +70,7 @@ def uses_fast_path(
 ) -> bool:
     """Returns whether the layers run on the fast path in rows of `length`; logs why not, once.
 
-    `mesh` is the one they run on; None: that of the current computation.
+    `mesh` is the one they run on; None: the mesh of the current computation.
     """
     mesh, device = mesh_and_device(mesh)
     is_wanted = execution.kernels == "tpu" or (
@@ -134,7 +134,7 @@ class StepParameters:
         length: int,
         overlaps_collectives: bool = False,
     ):
-        """Plans the preparation for rows of `length`; `shardings` are those of the parameters."""
+        """Plans the preparation for rows of `length`; `shardings` has one for each parameter."""
         self._dtype = execution.dtype
         self._original_shardings = self.shardings = shardings
         mesh = jax.tree.leaves(shardings)[0].mesh.abstract_mesh
@@ -180,5 +180,5 @@ def _fuse_matrices(params: dict, **options) -> dict:
 
 
 def is_layer_matrix(path) -> bool:
-    """Returns whether a JAX key path is that of the matrices of all layers."""
+    """Returns whether a JAX key path leads to the matrices of all layers."""
     return bool(re.search(r"/layers/.*kernel$", path_name(path)))

@@ -17,10 +17,10 @@ import numpy as np
 
 from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput, unpack_rows
 from bert_jax.model.dropout import Dropout, dropout_at
-from bert_jax.model.encoder import Encoder, gather_positions
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
-from bert_jax.model.layers import cross_entropy
+from bert_jax.model.layers import cross_entropy, gather_positions
 from bert_jax.model.pooling import pool_tokens
 
 Outputs = Sequence[np.ndarray]
@@ -197,7 +197,7 @@ class TaskModel(nn.Module):
 def make_model(config, head_settings: Mapping, execution: Execution = Execution()) -> nn.Module:
     """Builds the model with the head that settings describe: its name ("task"), labels, options.
 
-    `config` is that of an architecture.
+    `config` is the configuration of an architecture.
     """
     head = HEADS[head_settings["task"]]
     options = {name: head_settings[name] for name in head.options if name in head_settings}

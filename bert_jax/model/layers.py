@@ -233,6 +233,11 @@ class TokenEmbedding(nn.Module):
         return jnp.where(is_token, logits, jnp.finfo(jnp.float32).min)
 
 
+def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
+    return jnp.take_along_axis(x, positions[:, :, None], axis=1)
+
+
 def pad_to_tiles(vocab_size: int) -> int:
     """Returns the vocabulary size rounded up to whole tiles of 128."""
     return -(-vocab_size // 128) * 128

@@ -3,7 +3,7 @@
 A file offers `Objective`, a frozen dataclass with
 
 - `causal`, whether the model is left to right, and `main_loss`, the name of its main loss;
-- `rules`, the sharding of parameters that its model adds to those of an architecture;
+- `rules`, the sharding of parameters that its model adds to an architecture's;
 - `max_predictions(config, given, length)`: the maximum number of targets per row;
 - `from_config(config, tokenizer, max_predictions)`: the objective of a phase;
 - `make_model(model_config, execution)`, and `example_batch()` to initialize it;

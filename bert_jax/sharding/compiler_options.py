@@ -19,8 +19,8 @@ def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> d
 
     By default, the compiler gathers parameters as an all-reduce of shards padded with zeros. An
     all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. The
-    collectives of `in_layers` are asynchronous only with options: those of v5p and v6e run on the
-    SparseCores, those of v4 and v5e are all-to-alls, and start too late without the last option.
+    collectives of `in_layers` are asynchronous only with options: on v5p and v6e they run on the
+    SparseCores, on v4 and v5e they are all-to-alls, and start too late without the last option.
     On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; 32 give larger tiles.
     """
     kind, options = mesh.devices.flat[0].device_kind, {}

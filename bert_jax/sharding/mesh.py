@@ -59,6 +59,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def mesh_and_device(
     mesh: AbstractMesh | None = None,
 ) -> tuple[AbstractMesh, jax.Device]:
-    """Returns `mesh`, or that of the current computation, and the device it consists of."""
+    """Returns `mesh`, or the mesh of the current computation, and the device it consists of."""
     mesh = mesh or jax.sharding.get_abstract_mesh()
     return mesh, mesh.abstract_device or jax.devices()[0]

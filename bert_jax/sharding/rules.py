@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 EMBEDDING_SPEC = P(("tensor", "fsdp"))
 # For optimizer state that belongs to no parameter, and what a task adds to an encoder. The path of
-# an optimizer moment ends with that of its parameter, so the same rules apply to it.
+# an optimizer moment ends with its parameter's path, so the same rules apply to it.
 REPLICATED_RULES = ((r"(^|/)(step|count)$", P()),)
 TASK_RULES = ((r"(^|/)(pooler|head|lstm|projection_\d+)/", P()),)
 

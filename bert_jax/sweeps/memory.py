@@ -45,7 +45,7 @@ def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
 
 
 def device_memory() -> int:
-    """Returns the bytes that a device may use; those of a CPU share the memory of the host."""
+    """Returns the bytes that a device may use; CPU devices share the memory of the host."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     return limit or psutil.virtual_memory().total // jax.local_device_count()
 

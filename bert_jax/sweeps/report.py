@@ -29,7 +29,7 @@ from bert_jax.training.workdir import write_text
 
 TITLE = "Sweep of fine-tuning hyperparameters"
 ABOUT_RANKING = (
-    "Sorted by the median dev score over seeds; a trial's score is that of its best checkpoint. "
+    "Sorted by the median dev score over seeds; a trial's score is its best checkpoint's. "
     "A diverged seed counts as worse than any score; if half of the seeds or more diverged, there "
     "is no median, and the configuration ranks last. std, the sample standard deviation (n - 1), "
     "min and max are of the seeds with a score. Collapsed trials (constant predictions) are "
@@ -221,7 +221,7 @@ def ranking_table(ranked: Sequence[Summary]) -> Table:
 
 
 def scores_table(scores: dict[str, dict[str, float]]) -> Table:
-    """Returns a row per split and score, from those of `summarize_seeds`."""
+    """Returns a row per split and score, from the result of `summarize_seeds`."""
     names = ("median", "min", "max")
     rows = [[key, *(f"{value[name]:.4f}" for name in names)] for key, value in scores.items()]
     return [["score", *names], *rows]

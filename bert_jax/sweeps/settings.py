@@ -10,7 +10,7 @@ from bert_jax.sweeps import claims, search
 from bert_jax.sweeps.configurations import flatten
 from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, check_equal_settings
 
-# Fields of a sweep that may differ when it is resumed; those of PROGRAM_FIELDS not between workers.
+# Fields of a sweep that may differ when it is resumed; PROGRAM_FIELDS must agree between workers.
 PROGRAM_FIELDS = ("num_seeds", "max_stacked_trials")
 CHANGEABLE = (*PROGRAM_FIELDS, *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
 

@@ -1,1 +1,1 @@
-"""The tasks that BERT is fine-tuned for, one file per task family."""
+"""The tasks that a model is fine-tuned for: a file for each family, and for its scores."""

@@ -29,7 +29,7 @@ def best_fills(
 ) -> list[list[Fill]]:
     """Returns the `top_k` fills of each mask, best first, from `[masks, vocab]` probabilities.
 
-    Ids beyond those of the tokenizer, which pad the vocabulary of some models, are left out.
+    Ids beyond the tokenizer's, which pad the vocabulary of some models, are left out.
     """
     mask = tokenizer.mask_token
     parts, fills = text.split(mask), []

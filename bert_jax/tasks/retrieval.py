@@ -86,7 +86,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     passage_ids = encode("passages", passages, config.max_seq_length)
 
     def sequences(queries: Iterable[Query], passages: Iterable[str]) -> list[tuple]:
-        """Returns those of queries and passages; for a cross-encoder, of one query with each."""
+        """Returns a sequence per text; for a cross-encoder, for one query with each passage."""
         first = [query_ids[query.text] for query in queries]
         second = [passage_ids[text] for text in passages]
         if is_bi_encoder:

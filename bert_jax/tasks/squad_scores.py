@@ -15,7 +15,7 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 Gold = Mapping[str, Sequence[str]]
 """Question id -> the texts of its answers; in 2.0 empty for a question without an answer."""
 Texts = Mapping[str, str]  # Question id -> the predicted text.
-Odds = Mapping[str, float]  # Question id -> the score of "no answer" minus that of this text.
+Odds = Mapping[str, float]  # Question id -> the score of "no answer" minus the score of this text.
 
 
 def normalize(text: str) -> str:

@@ -97,7 +97,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
 
 
 def check_labels(labels: Sequence[str], scheme: str) -> None:
-    """Raises ValueError if `labels`, those of a head or given as a flag, are not in `scheme`."""
+    """Raises ValueError if `labels`, of a head or given as a flag, are not in `scheme`."""
     if scheme == "none" or not labels:
         return
     if are_plain(labels) != (scheme == "io"):
@@ -358,7 +358,7 @@ def tag_texts(
 ) -> list[Tagging]:
     """Tags the words of each text by `predict`, and finds the entities that the tags mark.
 
-    With `documents`, the document of each text, those of one document are each other's context.
+    With `documents`, the document of each text, texts of one document are each other's context.
 
     With `scheme` "none" they mark none. In plain labels (O, PER, LOC), also of an imported head
     (`scheme` None), a run of equal tags other than O is an entity.

@@ -54,8 +54,8 @@ class Chip:
 
 
 # Sources: Cloud TPU's system architecture pages (HBM; interconnect, half of it in each direction),
-# Jouppi et al. (2020) for the links of v3 and (2023) for those of v4. Google does not publish the
-# clock of v6e: 1750 MHz follows from 918 TFLOP/s if it has four matrix units of 256 x 256.
+# Jouppi et al. (2020) for the links of v3 and (2023) for the links of v4. Google does not publish
+# the clock of v6e: 1750 MHz follows from 918 TFLOP/s if it has four matrix units of 256 x 256.
 CHIPS = {
     "v3": Chip(940e6, 16 * GIB, 15.48 * GIB, 4 * 656e9 / 8 / 2, dimensions=2, devices_per_chip=2),
     "v4": Chip(1050e6, 32 * GIB, 30.75 * GIB, 6 * 50e9, dimensions=3, megacore=True),

@@ -315,7 +315,7 @@ def flops(instruction: Instruction) -> float:
 def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int, float] | None:
     """Returns (cycles, FLOPs) of one of our kernels; None for any other instruction.
 
-    `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs are those of the products; in
+    `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs count the products; in
     attention two of size length x length forward and four backward, without the scores that the
     backward pass computes again. Raises ValueError if the table has no entry.
     """

@@ -109,7 +109,7 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
 def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
     """Returns the cycles of the loop over the grid in a schedule, in one program.
 
-    A bundle takes one, and those of v3 wait as many more as `vdelay` says. `runs` gives how often
+    A bundle takes one, and on v3 as many more as `vdelay` says. `runs` gives how often
     each branch is taken: then returns the cycles of sum(runs) programs. Raises ValueError if the
     schedule has fewer branches.
     """

@@ -1,6 +1,6 @@
 """Compiles the update step of stacked fine-tuning trials for a TPU topology, and compares stacks.
 
-The step is that of the run, but without its weights and examples: the model has the size of
+The step is the same as in the run, but without its weights and examples: the model has the size of
 BERT_BASE, and each example takes a row of `max_seq_length` tokens.
 """
 

@@ -80,7 +80,7 @@ class MetricsWriter:
 def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
     """Returns the entropy (nats) and accuracy of the best unigram model, which knows the `counts`.
 
-    `counts`, int64 [vocab_size], are those of the split's tokens; `special_ids` are ignored.
+    `counts`, int64 [vocab_size], are of the split's tokens; `special_ids` are ignored.
     """
     counts = np.array(counts)
     counts[list(special_ids)] = 0

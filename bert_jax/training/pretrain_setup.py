@@ -43,7 +43,7 @@ EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """The steps [start, stop), on rows of one length; `is_long` for those of `config.long_phase`.
+    """The steps [start, stop), on rows of one length; `is_long`: of `config.long_phase`.
 
     To compile a step, `train` needs only `max_seq_length` and `max_sequences`, and `heldout` may
     be None.

@@ -64,7 +64,7 @@ def make_pretrain_step(
         length = rows["tokens"].shape[1]
         layout = StepParameters(model.execution, model.config, shardings.params, length, overlaps)
         params = layout.prepare(state.params)
-        # Devices exchange gradients once, after all layers and microbatches (but those of matrices
+        # Devices exchange gradients once, after all layers and microbatches (but for matrices
         # that layers gather), and each receives the sum for its own shard of the parameters.
         value_and_gradients = sum_over_data(
             functools.partial(accumulate_gradients, model, objective, num_microbatches),

@@ -62,7 +62,7 @@ CHANGEABLE_ON_RESUME = (
 
 
 def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractContextManager:
-    """Locks a new workdir, or that of a run with the same `settings`, and writes its config.json.
+    """Locks a new workdir, or one of a run with the same `settings`, and writes its config.json.
 
     Every process of a run must call it, and hold the result, the lock, as long as the run writes.
     Raises ValueError if another run holds the lock, if the workdir holds checkpoints with other

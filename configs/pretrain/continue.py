@@ -4,7 +4,7 @@ Source: Gururangan et al. (2020), section 3: 12,500 steps on text of the domain,
 The learning rate is what the README of the released code recommends for it. Differences: batches of
 256, and bias correction, as the optimizer starts fresh.
 
-The architecture is that of the weights, which are a workdir, a checkpoint, or a directory of
+The architecture comes with the weights, which are a workdir, a checkpoint, or a directory of
 transformers or of Google's release. The corpus must have their vocabulary. A head that they lack is
 randomly initialized; the log names it.
 

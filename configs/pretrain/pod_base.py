@@ -1,7 +1,7 @@
 """BERT_BASE on 16 TPU chips, as in the paper: `pod_base.py:v4`, or v3, v5e, v5p, v6e.
 
 Source: Devlin et al. (2018), appendix A.2: BERT_BASE on 4 Cloud TPUs, 16 chips. The training
-recipe is that of bert_base.py; only the topology and the sharding differ.
+recipe is bert_base.py's; only the topology and the sharding differ.
 
 Expected time: 4 days in the paper. Not run at full size; tools/tpu_report.py estimates it.
 Expected result: held-out perplexity 3.99 (the paper's table 6). Not run at full size.

@@ -1,7 +1,7 @@
 """BERT_LARGE on 64 TPU chips, as in the paper: `pod_large.py:v4`, or v3, v5e, v5p, v6e.
 
 Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The training
-recipe is that of bert_large.py; only the topology and the sharding differ.
+recipe is bert_large.py's; only the topology and the sharding differ.
 
 Expected time: 4 days in the paper. Not run at full size; tools/tpu_report.py estimates it.
 Expected result: held-out perplexity 3.23 (the paper's table 6). Not run at full size.

@@ -5,7 +5,7 @@ Source: Devlin et al. (2018), appendix A.3: batch size 16 or 32, learning rate 5
 many seeds it ran, so `num_seeds` is 1 here.
 
 Expected time: not measured.
-Expected result: that of the fine-tuning configuration; a sweep has not been run at full size.
+Expected result: as the fine-tuning configuration says; a sweep has not been run at full size.
 
     python -m bert_jax.sweep --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/mrpc_sweep \
         --config.base.init_from=runs/base --config.base.data.directory=glue_data

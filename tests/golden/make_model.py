@@ -18,8 +18,8 @@ import numpy as np
 from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.model.config import BertConfig
-from bert_jax.model.encoder import gather_positions
 from bert_jax.model.execution import Execution
+from bert_jax.model.layers import gather_positions
 from bert_jax.model.pretraining import PretrainingModel
 from bert_jax.objectives.masked_lm import target_sums
 

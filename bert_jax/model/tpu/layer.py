@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_dropout
-from bert_jax.model.layers import dense_product, gelu, layer_norm
+from bert_jax.model.layers import dense_product, gather_positions, gelu, layer_norm
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel
 from bert_jax.model.tpu.blocks import LANES, needs_float32
 from bert_jax.model.tpu.loop import SavedActivations, run_layers
@@ -27,7 +27,7 @@ FUSED = "query_key_value"
 def interleave(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Joins arrays `[..., hidden]`: 128 lanes of each, then the next, `[..., 3 * hidden]`.
 
-    So one product computes queries, keys and values, and those of a head are in one block.
+    So one product computes queries, keys and values, and each head has them in one block.
     """
     starts = range(0, query.shape[-1], LANES)  # Slices take half of the cycles of a transposition.
     blocks = [x[..., start : start + LANES] for start in starts for x in (query, key, value)]
@@ -117,16 +117,11 @@ def encoder_layer(
         return _transform_in_kernels(config, params, x, context, dropout, saved)
     if positions is not None:
         x, context, dropout = (
-            gather(x, positions),
-            gather(context, positions),
+            gather_positions(x, positions),
+            gather_positions(context, positions),
             dropout.at(positions),
         )
     return _transform(config, params, x, context, dropout, saved)
-
-
-def gather(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns `[B, L, H]` at int32 `[B, K]` positions: `[B, K, H]`."""
-    return jnp.take_along_axis(x, positions[:, :, None], axis=1)
 
 
 def _transform_in_kernels(config, params, x, context, dropout, saved):

@@ -12,8 +12,9 @@ import pytest
 from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, layer_dropout
-from bert_jax.model.encoder import Encoder, gather_positions, run_layers
+from bert_jax.model.encoder import Encoder, run_layers
 from bert_jax.model.execution import Execution
+from bert_jax.model.layers import gather_positions
 from bert_jax.model.pretraining import example_batch
 from bert_jax.model.tpu import attention_kernel, loop
 from bert_jax.model.tpu.layer import interleave
