@@ -39,7 +39,7 @@ def use_automatic_gradient(variant: str) -> None:
         attention._softmax = attention._softmax.fun
     elif variant == "dropout":
         dropout._dropout = dropout._dropout.fun
-        dropout._add_dropout = dropout._add_dropout.fun
+        dropout._add_with_dropout = dropout._add_with_dropout.fun
 
 
 def measure(variant: str) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from types import ModuleType
 def import_part(package: str, name: str, offers: str, only_imported: bool = False) -> ModuleType:
     """Returns the file `name` of `package`, or a module elsewhere by its dotted name.
 
-    It `offers` a function or class of this name. `only_imported` is for names that come with a
+    `offers` is a name that the file must define. `only_imported` is for names that come with a
     checkpoint, which must not run code of its choice: a module elsewhere must then have been
     imported before. Raises ValueError.
     """

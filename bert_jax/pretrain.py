@@ -14,6 +14,7 @@ import time
 
 import jax
 from absl import logging
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
@@ -66,12 +67,15 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         source = read_source(config, tokenizer)
         source_settings = source and source.settings
         setup = setup_pretraining(config, phases, tokenizer, source_settings=source_settings)
+        modules = modules_of(setup.abstract_state.params)
+        if source:
+            source = keep_modules(source, modules, config)
         sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
     settings = config.to_dict() | {"architecture": config_to_settings(setup.model.config)}
-    settings["modules"] = modules_of(setup.abstract_state.params)
+    settings["modules"] = modules
     settings["corpora"] = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
@@ -108,10 +112,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = started - writer.seconds  # As if the run had never been interrupted.
 
-    for phase in phases:
+    objectives = [setup.objective(phase) for phase in phases]
+    eval_steps = [
+        make_eval_step(setup.model, setup.mesh, objective, seed=config.seed)
+        for objective in objectives
+    ]
+    for phase, objective, eval_step in zip(phases, objectives, eval_steps, strict=True):
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
-        objective = setup.objective(phase)
         update_step = make_pretrain_step(
             setup.model,
             setup.optimizer,
@@ -121,7 +129,6 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             num_microbatches=setup.num_microbatches(phase),
             overlap_collectives=config.overlap_collectives,
         )
-        eval_step = make_eval_step(setup.model, setup.mesh, objective, seed=config.seed)
         if limit := config.max_eval_batches * config.eval_batch_size:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
         rows = phase.train
@@ -186,10 +193,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     checkpointer.wait()
     progress.close()
     beat = functools.partial(watchdog.beat, "evaluating at the end")
-    scores = evaluate(eval_step, state.params, phase, sharding, config, beat)
+    last = phases[-1]
+    scores = evaluate(eval_steps[-1], state.params, last, sharding, config, beat)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     writer.close()
-    result = scores | metrics.unigram_baseline(phase.heldout.count_tokens(), tokenizer.special_ids)
+    result = scores | metrics.unigram_baseline(last.heldout.count_tokens(), tokenizer.special_ids)
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
     if is_main:
         write_json(result_path, result)
@@ -215,16 +223,18 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
             f"build it with their {source.tokenizer.filename} (SHA-256 {source.tokenizer.sha256}), "
             "or for a model of transformers with --vocab=DIR"
         )
-    unused = {"encoder/pooler", "nsp"} if not config.next_sentence else set()
-    needed = {"encoder/pooler", "mlm", "nsp"} - unused
-    fresh = sorted(needed - set(source.settings["modules"]))
+    return source
+
+
+def keep_modules(source: LoadedModel, modules: list[str], config: ConfigDict) -> LoadedModel:
+    """Returns the weights that a model with these `modules` starts from; logs what is fresh."""
+    fresh = sorted(set(modules) - set(source.settings["modules"]))
     names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
     logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
-    source.params.pop("head", None)
-    if unused:
-        source.params.pop("nsp", None)
-        source.params["encoder"].pop("pooler", None)
-    return source
+    params = flatten_dict(source.params, sep="/")
+    kept = tuple(f"{module}/" for module in modules)
+    params = {path: leaf for path, leaf in params.items() if path.startswith(kept)}
+    return source._replace(params=unflatten_dict(params, sep="/"))
 
 
 def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, float]:

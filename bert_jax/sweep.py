@@ -222,7 +222,8 @@ def prepare(
             trial = trials[0]
             source = trial.config.init_from
             weights[source] = weights.get(source) or finetune.read_weights(trial.config)
-            setup = setup_finetuning(trial.config, *weights[source][:3])
+            loaded = weights[source]
+            setup = setup_finetuning(trial.config, loaded.params, loaded.settings, loaded.tokenizer)
         for trial in trials:
             setup.check(trial.config)
     except (ValueError, OSError) as error:

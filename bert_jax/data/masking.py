@@ -1,7 +1,8 @@
 """Selects and corrupts the tokens to predict: a pure function of key and rows, run on device.
 
-As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, 15 % of a row's
-tokens, counting [CLS] and [SEP], are predicted; 80 % of these become [MASK], 10 % a random token.
+As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, as many tokens
+are predicted as 15 % of a row; [CLS] and [SEP] count, but are never predicted. Of those that are,
+80 % become [MASK], 10 % a random token.
 Left to right (section 5.1), all tokens but the first of each sequence are predicted, none masked.
 """
 
@@ -154,7 +155,8 @@ def _choose_words(key, maskable, word, budget):
 def _choose_spans(key, maskable, word, budget, max_spans):
     """Selects spans of words until the budget is spent, which may cut the last.
 
-    Anchors are uniform over free positions: until then each draw selects at least one. A span ends
+    Anchors are uniform over free positions: until the budget is spent, each draw selects at least
+    one. A span ends
     at a special token, so it is in one segment of one sequence. Returns bool `[length]`, and int32
     `[length]`, the span index of each selected position.
     """

@@ -21,9 +21,11 @@ from bert_jax.tokenization import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
-# If batches are as large as blocks, rows that share a batch share one in the next epoch with a
+# Decides the order of rows: with another number, a resumed run would continue on other rows. If
+# batches are as large as blocks, rows that share a batch share one in the next epoch with a
 # probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
 WINDOW_BLOCKS = 8
+# Only for speed.
 CACHED_WINDOWS = 8
 # Enough where each read takes 50 ms, as on a bucket: see `benchmarks/loader.py`.
 WINDOWS_AHEAD = 3

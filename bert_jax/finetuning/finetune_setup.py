@@ -111,7 +111,7 @@ class FinetuneSetup:
         )
 
     def settings(self, trial: ConfigDict) -> dict:
-        """Returns what a checkpoint stores of a trial; a run resumes only with the same."""
+        """Returns what a checkpoint stores of a trial; a run resumes only if they are equal."""
         return trial.to_dict() | {
             "architecture": config_to_settings(self.architecture(trial)),
             "head": self.head_settings,
@@ -254,10 +254,9 @@ def setup_finetuning(
         params, saved_head, head_settings, config.new_head, predicts=only_predicts(config)
     )
     if "head" in pretrained:
-        task.head_settings.update(
-            {name: saved_head[name] for name in task.tuned if name in saved_head}
-        )
-        head_settings |= task.head_settings
+        tuned = {name: saved_head[name] for name in task.tuned if name in saved_head}
+        task = task.with_settings(tuned)
+        head_settings |= tuned
     mesh = make_mesh(**config.mesh)
     num_sequences = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.

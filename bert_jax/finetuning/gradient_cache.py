@@ -49,7 +49,10 @@ def microbatch_at(microbatches: dict[str, jax.Array], index) -> dict[str, jax.Ar
 
 
 def _batch_loss(head, temperature, vectors, microbatches, weight_sum):
-    """Computes the whole batch's loss on each shard; returns one shard's part."""
+    """Computes the whole batch's loss on each shard; returns one shard's part.
+
+    The gradient of `all_gather` sums over the shards, hence the division by their number.
+    """
     num_shards = jax.lax.axis_size("data")
     labels, weights = microbatches["labels"], microbatches["weights"]
     examples = vectors.reshape(*labels.shape[:-1], -1, vectors.shape[-1])

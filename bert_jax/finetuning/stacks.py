@@ -19,8 +19,8 @@ from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
     pad_to_trial_axis,
-    score_split,
     stack_trees,
+    tune_and_score,
 )
 from bert_jax.sharding.rules import with_shardings
 from bert_jax.tasks.task import Split
@@ -129,7 +129,7 @@ class Stack:
             run = self.runs[index]
             if run.finished or not (is_regular or step == run.num_steps):
                 continue
-            scores = score_split(task.selection_split, *prediction)
+            scores, tuned = tune_and_score(task.selection_split, *prediction)
             run.evaluate(step, task.selection_split.name, scores)
             metric = task.metric.rpartition("/")[-1]
             if run.score is not None and scores[metric] <= run.score:
@@ -138,13 +138,13 @@ class Stack:
                 run.score = scores[metric]
                 continue
             beat(f"saving step {step} as the best", limited=False)
-            run.save_best(step, self._setup.pick(params, index), scores)
+            run.save_best(step, self._setup.pick(params, index), scores, tuned)
             run.prediction = len(self.members), prediction
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
-        """Writes the results of the trials that end at the current `stop`, and removes them.
+        """Writes the results of the trials that end at the current `stop`, and drops them.
 
-        The best checkpoint, or without a dev split or training the last one, predicts every split.
+        The best checkpoint predicts every split; the last one, where no split selects.
         """
         ending = [run for run in self.runs if run.num_steps == self._stop and not run.diverged]
         self._save_unsaved(ending, params, predict)
@@ -157,6 +157,7 @@ class Stack:
         self._positions = [
             index
             for index, run in enumerate(self.runs)
+            # One that is known to diverge later stays: a resumed stack has the same size.
             if (run.diverged or run.num_steps) > self._stop
         ]
         self.runs = [self.runs[index] for index in self._positions]
@@ -168,8 +169,9 @@ class Stack:
         ]
         outputs = predict(selector, params) if unsaved and selector else None
         for index in unsaved:
-            scores = score_split(selector, *outputs[index]) if outputs else {}
-            self.runs[index].save_best(self._stop, self._setup.pick(params, index), scores)
+            scores, tuned = tune_and_score(selector, *outputs[index]) if outputs else ({}, {})
+            params_of_trial = self._setup.pick(params, index)
+            self.runs[index].save_best(self._stop, params_of_trial, scores, tuned)
 
     def _predict_best(self, ending: list[TrialRun], predict: Predict) -> dict[str, list]:
         """Returns, for each split, what the best checkpoints of the ending trials predict."""

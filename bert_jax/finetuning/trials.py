@@ -88,13 +88,14 @@ class TrialRun:
         shown = ", ".join(f"{metric} {score:.4f}" for metric, score in scores.items())
         logging.info("%s, epoch %.2f, %s: %s", name, epoch, split, shown)
 
-    def save_best(self, step: int, params: dict, scores: dict[str, float]) -> None:
-        """Writes `params` and their scores as the best checkpoint."""
+    def save_best(self, step: int, params: dict, scores: dict[str, float], tuned: dict) -> None:
+        """Writes `params`, their scores and the `tuned` head settings as the best checkpoint."""
         task = self._setup.task
         self.best_step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
-        settings["tuned_head_settings"] = {name: task.head_settings[name] for name in task.tuned}
+        kept = {name: task.head_settings[name] for name in task.tuned}
+        settings["tuned_head_settings"] = kept | tuned
         native.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
         for old_step in native.saved_steps(self.best):
             if old_step != step and self.writes:
@@ -115,13 +116,16 @@ class TrialRun:
         # Without a selector, collapse is judged on the first split with labels, or on the first.
         labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
         collapse_split = task.selection_split or labeled_first
+        if task.selection_split:
+            _, tuned = tune_and_score(task.selection_split, *predictions[task.selection_split.name])
+            task = task.with_settings(tuned)
         for split in task.splits:
             scores = score_split(split, *predictions[split.name])
             if scores:
                 result[split.name] = scores
                 values = {f"final/{split.name}/{name}": score for name, score in scores.items()}
                 self.writer.write(self.num_steps, values)
-            if split is collapse_split:
+            if split.name == collapse_split.name:
                 outputs = predictions[split.name][0]
                 result["collapsed"] = task.head.is_collapsed(split.features, outputs)
             if self.writes:
@@ -137,6 +141,15 @@ class TrialRun:
         if self.writes:
             result = {"seed": self.seed, "metric": self._setup.task.metric} | result
             write_json(self.trial.result_path, result)
+
+
+def tune_and_score(
+    split: Split, outputs: Outputs, loss: float | None
+) -> tuple[dict[str, float], dict]:
+    """Returns the scores of the selection split with the best head settings, and these."""
+    tuned = split.tune(outputs) if split.tune else {}
+    split = split.with_settings(tuned) if tuned else split
+    return score_split(split, outputs, loss), tuned
 
 
 def score_split(split: Split, outputs: Outputs, loss: float | None) -> dict[str, float]:

@@ -4,10 +4,11 @@ That file offers:
 
 - `Config`, a frozen dataclass with at least `vocab_size`, `hidden_size`, `num_layers`, `num_heads`,
   `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`, `causal` and
-  `initializer_range`; its class attribute `architecture` is the name of the file;
+  `initializer_range`; its class attribute `architecture` is the name of the file, and an optional
+  class method `named(size, **overrides)` returns published sizes;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
-- `EncoderLayer(config)`, with the methods `attend`, and `transform`, which treats each position on
-  its own;
+- `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
+  own;
 - `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
 - `RULES`, the sharding of its parameters, and `flops_per_row`.
 

@@ -1,12 +1,13 @@
 """BERT (Devlin et al., 2018, section 3): every part of the model, in the order of computation.
 
     tokens -> Embeddings -> EncoderLayer, num_layers times -> hidden states, one for each token
-        hidden states at masked positions -> MaskedLmHead -> logits over the vocabulary
+        hidden states at the positions to predict -> MaskedLmHead -> logits over the vocabulary
         hidden state of [CLS] -> Pooler -> NextSentenceHead -> logits of IsNext and NotNext
 
-`model/encoder.py` stacks the layers; `model/pretraining.py` adds the heads. In shapes, B is the
-number of rows of a batch, L the length of a row, H the hidden size. A row may hold several
-sequences, such as `[CLS] A [SEP] B [SEP]`, each of which attends only within itself.
+`model/encoder.py` repeats the layer; `model/pretraining.py` adds the heads. In shapes, B is the
+number of rows of a batch, L the length of a row, H the hidden size, K the number of positions to
+predict in a row, V the size of the vocabulary, padded to whole tiles. A row may hold several
+sequences, each `[CLS] A [SEP] B [SEP]`, that attend only within themselves.
 """
 
 import flax.linen as nn
@@ -16,27 +17,33 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_dropout, apply_dropout
-from bert_jax.model.layers import Dense, Embedding, LayerNorm, OutputDense, TokenEmbedding, gelu
+from bert_jax.model.dropout import HiddenDropout, LayerDropout, add_with_dropout, apply_dropout
+from bert_jax.model.layers import (
+    Dense,
+    Embedding,
+    LayerNorm,
+    RowParallelDense,
+    TokenEmbedding,
+    gelu,
+)
 from bert_jax.sharding.rules import EMBEDDING_SPEC
-
-Config = BertConfig
 
 
 class Embeddings(nn.Module):
     """The sum of three embeddings, then LayerNorm and dropout (figure 2)."""
 
     config: BertConfig
-    dtype: str = "float32"  # Of the hidden states of the whole model.
+    dtype: str = "float32"  # Of the result: each later layer computes in the dtype of its input.
 
     def setup(self):
         config = self.config
-        size, initializer_range = config.hidden_size, config.initializer_range
-        self.token_embedding = TokenEmbedding(
-            config.vocab_size, size, initializer_range, self.dtype
-        )
-        self.position_embedding = Embedding(config.max_position_embeddings, size, initializer_range)
-        self.segment_embedding = Embedding(config.type_vocab_size, size, initializer_range)
+        sizes = {
+            "num_features": config.hidden_size,
+            "initializer_range": config.initializer_range,
+        }
+        self.token_embedding = TokenEmbedding(config.vocab_size, dtype=self.dtype, **sizes)
+        self.position_embedding = Embedding(config.max_position_embeddings, **sizes)
+        self.segment_embedding = Embedding(config.type_vocab_size, **sizes)
         self.layer_norm = LayerNorm(config.layer_norm_epsilon, self.dtype)
 
     def __call__(
@@ -44,7 +51,7 @@ class Embeddings(nn.Module):
         tokens: jax.Array,  # int32 [B, L]
         segment_ids: jax.Array,  # int32 [B, L]: 0 for the first segment of a pair, 1 for the second
         position_ids: jax.Array,  # int32 [B, L]: 0, 1, ... in each sequence
-        dropout: HiddenDropout | None = None,
+        dropout: HiddenDropout | None = None,  # What one step drops; None: nothing.
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`."""
         x = self.token_embedding(tokens)
@@ -56,7 +63,9 @@ class Embeddings(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then a feed-forward network (Vaswani et al., 2017, section 3.1).
 
-    Each of the two is followed by dropout, the residual connection, and LayerNorm.
+    Each of the two ends with dropout, the residual connection, and LayerNorm. The layer has two
+    methods, so that the last one can attend over all positions, but finish only those that are
+    read.
     """
 
     config: BertConfig
@@ -67,40 +76,41 @@ class EncoderLayer(nn.Module):
         self.query = Dense(size, initializer_range)
         self.key = Dense(size, initializer_range)
         self.value = Dense(size, initializer_range)
-        self.attention_output = OutputDense(size, initializer_range)
+        # Computes the same as Dense; only its place on several devices differs.
+        self.attention_output = RowParallelDense(size, initializer_range)
         self.attention_layer_norm = LayerNorm(config.layer_norm_epsilon)
         self.intermediate = Dense(config.intermediate_size, initializer_range)
-        self.output = OutputDense(size, initializer_range)
+        self.output = RowParallelDense(size, initializer_range)
         self.output_layer_norm = LayerNorm(config.layer_norm_epsilon)
 
     def __call__(
         self,
         x: jax.Array,  # [B, L, H]
         sequence_ids: jax.Array,  # int32 [B, L]: 1, 2, ... for each sequence, 0 for padding
-        dropout: LayerDropout = LayerDropout(),
+        dropout: LayerDropout = LayerDropout(),  # By default, nothing is dropped.
     ) -> jax.Array:
         """Returns the hidden states after this layer, `[B, L, H]`."""
-        return self.transform(x, self.attend(x, sequence_ids, dropout), dropout)
+        return self.finish(x, self.attend(x, sequence_ids, dropout), dropout)
 
     def attend(self, x: jax.Array, sequence_ids: jax.Array, dropout: LayerDropout) -> jax.Array:
-        """Returns what each position reads from its sequence, `[B, L, H]`."""
+        """Returns the weighted values of all heads, joined, `[B, L, H]`."""
         return attention(
             self.query(x),
             self.key(x),
             self.value(x),
-            sequence_ids,
+            sequence_ids,  # Positions attend to each other if theirs are equal.
             num_heads=self.config.num_heads,
             causal=self.config.causal,
             dropout=dropout.attention,
         )
 
-    def transform(self, x: jax.Array, context: jax.Array, dropout: LayerDropout) -> jax.Array:
-        """Adds `context`, what `attend` returned, to `x`; then treats each position on its own."""
-        y = self.attention_output(context)
-        x = self.attention_layer_norm(add_dropout(x, y, dropout.attention_output))
+    def finish(self, x: jax.Array, context: jax.Array, dropout: LayerDropout) -> jax.Array:
+        """Returns the layer's output for its input `x` and `context`, what `attend` returned."""
+        y = self.attention_output(context)  # [B, L, H]
+        x = self.attention_layer_norm(add_with_dropout(x, y, dropout.attention_output))
         y = gelu(self.intermediate(x))  # [B, L, intermediate_size]
-        y = self.output(y)
-        return self.output_layer_norm(add_dropout(x, y, dropout.output))
+        y = self.output(y)  # [B, L, H]
+        return self.output_layer_norm(add_with_dropout(x, y, dropout.output))
 
 
 class Pooler(nn.Module):
@@ -110,7 +120,7 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[..., H]` to `[..., H]`."""
+        """Maps `[B, sequences, H]` to `[B, sequences, H]`."""
         config = self.config
         return jnp.tanh(Dense(config.hidden_size, config.initializer_range, name="dense")(x))
 
@@ -118,19 +128,19 @@ class Pooler(nn.Module):
 class MaskedLmHead(nn.Module):
     """Predicts tokens from the hidden states at their positions (section 3.1, task 1).
 
-    The output layer shares its matrix with the token embedding. In a left-to-right model it
-    predicts the next token.
+    The last product shares its matrix with the token embedding. In a left-to-right model the head
+    predicts the next token instead.
     """
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, token_embedding: TokenEmbedding) -> jax.Array:
-        """Returns float32 logits `[B, K, padded_vocab]` for hidden states `[B, K, H]`."""
+        """Returns float32 logits `[B, K, V]` for hidden states `[B, K, H]`."""
         config = self.config
         x = gelu(Dense(config.hidden_size, config.initializer_range, name="transform")(x))
         x = LayerNorm(config.layer_norm_epsilon, name="layer_norm")(x)
-        shape = (token_embedding.num_rows,)  # Rounded up to whole tiles.
+        shape = (token_embedding.padded_vocab_size,)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         return token_embedding.logits(x, bias)
 
@@ -142,16 +152,18 @@ class NextSentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, pooled: jax.Array) -> jax.Array:
-        """Maps `[..., H]` to float32 logits `[..., 2]`: 0 is IsNext, 1 is NotNext."""
+        """Maps `[B, sequences, H]` to float32 logits `[B, sequences, 2]`: IsNext and NotNext."""
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         dense = nn.Dense(2, dtype=jnp.float32, kernel_init=initializer, name="dense")
         return dense(pooled)
 
 
-LmHead, PairHead = MaskedLmHead, NextSentenceHead
+# What follows is the same for each architecture's file; see model/architecture.py.
+Config, LmHead, PairHead = BertConfig, MaskedLmHead, NextSentenceHead
 
-# Which axes of the mesh shard a parameter: the first pattern that its path contains decides.
-# Axis 0 of everything under `layers` is the layer.
+# Which axes of the mesh shard a parameter: the first regular expression that is found in its path
+# decides. "mlm" is MaskedLmHead, "nsp" NextSentenceHead, and "layers" all encoder layers, stacked
+# on axis 0.
 RULES = (
     (r"token_embedding/embedding$", EMBEDDING_SPEC),
     (r"(position|segment)_embedding/embedding$", P()),
@@ -167,16 +179,17 @@ RULES = (
 def flops_per_row(
     config: BertConfig, length: int, num_outputs: int, num_targets: int, num_pairs: int
 ) -> float:
-    """Returns the FLOPs of the matrix products for one row of `length`, two per multiply-add.
+    """Returns the FLOPs of the matrix products of a forward pass for one row of `length`.
 
-    The last layer transforms `num_outputs` positions; `num_targets` tokens and `num_pairs` pairs
-    are predicted. Gathers, LayerNorm and softmax are not counted.
+    Two per multiply-add; attention is over the whole row, however it is packed. The last layer
+    finishes `num_outputs` positions; `num_targets` tokens and `num_pairs` pairs are predicted.
+    Gathers, LayerNorm and softmax are not counted.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     attend = length * 3 * hidden**2 + 2 * length**2 * hidden
-    transform = hidden**2 + 2 * hidden * inner  # For one position.
+    finish = hidden**2 + 2 * hidden * inner  # For one position.
     positions = (config.num_layers - 1) * length + num_outputs
     lm_head = hidden**2 + hidden * config.padded_vocab_size
     pair_head = hidden**2 + 2 * hidden
-    layers = config.num_layers * attend + positions * transform
+    layers = config.num_layers * attend + positions * finish
     return 2.0 * (layers + num_targets * lm_head + num_pairs * pair_head)

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import ClassVar
 
-from bert_jax.model.layers import pad_to_tiles
-
 # Layers and hidden size of the published models: Devlin et al. (2018), section 3, and Turc et al.
 # (2019). All have hidden_size / 64 heads and a feed-forward layer of 4 * hidden_size.
 SIZES = {
@@ -21,7 +19,8 @@ SIZES = {
 class BertConfig:
     """The architecture of a model; hashable, so it can be static under jit.
 
-    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for invalid fields.
+    The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for sizes below 1,
+    heads that do not divide the hidden size, and dropout rates outside of [0, 1).
     """
 
     vocab_size: int = 30522
@@ -57,7 +56,7 @@ class BertConfig:
 
     @classmethod
     def named(cls, size: str, **overrides) -> "BertConfig":
-        """Returns a published size with `overrides`; the other dimensions follow `hidden_size`."""
+        """Returns a published size with `overrides`; heads and inner size follow `hidden_size`."""
         if size not in SIZES:
             raise ValueError(f"unknown model size {size!r}: expected one of {', '.join(SIZES)}")
         num_layers, hidden_size = SIZES[size]
@@ -74,3 +73,8 @@ class BertConfig:
     def padded_vocab_size(self) -> int:
         """The vocabulary size rounded up to whole tiles of 128: the rows of the embedding."""
         return pad_to_tiles(self.vocab_size)
+
+
+def pad_to_tiles(vocab_size: int) -> int:
+    """Returns the vocabulary size rounded up to whole tiles of 128."""
+    return -(-vocab_size // 128) * 128

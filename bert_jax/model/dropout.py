@@ -1,8 +1,9 @@
-"""Dropout whose mask is a hash of (key, position): not stored, and the same on every mesh.
+"""Dropout whose mask is a hash of (key, row, position, column), the same on every mesh.
 
 JAX's generators spend more time on dropout bits than some of BERT's matrix products take. Here each
-element hashes two random words of its position with two of its column. The hash fuses into the
-operation that produced `x`, and the backward pass repeats it, as does the kernel of attention.
+element hashes two random words of its position with two of its column. The mask is not stored: the
+hash fuses into the operation before it, and the backward pass repeats it, as does the attention
+kernel.
 """
 
 import math
@@ -23,18 +24,22 @@ class Dropout(NamedTuple):
 
     Attributes:
       key: PRNG key, from which each place in the model derives its own by name.
-      rows: int32 `[batch]`, index of each row in the global batch, which seeds its dropout.
+      rows: int32 `[batch]`, index of each row in the global batch, which seeds its dropout; None
+        until the rows of a microbatch are known.
       rate: probability of each element to be zeroed, in [0, 1).
       attention_rate: probability of each attention weight to be zeroed; None means `rate`.
     """
 
     key: jax.Array
-    rows: jax.Array
+    rows: jax.Array | None
     rate: float | jax.Array
     attention_rate: float | jax.Array | None = None
 
     def at_place(self, name: str) -> "Dropout":
-        """Returns the dropout of the place `name` in the model, with a key of its own."""
+        """Returns the dropout of the place `name` in the model, with a key of its own.
+
+        The names decide what is dropped: a renamed place drops other elements.
+        """
         return self._replace(key=jax.random.fold_in(self.key, zlib.crc32(name.encode())))
 
 
@@ -134,22 +139,24 @@ def _dropout(mask, x):
 _dropout.defvjp(lambda mask, x: (mask.apply(x), mask), lambda mask, dy: (None, mask.apply(dy)))
 
 
-def add_dropout(x: jax.Array, y: jax.Array, dropout: HiddenDropout | None) -> jax.Array:
+def add_with_dropout(x: jax.Array, y: jax.Array, dropout: HiddenDropout | None) -> jax.Array:
     """Returns x + dropout(y): the residual connection of a sublayer."""
-    return x + y if dropout is None else _add_dropout(dropout, x, y)
+    return x + y if dropout is None else _add_with_dropout(dropout, x, y)
 
 
 @jax.custom_vjp
-def _add_dropout(dropout, x, y):
+def _add_with_dropout(dropout, x, y):
     return x + dropout.apply(y)
 
 
-def _add_dropout_backward(dropout, dx):
+def _add_with_dropout_backward(dropout, dx):
     # Computes dy once: else each of the products that read it would compute it again.
     return None, *lax.optimization_barrier((dx, dropout.apply(dx)))
 
 
-_add_dropout.defvjp(lambda *args: (_add_dropout(*args), args[0]), _add_dropout_backward)
+_add_with_dropout.defvjp(
+    lambda *args: (_add_with_dropout(*args), args[0]), _add_with_dropout_backward
+)
 
 
 class AttentionDropout(NamedTuple):
@@ -158,7 +165,7 @@ class AttentionDropout(NamedTuple):
     Attributes:
       words: int32 `[batch, pairs of heads, 2, length]`, of each query; the two heads of a
         pair share one hash.
-      key_words: int32 `[2, length]`.
+      key_words: int32 `[2, length]`, of each position that is attended to.
       threshold: int32 scalar; the share of int32 below it is the rate, a multiple of 2^-16.
       scale: float32 scalar, 1 / (1 - rate).
     """
@@ -191,9 +198,9 @@ def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> Attentio
 
 
 class LayerDropout(NamedTuple):
-    """Dropout of an encoder layer; None: nothing is dropped.
+    """Dropout of an encoder layer; where a field is None, nothing is dropped.
 
-    In a stack of layers, every array has a leading axis of layers.
+    For all layers together, every array has a leading axis of layers.
 
     Attributes:
       attention: of attention probabilities.
@@ -206,7 +213,10 @@ class LayerDropout(NamedTuple):
     output: HiddenDropout | None = None
 
     def at(self, positions: jax.Array) -> "LayerDropout":
-        """Returns the dropout of the outputs at int32 `[batch, K]` positions."""
+        """Returns the dropout of the outputs at int32 `[batch, K]` positions.
+
+        Attention still covers all positions.
+        """
         return LayerDropout(
             self.attention,
             self.attention_output and self.attention_output.at(positions),

@@ -1,5 +1,6 @@
 """The encoder of any architecture: embeddings, the stack of layers, and the pooler."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ from bert_jax.sharding.collectives import gather_data
 
 
 class Encoder(nn.Module):
-    """What all tasks share.
+    """The part of a model that pre-training and all tasks share, as `encoder` in its parameters.
 
     Its input is a batch of `unpack_rows`: int32 `[B, L]` `tokens`, `segment_ids`, `position_ids`
     and `sequence_ids`, for B rows of length L. The parameters of the layers are stacked under
@@ -43,14 +44,16 @@ class Encoder(nn.Module):
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; at int32 `[B, K]` positions, `[B, K, H]`.
 
-        If positions are few, the last layer transforms only these.
+        If positions are few, the last layer finishes only these.
         """
         x, dropouts = self._embed(batch, dropout)
         params = self.get_variable("params", "layers")
-        arguments = self.config, self.execution, params, x, batch["sequence_ids"], dropouts
+        run = functools.partial(
+            run_layers, self.config, self.execution, params, x, batch["sequence_ids"], dropouts
+        )
         if positions is None or is_few(positions.shape[1], x.shape[1]):
-            return run_layers(*arguments, positions)
-        return gather_positions(run_layers(*arguments), positions)
+            return run(positions)
+        return gather_positions(run(), positions)
 
     def all_hidden_states(self, batch: dict[str, jax.Array]) -> jax.Array:
         """Returns the embeddings and the output of each layer: `[1 + num_layers, B, L, H]`."""
@@ -58,9 +61,12 @@ class Encoder(nn.Module):
         inputs = self.get_variable("params", "layers"), dropouts
         run = _layer_function(self.config, self.execution, batch["sequence_ids"])
         if _scans(self.config, self.execution):
-            _, outputs = jax.lax.scan(
-                lambda x, layer_inputs: (run(x, layer_inputs),) * 2, x, inputs
-            )
+
+            def step(x, layer_inputs):
+                x = run(x, layer_inputs)
+                return x, x
+
+            _, outputs = jax.lax.scan(step, x, inputs)
             return jnp.concatenate([x[None], outputs])
         outputs = [x]
         for layer_inputs in _unstack(inputs):
@@ -142,10 +148,10 @@ def _layer_function(
             return layer.apply(variables, x, sequence_ids, dropout)
         context = layer.apply(variables, x, sequence_ids, dropout, method="attend")
         x, context = gather_positions(x, positions), gather_positions(context, positions)
-        return layer.apply(variables, x, context, dropout.at(positions), method="transform")
+        return layer.apply(variables, x, context, dropout.at(positions), method="finish")
 
     in_loop = _scans(config, execution) and positions is None
-    return execution.checkpoint(run, in_loop)
+    return execution.with_remat(run, in_loop)
 
 
 def _scans(config, execution: Execution) -> bool:
@@ -166,5 +172,5 @@ def _unstack(tree) -> list:
 
 
 def is_few(num_positions: int, length: int) -> bool:
-    """Returns whether the last layer transforms only these positions, rather than all."""
+    """Returns whether the last layer finishes only these positions, rather than all."""
     return num_positions <= length // 2

@@ -1,9 +1,9 @@
 """Decides how the layers of a model run, and prepares parameters for it: the door to the fast path.
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
-change only how fast. The fast path, `model/tpu`, computes BERT's layers with TPU kernels and a
-gradient of its own. Nothing else imports it: the reports of `bert_jax/tpu`, which count the cycles
-of both kernels, have them from here.
+change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu`, computes BERT's
+layers with TPU kernels and a gradient of its own. Only this file imports it; the reports of
+`bert_jax/tpu`, which count the cycles of the kernels, import these from here.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
 from bert_jax.model.tpu.blocks import needs_float32  # noqa: F401
 from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
 from bert_jax.sharding.mesh import mesh_and_device
-from bert_jax.sharding.rules import path_name
+from bert_jax.sharding.rules import data_axes, path_name
 
 CHOICES = {
     "kernels": ("auto", "plain", "tpu"),
@@ -52,7 +52,7 @@ class Execution:
                 expected = ", ".join(allowed)
                 raise ValueError(f"Execution.{name} is {value!r}: expected one of {expected}")
 
-    def checkpoint(self, layer: Callable, in_loop: bool) -> Callable:
+    def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
         """Wraps a layer so that its gradient recomputes what `remat` says, or what is cheap."""
         policies = jax.checkpoint_policies
         policy = {
@@ -69,6 +69,9 @@ def uses_fast_path(
     execution: Execution, config, length: int, mesh: AbstractMesh | None = None
 ) -> bool:
     """Returns whether the layers run on the fast path in rows of `length`; logs why not, once.
+
+    The step asks twice, for its parameters and in the encoder, which must agree: it depends on
+    nothing but the arguments.
 
     `mesh` is the one they run on; None: the mesh of the current computation.
     """
@@ -114,7 +117,7 @@ def run_fast_path(
     """Runs all layers as `encoder.run_layers` does, on the fast path."""
     checkpoint = None
     if execution.remat != "none":
-        checkpoint = functools.partial(execution.checkpoint, in_loop=True)
+        checkpoint = functools.partial(execution.with_remat, in_loop=True)
     return run_encoder_layers(config, checkpoint, params, x, sequence_ids, dropout, positions)
 
 
@@ -144,7 +147,7 @@ class StepParameters:
             self.shardings = _fuse_matrices(shardings, join=lambda query, key, value: query)
 
         def spec(path, sharding: NamedSharding) -> P:
-            axes = P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
+            axes = data_axes(sharding)
             is_gathered = overlaps_collectives and is_layer_matrix(path) and "data" in axes[1:]
             return axes if is_gathered else P()
 

@@ -1,8 +1,8 @@
 """What every model is made of: embeddings, dense layers, GELU, LayerNorm, and the cross-entropy.
 
-Parameters are float32; products are in the dtype of their input. Where a parameter is sharded, the
-layer gathers it. LayerNorm has a hand-written gradient, which needs less memory; see
-`benchmarks/gradients.py`.
+Parameters are float32; dense layers compute in the dtype of their input. Where a parameter is
+sharded over `fsdp`, the layer gathers it. LayerNorm has a hand-written gradient, which needs less
+memory; see `benchmarks/gradients.py`.
 """
 
 import functools
@@ -15,6 +15,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model.config import pad_to_tiles
 from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 from bert_jax.sharding.rules import EMBEDDING_SPEC
@@ -25,7 +26,7 @@ CHEAP = "cheap"
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Computes x * Phi(x) with the exact erf, as in the released code.
+    """Computes x * Phi(x) with the exact erf, as the first released code; later versions have tanh.
 
     In bfloat16, Phi(x) is (1 + tanh(p(x))) / 2, with an absolute error up to 5.1e-5 (GELU: 2.6e-5):
     far fewer operations than erf on a TPU, but below x = -2.7 the error exceeds the rounding.
@@ -120,13 +121,14 @@ def dense_product(x: jax.Array, matrix: jax.Array, fsdp_axis: int) -> jax.Array:
 class Dense(nn.Module):
     """A dense layer, in the dtype of its input.
 
-    Sharded over `fsdp` along its inputs, and over `tensor` along its outputs.
+    Its matrix is sharded over `fsdp` along the inputs, which it gathers here; over `tensor`, as the
+    architecture's `RULES` say, along the outputs.
     """
 
     num_outputs: int
-    initializer_range: float
+    initializer_range: float  # The standard deviation of the matrix at initialization.
 
-    fsdp_axis = 0
+    fsdp_axis = 0  # Of the matrix; a constant of the class.
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -136,8 +138,11 @@ class Dense(nn.Module):
         return dense_product(x, kernel, self.fsdp_axis) + bias.astype(x.dtype)
 
 
-class OutputDense(Dense):
-    """The last dense layer of a sublayer: sharded the other way round (Megatron's row-parallel)."""
+class RowParallelDense(Dense):
+    """The same, sharded the other way round: `tensor` along the inputs, `fsdp` along the outputs.
+
+    For the last dense layer of a sublayer, as in Megatron (Shoeybi et al., 2019).
+    """
 
     fsdp_axis = 1
 
@@ -180,8 +185,9 @@ def _lookup(table, ids):
 class TokenEmbedding(nn.Module):
     """The table of token embeddings, which also computes logits over the vocabulary.
 
-    Its rows are padded to whole tiles of 128, and sharded. They are gathered in `dtype`, once for
-    lookup and logits, whose gradients are added first and then summed over `fsdp` once.
+    It has a vector for each id, padded to whole tiles of 128, and is sharded over them. With `fsdp`
+    it is gathered in `dtype` (the values stay float32), once for lookup and logits, whose gradients
+    are added first and then summed over `fsdp` once.
     """
 
     vocab_size: int
@@ -190,15 +196,15 @@ class TokenEmbedding(nn.Module):
     dtype: str
 
     @property
-    def num_rows(self) -> int:
-        """The rows of the table: the vocabulary, and its padding."""
+    def padded_vocab_size(self) -> int:
+        """The number of vectors: the vocabulary, and its padding."""
         return pad_to_tiles(self.vocab_size)
 
     def setup(self):
         initializer = nn.initializers.truncated_normal(self.initializer_range)
-        shape = self.num_rows, self.num_features
+        shape = self.padded_vocab_size, self.num_features
         table = self.param("embedding", initializer, shape, jnp.float32)
-        # One copy for each shard of the rows, `[fsdp, vocab, features]`.
+        # One whole table for each `fsdp` shard of the batch, `[fsdp, vocab, features]`.
         self.copies = map_fsdp_shards(
             lambda shard: gather_fsdp(shard, self.dtype, 0)[None],
             (EMBEDDING_SPEC,),
@@ -238,18 +244,14 @@ def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, positions[:, :, None], axis=1)
 
 
-def pad_to_tiles(vocab_size: int) -> int:
-    """Returns the vocabulary size rounded up to whole tiles of 128."""
-    return -(-vocab_size // 128) * 128
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _add_bias(dtype, logits, bias):
+    """Adds a bias; the gradient computes dlogits in `dtype` once, for both of its products."""
     return logits + bias
 
 
 def _add_bias_backward(dtype, _, dlogits):
-    # Computes dlogits once, in the dtype of both products: else each would compute the softmax.
+    # Otherwise each product would compute the softmax again.
     dbias = jnp.sum(dlogits, (0, 1))
     dlogits, dbias = lax.optimization_barrier((dlogits.astype(dtype), dbias))
     return dlogits.astype(jnp.float32), dbias

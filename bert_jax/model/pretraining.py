@@ -65,7 +65,7 @@ def flops_per_row(
     """Returns the FLOPs of the matrix products of one training step for one row.
 
     Three passes (forward, gradients of inputs, gradients of weights) with attention over the whole
-    row. The transformation after attention in the last layer is counted where it is computed.
+    row. What follows attention in the last layer is counted where it is computed.
     """
     num_pairs = max_sequences * next_sentence
     num_outputs = num_targets + num_pairs

@@ -26,8 +26,8 @@ class LeftToRight:
 
     @staticmethod
     def max_predictions(config, given: int | None, length: int) -> int:
-        """Returns the row's length: every position is predicted."""
-        return length
+        """Returns the positions of a row but the last, which has no next token."""
+        return length - 1
 
     @classmethod
     def from_config(cls, config, tokenizer, max_predictions: int) -> "LeftToRight":
@@ -63,7 +63,9 @@ class LeftToRight:
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row; the last position has no target."""
-        return pretraining.flops_per_row(config, length, length, max_sequences, self.next_sentence)
+        return pretraining.flops_per_row(
+            config, length, length - 1, max_sequences, self.next_sentence
+        )
 
 
 Objective = LeftToRight

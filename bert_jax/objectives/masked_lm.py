@@ -38,8 +38,17 @@ class MaskedLm:
 
     @staticmethod
     def max_predictions(config, given: int | None, length: int) -> int:
-        """Returns the maximum number of masked positions in a row: 20 of 128 tokens, 77 of 512."""
-        return math.ceil(round(config.masking.rate * length, 6)) if given is None else given
+        """Returns the maximum number of masked positions in a row: 20 of 128 tokens, 77 of 512.
+
+        Raises ValueError if `given` is too small or too large.
+        """
+        if given is None:
+            return math.ceil(round(config.masking.rate * length, 6))
+        needed = max(round(config.masking.rate * length), 1)
+        if not needed <= given <= length:
+            expected = f"expected {needed} (masking.rate x row length) to {length}"
+            raise ValueError(f"={given}: {expected}, or leave it out")
+        return given
 
     @classmethod
     def from_config(cls, config, tokenizer, max_predictions: int) -> "MaskedLm":

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.sharding.compiler_options import SPARSE_CORE_KINDS
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC, REPLICATED
+from bert_jax.sharding.rules import data_axes
 
 
 def fsdp_size() -> int:
@@ -71,7 +72,10 @@ def _reduce_scatter(x, name, axis):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One device's shard of a stack of parameters, `[layers, ...]`, over `data` on `axis`."""
+    """One device's shard of a stack of parameters, `[layers, ...]`, over `data` on `axis`.
+
+    `axis` counts the axis of layers, also where `value` is of one layer.
+    """
 
     value: jax.Array
     axis: int = dataclasses.field(metadata={"static": True})
@@ -127,10 +131,6 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings, param_specs=REPLICA
     arrive as `Shard`s, and so do their gradients, already summed.
     """
 
-    def out_spec(sharding):
-        axes = ["data" if "data" in (names or ()) else None for names in sharding.spec]
-        return P(*axes)
-
     def reduce(spec, tree):
         if _is_shard(tree):
             return tree.value
@@ -147,7 +147,7 @@ def sum_over_data(function: Callable, mesh: Mesh, shardings, param_specs=REPLICA
         params = jax.tree.map(wrap, param_specs, params)
         return jax.tree.map(reduce, out_specs, function(params, *rest))
 
-    out_specs = jax.tree.map(out_spec, shardings)
+    out_specs = jax.tree.map(data_axes, shardings)
     return lambda params, batch, *rest: jax.shard_map(
         run,
         mesh=mesh,

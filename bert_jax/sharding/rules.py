@@ -8,9 +8,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 EMBEDDING_SPEC = P(("tensor", "fsdp"))
-# For optimizer state that belongs to no parameter, and what a task adds to an encoder. The path of
-# an optimizer moment ends with its parameter's path, so the same rules apply to it.
+# For optimizer state that belongs to no parameter. The path of an optimizer moment ends with its
+# parameter's path, so the same rules apply to it.
 REPLICATED_RULES = ((r"(^|/)(step|count)$", P()),)
+# For fine-tuning: the pooler, and what a task adds to an encoder.
 TASK_RULES = ((r"(^|/)(pooler|head|lstm|projection_\d+)/", P()),)
 
 
@@ -22,7 +23,8 @@ def path_name(path) -> str:
 def infer_shardings(tree, mesh: Mesh, rules: tuple[tuple[str, P], ...]):
     """Returns the NamedSharding of each leaf (array or ShapeDtypeStruct) of `tree`; logs them.
 
-    The first of `rules`, an architecture's, that matches a path decides. Raises ValueError for a
+    The first of `rules` that matches a path decides: those of an objective or a task, then those of
+    the architecture. Raises ValueError for a
     leaf that no rule matches, and for an indivisible leaf.
     """
     device, rules = mesh.devices.flat[0].device_kind, (*rules, *REPLICATED_RULES)
@@ -61,17 +63,25 @@ def with_shardings(shapes, shardings):
 def shard_over_data(shardings, tree):
     """Returns `shardings` with each leaf of `tree` also sharded over `data`, where divisible.
 
-    For parameters and optimizer state (Xu et al., 2020, "Automatic cross-replica sharding of weight
-    update"; ZeRO-1): each replica updates its shard, and all gather them for the next step.
+    Along its first divisible axis, but not along the axis of layers: each device has a shard of
+    each layer. For parameters and optimizer state (Xu et al., 2020, "Automatic cross-replica
+    sharding of weight update"; ZeRO-1): each replica updates its shard, and all gather them for the
+    next step.
     """
 
-    def shard(sharding, leaf):
+    def shard(path, sharding, leaf):
+        is_stacked = "/layers/" in f"/{path_name(path)}" and leaf.ndim > 1
         mesh, spec = sharding.mesh, [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
         for axis, size in enumerate(sharding.shard_shape(leaf.shape)):
-            if size % mesh.shape["data"] == 0:
+            if size % mesh.shape["data"] == 0 and not (is_stacked and axis == 0):
                 names = (spec[axis],) if isinstance(spec[axis], str) else spec[axis] or ()
                 spec[axis] = ("data", *names)  # The order that `sum_over_data` produces.
                 return NamedSharding(mesh, P(*spec))
         return sharding  # A scalar or a small vector.
 
-    return jax.tree.map(shard, shardings, tree)
+    return jax.tree_util.tree_map_with_path(shard, shardings, tree)
+
+
+def data_axes(sharding: NamedSharding) -> P:
+    """Returns the PartitionSpec of a sharding over `data` alone."""
+    return P(*("data" if "data" in (names or ()) else None for names in sharding.spec))

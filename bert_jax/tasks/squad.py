@@ -111,8 +111,8 @@ def make_split(
 ) -> Split:
     """Builds a split that is scored by the official rules and writes the official files.
 
-    Null odds above `head_settings["null_threshold"]` predict no answer. If `tunes_threshold`,
-    scoring the dev split sets this threshold to the one with the best F1.
+    Null odds above `head_settings["null_threshold"]` predict no answer. If `tunes_threshold`, the
+    dev split chooses the threshold with the best F1.
     """
     null_answers, max_length = head_settings["null_answers"], head_settings["max_answer_length"]
     labeled = [question for question, _ in examples if question.answers is not None]
@@ -144,8 +144,6 @@ def make_split(
         texts, odds, _ = find_answers(outputs, 1)
         if not null_answers:
             return evaluate_v1(gold, texts)
-        if tunes_threshold and name == "dev":
-            head_settings["null_threshold"] = best_null_threshold(gold, texts, odds)
         return evaluate_v2(gold, decide(texts, odds), odds)
 
     def write(outputs: Outputs, directory: pathlib.Path) -> None:
@@ -157,7 +155,21 @@ def make_split(
         for stem, content in files.items():
             (directory / name / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
 
-    return Split(name, windows, score if gold else None, write)
+    def tune(outputs: Outputs) -> dict[str, float]:
+        texts, odds, _ = find_answers(outputs, 1)
+        return {"null_threshold": best_null_threshold(gold, texts, odds)}
+
+    def with_settings(tuned: dict) -> Split:
+        return make_split(name, examples, windows, head_settings | tuned, tunes_threshold)
+
+    return Split(
+        name=name,
+        features=windows,
+        score=score if gold else None,
+        write=write,
+        tune=tune if tunes_threshold and gold and name == "dev" else None,
+        with_settings=with_settings,
+    )
 
 
 def read_questions(

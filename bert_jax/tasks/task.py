@@ -20,6 +20,10 @@ class Split:
     score: Callable[[Outputs], dict[str, float]] | None
     # Writes predictions with the examples' ids into an existing directory.
     write: Callable[[Outputs, pathlib.Path], None]
+    # Outputs -> the head settings with the best score on this split; None: none are chosen.
+    tune: Callable[[Outputs], dict] | None = None
+    # Head settings -> this split, scored and written with them; None: it depends on none.
+    with_settings: Callable[[dict], "Split"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Task:
     notes: dict[str, int] = dataclasses.field(default_factory=dict)
     # What inference needs besides the labels; stored in the checkpoint as JSON.
     head_settings: dict = dataclasses.field(default_factory=dict)
-    # Names of head settings that scoring the dev split changes; a run starts from those of the head
-    # in its weights.
+    # Names of head settings that are chosen on the dev split; a run starts from the values of the
+    # head in its weights.
     tuned: tuple[str, ...] = ()
     # Paths or "tfds:NAME" of what was read, by name. A run resumes only with the same contents.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -48,6 +52,17 @@ class Task:
         """The split whose score selects the best checkpoint, if its labels are known."""
         name = self.metric.rpartition("/")[0]
         return next((split for split in self.splits if split.name == name and split.score), None)
+
+    def with_settings(self, tuned: dict) -> "Task":
+        """Returns the task with chosen head settings."""
+        return dataclasses.replace(
+            self,
+            head_settings=self.head_settings | tuned,
+            splits=tuple(
+                split.with_settings(tuned) if split.with_settings else split
+                for split in self.splits
+            ),
+        )
 
 
 def limit_examples(

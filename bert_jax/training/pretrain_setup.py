@@ -67,7 +67,8 @@ class PretrainSetup:
     """The model, optimizer and shardings from which the steps of a run are built.
 
     `schedule` is the learning rate of a step, counted from 0; `init` (key, `pretrained` parameters
-    -> initial state) is jitted with `shardings`; `abstract_state` has shapes, dtypes and shardings.
+    -> initial state) is to be jitted with `shardings`; `abstract_state` has shapes, dtypes and
+    shardings.
     """
 
     config: ConfigDict
@@ -81,7 +82,7 @@ class PretrainSetup:
     shardings: TrainState
 
     def objective(self, phase: Phase):
-        """Returns what the rows of a phase are used for; see `bert_jax/objectives`."""
+        """Returns the objective of a phase: how its rows become a batch, and its losses."""
         return build_objective(self.config, self.tokenizer, phase)
 
     def num_microbatches(self, phase: Phase) -> int:
@@ -107,8 +108,9 @@ def setup_pretraining(
 ) -> PretrainSetup:
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    `source_settings` and its errors are as for `model_config`. Also raises ValueError if the mesh
-    does not fit the devices, or a batch or the rows do not fit the mesh or the model.
+    `source_settings` come with the weights to start from, if there are any. Raises ValueError if
+    `model_config` does, if the mesh does not fit the devices, or if a batch or the rows do not fit
+    the mesh or the model.
     """
     objective = build_objective(config, tokenizer, phases[0])
     source = config_from_settings(source_settings) if source_settings else None
@@ -141,7 +143,7 @@ def setup_pretraining(
         init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
     )
     shapes = jax.eval_shape(init, jax.random.key(config.seed))
-    rules = (*architecture_of(architecture).RULES, *objective.rules)
+    rules = (*objective.rules, *architecture_of(architecture).RULES)
     shardings = infer_shardings(shapes, mesh, rules)
     if config.shard_weight_update:
         shardings = shard_over_data(shardings, shapes)
@@ -206,6 +208,8 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
     if unknown:
         raise ValueError(f"--config.model.{min(unknown)}: {name} has no such field, set it to None")
     if "size" in fields:
+        if not hasattr(config_class, "named"):
+            raise ValueError(f"--config.model.size={fields['size']}: {name} has no named sizes")
         named = config_class.named(fields.pop("size"), **fields)
         fields |= {name: getattr(named, name) for name in SIZE_FIELDS}
     elif source is None and name == "bert" and not set(SIZE_FIELDS) <= set(fields):
@@ -257,12 +261,6 @@ def open_phases(config: ConfigDict) -> list[Phase]:
                 f"{settings.corpus} has {rows.manifest['config']['rows']}, not sentence pairs: set "
                 "--config.next_sentence=False, or build it with --rows=sentence_pairs"
             )
-        needed = max(round(config.masking.rate * rows.max_seq_length), 1)
-        if not needed <= phase.max_predictions <= rows.max_seq_length:
-            raise ValueError(
-                f"--config.{prefix}max_predictions={phase.max_predictions}: expected {needed} "
-                f"(masking.rate x row length) to {rows.max_seq_length}, or leave it out"
-            )
         phases.append(phase)
         start = phase.stop
     first, last = (phase.train.manifest for phase in (phases[0], phases[-1]))
@@ -288,9 +286,13 @@ def open_phases(config: ConfigDict) -> list[Phase]:
 def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, start: int) -> Phase:
     """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
     settings = config.long_phase if is_long else config
-    max_predictions = find_objective(config).max_predictions(
-        config, settings.max_predictions, rows.max_seq_length
-    )
+    try:
+        max_predictions = find_objective(config).max_predictions(
+            config, settings.max_predictions, rows.max_seq_length
+        )
+    except ValueError as error:
+        prefix = "long_phase." if is_long else ""
+        raise ValueError(f"--config.{prefix}max_predictions{error}") from None
     stop = start + settings.num_steps
     return Phase(
         train=rows,

@@ -20,6 +20,7 @@ from bert_jax.sharding.compiler_options import (
     why_not_overlapped,
 )
 from bert_jax.sharding.mesh import BATCH_SPEC
+from bert_jax.sharding.rules import data_axes
 from bert_jax.training.state import TrainState, apply_gradients
 
 
@@ -50,6 +51,8 @@ def make_pretrain_step(
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
 
     refusal = why_not_overlapped(mesh, model.config.hidden_size, num_microbatches)
+    if not any("data" in data_axes(each) for each in jax.tree.leaves(shardings.params)):
+        refusal = refusal or "no parameters are sharded over data: set shard_weight_update"
     overlaps = overlap_collectives and not refusal
     if overlap_collectives and refusal:
         logging.info("overlap_collectives has no effect: %s", refusal)

@@ -20,9 +20,10 @@ from bert_jax.checkpoints.native import load_settings, saved_steps
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
 
-# Settings that may differ when a run is resumed: they do not change the training, or (the mesh)
-# only its rounding. Paths may change where contents are compared instead: a corpus by its
-# manifest, weights and a task's files by the hashes in "contents".
+# Prefixes of the settings that may differ when a run is resumed: they change nothing but speed,
+# rounding (`model.dtype` the most), and when is evaluated and saved. Paths may change where their
+# contents are compared instead: a corpus by its manifest, weights and a task's files by the hashes
+# in "contents".
 CHANGEABLE_ON_RESUME = (
     "corpus",
     "long_phase.corpus",

@@ -18,7 +18,7 @@ from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.model.attention import attention
-from bert_jax.model.dropout import LayerDropout, add_dropout, apply_dropout
+from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.parts import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
@@ -77,7 +77,7 @@ class EncoderLayer(nn.Module):
         self.expand, self.contract = dense(self.config, 2 * size), dense(self.config, size)
 
     def __call__(self, x, sequence_ids, dropout=LayerDropout()):
-        return self.transform(x, self.attend(x, sequence_ids, dropout), dropout)
+        return self.finish(x, self.attend(x, sequence_ids, dropout), dropout)
 
     def attend(self, x, sequence_ids, dropout):
         x = self.attention_norm(x)
@@ -91,10 +91,10 @@ class EncoderLayer(nn.Module):
             dropout=dropout.attention,
         )
 
-    def transform(self, x, context, dropout):
-        x = add_dropout(x, self.mix(context), dropout.attention_output)
+    def finish(self, x, context, dropout):
+        x = add_with_dropout(x, self.mix(context), dropout.attention_output)
         y = self.contract(nn.relu(self.expand(self.feed_forward_norm(x))))
-        return add_dropout(x, y, dropout.output)
+        return add_with_dropout(x, y, dropout.output)
 
 
 class Pooler(nn.Module):
@@ -110,7 +110,7 @@ class LmHead(nn.Module):
 
     @nn.compact
     def __call__(self, x, token_embedding):
-        return token_embedding.logits(norm()(x), jnp.zeros(token_embedding.num_rows))
+        return token_embedding.logits(norm()(x), jnp.zeros(token_embedding.padded_vocab_size))
 
 
 class PairHead(nn.Module):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+import bert_jax
 from bert_jax import pretrain
 from bert_jax.data.features import unpack_rows
 from bert_jax.model import pretraining
@@ -84,5 +85,7 @@ def test_a_run_trains_and_evaluates_it(tmp_path):
     corpus = build_small_corpus(tmp_path / "corpus", write_vocabulary(tmp_path / "vocab.txt"))
     config = small_config(corpus, objective=__name__)
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
+    model = bert_jax.load(tmp_path / "run")  # Its own head is there, too.
+    assert set(model.params) == {"encoder", "shuffled"} and model.encode("the river").ndim == 1
     assert 0 < result["shuffled_accuracy"] <= 1
     assert result["perplexity"] == np.exp(result["shuffled_loss"])

@@ -43,6 +43,8 @@ class _Settings(NamedTuple):
 
 
 class _Inputs(NamedTuple):
+    """What both kernels read; bert_jax/tpu/hlo_cost.py knows the order of these operands."""
+
     query_ids: jax.Array  # [batch, 1, length]
     key_ids: jax.Array  # [batch, length, 1]
     scale: jax.Array  # [1, 1]: of dropout, or 1.

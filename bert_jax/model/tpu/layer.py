@@ -13,11 +13,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_dropout
+from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_with_dropout
 from bert_jax.model.layers import dense_product, gather_positions, gelu, layer_norm
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel
 from bert_jax.model.tpu.blocks import LANES, needs_float32
-from bert_jax.model.tpu.loop import SavedActivations, run_layers
+from bert_jax.model.tpu.loop import SavedActivations, loop_over_layers
 from bert_jax.sharding.mesh import mesh_and_device
 
 PROJECTIONS = ("query", "key", "value")
@@ -82,7 +82,7 @@ def run_encoder_layers(
     saves = checkpoint is None
     if not saves:
         layer, last_layer = checkpoint(layer), checkpoint(last_layer)
-    return run_layers(
+    return loop_over_layers(
         layer,
         saves,
         fuse_projections(params),
@@ -114,17 +114,17 @@ def encoder_layer(
         projections, fused["bias"], sequence_ids, config, dropout.attention, saved
     )
     if positions is None and uses_sublayer_kernel(config, x.dtype, x.size // x.shape[-1]):
-        return _transform_in_kernels(config, params, x, context, dropout, saved)
+        return _finish_in_kernels(config, params, x, context, dropout, saved)
     if positions is not None:
         x, context, dropout = (
             gather_positions(x, positions),
             gather_positions(context, positions),
             dropout.at(positions),
         )
-    return _transform(config, params, x, context, dropout, saved)
+    return _finish(config, params, x, context, dropout, saved)
 
 
-def _transform_in_kernels(config, params, x, context, dropout, saved):
+def _finish_in_kernels(config, params, x, context, dropout, saved):
     output = functools.partial(sublayer_output, config, params, saved)
     x = output(
         dense="attention_output",
@@ -135,7 +135,7 @@ def _transform_in_kernels(config, params, x, context, dropout, saved):
         x=x,
         dropout=dropout.attention_output,
     )
-    x = saved.save("attention_output", x) if saved else x
+    x = saved.save("attention_hidden", x) if saved else x
     with jax.named_scope("intermediate"):
         y = dense_product(x, params["intermediate"]["kernel"], fsdp_axis=0)
     y = saved.save("intermediate", y, reread=True) if saved else y
@@ -151,14 +151,14 @@ def _transform_in_kernels(config, params, x, context, dropout, saved):
     )
 
 
-def _transform(config, params, x, context, dropout, saved):
+def _finish(config, params, x, context, dropout, saved):
     y = _dense(params, "attention_output", context, fsdp_axis=1)
-    x = add_dropout(x, y, dropout.attention_output)
+    x = add_with_dropout(x, y, dropout.attention_output)
     x = _layer_norm(config, params, "attention_layer_norm", x)
-    x = saved.save("attention_output", x) if saved else x
+    x = saved.save("attention_hidden", x) if saved else x
     y = _dense(params, "intermediate", x, fsdp_axis=0)
     y = saved.save("intermediate", y, reread=True) if saved else y
-    x = add_dropout(x, _dense_after_gelu(params, y), dropout.output)
+    x = add_with_dropout(x, _dense_after_gelu(params, y), dropout.output)
     return _layer_norm(config, params, "output_layer_norm", x)
 
 
@@ -192,7 +192,8 @@ def kernel_attention(
 ) -> jax.Array:
     """Computes `attention` in the TPU kernel, of interleaved `projections` and their `bias`.
 
-    With `saved`, the kernel saves there what its gradient needs; else that is left to JAX.
+    With `saved`, and rows that fill whole registers, the kernel saves there what its gradient
+    needs; else that is left to JAX.
     """
     mesh, device = mesh_and_device()
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads

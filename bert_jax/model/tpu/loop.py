@@ -17,9 +17,9 @@ from bert_jax.sharding.collectives import gather_data, has_shards
 class SavedActivations:
     """Arrays `[layers, ...]`, by name, of what the gradient needs of each layer.
 
-    Layer `index` writes what it saves itself; `run_layers` writes the rest, which the compiler may
-    compute again or copy. `values` are the saved arrays that the backward pass reads. `params` are
-    the parameters of all layers, for kernels that read them in place; None if they are shards.
+    Layer `index` writes what it saves itself; `loop_over_layers` writes the rest, which the
+    compiler may compute again or copy. `values` are the saved arrays of this layer alone. `params`
+    are the parameters of all layers, for kernels that read them in place; None if they are shards.
     """
 
     def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
@@ -53,7 +53,7 @@ _save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 6))
-def run_layers(
+def loop_over_layers(
     layer: Callable,
     saves: bool,
     params,
@@ -154,7 +154,7 @@ def _backward(layer, saves, last_layer, residuals, dx):
     return dparams, dx, None, None
 
 
-run_layers.defvjp(_forward, _backward)
+loop_over_layers.defvjp(_forward, _backward)
 
 
 def _num_in_loop(params, last_layer):
