@@ -41,7 +41,7 @@ def truncate_longest_first(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Truncates a pair to `max_tokens`, token by token from the end of the longer (ties: second).
 
-    This is the released rule for fine-tuning; `bert_corpus.pairs` truncates either end at random.
+    This is the released rule for fine-tuning; the corpus builder truncates either end at random.
     """
     second = second[: max(max_tokens // 2, max_tokens - len(first))]
     return first[: max_tokens - len(second)], second
