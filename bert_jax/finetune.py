@@ -122,7 +122,7 @@ def predict_splits(setup: FinetuneSetup, workdir: pathlib.Path) -> dict:
 
 
 def predict_split(setup: FinetuneSetup, watchdog: Watchdog, split: Split, params: dict) -> list:
-    """Returns the outputs and the loss of each trial of a stack for a split."""
+    """Returns what each trial of a stack predicts for a split."""
     batches = itertools.count()
 
     def predict_batch(params, rows):

@@ -13,10 +13,9 @@ from bert_jax.checkpoints.huggingface import (
     HEAD_KEY,
     TASK_HEADS,
     check_pooling,
-    huggingface_name,
     task_in_transformers,
+    tensor_table,
 )
-from bert_jax.checkpoints.parameters import PADDED
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
@@ -104,12 +103,12 @@ def params_to_huggingface(
     As in transformers, tied tensors are stored once, and a model without heads has no `bert.`.
     """
     tensors = {}
+    table = tensor_table(config, head)
     for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
-        name, value = huggingface_name(path, head), np.asarray(value, np.float32)
-        if path in PADDED:
-            value = value[: config.vocab_size]
+        name, is_transposed, num_rows = table[path]
+        value = np.asarray(value, np.float32)[:num_rows]
         for layer, tensor in enumerate(value if "{layer}" in name else [value]):
-            tensor = tensor.T if path.endswith("/kernel") else tensor
+            tensor = tensor.T if is_transposed else tensor
             # safetensors ignores strides.
             tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
     if not params.keys() & {"mlm", "nsp", "head"}:

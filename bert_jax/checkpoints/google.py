@@ -2,8 +2,14 @@
 
 import pathlib
 
-from bert_jax.checkpoints.huggingface import config_from_huggingface, huggingface_name
-from bert_jax.checkpoints.parameters import LoadedModel, build_loaded_model, read_parameters
+from bert_jax.checkpoints import huggingface
+from bert_jax.checkpoints.parameters import (
+    LoadedModel,
+    StoredTensor,
+    build_loaded_model,
+    read_parameters,
+)
+from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.transformers_tokenizer import read_json
 
@@ -21,9 +27,18 @@ _REPLACEMENTS = (
 )
 
 
-def google_name(path: str) -> str:
-    """Returns Google's name of a parameter, with `{layer}` where it is stacked."""
-    name = huggingface_name(path)
+def tensor_table(config: BertConfig) -> dict[str, StoredTensor]:
+    """Returns how Google's checkpoints store each parameter, by its path."""
+    return {
+        path: tensor._replace(
+            name=google_name(tensor.name), is_transposed=path == "nsp/dense/kernel"
+        )
+        for path, tensor in huggingface.tensor_table(config).items()
+    }
+
+
+def google_name(name: str) -> str:
+    """Returns Google's name of a tensor of transformers."""
     for old, new in _REPLACEMENTS:
         name = name.replace(old, new)
     return name
@@ -32,7 +47,7 @@ def google_name(path: str) -> str:
 def load_google(directory: pathlib.Path) -> LoadedModel:
     """Loads a directory as Google released it, with TensorFlow. Raises like `load_huggingface`."""
     # transformers kept Google's keys; the keys that it added have defaults.
-    config = config_from_huggingface(read_json(directory / "bert_config.json"))
+    config = huggingface.config_from_huggingface(read_json(directory / "bert_config.json"))
     tokenizer = load_tokenizer(directory / "vocab.txt")
     indices = sorted(directory.glob("*.ckpt*.index"))
     if not indices:
@@ -52,8 +67,7 @@ def load_google(directory: pathlib.Path) -> LoadedModel:
             None,
             {name: name for name in sorted(reader.get_variable_to_shape_map())},
             reader.get_tensor,
-            name_of=google_name,
-            is_transposed=lambda path: path == "nsp/dense/kernel",
+            tensor_table(config),
         )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
         raise ValueError(f"{checkpoint}: {error}") from error

@@ -44,6 +44,9 @@ _NAMES = {
     "nsp/dense": "cls.seq_relationship",
 }
 
+# Parameters whose first axis is the vocabulary, which we pad to whole tiles.
+_PADDED = ("encoder/embeddings/token_embedding/embedding", "mlm/bias")
+
 _CLASSIFIER = "BertForSequenceClassification"
 # Task -> transformers' class, the name of its head, the head's labels where they are fixed, and the
 # `problem_type`, which selects the loss of the class and the function that a pipeline applies.
@@ -150,6 +153,20 @@ def huggingface_name(path: str, head: Mapping | None = None) -> str:
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
+def tensor_table(
+    config: BertConfig, head: Mapping | None = None
+) -> dict[str, parameters.StoredTensor]:
+    """Returns how transformers stores each parameter, by its path."""
+    return {
+        path: parameters.StoredTensor(
+            name=huggingface_name(path, head),
+            is_transposed=path.endswith("/kernel"),
+            num_rows=config.vocab_size if path in _PADDED else None,
+        )
+        for path in parameters.parameter_shapes(config, head)
+    }
+
+
 def params_from_huggingface(
     tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
 ) -> tuple[dict, parameters.LoadReport]:
@@ -176,8 +193,7 @@ def params_from_huggingface(
         head,
         stored_names,
         tensors.__getitem__,
-        name_of=lambda path: huggingface_name(path, head),
-        is_transposed=lambda path: path.endswith("/kernel"),
+        tensor_table(config, head),
     )
     # Copies of tied tensors count as loaded.
     loaded = tuple(name for name in tensors if name not in report.unused)

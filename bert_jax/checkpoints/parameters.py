@@ -18,11 +18,22 @@ from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.tokenization import Tokenizer
 
-PADDED = ("encoder/embeddings/token_embedding/embedding", "mlm/bias")
-"""Parameters whose first axis is the vocabulary, padded to whole tiles."""
-
 OPTIONAL_MODULES = ("encoder/pooler", "mlm", "nsp")
 """Parts that a model may lack, besides a task's head."""
+
+
+class StoredTensor(NamedTuple):
+    """How another library stores a parameter: an entry of its table.
+
+    Attributes:
+      name: of the tensor; with `{layer}` there is one for each layer of a stacked parameter.
+      is_transposed: whether it is stored as `[outputs, inputs]`.
+      num_rows: how many rows of the parameter it has; None: all. The vocabulary is padded here.
+    """
+
+    name: str
+    is_transposed: bool = False
+    num_rows: int | None = None
 
 
 class LoadReport(NamedTuple):
@@ -105,9 +116,7 @@ def read_parameters(
     head: Mapping | None,
     stored_names: Mapping[str, str],
     read_tensor: Callable[[str], np.ndarray],
-    *,
-    name_of: Callable[[str], str],
-    is_transposed: Callable[[str], bool],
+    table: Mapping[str, StoredTensor],
 ) -> tuple[dict, LoadReport]:
     """Builds the parameter tree, without the optional parts that the file lacks, and a report.
 
@@ -117,23 +126,23 @@ def read_parameters(
     Args:
       stored_names: name of a tensor -> its name in the file.
       read_tensor: name in the file -> tensor.
-      name_of: path of a parameter -> name of its tensor, with `{layer}` where it is stacked.
-      is_transposed: path of a parameter -> whether it is stored as `[outputs, inputs]`.
+      table: path of a parameter -> how the file stores it.
     """
     params, loaded, missing = {}, [], []
     shapes = parameter_shapes(config, head)
-    present = [path for path in shapes if name_of(path) in stored_names]
+    present = [path for path in shapes if table[path].name in stored_names]
     parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))
     for path, expected in shapes.items():
+        tensor_name, is_transposed, num_rows = table[path]
         if path.startswith(absent):
-            missing.append(name_of(path))
+            missing.append(tensor_name)
             continue
         params[path] = parameter = np.zeros(expected.shape, np.float32)
-        values = parameter[: config.vocab_size] if path in PADDED else parameter
-        for layer, value in enumerate(values if "{layer}" in name_of(path) else [values]):
-            name = name_of(path).format(layer=layer)
-            value = value.T if is_transposed(path) else value
+        values = parameter[:num_rows]
+        for layer, value in enumerate(values if "{layer}" in tensor_name else [values]):
+            name = tensor_name.format(layer=layer)
+            value = value.T if is_transposed else value
             tensor = np.asarray(read_tensor(stored_names[name])) if name in stored_names else None
             found = "no such tensor" if tensor is None else tensor.shape
             if found != value.shape:

@@ -15,6 +15,7 @@ from absl import logging
 from bert_jax.checkpoints.native import Checkpointer, load_settings, saved_steps
 from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, index_leaves
+from bert_jax.finetuning.step import Prediction
 from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
@@ -29,8 +30,8 @@ from bert_jax.training.workdir import write_json
 
 FIRST_STACK = "checkpoints/stack.json"  # The names of the trials before the first checkpoint.
 
-# Computes the outputs and the loss of each trial of a stack of parameters for a split.
-Predict = Callable[[Split, dict], list]
+# Returns what each trial of a stack of parameters predicts for a split.
+Predict = Callable[[Split, dict], list[Prediction]]
 
 
 class Stack:
@@ -129,7 +130,7 @@ class Stack:
             run = self.runs[index]
             if run.finished or not (is_regular or step == run.num_steps):
                 continue
-            scores, tuned = tune_and_score(task.selection_split, *prediction)
+            scores, tuned = tune_and_score(task.selection_split, prediction)
             run.evaluate(step, task.selection_split.name, scores)
             metric = task.metric.rpartition("/")[-1]
             if run.score is not None and scores[metric] <= run.score:
@@ -139,7 +140,7 @@ class Stack:
                 continue
             beat(f"saving step {step} as the best", limited=False)
             run.save_best(step, self._setup.pick(params, index), scores, tuned)
-            run.prediction = len(self.members), prediction
+            run.prediction, run.prediction_size = prediction, len(self.members)
 
     def finish(self, params: dict, predict: Predict, began: float, beat: Callable) -> None:
         """Writes the results of the trials that end at the current `stop`, and drops them.
@@ -169,7 +170,7 @@ class Stack:
         ]
         outputs = predict(selector, params) if unsaved and selector else None
         for index in unsaved:
-            scores, tuned = tune_and_score(selector, *outputs[index]) if outputs else ({}, {})
+            scores, tuned = tune_and_score(selector, outputs[index]) if outputs else ({}, {})
             params_of_trial = self._setup.pick(params, index)
             self.runs[index].save_best(self._stop, params_of_trial, scores, tuned)
 
@@ -179,9 +180,9 @@ class Stack:
         padded = pad_to_trial_axis(ending, setup.mesh)
         # Predictions are not repeated where a stack of the same size made them: one of another
         # size, after resuming, could round otherwise.
-        if all(run.prediction and run.prediction[0] == len(padded) for run in ending):
+        if all(run.prediction and run.prediction_size == len(padded) for run in ending):
             name = setup.task.selection_split.name
-            predictions[name] = [run.prediction[1] for run in ending]
+            predictions[name] = [run.prediction for run in ending]
         if splits := [split for split in setup.task.splits if split.name not in predictions]:
             best = stack_trees([run.read_best_params() for run in padded])
             params = jax.device_put(best, setup.stack_shardings.params)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.data.features import ModelInput, RowShape, to_devices
 from bert_jax.finetuning.gradient_cache import add_vector_gradients, microbatch_at
 from bert_jax.model.dropout import Dropout
-from bert_jax.model.heads import Head, label_weights
+from bert_jax.model.heads import Head, Outputs, label_weights
 from bert_jax.sharding.compiler_options import product_options
 from bert_jax.sharding.rules import stack_shardings
 from bert_jax.training.optimizer import Hyperparameters
@@ -142,6 +143,18 @@ def accumulate_gradients(
     return loss if batch_loss is None else batch_loss, gradients
 
 
+class Prediction(NamedTuple):
+    """What a trial predicts for a split.
+
+    Attributes:
+      outputs: the head's output for each feature, in order.
+      loss: mean loss of the features; None without labels.
+    """
+
+    outputs: Outputs
+    loss: float | None
+
+
 def make_predict_step(
     model: nn.Module, mesh: Mesh, head: Head
 ) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
@@ -178,12 +191,8 @@ def predict(
     shape: RowShape,
     num_rows: int,
     sharding: NamedSharding,
-) -> list[tuple[list[np.ndarray], float | None]]:
-    """Returns, for each trial of the stack `params`, its outputs and loss.
-
-    These are the head's output for each feature, in order, and the mean loss of the features (None:
-    no labels). Computes `num_rows` rows at a time.
-    """
+) -> list[Prediction]:
+    """Returns what each trial of the stack `params` predicts; `num_rows` rows at a time."""
     num_trials = len(jax.tree.leaves(params)[0])
     predictions = [[np.zeros(0)] * len(features) for _ in range(num_trials)]
     total = np.zeros((num_trials, 2))
@@ -199,7 +208,7 @@ def predict(
                     trial[index] = head.feature_output(trial_outputs[row, start : start + size])
                 start += size
     losses = [float(loss / weight) if weight else None for loss, weight in total]
-    return list(zip(predictions, losses, strict=True))
+    return [Prediction(*each) for each in zip(predictions, losses, strict=True)]
 
 
 def default_rows_per_microbatch(length: int, per_device_batch_size: int, mesh: Mesh) -> int:

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from bert_jax.checkpoints import native
 from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
-from bert_jax.model.heads import Outputs
+from bert_jax.finetuning.step import Prediction
 from bert_jax.tasks.task import Split
 from bert_jax.training import loop
 from bert_jax.training.metrics import MetricsWriter
@@ -45,8 +45,9 @@ class TrialRun:
     """A trial that is running: its numbers, its metrics, and the best checkpoint in its workdir.
 
     `best_step` and `score` belong to the best checkpoint, None if there is none; `prediction` is
-    (size of the stack, outputs and loss on the selection split) at the best step, or None if this
-    process has not computed it. `diverged` is the step at which its loss was not finite, or None.
+    what it predicts for the selection split, in a stack of `prediction_size` trials, or None if
+    this process has not computed it. `diverged` is the step at which its loss was not finite, or
+    None.
     """
 
     def __init__(self, setup: FinetuneSetup, trial: Trial, first_step: int):
@@ -61,7 +62,8 @@ class TrialRun:
         self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.finished
         self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
-        self.prediction: tuple[int, tuple] | None = None
+        self.prediction: Prediction | None = None
+        self.prediction_size = 0
         if steps := native.saved_steps(self.best):
             self.best_step = steps[-1]
             self.score = native.load_settings(self.best / str(self.best_step))["score"]
@@ -107,7 +109,7 @@ class TrialRun:
         with native.reading(directory):
             return native.read_arrays(directory / "params")
 
-    def finish(self, predictions: dict[str, tuple[Outputs, float | None]], began: float) -> None:
+    def finish(self, predictions: dict[str, Prediction], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._setup.task, self.trial.workdir / "predictions"
         result = {"steps": self.num_steps}
@@ -117,20 +119,20 @@ class TrialRun:
         labeled_first = min(task.splits, key=lambda split: not split.score, default=None)
         collapse_split = task.selection_split or labeled_first
         if task.selection_split:
-            _, tuned = tune_and_score(task.selection_split, *predictions[task.selection_split.name])
+            _, tuned = tune_and_score(task.selection_split, predictions[task.selection_split.name])
             task = task.with_settings(tuned)
         for split in task.splits:
-            scores = score_split(split, *predictions[split.name])
+            scores = score_split(split, predictions[split.name])
             if scores:
                 result[split.name] = scores
                 values = {f"final/{split.name}/{name}": score for name, score in scores.items()}
                 self.writer.write(self.num_steps, values)
             if split.name == collapse_split.name:
-                outputs = predictions[split.name][0]
+                outputs = predictions[split.name].outputs
                 result["collapsed"] = task.head.is_collapsed(split.features, outputs)
             if self.writes:
                 directory.mkdir(exist_ok=True)
-                split.write(predictions[split.name][0], directory)
+                split.write(predictions[split.name].outputs, directory)
         files = sorted(path for path in directory.rglob("*") if path.is_file())
         result["predictions"] = [str(path.relative_to(self.trial.workdir)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
@@ -143,19 +145,17 @@ class TrialRun:
             write_json(self.trial.result_path, result)
 
 
-def tune_and_score(
-    split: Split, outputs: Outputs, loss: float | None
-) -> tuple[dict[str, float], dict]:
+def tune_and_score(split: Split, prediction: Prediction) -> tuple[dict[str, float], dict]:
     """Returns the scores of the selection split with the best head settings, and these."""
-    tuned = split.tune(outputs) if split.tune else {}
+    tuned = split.tune(prediction.outputs) if split.tune else {}
     split = split.with_settings(tuned) if tuned else split
-    return score_split(split, outputs, loss), tuned
+    return score_split(split, prediction), tuned
 
 
-def score_split(split: Split, outputs: Outputs, loss: float | None) -> dict[str, float]:
+def score_split(split: Split, prediction: Prediction) -> dict[str, float]:
     """Returns the scores and the loss of a split; nothing if its labels are unknown."""
-    scores = split.score(outputs) if split.score else {}
-    return scores | ({"loss": loss} if scores and loss is not None else {})
+    scores = split.score(prediction.outputs) if split.score else {}
+    return scores | ({"loss": prediction.loss} if scores and prediction.loss is not None else {})
 
 
 def pad_to_trial_axis(items: Sequence, mesh: Mesh) -> list:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bert_jax.checkpoints.google import google_name
+from bert_jax.checkpoints.google import tensor_table
 from bert_jax.checkpoints.huggingface import huggingface_name, params_from_huggingface
 from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.checkpoints.read import read_model
@@ -41,17 +41,19 @@ cls/seq_relationship/output_bias cls/seq_relationship/output_weights
 
 
 def test_names_equal_the_released_ones():
-    assert sorted(map(google_name, parameter_shapes(CONFIG))) == sorted(RELEASED.split())
+    assert sorted(tensor.name for tensor in tensor_table(CONFIG).values()) == sorted(
+        RELEASED.split()
+    )
 
 
 def variables() -> dict[str, np.ndarray]:
     """Returns `state_dict()` as Google stores it: kernels are `[inputs, outputs]`."""
-    tensors, stored = state_dict(), {}
+    tensors, stored, table = state_dict(), {}, tensor_table(CONFIG)
     for path in parameter_shapes(CONFIG):
         for layer in (0, 1):
             value = tensors[huggingface_name(path).format(layer=layer)]
             transpose = path.endswith("/kernel") and path != "nsp/dense/kernel"
-            stored[google_name(path).format(layer=layer)] = value.T if transpose else value
+            stored[table[path].name.format(layer=layer)] = value.T if transpose else value
     return stored
 
 

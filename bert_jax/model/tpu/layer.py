@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -222,19 +223,34 @@ def kernel_attention(
 
 
 def uses_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> bool:
-    """Returns whether `sublayer_output` can compute the hidden states of `num_tokens` tokens.
+    """Returns whether `sublayer_output` computes the states of `num_tokens`; logs why not, once."""
+    reason = why_no_sublayer_kernel(config, dtype, num_tokens)
+    if reason:
+        _log_refusal(reason)
+    return not reason
 
-    Matrices must be unsharded; kernels on v2 and v3 cannot multiply bfloat16. With stacked trials
-    of fine-tuning, the compiler would copy what is saved of the layers.
-    """
+
+def why_no_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> str:
+    """Returns why the kernel cannot compute the outputs of sublayers; "" if it can."""
     mesh, device = mesh_and_device()
-    if needs_float32(device.device_kind) or "trial" in mesh.manual_axes:
-        return False
-    blocks = (
-        sublayer_kernel.block_sizes(num_tokens, inner, config.hidden_size, dtype)
-        for inner in (config.hidden_size, config.intermediate_size)
-    )
-    return mesh.shape.get("fsdp", 1) == mesh.shape.get("tensor", 1) == 1 and all(blocks)
+    if needs_float32(device.device_kind):
+        return f"kernels on {device.device_kind} cannot multiply bfloat16"
+    if "trial" in mesh.manual_axes:
+        return "with stacked trials, the compiler would copy what is saved of the layers"
+    if mesh.shape.get("fsdp", 1) * mesh.shape.get("tensor", 1) > 1:
+        return "it reads whole matrices, and they are sharded over fsdp or tensor"
+    for inner in (config.hidden_size, config.intermediate_size):
+        if not sublayer_kernel.block_sizes(num_tokens, inner, config.hidden_size, dtype):
+            sizes = (
+                f"{num_tokens} tokens, {inner} x {config.hidden_size} in {jnp.dtype(dtype).name}"
+            )
+            return f"no blocks fit {sizes}"
+    return ""
+
+
+@functools.cache  # Once for each reason.
+def _log_refusal(reason: str) -> None:
+    logging.info("Sublayers end outside of the TPU kernel, which is slower: %s", reason)
 
 
 @jax.named_scope("sublayer")
