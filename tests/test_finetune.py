@@ -362,7 +362,7 @@ def test_several_labels_per_text_are_learned_and_classified(given, tmp_path):
         lambda a, b: np.array_equal(a, b), before["embeddings"], after["embeddings"]
     )
     assert all(jax.tree.leaves(frozen))
-    kernels = [each["encoder"]["layers"]["query"]["kernel"] for each in (before, after)]
+    kernels = [each["layers"]["query"]["kernel"] for each in (before, after)]
     assert np.array_equal(kernels[0][0], kernels[1][0])
     assert not np.array_equal(kernels[0][1], kernels[1][1])
 

@@ -74,7 +74,8 @@ class EncoderLayer(nn.Module):
         config = self.config
         size, initializer_range = config.hidden_size, config.initializer_range
         self.query = Dense(size, initializer_range)
-        self.key = Dense(size, initializer_range)
+        # It would add the same to all scores of a query, which softmax ignores.
+        self.key = Dense(size, initializer_range, adds_bias=False)
         self.value = Dense(size, initializer_range)
         # Computes the same as Dense; only its place on several devices differs.
         self.attention_output = RowParallelDense(size, initializer_range)
