@@ -107,7 +107,7 @@ def weights(tmp_path_factory):
     directory = tmp_path_factory.mktemp("weights")
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     config = BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=40, **SMALL)
-    params = jax.jit(Encoder(config).init)(jax.random.key(0), example_batch())["params"]
+    params = jax.jit(Encoder(config).init)(jax.random.key(1), example_batch())["params"]
     settings = model_settings(config, {"encoder": params})
     write_checkpoint(directory / "random" / "0", {"encoder": params}, settings, tokenizer)
     # Frozen, the embeddings of positions that short sentences do not reach would stay noise.
