@@ -28,9 +28,11 @@ from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import loop, metrics
+from bert_jax.training.bounds import check_bounds
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.pretrain_setup import (
-    check_bounds,
+    Phase,
+    PretrainSetup,
     check_numbers,
     find_objective,
     open_phases,
@@ -74,12 +76,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
-    settings = config.to_dict() | {"architecture": config_to_settings(setup.model.config)}
-    settings["modules"] = modules
-    settings["corpora"] = [
-        {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
-    ]
-    settings["contents"] = {"init_from": parameters_hash(source.params)} if source else {}
+    settings = run_settings(setup, phases, modules, source)
     exit_stack.enter_context(claim_workdir(workdir, settings))
     loop.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
@@ -202,6 +199,21 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if is_main:
         write_json(result_path, result)
     return result
+
+
+def run_settings(
+    setup: PretrainSetup, phases: list[Phase], modules: list[str], source: LoadedModel | None
+) -> dict:
+    """Returns what checkpoints store of the run; it is resumed only with the same."""
+    corpora = [
+        {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
+    ]
+    return setup.config.to_dict() | {
+        "architecture": config_to_settings(setup.model.config),
+        "modules": modules,
+        "corpora": corpora,
+        "contents": {"init_from": parameters_hash(source.params)} if source else {},
+    }
 
 
 def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:

@@ -230,6 +230,9 @@ def read_arrays(
     expected = stored if expected is None else flax.traverse_util.flatten_dict(expected, sep=".")
     unknown = [module.replace("/", ".") + "." for module in modules]
     unknown = tuple(m for m in unknown if not any(name.startswith(m) for name in expected))
+    for module in unknown:
+        if not any(name.startswith(module) for name in stored):
+            raise ValueError(f"{item.name}: {module.rstrip('.')} is absent")
     expected |= {name: leaf for name, leaf in stored.items() if name.startswith(unknown)}
     for name in sorted(stored.keys() | expected.keys()):
         both = stored.get(name), expected.get(name)

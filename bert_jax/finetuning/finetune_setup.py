@@ -43,13 +43,13 @@ from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
+from bert_jax.training.bounds import check_bounds
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,
     make_schedule,
     scale_updates_by_layer,
 )
-from bert_jax.training.pretrain_setup import check_bounds
 from bert_jax.training.state import TRIAL_AXES, TrainState, parameters_hash
 
 # Fields in which the trials of a stack may differ: they change no shape of the program.

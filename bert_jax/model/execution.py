@@ -70,10 +70,8 @@ def uses_fast_path(
 ) -> bool:
     """Returns whether the layers run on the fast path in rows of `length`; logs why not, once.
 
-    The step asks twice, for its parameters and in the encoder, which must agree: it depends on
-    nothing but the arguments.
-
-    `mesh` is the one they run on; None: the mesh of the current computation.
+    `mesh` is the one they run on; None: the mesh of the current computation. A step asks twice, to
+    prepare its parameters and in the encoder, and the answers agree as both are for the same mesh.
     """
     mesh, device = mesh_and_device(mesh)
     is_wanted = execution.kernels == "tpu" or (

@@ -20,9 +20,8 @@ from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
+# The name, for `jax.checkpoint`, of activations that are computed again rather than saved.
 CHEAP = "cheap"
-"""The name, for `jax.checkpoint`, of activations that take less time to compute again than to save.
-"""
 
 
 def gelu(x: jax.Array) -> jax.Array:

@@ -46,8 +46,9 @@ class MaskedLm:
             return math.ceil(round(config.masking.rate * length, 6))
         needed = max(round(config.masking.rate * length), 1)
         if not needed <= given <= length:
-            expected = f"expected {needed} (masking.rate x row length) to {length}"
-            raise ValueError(f"={given}: {expected}, or leave it out")
+            raise ValueError(
+                f"expected {needed} (masking.rate x row length) to {length}, or leave it out"
+            )
         return given
 
     @classmethod

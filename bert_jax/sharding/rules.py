@@ -23,9 +23,9 @@ def path_name(path) -> str:
 def infer_shardings(tree, mesh: Mesh, rules: tuple[tuple[str, P], ...]):
     """Returns the NamedSharding of each leaf (array or ShapeDtypeStruct) of `tree`; logs them.
 
-    The first of `rules` that matches a path decides: those of an objective or a task, then those of
-    the architecture. Raises ValueError for a
-    leaf that no rule matches, and for an indivisible leaf.
+    The first of `rules` that matches a path decides: rules of an objective or a task come before
+    the architecture's. Raises ValueError for a leaf that no rule matches, and for an indivisible
+    leaf.
     """
     device, rules = mesh.devices.flat[0].device_kind, (*rules, *REPLICATED_RULES)
     logging.info("Shardings over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), device)
@@ -84,4 +84,8 @@ def shard_over_data(shardings, tree):
 
 def data_axes(sharding: NamedSharding) -> P:
     """Returns the PartitionSpec of a sharding over `data` alone."""
-    return P(*("data" if "data" in (names or ()) else None for names in sharding.spec))
+    axes = []
+    for names in sharding.spec:
+        names = (names,) if isinstance(names, str) else names or ()
+        axes.append("data" if "data" in names else None)
+    return P(*axes)

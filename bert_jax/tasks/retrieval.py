@@ -21,7 +21,7 @@ from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.pretrain_setup import check_bounds
+from bert_jax.training.bounds import check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
 TOP = 10

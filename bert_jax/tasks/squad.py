@@ -23,7 +23,7 @@ from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evalua
 from bert_jax.tasks.tables import field, id_field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.pretrain_setup import check_bounds
+from bert_jax.training.bounds import check_bounds
 
 NBEST = ("text", "probability", "start_logit", "end_logit")  # In nbest_predictions.json.
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 import flax.linen as nn
 import jax
 import optax
-from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -22,6 +21,7 @@ from bert_jax.parts import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenization import Tokenizer
+from bert_jax.training.bounds import check_bounds
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
@@ -239,10 +239,8 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
 
 def model_execution(config: ConfigDict) -> Execution:
     """Returns how the model of `config.model` runs; fields of None have their defaults."""
-    return Execution(
-        **{name: config.model[name] for name in EXECUTION_FIELDS if config.model.get(name)}
-        | {"scan_layers": config.model.get("scan_layers") is not False}
-    )
+    given = {name: config.model.get(name) for name in EXECUTION_FIELDS}
+    return Execution(**{name: value for name, value in given.items() if value is not None})
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:
@@ -286,13 +284,12 @@ def open_phases(config: ConfigDict) -> list[Phase]:
 def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, start: int) -> Phase:
     """Returns the first or (`is_long`) the long phase of `config`, beginning at step `start`."""
     settings = config.long_phase if is_long else config
+    objective, given = find_objective(config), settings.max_predictions
     try:
-        max_predictions = find_objective(config).max_predictions(
-            config, settings.max_predictions, rows.max_seq_length
-        )
+        max_predictions = objective.max_predictions(config, given, rows.max_seq_length)
     except ValueError as error:
-        prefix = "long_phase." if is_long else ""
-        raise ValueError(f"--config.{prefix}max_predictions{error}") from None
+        name = "long_phase.max_predictions" if is_long else "max_predictions"
+        raise ValueError(f"--config.{name}={given}: {error}") from None
     stop = start + settings.num_steps
     return Phase(
         train=rows,
@@ -322,16 +319,3 @@ def check_numbers(config: ConfigDict) -> None:
     )
     if not config.num_steps + config.long_phase.num_steps:
         raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")
-
-
-def check_bounds(config: ConfigDict, *bounds: tuple[str, float, float]) -> None:
-    """Raises ValueError for a field outside its bounds (names, min, max), unless it is None."""
-    flat = flatten_dict(config.to_dict(), sep=".")
-    for names, minimum, maximum in bounds:
-        for name in names.split():
-            value = flat[name]
-            if value is not None and not (minimum <= value <= maximum and value < math.inf):
-                limit = f" and at most {maximum:g}" if maximum < math.inf else ""
-                limit = limit or " and less than infinity" * (value == math.inf)
-                expected = f"expected at least {minimum:g}{limit}"
-                raise ValueError(f"--config.{name}={value}: {expected}")

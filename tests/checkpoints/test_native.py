@@ -121,6 +121,25 @@ def test_parameters_of_another_model_are_detected(workdir, tmp_path):
         bert_jax.load(copied)
 
 
+def copy_with_settings(workdir, copied, **settings):
+    """Copies the last checkpoint of `workdir` to `copied`, with `settings` in place of its own."""
+    shutil.copytree(find_checkpoint(workdir), copied)
+    path = copied / "config" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def test_training_state_of_several_trials_is_no_model(workdir, tmp_path):
+    copy_with_settings(workdir, tmp_path / "9", stacked_trials=["seed_0", "seed_1"])
+    with pytest.raises(CheckpointError, match="holds the training state of fine-tuning, before"):
+        bert_jax.load(tmp_path / "9")
+
+
+def test_own_module_without_parameters_is_detected(workdir, tmp_path):
+    copy_with_settings(workdir, tmp_path / "9", modules=["encoder", "mlm", "nsp", "own_head"])
+    with pytest.raises(CheckpointError, match="own_head is absent"):
+        bert_jax.load(tmp_path / "9")
+
+
 def test_parameters_in_place_of_training_state_are_detected(workdir, tmp_path):
     copied = tmp_path / "9"
     shutil.copytree(find_checkpoint(workdir), copied)

@@ -17,11 +17,14 @@ import bert_jax
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
+from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.attention import attention
 from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
+from bert_jax.model.execution import Execution, uses_fast_path
 from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.parts import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
+from bert_jax.training.pretrain_setup import model_config
 from tests.helpers import build_small_corpus, small_config, write_vocabulary
 
 
@@ -173,9 +176,17 @@ def test_it_is_finetuned_and_loaded(pretrained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, jax.device_get(model.params))
 
 
-def test_it_has_no_fast_path_and_says_so(caplog):
-    from bert_jax.model.execution import Execution, uses_fast_path
+def test_it_has_no_named_sizes_and_no_other_fields():
+    config = bert_tiny.get_config()
+    config.model = {"architecture": __name__, "size": "tiny"}
+    with pytest.raises(ValueError, match=r"model\.size=tiny: tests.* has no named sizes"):
+        model_config(config, 100)
+    config.model = {"architecture": __name__, "layer_norm_epsilon": 1e-12}
+    with pytest.raises(ValueError, match=r"model\.layer_norm_epsilon: tests.* no such field"):
+        model_config(config, 100)
 
+
+def test_it_has_no_fast_path_and_says_so(caplog):
     assert not uses_fast_path(Execution(kernels="tpu"), Config(100), 128)
     assert "it computes the layers of bert, not of tests" in caplog.text
 

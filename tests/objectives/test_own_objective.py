@@ -16,6 +16,7 @@ from bert_jax.model import pretraining
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
+from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from tests.helpers import build_small_corpus, small_config, write_vocabulary
 
 
@@ -39,7 +40,7 @@ class WasShuffled:
 
     causal: ClassVar[bool] = False
     main_loss: ClassVar[str] = "shuffled"
-    rules: ClassVar[tuple] = ((r"shuffled/(kernel|bias)$", P()),)
+    rules: ClassVar[tuple] = ((r"shuffled/kernel$", P()), (r"shuffled/bias$", P("tensor")))
 
     @staticmethod
     def max_predictions(config, given, length):
@@ -84,6 +85,10 @@ Objective = WasShuffled
 def test_a_run_trains_and_evaluates_it(tmp_path):
     corpus = build_small_corpus(tmp_path / "corpus", write_vocabulary(tmp_path / "vocab.txt"))
     config = small_config(corpus, objective=__name__)
+    phases = open_phases(config)
+    setup = setup_pretraining(config, phases, phases[0].train.tokenizer)
+    # BERT's rules have one for every bias, but the objective's come first.
+    assert setup.shardings.params["shuffled"]["bias"].spec == P("tensor")
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
     model = bert_jax.load(tmp_path / "run")  # Its own head is there, too.
     assert set(model.params) == {"encoder", "shuffled"} and model.encode("the river").ndim == 1

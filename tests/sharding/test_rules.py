@@ -42,6 +42,14 @@ def test_parameter_not_divisible_by_the_mesh_is_an_error():
         infer_shardings({"w": jnp.zeros((12, 4))}, mesh, ((r"w", P("fsdp")),))
 
 
+def test_shard_over_data_never_takes_the_axis_of_layers():
+    mesh = make_mesh(data=8)
+    tree = {"layers": {"kernel": jnp.zeros((8, 3, 16)), "bias": jnp.zeros((8, 3))}}
+    shardings = infer_shardings(tree, mesh, ((r".", P()),))
+    sharded = shard_over_data(shardings, tree)["layers"]
+    assert sharded["kernel"].spec == P(None, None, ("data",)) and sharded["bias"].spec == P()
+
+
 def test_shard_over_data_takes_the_first_divisible_axis():
     mesh = make_mesh(data=2, fsdp=4)
     tree = {

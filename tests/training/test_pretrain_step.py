@@ -315,6 +315,12 @@ def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(capl
     )
     message = "overlap_collectives has no effect: the mesh {.*'fsdp': 2.*} has other axes than data"
     assert re.search(message, caplog.text)
+    model = small_model(hidden_size=128)
+    _, shardings = fresh(model, optax.sgd(1.0), data=8)  # Replicated over data.
+    pretrain_step.make_pretrain_step(
+        model, optax.sgd(1.0), shardings, OBJECTIVE, seed=0, overlap_collectives=True
+    )
+    assert "has no effect: no parameters are sharded over data" in caplog.text
 
 
 @pytest.mark.slow
