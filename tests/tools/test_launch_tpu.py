@@ -22,7 +22,7 @@ TOOLS = helpers.ROOT / "tools"
 # "wait", the state in which the slice is lost, or "unreachable" after its start. `errors` counts
 # the failures to come of commands that contain a word.
 FAKE_GCLOUD = """
-import json, os, pathlib, subprocess, sys
+import json, os, pathlib, subprocess, sys, time
 cloud, words = pathlib.Path(os.environ["FAKE_CLOUD"]), sys.argv[1:]
 with open(cloud / "calls", "a") as calls:
     calls.write(json.dumps(words) + chr(10))
@@ -48,8 +48,8 @@ elif verb == "tpu-vm describe":
 elif verb == "queued-resources delete":
     plan |= {"exists": False, "slices": plan["slices"][1:], "jobs": plan["jobs"][1:], "tpu": ""}
 else:
-    homes = [cloud / f"slices{len(plan['slices'])}-host{i}" for i in range(plan["hosts"])]
-    job = plan["jobs"][0]
+    hosts = [cloud / f"slices{len(plan['slices'])}-host{i}" for i in range(plan["hosts"])]
+    homes, job = hosts, plan["jobs"][0]
     command = next((w for w in words if w.startswith("--command=")), "").partition("=")[2]
     if "--worker=0" in words: homes = homes[:1]
     if command.endswith("follow") and job in ("SUSPENDED", "NOT_FOUND", "unreachable"):
@@ -72,6 +72,9 @@ else:
         if installs:
             (home / "launch/venv/bin").mkdir(parents=True, exist_ok=True)
             (home / "launch/venv/bin/python").symlink_to(cloud / "job")
+    if command.endswith("follow") and job != "wait":  # All hosts end before the next command.
+        files = [host / "launch/exit_code" for host in hosts]
+        while not all(file.exists() and file.stat().st_size for file in files): time.sleep(0.01)
 save()
 """
 FAKE_JOB = """
