@@ -752,7 +752,22 @@ def inputs(corpus, tmp_path):
     return Given(tmp_path / "input")
 
 
-@pytest.mark.parametrize("case", BAD_INPUT, ids=lambda case: case.__name__)
+# These resume a run of training, which takes seconds.
+RESUMING = (
+    workdir_of_another_configuration_without_its_config,
+    checkpoint_without_its_config,
+    checkpoint_without_its_last_file,
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow) if case in RESUMING else case
+        for case in BAD_INPUT
+    ],
+    ids=lambda case: case.__name__,
+)
 def test_bad_input_is_a_clear_error(case, inputs):
     error, message = BAD_INPUT[case]
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
@@ -815,6 +830,7 @@ def test_corpus_can_be_built_after_the_disk_was_full(inputs):
     inputs.build()
 
 
+@pytest.mark.slow
 def test_non_finite_loss_names_the_step_and_keeps_the_last_good_checkpoint(inputs):
     with pytest.raises(NonFiniteLoss, match=r"of step \d+ is (nan|inf)"):
         inputs.train(learning_rate=1e38, clip_norm=1e30, warmup_steps=4, checkpoint_every=1)

@@ -163,6 +163,7 @@ def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at
     assert_equal_runs(finished[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_run_that_ended_before_writing_its_result_gives_the_same_result(finished, tmp_path, given):
     """Starts from the beginning, since no state to resume is left."""
     workdir = tmp_path / "run"
@@ -172,6 +173,7 @@ def test_run_that_ended_before_writing_its_result_gives_the_same_result(finished
     assert_equal_runs(finished[0], workdir)
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_a_best_checkpoint_of_the_same_step(finished, tmp_path, given):
     """On other devices, rounding can give a step that was saved before a slightly higher score."""
     workdir = tmp_path / "run"

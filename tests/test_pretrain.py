@@ -393,6 +393,7 @@ def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
     assert "Traceback" not in log and "Fatal" not in log
 
 
+@pytest.mark.slow
 def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     corpus, tmp_path, monkeypatch
 ):

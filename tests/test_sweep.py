@@ -271,6 +271,7 @@ def fake_trials(monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path, fake_trials):
     grid = {"learning_rate": (3e-3, 1e-3)}
     sweep.sweep(small_sweep(given, grid), tmp_path)

@@ -469,7 +469,14 @@ def test_bad_output_is_a_clear_error(tmp_path, text):
         build_corpus(text, TOKENIZER, "gs://b/c", corpus_config(), num_processes=1)
 
 
-@pytest.mark.parametrize("rows", ["sentence_pairs", "full_sentences", "single_segments"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "sentence_pairs",
+        pytest.param("full_sentences", marks=pytest.mark.slow),
+        pytest.param("single_segments", marks=pytest.mark.slow),
+    ],
+)
 def test_ids_above_65535_are_stored_in_rows_of_uint32(tmp_path, rows):
     rng = random.Random(0)
     words = [f"w{index}" for index in range(70_000)]

@@ -139,6 +139,7 @@ def update(kind, dropout_rate=0.0, **settings):
     return float(metrics["loss"][0]), gradients, num_microbatches
 
 
+@pytest.mark.slow
 def test_attention_has_a_dropout_rate_of_its_own():
     step, state, (rows, num_microbatches) = build_update("classification")
 
@@ -310,7 +311,11 @@ def outputs_and_loss(kind: str, **head) -> tuple[list[np.ndarray], float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "weights"), [("classification", (1.0, 2.5, 0.1)), ("tagging", (0.1, 1.0, 3.0, 2.0))]
+    ("kind", "weights"),
+    [
+        ("classification", (1.0, 2.5, 0.1)),
+        pytest.param("tagging", (0.1, 1.0, 3.0, 2.0), marks=pytest.mark.slow),
+    ],
 )
 def test_weighted_loss_is_that_of_torch(kind, weights):
     """CrossEntropyLoss(weight): the sum of the weighted losses over the sum of their weights."""

@@ -108,7 +108,7 @@ def test_scanned_layers_equal_unrolled_ones(example):
 @pytest.mark.parametrize(
     ("remat", "scan_layers"),
     [
-        ("full", False),
+        pytest.param("full", False, marks=pytest.mark.slow),
         pytest.param("dots", True, marks=pytest.mark.slow),
         pytest.param("full", True, marks=pytest.mark.slow),
         pytest.param("dots", False, marks=pytest.mark.exhaustive),
@@ -269,7 +269,8 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
     assert np.all(np.any(before[~same] != after[~same], axis=-1))
 
 
-@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scan_layers", [False, True])
 def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeypatch, scan_layers):
     config, params, batch, _ = example
     used = []

@@ -142,8 +142,12 @@ FAR_APART = np.unique([number << bits for number in range(64) for bits in (0, 8,
 
 @pytest.mark.parametrize(
     ("rows", "rate"),
-    [(CONSECUTIVE, 0.1), (CONSECUTIVE, 0.5), (CONSECUTIVE + 10**6, 0.1), (FAR_APART, 0.1)],
-    ids=["consecutive", "half", "late", "far apart"],
+    [
+        pytest.param(CONSECUTIVE, 0.1, id="consecutive"),
+        pytest.param(CONSECUTIVE, 0.5, id="half", marks=pytest.mark.slow),
+        pytest.param(CONSECUTIVE + 10**6, 0.1, id="late", marks=pytest.mark.slow),
+        pytest.param(FAR_APART, 0.1, id="far apart", marks=pytest.mark.slow),
+    ],
 )
 def test_no_two_of_256_rows_are_correlated(rows, rate):
     kept = (bits(rows, (128, 768)) >= rate * 2**32).reshape(len(rows), -1)

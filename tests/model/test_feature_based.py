@@ -32,6 +32,7 @@ TAGGED = "the B-LOC\nriver I-LOC\nbuilt O\nking B-PER\nfound O\n"
 TEXT = "".join(TAGGED * (number % 4 + 1) + "\n" for number in range(40))
 
 
+@pytest.mark.slow
 def test_packed_sequences_do_not_touch_each_other():
     config = BertConfig(vocab_size=50, max_position_embeddings=16, **SMALL)
     model = FeatureBasedTagger(config, FEATURE_BASED, 3, "weighted_sum", lstm_size=8)

@@ -152,6 +152,7 @@ def pretrained(corpus, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_it_is_pretrained_on_a_mesh_and_its_checkpoint_says_what_it_holds(pretrained):
     model = bert_jax.load(pretrained)
     assert isinstance(model.config, Config) and set(model.params) == {"encoder", "mlm", "nsp"}
@@ -161,6 +162,7 @@ def test_it_is_pretrained_on_a_mesh_and_its_checkpoint_says_what_it_holds(pretra
     assert model.encode(["the river", "a"]).shape == (2, 32)
 
 
+@pytest.mark.slow
 def test_it_is_finetuned_and_loaded(pretrained, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "the river,a\na town,b\n" * 8)
     config = text_classification.get_config()

@@ -83,6 +83,7 @@ SWEEP = {
 }
 
 
+@pytest.mark.slow
 def test_sweep_is_checked_before_its_slice_is_requested():
     check_flags(
         SWEEP,
@@ -102,6 +103,7 @@ def test_sweep_is_checked_before_its_slice_is_requested():
     )
 
 
+@pytest.mark.slow
 def test_search_needs_optuna():
     flags = SWEEP | {"config": "configs/sweeps/search.py:glue:mrpc"}
     hide = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]"

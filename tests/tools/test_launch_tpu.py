@@ -212,7 +212,17 @@ def test_sweep_is_started_on_a_slice(cloud):
     assert cloud.job_arguments() == [["-m", "bert_jax.sweep", *JOB]]
 
 
-@pytest.mark.parametrize("end", [75, [75, 0], [LOST_PEER, 75], "SUSPENDED", "NOT_FOUND", 143])
+@pytest.mark.parametrize(
+    "end",
+    [
+        75,
+        [LOST_PEER, 75],
+        "NOT_FOUND",
+        pytest.param([75, 0], marks=pytest.mark.slow),
+        pytest.param("SUSPENDED", marks=pytest.mark.slow),
+        pytest.param(143, marks=pytest.mark.slow),
+    ],
+)
 def test_preempted_job_restarts_on_a_new_slice(cloud, end):
     cloud.plan(jobs=[end, 0])
     result = cloud.run("launch")

@@ -200,6 +200,7 @@ def check_messages(cases: dict[str, str]) -> None:
         assert code == 1 and line.startswith("tpu_report: ") and message in line, flags
 
 
+@pytest.mark.slow
 def test_invalid_flags_end_in_one_line_not_a_traceback():
     check_messages(
         {

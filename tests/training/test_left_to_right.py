@@ -152,6 +152,7 @@ def one_step(num_microbatches=1, **mesh):
     return jax.device_get((state.params, metrics))
 
 
+@pytest.mark.slow
 def test_a_mesh_and_microbatches_equal_one_device():
     params, metrics = one_step()
     assert metrics["loss"] == pytest.approx(metrics["next_token_loss"], rel=1e-6)

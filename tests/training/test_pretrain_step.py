@@ -362,9 +362,8 @@ def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
     assert size - 4 * num_key_biases <= num_bytes < size + 256
 
 
-@pytest.mark.parametrize(
-    ("name", "num_microbatches"), [pytest.param("adamw", 1, marks=pytest.mark.slow), ("lamb", 2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "num_microbatches"), [("adamw", 1), ("lamb", 2)])
 def test_sharded_weight_update_gathers_parameters_and_no_moments(name, num_microbatches):
     exchanged, size = collectives(sharded=True, num_microbatches=num_microbatches, name=name)
     assert {(computation, kind) for computation, kind, _ in exchanged} == {

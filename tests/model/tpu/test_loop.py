@@ -89,7 +89,7 @@ def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields, execution):
     ("num_layers", "execution"),
     [
         pytest.param(2, FAST, marks=pytest.mark.slow),
-        (2, UNROLLED),
+        pytest.param(2, UNROLLED, marks=pytest.mark.slow),
         (1, PLAIN),
         pytest.param(2, Execution(kernels="plain", remat="full"), marks=pytest.mark.slow),
         pytest.param(2, Execution(remat="dots", scan_layers=False), marks=pytest.mark.exhaustive),
