@@ -5,6 +5,7 @@ import json
 
 import fsspec
 
+from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import SAMPLES
 from bert_jax.data.rows import MANIFEST
 
@@ -94,9 +95,9 @@ def describe(manifest: dict, samples: dict) -> str:
     ]
     lines += ["", "## Dropped", "", *_table(("", *splits), dropped)]
     if manifest["skipped"]:
-        skipped = ", ".join(f"{n.replace('_', ' ')} {c:,}" for n, c in manifest["skipped"].items())
-        lines += ["", f"Skipped while reading: {skipped}."]
-    for warning in (warning for split in splits.values() for warning in split["warnings"]):
+        lines += ["", f"Skipped while reading: {count_in_words(manifest['skipped'])}."]
+    warnings = [warning for split in splits.values() for warning in split["warnings"]]
+    for warning in warnings + manifest.get("warnings", []):  # Older corpora have none.
         lines += ["", f"**Warning:** {warning}"]
     lines += ["", "## Lengths", "", f"![Histograms of lengths]({PICTURE})", "", "## Rows", ""]
     lines += [_quote(text) for text in samples["rows"][:NUM_EXAMPLES]]

@@ -9,6 +9,7 @@ from bert_corpus.pairs import SPECIAL_TOKENS_PER_PAIR
 from bert_corpus.sentences import MODES
 
 MAX_POSITIONS = 1 << 16  # positions in rows are uint16
+DOCUMENTS = ("blank_lines", "files")
 LABELED_ROWS = ("sentence_pairs", "released_pairs", "sentence_order")
 ROWS = (
     "sentence_pairs",
@@ -36,6 +37,7 @@ class CorpusConfig:
     dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
     seed: int = 0
+    documents: str = "blank_lines"  # of text: what is between blank lines, or each of "files"
     sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
     language: str = "en"  # for the sentence splitter, ISO 639-1; unknown ones are split as English
     block_rows: int = 256  # rows per record
@@ -66,7 +68,7 @@ class CorpusConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name}={value}; expected {low} to {high}")
-        for name, values in (("sentences", MODES), ("rows", ROWS)):
+        for name, values in (("documents", DOCUMENTS), ("sentences", MODES), ("rows", ROWS)):
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name}={value!r}; expected one of {', '.join(values)}")
         if self.only_language and not re.fullmatch("[a-z]{2}", self.only_language):

@@ -34,8 +34,9 @@ class Source(NamedTuple):
       path: as given, or as found by a glob.
       size: in bytes.
       version: changes when the file is written again.
-      format: "text", "dump", "jsonl", "parquet" or "tfds"; or, as the first bytes show, "docs" (the
-        output of WikiExtractor) or "json" (an array, or objects over several lines).
+      format: "text", "file" (text that is one document), "dump", "jsonl", "parquet" or "tfds"; or,
+        as the first bytes show, "docs" (the output of WikiExtractor) or "json" (an array, or
+        objects over several lines).
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
     """
@@ -65,13 +66,18 @@ class Unit(NamedTuple):
 
 
 def find_inputs(
-    patterns: str | Sequence[str], text_field: str = "text", data_dir: str = ""
+    patterns: str | Sequence[str],
+    text_field: str = "text",
+    data_dir: str = "",
+    documents: str = "blank_lines",
 ) -> list[Source]:
     """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
 
+    `documents` says what a document of text is: what is between "blank_lines", or each of "files".
+
     Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
     without its library, and ValueError for an empty file, an unknown suffix or content that is no
-    text.
+    text; or for "files" without text files.
     """
     if isinstance(patterns, str):
         patterns = [pattern for pattern in patterns.split(",") if pattern]
@@ -85,6 +91,17 @@ def find_inputs(
             inputs.append(Source(pattern, size, version, "tfds", text_field, data_dir))
             continue
         inputs += [source._replace(text_field=text_field) for source in _find_files(pattern)]
+    if documents == "files":
+        if not any(source.format == "text" for source in inputs):
+            kinds = ", ".join(sorted({source.format for source in inputs}))
+            raise ValueError(
+                f"--documents=files: no --input is a text file ({kinds}); the documents of other "
+                "formats are known, leave it out"
+            )
+        inputs = [
+            source._replace(format="file") if source.format == "text" else source
+            for source in inputs
+        ]
     return inputs
 
 
@@ -151,11 +168,15 @@ def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
     Small inputs are read together.
     """
     unit_bytes = max(UNIT_BYTES, sum(source.size for source in sources) // MAX_UNITS)
-    num_compressed = sum(not is_splittable(source) for source in sources)
+    num_compressed = sum(
+        not is_splittable(source) and source.format != "file" for source in sources
+    )
     units, room = [], 0.0
     for source in sources:
         size, max_count = source.size, source.size
-        if not is_splittable(source):
+        if source.format == "file":
+            max_count = 1
+        elif not is_splittable(source):
             size, max_count = 4 * size, max(1, MAX_DECOMPRESSIONS // num_compressed)
         count = min(math.ceil(size / unit_bytes), max_count)
         for index in range(count):
@@ -174,4 +195,4 @@ def is_splittable(source: Source) -> bool:
     _, compression = format_of(source.path)
     if source.format == "dump":
         return compression == ".bz2" and "-multistream" in os.path.basename(source.path)
-    return not compression and source.format != "json"
+    return not compression and source.format not in ("json", "file")

@@ -12,8 +12,18 @@ from bert_jax.data.packing import token_dtype
 from bert_jax.data.rows import FORMAT_VERSION
 from bert_jax.tokenization import Tokenizer
 
-MAX_UNKNOWN = 0.01  # of the tokens, without a warning
+# Without a warning:
+MAX_UNKNOWN = 0.01  # of the tokens
+MAX_TRUNCATED = 0.15  # of the tokens; about half a sentence of each pair is
+MIN_HELDOUT = 100  # documents
+MIN_SENTENCES = 5  # of the median document, if blank lines separate documents
 MAX_LINES_WITHOUT_TEXT = 0.01  # of the lines of JSON, and of the rows of Parquet
+
+
+def count_in_words(counts: dict[str, int]) -> str:
+    """Returns "truncated tokens 1,234, duplicates 5", or "nothing"."""
+    shown = (f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count)
+    return ", ".join(shown) or "nothing"
 
 
 def check_skipped(report: Report, config: CorpusConfig) -> None:
@@ -38,13 +48,17 @@ def make_manifest(
 
     Raises ValueError for an input without text, or a split without rows.
     """
+    splits = {
+        split: _describe_split(split, report.counts, entries, config)
+        for split, entries in shards.items()
+    }
+    median = _median_sentences(report.counts)
     return {
         "format_version": FORMAT_VERSION,
         "token_dtype": token_dtype(tokenizer.vocab_size),
-        "splits": {
-            split: _describe_split(split, report.counts, entries, config)
-            for split, entries in shards.items()
-        },
+        "splits": splits,
+        "median_sentences": median,
+        "warnings": _advise(splits, sources, config, median),
         "skipped": {
             name: count
             for name, count in sorted(report.skipped.items())
@@ -62,6 +76,75 @@ def make_manifest(
     }
 
 
+def _median_sentences(counts: dict[str, dict[str, int]]) -> int:
+    """Returns the median number of sentences of a document; of a long one, of its first piece."""
+    numbers, prefix = collections.Counter(), "documents_of_sentences_"
+    for split_counts in counts.values():
+        for name, count in split_counts.items():
+            if name.startswith(prefix):
+                numbers[int(name.removeprefix(prefix))] += count
+    below, middle = 0, numbers.total() / 2
+    for number in sorted(numbers):
+        below += numbers[number]
+        if below >= middle:
+            return number
+    return 0
+
+
+def _advise(
+    splits: dict[str, dict], sources: Sequence[Source], config: CorpusConfig, median: int
+) -> list[str]:
+    """Returns warnings about the corpus as a whole."""
+    warnings, train = [], splits["train"]
+    num_documents = sum(split["documents"] for split in splits.values())
+    num_files = sum(source.format == "text" for source in sources)
+    if median < MIN_SENTENCES and 0 < 2 * num_files < num_documents:
+        fix = "put blank lines only between documents"
+        if num_files > 1:
+            fix = f"if each of the {num_files:,} text files is one, use --documents=files; or {fix}"
+        warnings.append(
+            f"the median document has {median} sentence{'s' * (median > 1)}: the blank lines look "
+            f"like those between paragraphs, not documents; {fix}"
+        )
+    num_tokens = train["text_tokens"] - train["dropped"].get("duplicate_tokens", 0)
+    truncated = train["dropped"].get("truncated_tokens", 0) / (config.dupe_factor * num_tokens)
+    if truncated > MAX_TRUNCATED:
+        warnings.append(
+            f"{truncated:.1%} of the tokens are truncated, as sentences seldom end where a pair of "
+            f"{config.max_seq_length} tokens does: a larger --max_seq_length truncates fewer, "
+            "--rows=full_sentences none"
+        )
+    if "heldout" not in splits:
+        warnings.append(
+            f"no document is held out, as --heldout_fraction={config.heldout_fraction}: "
+            "bert_jax.pretrain evaluates on held-out documents and refuses the corpus"
+        )
+    elif (num_heldout := splits["heldout"]["documents"]) < MIN_HELDOUT:
+        fraction = min(0.2, math.ceil(100 * MIN_HELDOUT / num_documents) / 100)
+        fix = f"--heldout_fraction={fraction} holds out about {fraction * num_documents:.0f}"
+        warnings.append(
+            f"only {num_heldout} of {num_documents:,} documents "
+            f"{'are' if num_heldout > 1 else 'is'} held out, with "
+            f"{splits['heldout']['tokens']:,} tokens: scores on them depend much on chance; "
+            f"{fix if fraction > config.heldout_fraction else 'only more text helps'}"
+        )
+    return warnings
+
+
+def _cause_of_labels(too_many: bool, split: str, config: CorpusConfig) -> str:
+    """Returns why too many or too few pairs of a split are NotNext, and how to change that."""
+    if too_many:
+        fix = "remove blank lines inside documents, or use --documents=files"
+        fix = "use longer documents" if config.documents == "files" else fix
+        return f"a one-sentence document has no true next sentence; {fix}"
+    fix = "separate them by blank lines"
+    if split == "heldout":
+        fix = "hold out more (--heldout_fraction)"
+    elif config.documents == "files":
+        fix = "add files, or use --documents=blank_lines"
+    return f"a random next sentence needs other documents: {fix}"
+
+
 def _describe_split(
     split: str, counts: dict[str, dict[str, int]], shards: list[dict], config: CorpusConfig
 ) -> dict:
@@ -74,7 +157,7 @@ def _describe_split(
     names = sorted(name for name in count if name.startswith("dropped_"))
     dropped = {name.removeprefix("dropped_"): count[name] for name in names}
     if not rows:
-        reasons = f" (dropped: {dropped})" if any(dropped.values()) else ""
+        reasons = f" (dropped: {count_in_words(dropped)})" if any(dropped.values()) else ""
         raise ValueError(
             f"{count['documents']} of {num_documents} documents are in the {split} split, which "
             f"has no sentence pair{reasons}; pre-training needs other documents in each split. Cut "
@@ -82,16 +165,13 @@ def _describe_split(
             f"--heldout_fraction={config.heldout_fraction} or --seed"
         )
     warnings, has_labels = [], config.rows in LABELED_ROWS
-    # In small splits 3 standard deviations are more than 5 %.
-    tolerance = max(0.05, 1.5 / pairs**0.5)
+    # In splits of under 400 pairs 2 standard deviations are more than 5 %.
+    tolerance = max(0.05, 1 / pairs**0.5)
     if config.rows == "sentence_pairs" and abs(not_next / pairs - 0.5) > tolerance:
-        cause = (
-            "a one-sentence document has no true next sentence; remove blank lines inside documents"
-            if not_next > pairs / 2
-            else "a random next sentence needs other documents: separate them by blank lines"
-        )
         warnings.append(
-            f"{not_next / pairs:.1%} of the {split} pairs are NotNext, expected 45 to 55 %: {cause}"
+            f"{not_next / pairs:.1%} of the {split} pairs are NotNext, expected "
+            f"{50 - 100 * tolerance:.0f} to {50 + 100 * tolerance:.0f} %: "
+            + _cause_of_labels(not_next > pairs / 2, split, config)
         )
     unknown = count["unknown_tokens"] / max(tokens - count["special_tokens"], 1)
     if unknown > MAX_UNKNOWN:

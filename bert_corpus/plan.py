@@ -35,7 +35,9 @@ class Plan:
     def __init__(self, inputs: str | Sequence[str], tokenizer: Tokenizer, config: CorpusConfig):
         """Finds the inputs. Raises OSError or ValueError as `find_inputs` does."""
         self.tokenizer, self.encoder, self.config = tokenizer, Encoder(tokenizer), config
-        self.sources: list[Source] = find_inputs(inputs, config.text_field, config.data_dir)
+        self.sources: list[Source] = find_inputs(
+            inputs, config.text_field, config.data_dir, config.documents
+        )
         self.units: list[list[Unit]] = split_into_units(self.sources)
         self.heldout_limit = find_heldout_limit(self.units, self.encoder, config)
         num_bytes = sum(source.size for source in self.sources)

@@ -46,7 +46,7 @@ class Document(NamedTuple):
     """One document, as read from its source."""
 
     text: str
-    markup: str = ""  # "wikitext" (a dump), "article" (`ARTICLE_SETS`), or "" for lines of text
+    markup: str = ""  # "wikitext" (a dump), "article" (`ARTICLE_SETS`), "paragraphs", or "": lines
     continues: bool = False  # a further part of the previous document, which was too long
 
 
@@ -57,6 +57,7 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
     """
     readers = {
         "text": _read_text,
+        "file": _read_text,
         "docs": _read_docs,
         "jsonl": _read_json_lines,
         "json": _read_json_values,
@@ -74,12 +75,13 @@ def read_documents(unit: Unit, skipped: collections.Counter) -> Iterator[Documen
     for document in documents:
         # A character has at most four bytes.
         is_short = len(document.text) <= MAX_DOCUMENT_BYTES // 2
-        if document.markup or is_short or len(document.text.encode()) <= 2 * MAX_DOCUMENT_BYTES:
+        is_parsed = document.markup in ("wikitext", "article")
+        if is_parsed or is_short or len(document.text.encode()) <= 2 * MAX_DOCUMENT_BYTES:
             yield document
             continue
         pieces = cut_text(document.text, MAX_DOCUMENT_BYTES)
         for number, piece in enumerate(filter(str.strip, pieces)):
-            yield Document(piece, continues=document.continues or number > 0)
+            yield Document(piece, document.markup, document.continues or number > 0)
 
 
 def _every_nth(documents: Iterator[Document], unit: Unit) -> Iterator[Document]:
@@ -142,29 +144,27 @@ def _read_lines(unit: Unit) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
-    """Yields the documents of a UTF-8 file, which are separated by blank lines.
+    """Yields the documents of a UTF-8 file: between blank lines, or (format "file") all of it.
 
     A document belongs to the unit in which the blank line before it begins. Raises ValueError if a
     byte is not valid UTF-8.
     """
     del skipped
+    markup = "paragraphs" if unit.source.format == "file" else ""
     lines, document_bytes, continues = [], 0, False
     is_ours = unit.index == 0
-    end = itertools.repeat((0, 0, b""), 1)  # An empty line ends the last document.
-    for offset, stop, line in itertools.chain(_read_lines(unit), end):
-        try:
-            text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise _not_utf8(error, offset, unit) from None
+    for offset, stop, line in itertools.chain(_read_lines(unit), [(0, 0, b"")]):  # At the end.
+        text = _decode(line, offset, unit)
         is_blank = not text.strip()
-        if is_ours and not is_blank:
+        separates = is_blank and not (markup and line)
+        if is_ours and not separates and (lines or not is_blank):
             lines.append(text.rstrip("\r\n") + "\n")
             document_bytes += len(line)
-        if (is_blank and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
-            yield Document("".join(lines), continues=continues)
+        if (separates and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
+            yield Document("".join(lines), markup, continues)
             lines, document_bytes, continues = [], 0, True
-        continues = continues and not is_blank
-        if is_blank:
+        continues = continues and not separates
+        if separates:
             is_ours = offset < stop
             if not is_ours:
                 return
@@ -172,13 +172,16 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
             return
 
 
-def _not_utf8(error: UnicodeDecodeError, offset: int, unit: Unit) -> ValueError:
-    """Returns the error for a line that begins at `offset`."""
-    line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
-    return ValueError(
-        f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
-        f"0x{error.object[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
-    )
+def _decode(line: bytes, offset: int, unit: Unit) -> str:
+    """Returns the text of a line that begins at `offset`. Raises ValueError if it is not UTF-8."""
+    try:
+        return line.decode("utf-8-sig" if offset == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
+        raise ValueError(
+            f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
+            f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
+        ) from None
 
 
 def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
@@ -201,10 +204,7 @@ def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
             skipped["lines_outside_documents"] += bool(has_begun and line.strip())
             continue
         has_begun = True
-        try:
-            text = html.unescape(line.decode())
-        except UnicodeDecodeError as error:
-            raise _not_utf8(error, offset, unit) from None
+        text = html.unescape(_decode(line, offset, unit))
         if is_start:
             match = re.search(rb" title=[\"'](.*)[\"']>\s*$", line)
             title, lines = html.unescape(match[1].decode()) if match else "", []

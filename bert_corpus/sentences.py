@@ -45,9 +45,10 @@ def split_sentences(
     """Returns the non-empty sentences of `document`, stripped of surrounding white space.
 
     Plain text is split in `mode` "split" (free text, in which line breaks mean nothing), or has one
-    sentence per line in "lines", like the input of the original BERT. Markup is always split. The
-    ISO 639-1 `language` selects the abbreviations that do not end a sentence. Counts the fragments
-    of markup that are no running text in `skipped`. Raises `UNREADABLE`.
+    sentence per line in "lines", like the input of the original BERT. Markup is always split. No
+    sentence goes on in another paragraph. The ISO 639-1 `language` selects the abbreviations that
+    do not end a sentence. Counts the fragments of markup that are no running text in `skipped`.
+    Raises `UNREADABLE`.
     """
     if document.markup == "wikitext":
         passages = extract_passages(document.text, skipped)
@@ -56,7 +57,9 @@ def split_sentences(
     elif mode == "lines":
         return [line.strip() for line in document.text.split("\n") if line.strip()]
     else:
-        passages = [" ".join(document.text.split())]
+        has_paragraphs = document.markup == "paragraphs"
+        paragraphs = re.split(r"\n\s*\n", document.text) if has_paragraphs else [document.text]
+        passages = [" ".join(paragraph.split()) for paragraph in paragraphs]
     pieces = itertools.chain.from_iterable(_segment(passage, language) for passage in passages)
     return [piece.strip() for piece in pieces if piece.strip()]
 

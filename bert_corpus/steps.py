@@ -231,6 +231,8 @@ def tokenize_unit(
         if not sentences:
             report.drop(split, "empty_documents", document.text)
             continue
+        if not document.continues:
+            count[f"documents_of_sentences_{len(sentences)}"] += 1
         pieces = []
         for ids in sentences:
             pieces += cut_sentence(ids, config.max_seq_length, itemsize)

@@ -1,5 +1,6 @@
 """Says in a few lines what a corpus holds, and what in it deserves attention."""
 
+from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import Plan
 
 
@@ -10,12 +11,13 @@ def summarize(
 
     The lines include the first `num_samples` dropped documents for each reason.
     """
-    lines, warnings = [], []
+    lines, warnings = [_describe_documents(plan, manifest)], []
     for split, counts in manifest["splits"].items():
         lines.append(_describe_split(split, counts, plan.config.rows))
         warnings += counts["warnings"]
+    warnings += manifest["warnings"]
     if manifest["skipped"]:
-        lines.append(f"skipped while reading: {manifest['skipped']}")
+        lines.append(f"skipped while reading: {count_in_words(manifest['skipped'])}")
     for reason, texts in samples["dropped"].items():
         lines += [f"dropped, {reason}: {text}" for text in texts[:num_samples]]
     fraction = plan.config.heldout_fraction
@@ -26,6 +28,19 @@ def summarize(
             f"held out instead by its hash: {manifest['splits']['heldout']['documents']:,}"
         )
     return lines, warnings
+
+
+def _describe_documents(plan: Plan, manifest: dict) -> str:
+    """Returns a line on how many documents were found in which inputs."""
+    num_documents = sum(split["documents"] for split in manifest["splits"].values())
+    num_inputs, formats = len(plan.sources), {source.format for source in plan.sources}
+    how = ", between the blank lines of text" if "text" in formats else ""
+    how = ", each text file as one" if "file" in formats else how
+    median = manifest["median_sentences"]
+    return (
+        f"found {num_documents:,} documents in {num_inputs:,} input{'s' * (num_inputs > 1)}{how}; "
+        f"the median document has {median:,} sentence{'s' * (median > 1)}"
+    )
 
 
 def unknown_share(manifest: dict) -> float:
@@ -44,5 +59,5 @@ def _describe_split(split: str, counts: dict, rows: str) -> str:
     return (
         f"{split}: {counts['documents']:,} documents, {counts['sentences']:,} sentences, "
         f"{sequences}, {counts['rows']:,} rows, {counts['tokens']:,} tokens, "
-        f"fill {counts['fill']:.1%}, dropped {counts['dropped']}"
+        f"{counts['fill']:.1%} full; dropped: {count_in_words(counts['dropped'])}"
     )

@@ -22,7 +22,7 @@ from absl import app, flags
 
 from bert_corpus.build import run_processes
 from bert_corpus.card import card_files, read_samples, write_card
-from bert_corpus.config import ROWS, CorpusConfig
+from bert_corpus.config import DOCUMENTS, ROWS, CorpusConfig
 from bert_corpus.plan import Plan
 from bert_corpus.sentences import MODES
 from bert_corpus.steps import MAX_SAMPLES, SAMPLE_CHARACTERS
@@ -36,8 +36,8 @@ DEFAULT = CorpusConfig()
 INPUT = flags.DEFINE_list(
     "input",
     None,
-    "Globs of local files or files in a bucket: UTF-8 text with blank lines between documents "
-    "(.txt, .text or no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), all also as "
+    "Globs of local files or files in a bucket: UTF-8 text (see --documents; "
+    ".txt, .text or no suffix), Wikipedia dumps (.xml), JSON lines (.jsonl, .ndjson), all also as "
     ".gz, .bz2, .zst or .xz, or Parquet; or tfds:NAME, a TFDS dataset prepared with "
     "file_format=array_record.",
     required=True,
@@ -112,6 +112,14 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_float("heldout_fraction", DEFAULT.heldout_fraction, "Fraction of held-out documents.")
 flags.DEFINE_integer("seed", DEFAULT.seed, "Random seed.")
+flags.DEFINE_enum(
+    "documents",
+    DEFAULT.documents,
+    DOCUMENTS,
+    "What a document of a text file is. blank_lines: what is between two blank lines, as in the "
+    "input of the released code; files: each file, with blank lines between its paragraphs. Other "
+    "formats know their documents.",
+)
 flags.DEFINE_enum(
     "sentences",
     DEFAULT.sentences,

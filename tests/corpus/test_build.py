@@ -211,7 +211,7 @@ def test_half_of_the_pairs_of_three_books_are_not_next(tmp_path, monkeypatch):
         (
             1,
             1000,
-            r"^0\.0% of the train pairs are NotNext, expected 45 to 55 %: .* other documents",
+            r"^0\.0% of the train pairs are NotNext, expected 43 to 57 %: .* other documents",
         ),
         (
             200,
@@ -372,7 +372,7 @@ def test_blank_input_and_empty_heldout_split_are_clear_errors(tmp_path):
 def test_error_for_no_rows_names_what_was_dropped(tmp_path):
     (tmp_path / "text.txt").write_text("w1\n\n\u200b")
     config = corpus_config(heldout_fraction=0)
-    with pytest.raises(ValueError, match=r"2 of 2 .* \(dropped: .*'empty_documents': 1"):
+    with pytest.raises(ValueError, match=r"2 of 2 .* \(dropped: empty documents 1, "):
         build_corpus(str(tmp_path / "text.txt"), TOKENIZER, tmp_path / "out", config, False, 1)
 
 

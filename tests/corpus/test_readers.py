@@ -44,11 +44,11 @@ def dump(*pages):
     return DUMP.format(pages=text).encode()
 
 
-def read(pattern, data_dir="", text_field="text", skipped=None):
+def read(pattern, data_dir="", text_field="text", skipped=None, documents="blank_lines"):
     """Returns the documents of the inputs, read in units."""
     return [
         document
-        for units in split_into_units(find_inputs(pattern, text_field, data_dir))
+        for units in split_into_units(find_inputs(pattern, text_field, data_dir, documents))
         for unit in units
         for document in read_documents(unit, collections.Counter() if skipped is None else skipped)
     ]
@@ -70,6 +70,39 @@ def test_blank_lines_separate_documents(tmp_path):
     documents = read(str(path))
     assert [document.text for document in documents] == ["one\ntwo\n", "thrée\n"]
     assert not any(document.continues for document in documents)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_each_file_is_a_document_of_paragraphs(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(inputs, "UNIT_BYTES", 10)  # Files are read whole all the same.
+    text = "\ufeff\n\nTitle\n\nOne two\nthree. Four\n \n\n\nfive.\n\n"
+    for name, content in (("a.txt", text), ("b.txt", "Six.")):
+        write_compressed(f"{tmp_path}/{name}{suffix}", content.encode())
+    (tmp_path / "c.jsonl").write_text('{"text": "Seven.\\n\\neight."}\n')
+    found = read(f"{tmp_path}/*", documents="files")
+    assert [document.continues for document in found] == [False] * 3
+    assert [split_sentences(document) for document in found] == [
+        ["Title", "One two three.", "Four", "five."],  # No sentence spans paragraphs.
+        ["Six."],
+        ["Seven.", "eight."],
+    ]
+    assert split_sentences(found[0], "lines") == ["Title", "One two", "three. Four", "five."]
+
+
+def test_long_file_is_read_in_parts_of_one_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 8)
+    (tmp_path / "a.txt").write_text("aaaa\n\nbbbb\n\n\ncccc\n" + 3 * "dddd dddd ")
+    found = read(f"{tmp_path}/a.txt", documents="files")
+    assert [document.continues for document in found] == [False] + [True] * (len(found) - 1)
+    words = "".join(document.text for document in found).split()
+    assert words == ["aaaa", "bbbb", "cccc", *["dddd"] * 6]
+    assert {document.markup for document in found} == {"paragraphs"} and len(found) > 3
+
+
+def test_documents_are_files_only_of_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "One."}\n')
+    with pytest.raises(ValueError, match=r"--documents=files: no --input is a text file \(jsonl\)"):
+        find_inputs(f"{tmp_path}/a.jsonl", documents="files")
 
 
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["dos", "old_mac"])

@@ -34,7 +34,9 @@ def test_text_to_vocabulary_to_corpus(tmp_path):
     flags = [f"--input={text}", f"--vocab={vocab}", f"--output={output}", "--max_seq_length=64"]
     built = run_tool("prepare_corpus", *flags, "--heldout_fraction=0.2", "--processes=1")
     assert built.returncode == 0, built.stderr
+    assert "found 30 documents in 1 input, between the blank lines of text" in built.stdout
     assert "train: " in built.stdout and "complete after" in built.stdout
+    assert not re.search("[{}]", built.stdout)  # Counts in words, no dictionaries.
     manifest = json.loads((output / "manifest.json").read_text())
     assert manifest["config"]["max_seq_length"] == 64
     assert manifest["config"]["heldout_fraction"] == 0.2
@@ -93,6 +95,8 @@ def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
     assert result.returncode == 0 and "(100.0% NotNext)" in result.stdout
     message = r"warning: 100\.0% of the train pairs are NotNext, .* no true next .*; remove"
     assert re.search(message, result.stderr)
+    assert "the median document has 1 sentence: the blank lines look" in result.stderr
+    assert "no document is held out" in result.stderr
 
 
 @pytest.mark.slow
