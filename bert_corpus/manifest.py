@@ -158,10 +158,11 @@ def _describe_split(
     dropped = {name.removeprefix("dropped_"): count[name] for name in names}
     if not rows:
         reasons = f" (dropped: {count_in_words(dropped)})" if any(dropped.values()) else ""
+        fix = "Add files" if config.documents == "files" else "Cut long documents by blank lines"
         raise ValueError(
             f"{count['documents']} of {num_documents} documents are in the {split} split, which "
-            f"has no sentence pair{reasons}; pre-training needs other documents in each split. Cut "
-            "long documents by blank lines, or add more text; or change "
+            f"has no sentence pair{reasons}; pre-training needs other documents in each split. "
+            f"{fix}, or add more text; or change "
             f"--heldout_fraction={config.heldout_fraction} or --seed"
         )
     warnings, has_labels = [], config.rows in LABELED_ROWS

@@ -27,7 +27,7 @@ from bert_jax.runtime import distributed, main
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training import loop, metrics
+from bert_jax.training import forecast, loop, metrics
 from bert_jax.training.bounds import check_bounds
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.pretrain_setup import (
@@ -39,7 +39,7 @@ from bert_jax.training.pretrain_setup import (
     setup_pretraining,
 )
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
-from bert_jax.training.state import parameters_hash
+from bert_jax.training.state import TrainState, parameters_hash
 from bert_jax.training.workdir import claim_workdir, write_json
 
 PROGRESS = ("loss", "mlm_accuracy", "next_token_accuracy", "rows_per_second", "mfu")
@@ -91,17 +91,14 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         return json.loads(result_path.read_text())
     check_bounds(config, ("profile_steps", 0, max(num_steps - 2, 0)))
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
+    forecast.log_run(setup, phases, first_step)
     if first_step:
         logging.info("Resuming from step %d in %s", first_step, workdir)
         watchdog.beat(f"restoring step {first_step}")
         state = checkpointer.restore(first_step, setup.abstract_state)
     else:
         watchdog.beat("initializing the parameters")
-        init = jax.jit(setup.init, out_shardings=setup.shardings)
-        state = init(jax.random.key(config.seed), pretrained=source and source.params)
-        if config.init_optimizer:
-            saved = checkpointer.restore(find_checkpoint(config.init_from), setup.abstract_state)
-            state = state.replace(opt_state=with_moments(state.opt_state, saved.opt_state))
+        state = initial_state(setup, source, checkpointer)
     del source
 
     writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
@@ -128,14 +125,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         )
         if limit := config.max_eval_batches * config.eval_batch_size:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
-        rows = phase.train
-        row_flops = objective.flops_per_row(
-            setup.model.config, rows.max_seq_length, rows.max_sequences
-        )
+        rows, row_flops = phase.train, setup.flops_per_row(phase)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
             rows, sharding, phase.batch_size, start - phase.start, phase.num_steps
         )
+        progress.clear()
         logging.info("Compiling the training step ...")
         unreported, waits = [], []
         for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
@@ -151,7 +146,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 loop.log_first_step(f" on rows of {rows.max_seq_length} tokens")
                 timed_step, timed_at = step, time.monotonic()
 
-            should_report = step % config.log_every == 0 or step == phase.stop
+            is_early = forecast.is_early(step, phase, config.log_every)
+            should_report = is_early or step % config.log_every == 0 or step == phase.stop
             should_evaluate = step % config.eval_every == 0 and step != num_steps
             should_stop = preemption.should_stop()
             should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
@@ -169,6 +165,10 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     values |= metrics.throughput(num_rows, time.monotonic() - timed_at, row_flops)
                 writer.write(step, values)
                 shown = {name.removeprefix("train/"): value for name, value in values.items()}
+                if is_early or step - start <= config.log_every:
+                    progress.clear()  # The line of the log replaces the bar, which follows it.
+                    flops = forecast.flops_left(setup, phases, step)
+                    forecast.log_step(step, values, phase.batch_size, flops / row_flops)
                 progress.set_postfix({name: shown[name] for name in PROGRESS if name in shown})
                 unreported, waits[:] = [], []
                 checkpointer.check()
@@ -199,6 +199,18 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if is_main:
         write_json(result_path, result)
     return result
+
+
+def initial_state(
+    setup: PretrainSetup, source: LoadedModel | None, checkpointer: Checkpointer
+) -> TrainState:
+    """Returns the state before the first step, with the weights and moments to start from."""
+    config, init = setup.config, jax.jit(setup.init, out_shardings=setup.shardings)
+    state = init(jax.random.key(config.seed), pretrained=source and source.params)
+    if not config.init_optimizer:
+        return state
+    saved = checkpointer.restore(find_checkpoint(config.init_from), setup.abstract_state)
+    return state.replace(opt_state=with_moments(state.opt_state, saved.opt_state))
 
 
 def run_settings(

@@ -75,7 +75,7 @@ def test_run_leaves_what_the_readme_promises(finished):
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
     assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
     steps = [record["step"] for record in records(workdir)]
-    assert steps == sorted(steps) and steps[-1] == 9
+    assert steps == sorted(steps) and (steps[0], steps[-1]) == (1, 9)
     assert all(np.isfinite(list(record.values())).all() for record in records(workdir))
 
 
@@ -378,7 +378,7 @@ def test_sigterm_saves_the_step_and_exits_as_preempted(corpus, tmp_path):
 def test_sigterm_before_the_first_step_exits_as_preempted(corpus, tmp_path):
     workdir = tmp_path / "run"
     with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
-        helpers.wait_for(helpers.log_of(workdir), "Shardings over", started)
+        helpers.wait_for(helpers.log_of(workdir), "Devices: ", started)
         started[0].send_signal(signal.SIGTERM)
         assert helpers.finish(started) == [PREEMPTED]
 
@@ -386,7 +386,7 @@ def test_sigterm_before_the_first_step_exits_as_preempted(corpus, tmp_path):
 def test_ctrl_c_before_the_first_step_exits_with_one_line(corpus, tmp_path):
     workdir = tmp_path / "run"
     with helpers.ended(helpers.start(workdir, corpus, "num_steps=1000")) as started:
-        helpers.wait_for(helpers.log_of(workdir), "Shardings over", started)
+        helpers.wait_for(helpers.log_of(workdir), "Devices: ", started)
         started[0].send_signal(signal.SIGINT)
         assert helpers.finish(started) == [130]
     log = helpers.log_of(workdir).read_text()
@@ -425,9 +425,10 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     monkeypatch.setattr(pretrain, "make_pretrain_step", make_recording_step)
     monkeypatch.setattr(jax, "block_until_ready", block_until_ready)
     monkeypatch.setattr(pretrain, "Watchdog", RecordingWatchdog)
-    changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 6)
+    changes = dict.fromkeys(("num_steps", "log_every", "eval_every", "checkpoint_every"), 9)
     pretrain.train_and_evaluate(small_config(corpus, **changes), tmp_path)
-    assert steps_ahead == [2] * 4  # Steps 3 to 6 wait for the step two before each.
+    # Steps 5, 8 and 9 wait for the step two before each. Reports of 1, 2 and 5 wait for all.
+    assert steps_ahead == [2] * 3
     assert activities[:6] == [
         "starting",
         "opening the corpus on all processes",
@@ -437,7 +438,7 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
         "running step 2",
     ]
     last = ["waiting for the last save", "evaluating at the end", "ending"]
-    assert activities[-4:] == ["saving step 6", *last]
+    assert activities[-4:] == ["saving step 9", *last]
 
 
 def test_evaluation_waits_for_each_batch(monkeypatch):

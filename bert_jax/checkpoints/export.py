@@ -87,12 +87,24 @@ def save_huggingface(
             dense = {f"linear.{name.removeprefix(prefix)}": tensors.pop(name) for name in names}
             folder = (directory / path).parent
             folder.mkdir()
-            safetensors.numpy.save_file(dense, folder / "model.safetensors", {"format": "pt"})
+            _save_tensors(dense, folder)
     for name, content in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
         text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
         (directory / name).write_text(text)
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    _save_tensors(tensors, directory)
+
+
+def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> None:
+    """Writes model.safetensors, which others may read as they may any new file.
+
+    `save_file` writes a temporary file for its owner alone, and renames it.
+    """
+    path = directory / "model.safetensors"
+    path.touch()
+    mode = path.stat().st_mode
+    safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+    path.chmod(mode)
 
 
 def params_to_huggingface(

@@ -54,9 +54,15 @@ class LoadedModel(NamedTuple):
 
 
 def log_report(source: str, report: LoadReport) -> None:
-    """Logs the number of tensors read from `source`, and with --verbosity=1 their table."""
-    counts = ", ".join(f"{len(names)} {status}" for status, names in report._asdict().items())
-    logging.info("Read from %s: tensors %s; --verbosity=1 lists them", source, counts)
+    """Logs the number of tensors read from `source`, and with --verbosity=1 their table.
+
+    Tensors of absent parts are only in the table: the run says what it initializes instead.
+    """
+    others = f" and {len(report.unused) - 3} others" if len(report.unused) > 3 else ""
+    unused = f"; not used: {', '.join(report.unused[:3])}{others}" if report.unused else ""
+    logging.info(
+        "Read %d tensors from %s%s; --verbosity=1 lists them", len(report.loaded), source, unused
+    )
     logging.debug("Tensors:\n%s", format_report(report))
 
 

@@ -319,11 +319,12 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
             100 * num_tokens / (num_rows * shape.length),
             num_steps,
         )
-    logging.info(
-        "Splits: %s; %s",
-        ", ".join(f"{split.name} ({len(split.features)})" for split in task.splits),
-        ", ".join(f"{name}: {count}" for name, count in task.notes.items()),
-    )
+    if task.splits:
+        splits = (f"{split.name} ({len(split.features)})" for split in task.splits)
+        logging.info("Splits: %s", ", ".join(splits))
+    if task.notes:
+        notes = (f"{name}: {count}" for name, count in task.notes.items())
+        logging.info("Notes: %s", ", ".join(notes))
 
 
 def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer) -> Task:

@@ -28,7 +28,9 @@ def infer_shardings(tree, mesh: Mesh, rules: tuple[tuple[str, P], ...]):
     leaf.
     """
     device, rules = mesh.devices.flat[0].device_kind, (*rules, *REPLICATED_RULES)
-    logging.info("Shardings over %s of device %s; --verbosity=1 lists it", dict(mesh.shape), device)
+    axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
+    layout = f", as {axes}; --verbosity=1 lists how parameters are sharded" if axes else ""
+    logging.info("Devices: %d (%s)%s", mesh.size, device, layout)
 
     def infer(path, leaf):
         name = path_name(path)

@@ -85,6 +85,12 @@ class PretrainSetup:
         """Returns the objective of a phase: how its rows become a batch, and its losses."""
         return build_objective(self.config, self.tokenizer, phase)
 
+    def flops_per_row(self, phase: Phase) -> float:
+        """Returns the FLOPs of an update for each of its rows."""
+        rows = phase.train
+        sizes = self.model.config, rows.max_seq_length, rows.max_sequences
+        return self.objective(phase).flops_per_row(*sizes)
+
     def num_microbatches(self, phase: Phase) -> int:
         """Returns the number of microbatches per update; raises ValueError if they are unequal."""
         num_shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -250,7 +256,11 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if not settings.num_steps:
             continue
         if not settings.corpus:
-            raise ValueError(f"no corpus: set --config.{prefix}corpus=DIR")
+            raise ValueError(
+                f"no corpus for {settings.num_steps:,} steps on {'long' if prefix else 'short'} "
+                f"rows: set --config.{prefix}corpus=DIR, or without this phase "
+                f"--config.{prefix}num_steps=0"
+            )
         rows = Rows(settings.corpus, "train", config.seed)
         phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)
         labels = rows.manifest["splits"]["train"]["nsp_labels"]

@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from bert_jax.data.features import NO_LABEL, ModelInput
-from bert_jax.finetuning.finetune_setup import find_class_weights
+from bert_jax.finetuning.finetune_setup import find_class_weights, log_task
 from bert_jax.model import heads
 from bert_jax.tasks.task import Task
 
@@ -35,3 +35,11 @@ def test_balanced_weights_give_each_class_the_same_sum(head, labels):
     # A run that only predicts needs no examples for them.
     assert find_class_weights(config, task_of(head, [])) == ()
     assert find_class_weights(ConfigDict({"class_weights": ()}), task_of(head, labels)) == ()
+
+
+def test_splits_and_notes_that_do_not_exist_are_not_logged(caplog):
+    caplog.set_level("INFO", "absl")
+    task = dataclasses.replace(task_of(heads.CLASSIFICATION, []), train=[])
+    log_task(task, None, 0)
+    log_task(dataclasses.replace(task, notes={"truncated": 3}), None, 0)
+    assert [record.getMessage() for record in caplog.records] == ["Notes: truncated: 3"]

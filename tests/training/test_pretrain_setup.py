@@ -13,6 +13,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.tpu.compilation import UNCASED_ENGLISH
 from bert_jax.training.pretrain_setup import (
     model_config,
+    open_phases,
     plan_phase,
     pretraining_schedule,
     setup_pretraining,
@@ -100,6 +101,28 @@ def test_each_phase_has_its_microbatches():
         phases = [planned(config), planned(config, is_long=True)]
         setup = setup_pretraining(config, phases, UNCASED_ENGLISH)
         assert tuple(map(setup.num_microbatches, phases)) == expected
+
+
+def test_devices_are_logged_in_words(caplog):
+    caplog.set_level("INFO", "absl")
+    for num_devices, mesh in ((8, {"fsdp": 2, "tensor": 2}), (1, {})):
+        config = tiny_config(**{f"mesh__{axis}": size for axis, size in mesh.items()})
+        devices = jax.devices()[:num_devices]
+        setup_pretraining(config, [planned(config)], UNCASED_ENGLISH, devices)
+    assert [record.getMessage() for record in caplog.records if "Devices" in record.msg] == [
+        "Devices: 8 (cpu), as data 2 x fsdp 2 x tensor 2; --verbosity=1 lists how parameters are "
+        "sharded",
+        "Devices: 1 (cpu)",
+    ]
+
+
+def test_phase_without_a_corpus_is_an_error_with_both_ways_out(corpus):
+    message = r"900,000 steps on short rows: set --config\.corpus=DIR, or .*--config\.num_steps=0"
+    with pytest.raises(ValueError, match=message):
+        open_phases(tiny_config())
+    message = r"100,000 steps on long rows: set .*long_phase\.corpus=DIR, .*long_phase\.num_steps=0"
+    with pytest.raises(ValueError, match=message):
+        open_phases(tiny_config(corpus=str(corpus)))
 
 
 WEIGHTS = BertConfig(hidden_size=384, num_layers=6, intermediate_size=1536)

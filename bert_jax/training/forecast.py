@@ -1,0 +1,94 @@
+"""Says at the start of a pre-training run how much it computes, and then how long it takes."""
+
+import os
+
+import jax
+from absl import logging
+
+from bert_jax.training.pretrain_setup import Phase, PretrainSetup
+
+# Steps of a phase, from its first, that are reported before the regular interval.
+EARLY_STEPS = tuple(factor * 10**power for power in range(4) for factor in (1, 2, 5))
+# About what a core of a CPU computes in float32: the demo reaches 38 GFLOP/s with AVX-512. Only the
+# warning before the first step depends on it.
+CORE_FLOPS = 5e10
+MAX_CPU_DAYS = 2  # without a warning
+
+
+def is_early(step: int, phase: Phase, log_every: int) -> bool:
+    """Returns whether step 1, 2, 5, 10, ... of a phase precedes the first regular report."""
+    return step - phase.start in EARLY_STEPS and step - phase.start < log_every
+
+
+def flops_left(setup: PretrainSetup, phases: list[Phase], step: int) -> float:
+    """Returns the FLOPs of all updates after `step`, without evaluations."""
+    return sum(
+        max(phase.stop - max(step, phase.start), 0) * phase.batch_size * setup.flops_per_row(phase)
+        for phase in phases
+    )
+
+
+def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
+    """Logs the size of the model, the steps, epochs and tokens of each phase, and a warning where
+    a CPU would take days."""
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
+    logging.info("The model has %s parameters", in_words(num_parameters))
+    for phase in phases:
+        logging.info(describe_phase(phase))
+    if jax.default_backend() != "cpu":
+        return
+    num_cores = os.cpu_count()
+    days = flops_left(setup, phases, first_step) / (CORE_FLOPS * num_cores) / 86400
+    if days > MAX_CPU_DAYS:
+        logging.warning(
+            "On the CPU this run takes about %s days (%d cores at %.0f GFLOP/s each). For a CPU: a "
+            "smaller model (--config.model.size=tiny) and fewer steps (--config.num_steps), as in "
+            "configs/pretrain/small_corpus.py, or existing weights, with "
+            "configs/pretrain/continue.py; see docs/pretraining.md",
+            f"{days:,.0f}",
+            num_cores,
+            CORE_FLOPS / 1e9,
+        )
+
+
+def describe_phase(phase: Phase) -> str:
+    """Returns a sentence on the steps, epochs and tokens of a phase."""
+    rows, num_rows = phase.train, phase.num_steps * phase.batch_size
+    tokens = num_rows * rows.manifest["splits"]["train"]["tokens"] / rows.num_rows
+    return (
+        f"{phase.num_steps:,} steps of {phase.batch_size:,} rows of {rows.max_seq_length} tokens: "
+        f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows, "
+        f"{in_words(tokens)} tokens"
+    )
+
+
+def log_step(step: int, values: dict[str, float], batch_size: int, rows_left: float) -> None:
+    """Logs the loss of one of the first steps, and how long the run will take.
+
+    `values` are its metrics. `rows_left` of the phase take as long as all updates that follow.
+    """
+    text = f"Step {step:,}: loss {values['train/loss']:.3f}"
+    if rate := values.get("rows_per_second"):  # The first step compiled.
+        left = "; the rest takes about " + duration(rows_left / rate) if rows_left else ""
+        text += f", {batch_size / rate:.3g} s per step{left}"
+    logging.info(text)
+
+
+def in_words(count: float) -> str:
+    """Returns a count with about three digits, such as "4.39 million"."""
+    for name, size in (("billion", 1e9), ("million", 1e6)):
+        if count >= size:
+            return f"{_three_digits(count / size)} {name}"
+    return f"{count:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration in the unit that suits it, such as "3.5 hours"."""
+    for name, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{_three_digits(seconds / size)} {name}"
+    return f"{_three_digits(seconds)} s"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"

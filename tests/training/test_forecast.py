@@ -1,0 +1,110 @@
+"""What a run says about its size and time, before and during its first steps."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.training import forecast
+from bert_jax.training.pretrain_setup import Phase
+
+
+def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
+    manifest = {"splits": {"train": {"tokens": tokens}}}
+    return types.SimpleNamespace(max_seq_length=length, num_rows=num_rows, manifest=manifest)
+
+
+PHASES = [
+    Phase(rows(64), None, 0, 1000, batch_size=8, max_predictions=9),
+    Phase(rows(256), None, 1000, 1500, batch_size=4, max_predictions=9, is_long=True),
+]
+
+
+def setup(flops_per_token: float = 10.0):
+    """A setup of 1,234,567 parameters whose rows take `flops_per_token` for each token."""
+    params = {"a": np.zeros(1_234_560), "b": np.zeros(7)}
+    return types.SimpleNamespace(
+        abstract_state=types.SimpleNamespace(params=params),
+        flops_per_row=lambda phase: flops_per_token * phase.train.max_seq_length,
+    )
+
+
+@pytest.mark.parametrize(
+    ("log_every", "expected"),
+    [(100, [1, 2, 5, 10, 20, 50]), (7, [1, 2, 5]), (1, []), (3, [1, 2])],
+)
+def test_losses_appear_before_the_regular_interval(log_every, expected):
+    for phase in PHASES:
+        steps = range(phase.start + 1, phase.stop + 1)
+        early = [step for step in steps if forecast.is_early(step, phase, log_every)]
+        assert early == [phase.start + step for step in expected]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, 1000 * 8 * 640 + 500 * 4 * 2560),
+        (999, 8 * 640 + 500 * 4 * 2560),
+        (1200, 300 * 4 * 2560),
+        (1500, 0),
+    ],
+)
+def test_work_left_counts_the_longer_rows_of_the_second_phase(step, expected):
+    assert forecast.flops_left(setup(), PHASES, step) == expected
+
+
+def test_run_says_parameters_epochs_and_tokens(caplog):
+    caplog.set_level("INFO", "absl")
+    forecast.log_run(setup(), PHASES, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The model has 1.23 million parameters",
+        "1,000 steps of 8 rows of 64 tokens: 20 epochs of 400 rows, 400,000 tokens",
+        "500 steps of 4 rows of 256 tokens: 5 epochs of 400 rows, 100,000 tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "flops_per_token", "first_step", "days"),
+    # The run takes 1.024e6 tokens.
+    [
+        ("cpu", 1e12, 0, "about 59 days (4 cores at 50 GFLOP/s each)"),
+        ("cpu", 1e12, 1499, None),
+        ("cpu", 1e10, 0, None),
+        ("gpu", 1e12, 0, None),
+    ],
+)
+def test_days_on_a_cpu_are_a_warning(
+    caplog, monkeypatch, backend, flops_per_token, first_step, days
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 4)
+    forecast.log_run(setup(flops_per_token), PHASES, first_step)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (days is not None)
+    assert not days or (days in warnings[0] and "small_corpus.py" in warnings[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "rows_left", "expected"),
+    [
+        ({}, 800, "Step 5: loss 9.125"),
+        ({"rows_per_second": 16.0}, 16 * 9000, "Step 5: loss 9.125, 0.5 s per step; the rest "),
+        ({"rows_per_second": 16.0}, 0, "Step 5: loss 9.125, 0.5 s per step"),
+    ],
+)
+def test_first_steps_are_logged_with_the_time_left(caplog, values, rows_left, expected):
+    caplog.set_level("INFO", "absl")
+    forecast.log_step(5, {"train/loss": 9.125} | values, 8, rows_left)
+    if expected.endswith("the rest "):
+        expected += "takes about 2.5 hours"
+    assert [record.getMessage() for record in caplog.records] == [expected]
+
+
+def test_numbers_are_told_in_the_unit_that_suits_them():
+    counts = (7, 61_439, 4.386e6, 109_482_240, 2.8e10)
+    words = ["7", "61,439", "4.39 million", "109 million", "28 billion"]
+    assert [forecast.in_words(count) for count in counts] == words
+    times = (0.25, 119, 200, 9000, 86400, 1_781 * 86400)
+    words = ["0.25 s", "119 s", "3.33 minutes", "2.5 hours", "24 hours", "1,781 days"]
+    assert [forecast.duration(seconds) for seconds in times] == words
