@@ -276,6 +276,13 @@ def test_problem_type_is_read_and_written(problem, count, task, tmp_path):
     )
 
 
+def test_written_weights_may_be_read_by_whoever_may_read_the_other_files(tmp_path):
+    model = read_model(write_directory(tmp_path / "theirs", state_dict()))
+    save_huggingface(tmp_path / "out", *model[:3])
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"] and len(set(modes.values())) == 1
+
+
 def test_cross_encoder_is_written_as_a_regression_on_pairs(tmp_path):
     model = read_model(write_directory(tmp_path / "encoder", task_tensors("x", 1, True)))
     head = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": 8}

@@ -199,8 +199,6 @@ def test_both_roles_train_and_predict_like_the_loaded_model(role, tmp_path):
     # Exported, it is a plain encoder for other libraries; imported again, it is unchanged.
     params, settings, own, _ = read_model(tmp_path / "run")
     save_huggingface(tmp_path / "exported", params, settings, own)
-    files = [path for path in (tmp_path / "exported").rglob("*") if path.is_file()]
-    assert len({path.stat().st_mode for path in files}) == 1  # Others may read the weights, too.
     exported = bert_jax.load(tmp_path / "exported")
     assert exported.head == model.head
     np.testing.assert_allclose(exported.encode([line["query"]])[0], vectors[0], atol=1e-6)
