@@ -48,7 +48,7 @@ from bert_jax.sweeps.programs import (
     split,
     too_many_trials,
 )
-from bert_jax.sweeps.settings import as_saved, check_directory, check_sweep, settings_of
+from bert_jax.sweeps.settings import as_saved, check_directory, complete, settings_of
 from bert_jax.training import loop
 from bert_jax.training.workdir import check_settings, write_json
 
@@ -70,14 +70,14 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
     settings = as_saved(config.to_dict())
     distributed.check_equal_on_all_processes(settings | {"workdir": str(workdir)})
     with distributed.raise_on_all_processes():
-        check_sweep(config)
+        config = complete(config)
     proposals, setups = propose(config, workdir / "trials"), {}
     configurations: list[Configuration] = []
     programs: list[Program] = []
     while True:
         with distributed.raise_on_all_processes():
             proposed = next(proposals, None)
-            check_directory(workdir, config)
+            renamed = check_directory(workdir, config)
             first = 1 + max((int(program.name.split(".")[0]) for program in programs), default=0)
             new_programs = make_programs(config, proposed or [], first, setups)
         if proposed is None:
@@ -90,12 +90,14 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
                 plan = {"max_trials": search.max_trials(config), "first_round": plan}
             return plan
         loop.enable_compilation_cache(workdir)
+        with distributed.raise_on_all_processes():
+            if renamed and jax.process_index() == 0:
+                rename_trials(renamed)
+                write_settings(workdir, config, programs)
         check_memory(new_programs)
         metric = programs[0].setup.task.metric
         if jax.process_index() == 0:
-            workdir.mkdir(parents=True, exist_ok=True)
-            names = {p.name: [trial.workdir.name for trial in p.trials] for p in programs}
-            write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
+            write_settings(workdir, config, programs)
         update_report = functools.partial(write_report, workdir, config, configurations, metric)
         try:
             run_programs(workdir, config, new_programs, update_report)
@@ -103,6 +105,20 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
             update_report()
             raise
     return update_report()  # Another worker may have written an older report last.
+
+
+def rename_trials(renamed: dict[pathlib.Path, pathlib.Path]) -> None:
+    """Renames the workdirs of trials, after the fields that vary now that the sweep has grown."""
+    for old, new in renamed.items():
+        with contextlib.suppress(FileNotFoundError):  # Not begun, or renamed by another worker.
+            old.rename(new)
+
+
+def write_settings(workdir: pathlib.Path, config: ConfigDict, programs: Sequence[Program]) -> None:
+    """Writes sweep.json: the configuration, and the trials of each program."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    names = {p.name: [trial.workdir.name for trial in p.trials] for p in programs}
+    write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
 
 
 def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Configuration]]:

@@ -16,6 +16,7 @@ import jax
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from ml_collections import ConfigDict
 
 import bert_jax
 from bert_jax import finetune, sweep
@@ -24,7 +25,7 @@ from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import TrialRun
-from bert_jax.sweeps import claims, configurations, memory, programs, report
+from bert_jax.sweeps import claims, configurations, memory, programs, report, settings
 from bert_jax.sweeps.configurations import Configuration
 from tests import helpers
 
@@ -259,15 +260,19 @@ def fake_trials(monkeypatch):
     ran = []
 
     def run_trials(setup, trials, directory):
-        ran.append((directory.name, [trial.workdir.name for trial in trials]))
-        for trial in trials:
+        waiting = [trial for trial in trials if not trial.result]
+        ran.append((directory.name, [trial.workdir.name for trial in waiting]))
+        for trial in waiting:
             trial.workdir.mkdir(parents=True, exist_ok=True)
-            (trial.workdir / "metrics.jsonl").touch()
-            result = {"seed": trial.config.seed, "metric": setup.task.metric}
-            result |= {"dev": {"accuracy": 0.5}, "seconds": 1.0}
+            config = trial.config
+            score = 0.5 + config.seed / 10 - config.learning_rate + config.weight_decay / 100
+            (trial.workdir / "metrics.jsonl").write_text(f'{{"step": 3, "dev/accuracy": {score}}}')
+            result = {"seed": config.seed, "metric": setup.task.metric, "seconds": 1.0}
+            result |= {"dev": {"accuracy": score}, "steps": 3, "best_step": 3}
             trial.result_path.write_text(json.dumps(result))
 
     monkeypatch.setattr(finetune, "run_trials", run_trials)
+    monkeypatch.setattr(sweep, "check_settings", lambda *_: None)  # There are no checkpoints.
     return ran
 
 
@@ -279,11 +284,68 @@ def test_more_seeds_can_be_added_and_other_fields_cannot_change(given, tmp_path,
     assert result["trials"] == {"finished": 4}
     first = ["learning_rate=0.003,seed=0", "learning_rate=0.001,seed=0"]
     more = ["learning_rate=0.003,seed=1", "learning_rate=0.001,seed=1"]
-    assert fake_trials == [("1.1", first), ("1.1", first + more)]
+    assert fake_trials == [("1.1", first), ("1.1", more)]
     with pytest.raises(ValueError, match=r"settings:\n  base\.weight_decay: 0\.01 in .* now"):
         sweep.sweep(small_sweep(given, grid, weight_decay=0.0), tmp_path)
-    with pytest.raises(ValueError, match=r"settings:\n  grid\.learning_rate: \[0\.003, 0\.00"):
-        sweep.sweep(small_sweep(given, {"learning_rate": (1e-3, 3e-3)}), tmp_path)
+    for smaller in ({"grid": {"learning_rate": (1e-3,)}, "seeds": 2}, {"grid": grid}):
+        with pytest.raises(ValueError, match=r"has the trial .* and 1 more, .* does not shrink"):
+            sweep.sweep(small_sweep(given, **smaller), tmp_path)
+
+
+GROWTH = {
+    "another value": {"grid": {"learning_rate": (1e-3, 2e-3), "batch_size": (16,)}},
+    "a value in front": {"grid": {"learning_rate": (1e-3,), "batch_size": (8, 16)}},
+    "another field": {"grid": {"learning_rate": (1e-3,), "weight_decay": (0.01, 0.1)}},
+    "a configuration": {
+        "grid": {"batch_size": (16,), "learning_rate": (1e-3,)},
+        "trials": ({"weight_decay": 0.1},),
+        "seeds": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("case", GROWTH)
+def test_sweep_that_has_grown_has_the_report_of_the_wide_one(case, given, tmp_path, fake_trials):
+    wide = small_sweep(given, **GROWTH[case])
+    sweep.sweep(small_sweep(given, {"learning_rate": (1e-3,)}), tmp_path / "grown")
+    assert fake_trials == [("1.1", ["seed=0"])]
+    sweep.sweep(wide, tmp_path / "grown")
+    ran = [name for _, names in fake_trials for name in names]
+    assert len(ran) == len(GROWTH[case].get("trials", ())) * 2 + 2  # None ran twice.
+    sweep.sweep(wide, tmp_path / "wide")
+    assert report_of(tmp_path / "grown") == report_of(tmp_path / "wide")
+    trials = [
+        {path.name for path in tmp_path.glob(f"{each}/trials/*")} for each in ("grown", "wide")
+    ]
+    assert trials[0] == trials[1]
+
+
+def test_sweep_does_not_grow_while_another_worker_runs_it(given, tmp_path, fake_trials):
+    sweep.sweep(small_sweep(given, {"learning_rate": (1e-3,)}), tmp_path)
+    grown = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
+    claim = claims.try_claim(tmp_path / "programs/1.1", {})
+    running = r"grid\.learning_rate=.*: process .* is running program"
+    with claim, pytest.raises(ValueError, match=running):
+        sweep.sweep(grown, tmp_path)
+    assert [path.name for path in (tmp_path / "trials").glob("*")] == ["seed=0"]
+    sweep.sweep(grown, tmp_path)
+
+
+@pytest.mark.slow
+def test_trained_sweep_that_has_grown_has_the_report_of_the_wide_one(given, tmp_path):
+    def unstacked(grid):
+        config = small_sweep(given, grid).unlock()
+        del config.max_stacked_trials  # The default, which on a CPU stacks none.
+        return config.lock()
+
+    wide = unstacked({"learning_rate": (3e-3, 1e-3, 1e30), "batch_size": (16, 32)})
+    sweep.sweep(unstacked({"learning_rate": (1e-3, 1e30)}), tmp_path / "grown")
+    results = results_of(tmp_path / "grown")
+    sweep.sweep(wide, tmp_path / "grown")
+    kept = {written for written in results_of(tmp_path / "grown").values()}
+    assert len(results) == 2 and set(results.values()) <= kept
+    sweep.sweep(wide, tmp_path / "wide")
+    assert report_of(tmp_path / "grown") == report_of(tmp_path / "wide")
 
 
 def small_search(given):
@@ -294,10 +356,7 @@ def small_search(given):
 
 
 @pytest.mark.slow
-def test_search_runs_all_its_rounds_and_resumes_from_their_results(
-    given, tmp_path, fake_trials, monkeypatch
-):
-    monkeypatch.setattr(sweep, "check_settings", lambda *_: None)  # There are no checkpoints.
+def test_search_runs_all_its_rounds_and_resumes_from_their_results(given, tmp_path, fake_trials):
     config = small_search(given)
     result = sweep.sweep(config, tmp_path)
     assert result["trials"] == {"finished": 3 + 1 + 2 + 1}
@@ -512,6 +571,17 @@ WRONG = {
         {"grid": {"data.text": ("a b", "a/b")}},
         r"grid: duplicate configuration data\.text=a_b, .* differ in letters or digits",
     ),
+    "misspelled field": (
+        {"max_stacked_trial": 3},
+        r"--config\.max_stacked_trial: a sweep has no such field; did you mean max_stacked_trials",
+    ),
+    "grid and search": (
+        {"search": {}},
+        r"--config\.grid: .* either a grid or a search: remove one",
+    ),
+    "no base": ({"without": ["base"]}, r"no `base`: set config\.base = paper\.finetuning"),
+    "nothing to run": ({"without": ["grid", "trials"]}, r"--config\.grid is empty: set the values"),
+    "fraction of seeds": ({"num_seeds": 1.5}, r"--config\.num_seeds=1\.5: expected at least 1"),
     "seeds in the grid": (
         {"grid": {"seed": (0, 1)}},
         r"grid\.seed=0: .* --config\.base\.seed sets the first one, --config\.num_seeds their",
@@ -560,11 +630,30 @@ WRONG = {
 def test_wrong_input_is_one_clear_error_before_anything_is_written(case, given, tmp_path):
     fields, message = WRONG[case]
     fields = {"grid": {"weight_decay": (0.01,)}} | fields
-    base = fields.pop("base", {})
-    config = small_sweep(given, **fields, **base)
+    base, without = fields.pop("base", {}), fields.pop("without", ())
+    names = ("grid", "trials", "seeds")
+    own = {name: fields.pop(name) for name in fields.keys() - names}
+    config = small_sweep(given, **fields, **base).unlock()
+    for name in (*without, *own.keys() & config.keys()):
+        del config[name]
+    config.update(own)
+    config.lock()
     with pytest.raises(ValueError, match=message):
         sweep.sweep(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_own_configuration_needs_only_base_and_what_is_varied(given, tmp_path, fake_trials):
+    grid = {"class_weights": ("balanced", (), (1, 5))}
+    config = ConfigDict({"base": small_sweep(given, {}).base, "grid": grid})
+    result = sweep.sweep(config, tmp_path)
+    names = [name for _, names in fake_trials for name in names]
+    values = ("balanced", "none", "1,5")
+    assert names == [f"class_weights={value},seed=0" for value in values]
+    assert result["trials"] == {"finished": 3}
+    own = ConfigDict({"base": config.base, "trials": [{"class_weights": "balanced"}]})
+    points = make_grid(settings.complete(own), tmp_path)
+    assert points[0].trials[0].config.class_weights == ("balanced",)
 
 
 def test_sweep_without_training_data_is_an_error(given, tmp_path):

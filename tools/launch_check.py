@@ -20,7 +20,7 @@ from bert_jax.runtime.command_line import parse_flags
 from bert_jax.runtime.main import define_flags
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
-from bert_jax.sweeps.settings import check_sweep
+from bert_jax.sweeps.settings import complete
 from bert_jax.tpu import compilation
 from bert_jax.training.pretrain_setup import check_numbers, setup_pretraining
 
@@ -49,7 +49,7 @@ def check_paths(config: ConfigDict) -> None:
 def check_finetuning(config: ConfigDict) -> None:
     """Raises ValueError for a fine-tuning run or a sweep that cannot run on the simulated slice."""
     if "base" in config:
-        check_sweep(config)
+        config = complete(config)
         if "grid" in config:
             make_configurations(config, grid_overrides(config), pathlib.Path("trials"))
     run = config.base if "base" in config else config

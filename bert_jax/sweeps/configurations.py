@@ -98,6 +98,8 @@ def override(base: ConfigDict, values: dict, where: str) -> ConfigDict:
             node = node[parent]
         expected = node.get_type(field)
         is_none = value is None and known[name] is not None
+        if expected is tuple and value is not None:  # As flags: balanced is ("balanced",).
+            value = tuple(value) if isinstance(value, tuple | list) else (value,)
         try:
             if is_none or (isinstance(value, bool) and expected is not bool):
                 raise TypeError

@@ -1,5 +1,7 @@
 """The settings of a sweep: what is valid, what is stored, and what may change between two runs."""
 
+import copy
+import difflib
 import json
 import pathlib
 
@@ -7,21 +9,51 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.sweeps import claims, search
-from bert_jax.sweeps.configurations import flatten
+from bert_jax.sweeps.configurations import flatten, grid_overrides, make_configurations
 from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, check_equal_settings
 
-# Fields of a sweep that may differ when it is resumed; PROGRAM_FIELDS must agree between workers.
-PROGRAM_FIELDS = ("num_seeds", "max_stacked_trials")
-CHANGEABLE = (*PROGRAM_FIELDS, *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
+# Fields of a configuration that are not given. `base`, and either `grid`, `trials` or `search`, are
+# required.
+DEFAULTS = {"num_seeds": 1, "max_stacked_trials": 0, "keep_trials": 0, "base_config": ""}
+GRID_DEFAULTS = {"grid": ConfigDict(), "trials": ()}
+SEARCH_DEFAULTS = {"num_trials": 32, "trials_per_round": 16, "halving": ()}
+
+# Fields that decide, with those of the grid, which trials are run, and in which programs: workers
+# must agree on them.
+PROGRAM_FIELDS = ("trials", "num_trials", "num_seeds", "max_stacked_trials")
+# Other fields that may differ when a sweep is resumed.
+CHANGEABLE = ("keep_trials", "base_config", *(f"base.{name}" for name in CHANGEABLE_ON_RESUME))
+
+
+def complete(config: ConfigDict) -> ConfigDict:
+    """Returns a valid configuration with defaults for what is not given. Raises ValueError."""
+    given = set(config) - {"program", "base"}
+    defaults = DEFAULTS | (SEARCH_DEFAULTS if "search" in config else GRID_DEFAULTS)
+    for name in sorted(given - defaults.keys() - {"search"}):
+        if name in GRID_DEFAULTS:
+            raise ValueError(f"--config.{name}: a sweep has either a grid or a search: remove one")
+        nearest = difflib.get_close_matches(name, defaults, 1, cutoff=0)[0]
+        raise ValueError(f"--config.{name}: a sweep has no such field; did you mean {nearest}?")
+    if not isinstance(config.get("base"), ConfigDict):
+        fix = 'set config.base = paper.finetuning("text_classification"), as in'
+        raise ValueError(f"the sweep has no `base`: {fix} configs/sweeps/paper.py")
+    completed = copy.deepcopy(config).unlock()  # Keeps the types of fields that are None.
+    for name, value in defaults.items():
+        if name not in completed:
+            completed[name] = value
+        elif type(completed[name]) is list:  # Of JSON or an own configuration.
+            completed[name] = tuple(completed[name])
+    check_sweep(completed)
+    return completed.lock()
 
 
 def check_sweep(config: ConfigDict) -> None:
-    """Validates the fields of a sweep. Raises ValueError."""
+    """Validates the fields of a complete configuration. Raises ValueError."""
     if config.base.num_seeds != 1:
         count = config.base.num_seeds
         raise ValueError(f"--config.base.num_seeds={count}: expected 1; set --config.num_seeds")
-    for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0)):
-        if config[name] < minimum:
+    for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0), ("keep_trials", 0)):
+        if type(config[name]) is not int or config[name] < minimum:
             raise ValueError(f"--config.{name}={config[name]}: expected at least {minimum}")
     if "search" in config:
         search.check_search(config)
@@ -53,8 +85,12 @@ def as_saved(settings: dict) -> dict[str, object]:
     return flatten_dict(json.loads(json.dumps(settings)), sep=".")
 
 
-def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
-    """Raises ValueError if `workdir` is a file, holds another sweep, or other workers' programs."""
+def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.Path, pathlib.Path]:
+    """Returns the new workdir of each trial in `workdir` whose name depends on other fields now.
+
+    Raises ValueError if `workdir` is a file, holds another sweep or one with trials that `config`
+    lacks, or if other workers run programs that `config` changes.
+    """
     if ":/" in str(workdir):
         raise ValueError(f"--workdir={workdir}: mount the bucket, and use a path below the mount")
     if workdir.is_file():
@@ -63,18 +99,69 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> None:
     if not path.exists():
         for run in (*workdir.glob("config.json"), *workdir.glob("seed_*/config.json")):
             raise ValueError(f"--workdir={workdir} holds a run ({run}), not a sweep: use another")
-        return
+        return {}
     content = json.loads(path.read_text())
-    saved, settings = as_saved(content["config"]), as_saved(settings_of(config))
-    # The proposals of a search depend on the scores, and so on the seeds.
-    changeable = set(CHANGEABLE) - ({"num_seeds"} if "search" in config else set())
-    check_equal_settings(saved, settings, path, tuple(changeable))
-    changed = [name for name in PROGRAM_FIELDS if saved[name] != settings[name]]
+    saved, settings = as_saved(DEFAULTS | content["config"]), as_saved(settings_of(config))
+    changed = [
+        name
+        for name in sorted(saved.keys() | settings.keys())
+        if saved.get(name) != settings.get(name) and is_program_field(name, config)
+    ]
+    check_equal_settings(
+        {name: value for name, value in saved.items() if name not in changed},
+        {name: value for name, value in settings.items() if name not in changed},
+        path,
+        CHANGEABLE,
+    )
     for program in content["programs"] if changed else ():
         if worker := claims.holder(workdir / "programs" / program, {}):
             raise ValueError(
-                f"--config.{changed[0]}={settings[changed[0]]}: {worker} is running program "
-                f"{program} of this sweep with {saved[changed[0]]}: wait until it is finished, or "
-                "stop it. If it died on another machine, remove "
+                f"--config.{changed[0]}={settings.get(changed[0])}: {worker} is running program "
+                f"{program} of this sweep with {saved.get(changed[0])}: wait until it is finished, "
+                f"or stop it. If it died on another machine, remove "
                 f"{workdir / 'programs' / program / 'claims'}"
             )
+    if "search" in config:
+        if (count := config.num_trials) < saved["num_trials"]:
+            raise ValueError(
+                f"--config.num_trials={count}, but {saved['num_trials']} in {path}: a search can "
+                "grow, and does not shrink"
+            )
+        return {}
+    return renamed_trials(workdir / "trials", config, content["config"], path) if changed else {}
+
+
+def is_program_field(name: str, config: ConfigDict) -> bool:
+    """Returns whether a sweep can grow by a change of field `name`."""
+    if name == "num_seeds" and "search" in config:
+        return False  # Its proposals depend on the scores, and so on the seeds.
+    return name in PROGRAM_FIELDS or name.startswith("grid.")
+
+
+def renamed_trials(
+    directory: pathlib.Path, config: ConfigDict, saved: dict, path: pathlib.Path
+) -> dict[pathlib.Path, pathlib.Path]:
+    """Returns the new workdirs of the trials of the `saved` sweep that have another name now.
+
+    A name has the fields that vary, and more may vary in a sweep that has grown. Raises ValueError
+    if trials of the saved sweep are missing.
+    """
+    before = copy.deepcopy(config).unlock()
+    del before.grid
+    before.grid = saved["grid"]
+    before.trials, before.num_seeds = tuple(saved["trials"]), saved["num_seeds"]
+
+    def workdirs(config):
+        configurations = make_configurations(config, grid_overrides(config), directory)
+        trials = [trial for configuration in configurations for trial in configuration.trials]
+        return {repr(sorted(flatten(trial.config).items())): trial.workdir for trial in trials}
+
+    old, new = workdirs(before), workdirs(config)
+    if missing := [workdir.name for settings, workdir in old.items() if settings not in new]:
+        more = f" and {len(missing) - 1} more" * (len(missing) > 1)
+        raise ValueError(
+            f"{path} has the trial {missing[0]}{more}, which the grid, `trials` and num_seeds no "
+            "longer include: a sweep can grow, and does not shrink. Give the old values as well, "
+            "or use another --workdir"
+        )
+    return {workdir: new[key] for key, workdir in old.items() if workdir != new[key]}

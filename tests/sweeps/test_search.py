@@ -54,6 +54,13 @@ def test_interrupted_search_proposes_the_same_points_as_an_uninterrupted_one(tmp
     assert other[:6] != whole[:6]
 
 
+def test_search_that_has_grown_runs_only_what_the_larger_one_adds(tmp_path):
+    whole = run(small_search(), tmp_path / "whole", near(3e-5))
+    first = run(small_search(num_trials=6), tmp_path / "grown", near(3e-5))
+    added = run(small_search(), tmp_path / "grown", near(3e-5))
+    assert first + added == whole and len(added) == 6 + 2
+
+
 def test_best_third_of_a_round_gets_three_times_the_epochs(tmp_path):
     score = near(3e-5)
     run(small_search(num_trials=6), tmp_path, score)
