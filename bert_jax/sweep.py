@@ -38,17 +38,23 @@ from bert_jax.finetuning.stacks import saved_trials, trial_name
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
 from bert_jax.sweeps import claims, report, search
-from bert_jax.sweeps.configurations import Configuration, grid_overrides, make_configurations
+from bert_jax.sweeps.configurations import (
+    Configuration,
+    grid_overrides,
+    make_configurations,
+    plural,
+)
+from bert_jax.sweeps.plan import show_plan
 from bert_jax.sweeps.programs import (
     Program,
     check_memory,
     fitting_trials,
     group_trials,
-    show_plan,
     split,
     too_many_trials,
 )
 from bert_jax.sweeps.settings import as_saved, check_directory, complete, settings_of
+from bert_jax.sweeps.weights import remove_weights
 from bert_jax.training import loop
 from bert_jax.training.workdir import check_settings, write_json
 
@@ -85,10 +91,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
         configurations += proposed
         programs += new_programs
         if dry_run:
-            plan = show_plan(programs)
-            if "search" in config:
-                plan = {"max_trials": search.max_trials(config), "first_round": plan}
-            return plan
+            return dry_run_of(config, programs, renamed)
         loop.enable_compilation_cache(workdir)
         with distributed.raise_on_all_processes():
             if renamed and jax.process_index() == 0:
@@ -99,12 +102,27 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
         if jax.process_index() == 0:
             write_settings(workdir, config, programs)
         update_report = functools.partial(write_report, workdir, config, configurations, metric)
+        clean_up = functools.partial(
+            remove_weights, configurations, programs, config.keep_trials, metric
+        )
         try:
-            run_programs(workdir, config, new_programs, update_report)
+            run_programs(workdir, config, new_programs, update_report, clean_up)
         except (RunStopped, KeyboardInterrupt):
             update_report()
             raise
     return update_report()  # Another worker may have written an older report last.
+
+
+def dry_run_of(config: ConfigDict, programs: Sequence[Program], renamed: dict) -> dict:
+    """Prints and returns what would be run: of a search, the first round, and the maximum."""
+    old, results = {new: path for path, new in renamed.items()}, {}
+    for trial in (trial for program in programs for trial in program.trials):
+        path = old.get(trial.workdir, trial.workdir)
+        results[trial.workdir.name] = trial._replace(workdir=path).result
+    if "search" not in config:
+        return show_plan(programs, results)
+    plan = show_plan(programs, results, search.num_first_rounds(config))
+    return {"max_trials": search.max_trials(config), "first_round": plan}
 
 
 def rename_trials(renamed: dict[pathlib.Path, pathlib.Path]) -> None:
@@ -142,8 +160,12 @@ def run_programs(
     config: ConfigDict,
     programs: Sequence[Program],
     update_report: Callable[[], object],
+    clean_up: Callable[[], object],
 ) -> None:
-    """Runs the programs that no other worker has claimed; returns when all are finished."""
+    """Runs the programs that no other worker has claimed; returns when all are finished.
+
+    The main process calls `clean_up` after each of them.
+    """
     by_name, heartbeats, report_due = {program.name: program for program in programs}, {}, 0.0
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
@@ -159,19 +181,35 @@ def run_programs(
                 name, claim = claim_program(workdir, config, programs, heartbeats)
         name = distributed.allgather_texts(name)[0]
         if name == FINISHED:
+            if jax.process_index() == 0:
+                clean_up()
             return
         if not name:
             time.sleep(POLL_SECONDS)
             continue
         with claim:
             program = by_name[name]
-            logging.info(
-                "Program %s of %s: %d trials", name, ", ".join(by_name), len(program.trials)
-            )
+            log_program(program, [*by_name].index(name) + 1, len(by_name))
             run_program(program, workdir / "programs" / name)
+            if jax.process_index() == 0:
+                clean_up()
             if time.monotonic() > report_due:
                 update_report()
                 report_due = time.monotonic() + SECONDS_BETWEEN_REPORTS
+
+
+def log_program(program: Program, number: int, count: int) -> None:
+    """Logs which program starts, of how many, with what."""
+    trials = program.trials
+    names = trials[0].workdir.name + (f" to {trials[-1].workdir.name}" * (len(trials) > 1))
+    logging.info(
+        "Program %s (%d of %d): %s, %s",
+        program.name,
+        number,
+        count,
+        plural(len(trials), "trial"),
+        names,
+    )
 
 
 def claim_program(

@@ -1,8 +1,8 @@
 """A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
 
 import csv
-import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -14,8 +14,6 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 import bert_jax
@@ -25,8 +23,16 @@ from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import TrialRun
-from bert_jax.sweeps import claims, configurations, memory, programs, report, settings
-from bert_jax.sweeps.configurations import Configuration
+from bert_jax.sweeps import (
+    claims,
+    configurations,
+    memory,
+    plan,
+    programs,
+    report,
+    settings,
+    summaries,
+)
 from tests import helpers
 
 # Few by default, 10 in `make faults`.
@@ -91,6 +97,8 @@ def finished(given, tmp_path_factory):
     grid = {"batch_size": (16, 32), "learning_rate": (3e-3, 1e-3)}
     trials = ({"learning_rate": 1e30},)
     config = small_sweep(given, grid, trials, seeds=2)
+    with config.unlocked():
+        config.keep_trials = 3
     return workdir, config, sweep.sweep(config, workdir)
 
 
@@ -147,24 +155,43 @@ def test_paper_grid_over_any_finetuning_configuration(tmp_path):
         paper.get_config("gleu:mrpc")
 
 
-def test_dry_run_lists_trials_and_programs_and_writes_nothing(given, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 2**20)
+def test_dry_run_lists_trials_and_totals_and_writes_nothing(given, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "measure", lambda setup: plan.Cost(2**20, 0.5, 0.25))
     monkeypatch.setattr(memory, "device_memory", lambda: 2**30)
     grid = {"batch_size": (8, 16), "num_epochs": (1.0, 2.0)}
     config = small_sweep(given, grid, seeds=2)
     with config.unlocked():
         config.max_stacked_trials = 3
     result = sweep.sweep(config, tmp_path / "run", dry_run=True)
-    plan = {name: (each["trials"], each["steps"]) for name, each in result["programs"].items()}
-    assert result["trials"] == 8 and result["steps_of_all_trials"] == 2 * (8 + 16 + 4 + 8)
-    assert plan == {"1.1": (3, 16), "1.2": (1, 16), "2.1": (3, 8), "2.2": (1, 8)}
-    three, one = (result["programs"][name]["gib_per_device"] for name in ("1.1", "1.2"))
-    assert three == 3 * one == 3 / 1024 and result["gib_of_device"] == 1
-    assert result["programs"]["1.1"]["trials_that_fit"] == 1024
+    seconds = sum(2 * (steps / 2 + (30 * math.ceil(steps / 2) + 20) / 4) for steps in (8, 16, 4, 8))
+    assert result == {
+        "trials": 8,
+        "finished": 0,
+        "programs": 4,
+        "steps_of_all_trials": 2 * (8 + 16 + 4 + 8),
+        "gib_per_device": 3 / 1024,
+        "gib_of_device": 1,
+        "trials_that_fit": 1024,
+        "estimated_seconds": seconds,
+    }
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["trial", "program", "steps"] and len(lines) == 9
-    assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8"] in lines
+    assert lines[0] == ["trial", "program", "steps", "time"] and lines[9] == []
+    assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8", "about", "39", "s"] in lines
+    assert lines[10][:5] == ["8", "trials", "in", "4", "programs,"] and len(lines) == 12
     assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_of_a_sweep_that_grows_names_the_finished_trials(
+    given, tmp_path, capsys, monkeypatch, fake_trials
+):
+    monkeypatch.setattr(plan, "measure", lambda setup: plan.Cost(2**20, 0.5, 0.0))
+    sweep.sweep(small_sweep(given, {"learning_rate": (1e-3,)}), tmp_path)
+    grown = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
+    result = sweep.sweep(grown, tmp_path, dry_run=True)
+    assert result["finished"] == 1 and result["estimated_seconds"] == 2
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["learning_rate=0.001,seed=0", "1.1", "4", "finished", "in", "1.0", "s"] in lines
+    assert [path.name for path in (tmp_path / "trials").glob("*")] == ["seed=0"]
 
 
 @pytest.mark.slow
@@ -194,8 +221,15 @@ def test_each_trial_has_the_workdir_of_a_finetuning(finished):
             result = json.loads(trial.result_path.read_text())
             assert result["seed"] == trial.config.seed
             if "diverged" not in result:
-                assert bert_jax.load(trial.workdir).head["labels"] == ["north", "south"]
                 assert (trial.workdir / "predictions/test.jsonl").exists()
+
+
+def test_only_the_best_trials_have_weights(finished):
+    workdir, _, result = finished
+    kept = sorted(path.parent.name for path in workdir.glob("trials/*/best"))
+    assert len(kept) == 3 and pathlib.Path(result["best_trial"]).name in kept
+    for name in kept:
+        assert bert_jax.load(workdir / "trials" / name).head["labels"] == ["north", "south"]
 
 
 def test_report_ranks_the_configurations_and_names_what_diverged(finished):
@@ -213,7 +247,7 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
             scores.setdefault(point, []).append(float(trial["dev/accuracy"]))
     medians = {point: sum(values) / 2 for point, values in scores.items()}
     best = max(medians, key=medians.get)
-    assert tuple(map(report.format_value, result["best_configuration"].values())) == best
+    assert tuple(map(configurations.format_value, result["best_configuration"].values())) == best
     assert result["medians_of_best_configuration"]["dev/accuracy"] == pytest.approx(medians[best])
     assert "test/accuracy" in result["medians_of_best_configuration"]
     best_trial = pathlib.Path(result["best_trial"])
@@ -229,6 +263,10 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
     start = [row[0] for row in rows].index("batch_size")
     assert rows[start][2:] == ["median", "std", "min", "max", "scores by seed", "notes"]
     points = rows[start + 2 :]
+    name = best_trial.name
+    assert f'model = bert_jax.load("trials/{name}")' in text
+    assert re.search(r"--config=configs/finetune/text_classification\.py .*\n", text)
+    assert ["label", "examples", "precision", "recall", "f1"] in [row[:5] for row in rows]
     assert [float(row[2]) for row in points[:4]] == pytest.approx(
         sorted(medians.values(), reverse=True), abs=1e-4
     )
@@ -370,9 +408,9 @@ def test_search_runs_all_its_rounds_and_resumes_from_their_results(given, tmp_pa
 
 
 def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 2**20)
-    plan = sweep.sweep(small_search(given), tmp_path / "run", dry_run=True)
-    assert plan["max_trials"] == 7 and plan["first_round"]["trials"] == 3
+    monkeypatch.setattr(plan, "measure", lambda setup: plan.Cost(2**20, 0.5, 0.25))
+    planned = sweep.sweep(small_search(given), tmp_path / "run", dry_run=True)
+    assert planned["max_trials"] == 7 and planned["first_round"]["trials"] == 3
 
 
 @pytest.mark.parametrize("run", [".", "seed_0"])
@@ -424,8 +462,8 @@ def test_many_values_of_a_field_are_a_range_if_all_are_numbers(given, tmp_path):
     for grid, trials in zip(grids, ((), ({"weight_decay": 0.1},)), strict=True):
         config = small_sweep(given, grid, trials)
         points = make_grid(config, tmp_path / "trials")
-        summaries = [report.summarize(point, "dev/accuracy") for point in points]
-        table = dict(report.settings_table(config, summaries))
+        scores = [summaries.summarize(point, "dev/accuracy") for point in points]
+        table = dict(report.run_table(config, scores).rows)
         texts.append(table[f"values of {next(iter(grid))}"])
     assert texts[0] == "13 values from 0.01 to 0.2"
     assert re.fullmatch(r"0; 0\.01; .*; 0\.12; default", texts[1])
@@ -451,42 +489,6 @@ def test_program_without_a_finite_loss_does_not_stop_the_others(given, tmp_path)
     result = sweep.sweep(config, tmp_path / "none")
     assert result["trials"] == {"diverged": 1} and result["best_configuration"] is None
     assert "No configuration has a median score." in (tmp_path / "none/report.md").read_text()
-
-
-def draw_scores(name: str, values: tuple) -> Axes:
-    """Draws three scores of each value of a field."""
-    figure = Figure((4, 3), layout="constrained")
-    points = [Configuration({name: value}, []) for value in values]
-    scores = [0.5, 0.6, 0.9]
-    summaries = [report.Summary(point, [], scores, "dev/accuracy") for point in points]
-    report.draw_field(figure.subplots(), summaries, name)
-    figure.draw_without_rendering()
-    return figure.axes[0]
-
-
-LABELS = {
-    "three": ("learning_rate", (2e-5, 3e-5, 5e-5), 3),
-    "five": ("learning_rate", (1e-5, 2e-5, 3e-5, 4e-5, 5e-5), 5),
-    "close": ("learning_rate", (3e-5, 3.01e-5, 3.02e-5, 1e-3), 2),
-    "long": ("data.train", ("runs/a/long/path/first.csv", "runs/a/long/path/second.csv", "b"), 3),
-    "many": ("features", tuple(f"choice {number}" for number in range(40)), 10),
-}
-
-
-@pytest.mark.parametrize("case", LABELS)
-def test_labels_of_the_values_of_a_field_do_not_overlap(case):
-    name, values, count = LABELS[case]
-    axis = draw_scores(name, values)
-    labels = [label for label in axis.get_xticklabels() if label.get_text()]
-    boxes = [label.get_window_extent() for label in labels]
-    assert len(boxes) >= count
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-def test_only_medians_of_numbers_are_connected():
-    for name, values, style in (("batch_size", (16, 32), "-"), ("features", ("a", "b"), "None")):
-        line = draw_scores(name, values).lines[-1]
-        assert list(line.get_ydata()) == [0.6, 0.6] and line.get_linestyle() == style
 
 
 def test_out_of_memory_says_how_many_trials_fit(given, tmp_path, monkeypatch):
@@ -815,7 +817,7 @@ def test_workers_that_share_a_directory_run_each_trial_once(given, uninterrupted
             workers.pop(victim)
         assert not any(helpers.finish(workers)), [helpers.log_of(n).read_text() for n in names]
     logs = "".join(helpers.log_of(name).read_text() for name in names)
-    runs = re.findall(r"Program (\S+) of 1\.1, 2\.1: 6 trials", logs)
+    runs = re.findall(r"Program (\S+) \([12] of 2\): 6 trials, ", logs)
     assert len(runs) == 2 + (victim is not None) and set(runs) == {"1.1", "2.1"}
     assert_each_trial_ended_once(workdir)
     assert report_of(workdir) == report_of(uninterrupted)

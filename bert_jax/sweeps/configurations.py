@@ -124,3 +124,8 @@ def format_value(value: object) -> str:
     if isinstance(value, tuple | list):
         return ",".join(map(format_value, value)) or "none"
     return "default" if value is None else str(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """Returns 1 trial, 2 trials."""
+    return f"{count} {noun}{'s' * (count != 1)}"

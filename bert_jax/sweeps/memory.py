@@ -4,6 +4,9 @@ Parameters, optimizer state, gradients and activations are separate for each tri
 memory of a program is proportional to its number of trials.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax
 import psutil
 from jax.sharding import NamedSharding
@@ -13,15 +16,32 @@ from bert_jax.data.features import finetune_batches
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.sharding.rules import stack_shardings, with_shardings
+from bert_jax.training.optimizer import Hyperparameters
 
 
-def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
-    """Compiles the step for `num_trials` per device of `trial`; returns its bytes per device."""
+class CompiledStep(NamedTuple):
+    """The step of a stack of trials, compiled ahead of time, and what it is called with."""
+
+    function: jax.stages.Compiled
+    keys: jax.Array
+    hyperparameters: Hyperparameters
+    batches: Sequence[tuple[dict[str, jax.Array], int]]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes per device that the compiler plans."""
+        plan = self.function.memory_analysis()
+        outputs = plan.output_size_in_bytes - plan.alias_size_in_bytes
+        return plan.argument_size_in_bytes + plan.temp_size_in_bytes + outputs
+
+
+def compile_step(setup: FinetuneSetup, num_trials: int = 1, num_batches: int = 1) -> CompiledStep:
+    """Compiles the step for `num_trials` per device of `trial`, and reads its first batches."""
     mesh, count = setup.mesh, num_trials * setup.mesh.shape["trial"]
     keys = jax.random.split(jax.random.key(0), count)
     shapes = jax.eval_shape(setup.init_stack, keys, setup.pretrained)
     shardings = setup.shardings.map_trials(stack_shardings)
-    rows, num_microbatches = next(
+    batches = list(
         finetune_batches(
             setup.task.train,
             setup.shape,
@@ -30,18 +50,19 @@ def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
             rows_per_microbatch=setup.rows_per_microbatch,
             seeds=range(count),
             start=0,
-            stop=1,
+            stop=num_batches,
         )
     )
     values = setup.hyperparameters(setup.config)
     hyperparameters = jax.tree.map(lambda value: value.repeat(count), values)
     state = with_shardings(shapes, shardings)
-    compiled = setup.update_step.lower(
-        state, rows, num_microbatches, keys, hyperparameters
-    ).compile()
-    plan = compiled.memory_analysis()
-    outputs = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return plan.argument_size_in_bytes + plan.temp_size_in_bytes + outputs
+    lowered = setup.update_step.lower(state, *batches[0], keys, hyperparameters)
+    return CompiledStep(lowered.compile(), keys, hyperparameters, batches)
+
+
+def bytes_per_trial(setup: FinetuneSetup, num_trials: int = 1) -> int:
+    """Compiles the step for `num_trials` per device of `trial`; returns its bytes per device."""
+    return compile_step(setup, num_trials).bytes
 
 
 def device_memory() -> int:

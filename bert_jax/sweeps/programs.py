@@ -10,7 +10,7 @@ from bert_jax.finetuning.finetune_setup import PER_TRIAL, FinetuneSetup
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed
 from bert_jax.sweeps import memory
-from bert_jax.sweeps.configurations import Configuration, flatten
+from bert_jax.sweeps.configurations import Configuration, flatten, plural
 
 
 class Program(NamedTuple):
@@ -19,6 +19,11 @@ class Program(NamedTuple):
     name: str
     setup: FinetuneSetup
     trials: Sequence[Trial]
+
+    @property
+    def group(self) -> str:
+        """Names the programs that share a setup."""
+        return self.name.partition(".")[0]
 
     @property
     def is_finished(self) -> bool:
@@ -46,39 +51,6 @@ def split(trials: Sequence[Trial], size: int, number: int) -> dict[str, Sequence
     return {f"{number}.{part}": stack for part, stack in enumerate(parts, 1)}
 
 
-def show_plan(programs: Sequence[Program]) -> dict:
-    """Prints the trials, their steps and the memory of their programs; returns the totals."""
-    steps = {
-        trial.workdir.name: program.setup.num_steps(trial.config)
-        for program in programs
-        for trial in program.trials
-    }
-    width, plan, sizes = max(map(len, steps)), {}, {}
-    if jax.process_index() == 0:
-        print(f"{'trial':{width}}  program   steps")
-    for program in programs:
-        names = [trial.workdir.name for trial in program.trials]
-        group = program.name.partition(".")[0]  # Its programs share a setup.
-        if group not in sizes:
-            sizes[group] = memory.bytes_per_trial(program.setup)
-        trial_bytes = sizes[group]
-        program_bytes = memory.program_bytes(program.setup, len(names), trial_bytes)
-        plan[program.name] = {
-            "trials": len(names),
-            "steps": max(steps[name] for name in names),
-            "gib_per_device": program_bytes / 2**30,
-            "trials_that_fit": memory.trials_that_fit(program.setup, trial_bytes),
-        }
-        if jax.process_index() == 0:
-            print(*(f"{n:{width}}  {program.name:>7}  {steps[n]:6}" for n in names), sep="\n")
-    return {
-        "trials": len(steps),
-        "steps_of_all_trials": sum(steps.values()),
-        "gib_of_device": memory.device_memory() / 2**30,
-        "programs": plan,
-    }
-
-
 def check_memory(programs: Sequence[Program]) -> None:
     """Raises ValueError if a stack needs more memory than its devices have."""
     # Another worker may finish a program meanwhile, but all processes must compile the same ones.
@@ -88,12 +60,11 @@ def check_memory(programs: Sequence[Program]) -> None:
         is_stacked = len(program.trials) > program.setup.mesh.shape["trial"]
         if not is_stacked or program.name not in names:
             continue
-        group = program.name.partition(".")[0]  # Its programs share a setup.
-        if group not in counts:
-            counts[group] = fitting_trials(program.setup)
+        if program.group not in counts:
+            counts[program.group] = fitting_trials(program.setup)
         with distributed.raise_on_all_processes():
-            if counts[group] < len(program.trials):
-                raise too_many_trials(program, counts[group])
+            if counts[program.group] < len(program.trials):
+                raise too_many_trials(program, counts[program.group])
 
 
 def too_many_trials(program: Program, count: int) -> ValueError:
@@ -102,7 +73,8 @@ def too_many_trials(program: Program, count: int) -> ValueError:
     if not count:
         advice = "not even one fits: set a smaller"
     return ValueError(
-        f"not enough memory for program {program.name}, with {len(program.trials)} trials: "
+        f"not enough memory for program {program.name}, with "
+        f"{plural(len(program.trials), 'trial')}: "
         f"{advice} --config.base.per_device_batch_size"
     )
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from bert_jax.sweeps.configurations import Configuration, flatten, make_configurations
-from bert_jax.sweeps.report import summarize
+from bert_jax.sweeps.summaries import summarize
 
 KINDS = ("uniform", "log_uniform", "integer", "choice")
 
@@ -86,16 +86,30 @@ def suggest(trial, name: str, spec: tuple) -> object:
     return float(f"{trial.suggest_float(name, *limits, log=kind == 'log_uniform'):.3g}")
 
 
-def max_trials(config: ConfigDict) -> int:
-    """Returns the number of trials of a search, unless some diverge or are proposed twice."""
-    total = 0
+def stages(config: ConfigDict) -> list[tuple[int, float]]:
+    """Returns the configurations and epochs of each stage of a search, if none diverge or repeat.
+
+    In a search over `num_epochs` the epochs are those of `base`.
+    """
+    epochs, planned = list(config.halving) or [config.base.num_epochs], []
     for first in range(0, config.num_trials, config.trials_per_round):
         count = min(config.trials_per_round, config.num_trials - first)
-        total += count
-        for epochs, more_epochs in itertools.pairwise(config.halving):
-            count = math.ceil(count * epochs / more_epochs)
-            total += count
-    return total * config.num_seeds
+        planned.append((count, epochs[0]))
+        for fewer, more in itertools.pairwise(epochs):
+            count = math.ceil(count * fewer / more)
+            planned.append((count, more))
+    return planned
+
+
+def max_trials(config: ConfigDict) -> int:
+    """Returns the number of trials of a search, unless some diverge or are proposed twice."""
+    return sum(count for count, _ in stages(config)) * config.num_seeds
+
+
+def num_first_rounds(config: ConfigDict) -> float:
+    """Returns how many times the epochs of the first stage a search has."""
+    planned = [count * epochs for count, epochs in stages(config)]
+    return sum(planned) / planned[0]
 
 
 def version() -> str:

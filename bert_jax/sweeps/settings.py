@@ -112,6 +112,7 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         {name: value for name, value in settings.items() if name not in changed},
         path,
         CHANGEABLE,
+        "A sweep can grow: values of the grid, `trials` and num_seeds, or num_trials of a search",
     )
     for program in content["programs"] if changed else ():
         if worker := claims.holder(workdir / "programs" / program, {}):

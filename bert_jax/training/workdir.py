@@ -132,8 +132,10 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
     checkpoints = [parent / str(step) for parent in parents for step in saved_steps(parent)[-1:]]
     result_path = workdir / "result.json"
     result = json.loads(result_path.read_text()) if result_path.exists() else {}
-    # A run that diverged or only predicted has no checkpoint.
-    if not checkpoints and "diverged" not in result and result.get("steps") != 0:
+    # A run that diverged or only predicted has no checkpoint, nor has one of a sweep that keeps the
+    # weights of its best trials.
+    has_none = "diverged" in result or "weights_removed" in result or result.get("steps") == 0
+    if not checkpoints and not has_none:
         result_path.unlink(missing_ok=True)  # The checkpoints of an earlier run were removed.
         return
     path = checkpoints[0] if checkpoints else workdir / "config.json"
@@ -141,13 +143,24 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
         saved = load_settings(path) if checkpoints else json.loads(path.read_text())
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before it") from error
-    check_equal_settings(flatten_dict(saved, sep="."), settings, path, CHANGEABLE_ON_RESUME)
+    check_equal_settings(
+        flatten_dict(saved, sep="."),
+        settings,
+        path,
+        CHANGEABLE_ON_RESUME,
+        "A run cannot be extended in place, because its learning rate depends on its length: to "
+        f"train it further, use another --workdir with --config.init_from={workdir} and a schedule "
+        "of its own. docs/pretraining.md, Stop and resume, lists the fields that may change",
+    )
 
 
 def check_equal_settings(
-    saved: dict, settings: dict, path: pathlib.Path, changeable: tuple[str, ...]
+    saved: dict, settings: dict, path: pathlib.Path, changeable: tuple[str, ...], advice: str
 ) -> None:
-    """Raises ValueError if flat settings differ from those in `path`, except `changeable` ones."""
+    """Raises ValueError if flat settings differ from those in `path`, except `changeable` ones.
+
+    `advice` says what can be done instead.
+    """
     differences = "\n".join(
         f"  {name}: {saved.get(name)!r} in {path}, {settings.get(name)!r} now"
         for name in sorted(saved.keys() | settings.keys())
@@ -156,7 +169,7 @@ def check_equal_settings(
     if differences:
         raise ValueError(
             f"the workdir belongs to a run with other settings:\n{differences}\n"
-            "Use the same settings to resume it, or another --workdir to start a new run"
+            f"Use the same settings to resume it, or another --workdir to start a new run. {advice}"
         )
 
 

@@ -25,6 +25,7 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     config = ConfigDict()
     config.program = "sweep"  # python -m bert_jax.sweep reads it.
     config.base = finetuning(arg)  # All of its fields are set as --config.base.FIELD=VALUE.
+    config.base_config = path_of(arg)  # For the command of the best trial, in the report.
 
     # The values of each field; all combinations are run. A field of `base.model` is nested here.
     config.grid = ConfigDict()
@@ -37,6 +38,7 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     # Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout train
     # as one program, of at most this many, to limit memory; 0: no limit (on a CPU: mesh.trial).
     config.max_stacked_trials = 0
+    config.keep_trials = 0  # Keeps only the weights of so many of the best trials; 0: of all.
     return config.lock()
 
 
@@ -51,3 +53,9 @@ def finetuning(arg: str) -> ConfigDict:
         )
     get = importlib.import_module(module).get_config
     return get(rest) if rest else get()
+
+
+def path_of(arg: str) -> str:
+    """Returns what `--config` of bert_jax.finetune is for `arg`, NAME or NAME:ARGUMENT."""
+    name, colon, rest = arg.partition(":")
+    return f"configs/finetune/{name}.py{colon}{rest}"

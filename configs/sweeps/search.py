@@ -16,13 +16,14 @@ NAME is as in `paper.py:NAME`. For other fields or ranges, copy this file.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.sweeps.paper import finetuning
+from bert_jax.configs.sweeps.paper import finetuning, path_of
 
 
 def get_config(arg: str = "text_classification") -> ConfigDict:
     config = ConfigDict()
     config.program = "sweep"  # python -m bert_jax.sweep reads it.
     config.base = finetuning(arg)  # All of its fields are set as --config.base.FIELD=VALUE.
+    config.base_config = path_of(arg)  # For the command of the best trial, in the report.
 
     # The distribution of each field: ("uniform", LOW, HIGH), ("log_uniform", LOW, HIGH),
     # ("integer", LOW, HIGH) or ("choice", VALUE, ...). A field of `base.model` is nested here.
@@ -38,4 +39,5 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     # Trials of each configuration, from `base.seed` on; their median is the score.
     config.num_seeds = 1
     config.max_stacked_trials = 0  # As in paper.py.
+    config.keep_trials = 0  # As in paper.py.
     return config.lock()

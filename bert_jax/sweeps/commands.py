@@ -1,0 +1,32 @@
+"""The command that runs a trial of a sweep alone."""
+
+import shlex
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from bert_jax.runtime.command_line import define_config
+from bert_jax.sweeps.configurations import flatten
+
+
+def finetune_command(base_config: str, trial: ConfigDict, workdir: str) -> str:
+    """Returns the command that fine-tunes with the configuration `trial`, a flag a line.
+
+    `base_config` is the path and argument of the file that `base` of the sweep is from. Empty if it
+    is, or if no flags turn its configuration into `trial`.
+    """
+    if not base_config:
+        return ""
+    values, argv = flags.FlagValues(), ["finetune", f"--config={base_config}"]
+    define_config("", values, argv)
+    values(argv)
+    default, wanted = flatten(values.config), flatten(trial)
+    changed = {
+        name: value for name, value in wanted.items() if repr(default.get(name)) != repr(value)
+    }
+    if default.keys() != wanted.keys() or None in changed.values():
+        return ""
+    parts = [f"python -m bert_jax.finetune --config={shlex.quote(base_config)}"]
+    parts += [f"--workdir={shlex.quote(workdir)}"]
+    parts += [f"--config.{name}={shlex.quote(str(value))}" for name, value in changed.items()]
+    return " \\\n    ".join(parts)

@@ -1,0 +1,72 @@
+"""What the trials of a configuration scored on the split that selects checkpoints."""
+
+import json
+import math
+import statistics
+from typing import NamedTuple
+
+from bert_jax.finetuning.trials import Trial
+from bert_jax.sweeps.configurations import Configuration
+
+
+class Summary(NamedTuple):
+    """A configuration, the results of its trials (None: not finished), and their scores on dev."""
+
+    configuration: Configuration
+    results: list[dict | None]
+    scores: list[float]
+    metric: str
+
+    @property
+    def median(self) -> float:
+        """The median score, where a diverged seed counts as -inf; -inf if there is none."""
+        num_diverged = sum(result is not None for result in self.results) - len(self.scores)
+        scores = [*self.scores, *[-math.inf] * num_diverged]
+        return statistics.median(scores) if scores else -math.inf
+
+    @property
+    def scored(self) -> list[dict]:
+        """The results of the seeds that did not diverge."""
+        return [result for result in self.results if result and "diverged" not in result]
+
+    def notes(self) -> str:
+        """Names the seeds that collapsed, diverged or are not finished."""
+        seeds: dict[str, list[str]] = {}
+        for trial, result in zip(self.configuration.trials, self.results, strict=True):
+            seeds.setdefault(status(result), []).append(str(trial.config.seed))
+        seeds.pop("finished", None)
+        return "; ".join(f"{note}: seed {', '.join(own)}" for note, own in seeds.items())
+
+    def curve(self) -> tuple[list[int], list[float]]:
+        """Returns the steps of the evaluations, and the median score over the seeds at each."""
+        scores: dict[int, list[float]] = {}
+        for trial, result in zip(self.configuration.trials, self.results, strict=True):
+            if result and "diverged" not in result:
+                for line in (trial.workdir / "metrics.jsonl").read_text().splitlines():
+                    record = json.loads(line)
+                    if self.metric in record:
+                        scores.setdefault(record["step"], []).append(record[self.metric])
+        return sorted(scores), [statistics.median(scores[step]) for step in sorted(scores)]
+
+
+def summarize(configuration: Configuration, metric: str) -> Summary:
+    """Reads the results of a configuration."""
+    summary = Summary(configuration, [trial.result for trial in configuration.trials], [], metric)
+    split, _, name = metric.rpartition("/")
+    return summary._replace(scores=[result[split][name] for result in summary.scored])
+
+
+def best_trial(summary: Summary) -> Trial:
+    """Returns the trial of a configuration with the best score on dev."""
+    pairs = zip(summary.configuration.trials, summary.results, strict=True)
+    scored = [trial for trial, result in pairs if result in summary.scored]
+    return scored[summary.scores.index(max(summary.scores))]
+
+
+def status(result: dict | None) -> str:
+    """Returns the state of a trial as text."""
+    if result is None:
+        return "not finished"
+    if "diverged" in result:
+        return f"diverged at step {result['diverged']}"
+    return "collapsed" if result.get("collapsed") else "finished"
