@@ -34,6 +34,12 @@ def read_metrics(workdir: pathlib.Path) -> dict[str, dict[str, tuple[list[int], 
     chosen checkpoint ("final/...") are not a curve and are left out. Raises FileNotFoundError.
     """
     path = workdir / "metrics.jsonl"
+    if (workdir / "sweep.json").is_file():
+        trial = min((workdir / "trials").glob("*"), default=workdir / "trials/NAME")
+        raise FileNotFoundError(
+            f"{workdir} holds a sweep: open {workdir / 'report.html'}, which compares its trials, "
+            f"or plot one of them, such as {trial}"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected the workdir of a run")
     panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
@@ -63,10 +69,19 @@ def curve_colors(runs: list[dict]) -> dict[str, str]:
     return COLORS | dict(zip(sorted(names - COLORS.keys()), itertools.cycle(OTHER_COLORS)))
 
 
+def start_of_long_phase(workdir: pathlib.Path) -> int:
+    """Returns the last step on short rows of a pre-training run with two phases, or 0."""
+    path = workdir / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    has_long_phase = config.get("long_phase", {}).get("num_steps")
+    return config["num_steps"] if has_long_phase else 0
+
+
 def draw(workdir: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
-    A run with several seeds has one line per seed. Raises FileNotFoundError.
+    A run with several seeds has one line per seed; a dotted line marks the start of the long phase
+    of pre-training. The legend is beside the plots. Raises FileNotFoundError.
     """
     seeds = sorted(path.parent for path in workdir.glob("seed_*/metrics.jsonl"))
     runs = [read_metrics(directory) for directory in seeds or [workdir]]
@@ -80,7 +95,7 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(4 * columns, 3.6 * rows), layout="constrained", squeeze=False
     )
-    colors = curve_colors(runs)
+    colors, long_phase = curve_colors(runs), start_of_long_phase(workdir)
     for axis, name in itertools.zip_longest(axes.flat, names):
         if name is None:
             axis.remove()
@@ -99,6 +114,10 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
         if baseline in result:
             label = baseline.replace("_", " ")
             axis.axhline(result[baseline], color="gray", linestyle="--", linewidth=1, label=label)
+        last_step = max(steps[-1] for steps, _ in runs[0][name].values())
+        if 0 < long_phase < last_step:
+            style = {"color": "black", "linestyle": ":", "linewidth": 1}
+            axis.axvline(long_phase, label="start of the long phase", **style)
         axis.set_title(TITLES.get(name, name.replace("_", " ")))
         axis.set_xlabel("step")
         axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=True))
@@ -106,8 +125,12 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
         axis.grid(alpha=0.3)
         if name == "learning_rate":
             axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        else:
-            axis.legend(fontsize=8)
+    labeled = {}  # The panels share their curves.
+    for axis in figure.axes:
+        lines, labels = axis.get_legend_handles_labels()
+        labeled |= dict(zip(labels, lines, strict=True))
+    if labeled:
+        figure.legend(labeled.values(), labeled.keys(), loc="outside right upper", fontsize=8)
     figure.suptitle(f"{workdir}, {len(runs)} seeds" if len(runs) > 1 else str(workdir))
     return figure
 

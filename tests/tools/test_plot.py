@@ -40,6 +40,30 @@ def test_pretraining(tmp_path):
     }
 
 
+def test_start_of_the_long_phase_is_marked_in_each_panel(tmp_path):
+    write_metrics(tmp_path / "run", "train/mlm_loss heldout/mlm_loss learning_rate")
+    config = {"num_steps": 20, "long_phase": {"num_steps": 20}}
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(config))
+    for axis in plot.draw(tmp_path / "run").axes:
+        assert [*axis.lines[-1].get_xdata()] == [20, 20]
+        assert axis.lines[-1].get_label() == "start of the long phase"
+    for num_steps in ((20, 0), (40, 40)):  # Without a long phase, or before it.
+        config = {"num_steps": num_steps[0], "long_phase": {"num_steps": num_steps[1]}}
+        path.write_text(json.dumps(config))
+        assert "start of the long phase" not in str(curves(tmp_path / "run"))
+
+
+def test_legend_is_beside_the_curves_and_names_each_once(tmp_path):
+    write_metrics(tmp_path / "run", "train/loss dev/loss dev/f1 learning_rate")
+    figure = plot.draw(tmp_path / "run")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["train", "dev"]
+    figure.draw_without_rendering()
+    left = legend.get_window_extent().x0
+    assert all(axis.get_window_extent().x1 < left for axis in figure.axes)
+
+
 @pytest.mark.parametrize("directories", [["run"], ["run/seed_0", "run/seed_1"]], ids=str)
 def test_fine_tuning(tmp_path, directories):
     names = "train/loss train/gradient_norm learning_rate dev/loss dev/f1 final/dev/f1"
@@ -74,4 +98,11 @@ def test_few_points_are_marked(num_records, marker, tmp_path):
 
 def test_directory_without_a_run_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metrics\.jsonl is missing: expected the workdir"):
+        plot.draw(tmp_path)
+
+
+def test_directory_of_a_sweep_names_its_report_and_a_trial(tmp_path):
+    (tmp_path / "trials/seed=0").mkdir(parents=True)
+    (tmp_path / "sweep.json").touch()
+    with pytest.raises(FileNotFoundError, match=r"open .*/report\.html, .* such as .*/seed=0"):
         plot.draw(tmp_path)
