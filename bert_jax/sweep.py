@@ -4,9 +4,9 @@ r"""Fine-tunes over a grid of hyperparameters, training same-shape trials as one
         --config.base.init_from=runs/base --config.base.data.directory=glue_data
 
 A config file in configs/sweeps has `base`, a fine-tuning configuration; `grid`, the values of its
-fields, of which all combinations are run; `trials`, further configurations as dicts; `num_seeds`;
-and `max_stacked_trials`. With `search` instead of `grid`, Optuna proposes the configurations:
-sweeps/search.py.
+fields, of which all combinations are run, or `trials`, further configurations as dicts; and any of
+the fields in sweeps/settings.py, `DEFAULTS`. With `search` instead of `grid`, Optuna proposes the
+configurations: sweeps/search.py.
 
 Trials that differ only in `PER_TRIAL` (seed, learning rate, weight decay, warm-up, epochs, dropout)
 train as one stacked program; on a CPU, where a stack is slower, they run one after another and
@@ -14,9 +14,9 @@ compile once. Each has a workdir in DIR/trials, as a fine-tuning run alone would
 
 report.html, report.md with its plots, and trials.csv compare the trials; they are written while the
 sweep runs, at most once a minute, when it is stopped, and at the end. The same command resumes a
-stopped sweep from its last checkpoint; a larger `num_seeds` adds seeds. Started on several machines
-that share DIR, each runs programs that no other has claimed. `--dry_run` lists the trials, the
-programs and their memory.
+stopped sweep from its last checkpoint. With more values, trials, seeds, or Optuna trials the sweep
+grows: finished trials are kept. Started on several machines that share DIR, each runs programs that
+no other has claimed. `--dry_run` lists the trials and programs, and estimates memory and time.
 """
 
 import contextlib
@@ -110,6 +110,8 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
         except (RunStopped, KeyboardInterrupt):
             update_report()
             raise
+    if jax.process_index() == 0:
+        warn_of_other_trials(workdir, configurations)
     return update_report()  # Another worker may have written an older report last.
 
 
@@ -137,6 +139,15 @@ def write_settings(workdir: pathlib.Path, config: ConfigDict, programs: Sequence
     workdir.mkdir(parents=True, exist_ok=True)
     names = {p.name: [trial.workdir.name for trial in p.trials] for p in programs}
     write_json(workdir / "sweep.json", {"config": settings_of(config), "programs": names})
+
+
+def warn_of_other_trials(workdir: pathlib.Path, configurations: Sequence[Configuration]) -> None:
+    """Logs finished trials that a search, since it has grown, has not given more epochs."""
+    known = {trial.workdir.name for each in configurations for trial in each.trials}
+    finished = {path.parent.name for path in workdir.glob("trials/*/result.json")}
+    if others := sorted(finished - known):
+        text = "%s of the search before it grew, not in the report: %s"
+        logging.warning(text, plural(len(others), "finished trial"), "; ".join(others))
 
 
 def propose(config: ConfigDict, directory: pathlib.Path) -> Iterator[list[Configuration]]:

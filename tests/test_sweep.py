@@ -399,6 +399,11 @@ def test_search_runs_all_its_rounds_and_resumes_from_their_results(given, tmp_pa
     result = sweep.sweep(config, tmp_path)
     assert result["trials"] == {"finished": 3 + 1 + 2 + 1}
     assert result["best_configuration"].keys() == {*config.search, "num_epochs"}
+    text = (tmp_path / "report.md").read_text()
+    assert "| distribution of learning_rate | log-uniform from 1e-05 to 0.0001 |" in text
+    assert "| distribution of batch_size | one of 16; 32 |" in text
+    for plot in ("Score_by_configuration.svg", "All_configurations.svg"):
+        assert f"]({plot})" in text and (tmp_path / plot).exists()
     ran = list(fake_trials)
     epochs = [re.search("num_epochs=(.)", name)[1] for _, names in ran for name in names]
     assert epochs == ["1"] * 3 + ["3"] + ["1"] * 2 + ["3"]
@@ -583,6 +588,10 @@ WRONG = {
     ),
     "no base": ({"without": ["base"]}, r"no `base`: set config\.base = paper\.finetuning"),
     "nothing to run": ({"without": ["grid", "trials"]}, r"--config\.grid is empty: set the values"),
+    "file of base": (
+        {"base_config": "configs/finetune/gleu.py:mrpc"},
+        r"--config\.base_config=configs/finetune/gleu\.py:mrpc: .*no config file .*glue\.py",
+    ),
     "fraction of seeds": ({"num_seeds": 1.5}, r"--config\.num_seeds=1\.5: expected at least 1"),
     "seeds in the grid": (
         {"grid": {"seed": (0, 1)}},

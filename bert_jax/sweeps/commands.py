@@ -9,6 +9,20 @@ from bert_jax.runtime.command_line import define_config
 from bert_jax.sweeps.configurations import flatten
 
 
+def read_config(path: str) -> ConfigDict:
+    """Returns the configuration that `--config=path` reads. Raises ValueError."""
+    values, argv = flags.FlagValues(), ["finetune", f"--config={path}"]
+    define_config("", values, argv)
+    try:
+        values(argv)
+    except (flags.Error, OSError) as error:
+        raise ValueError(
+            f"--config.base_config={path}: {error}. Expected the --config of bert_jax.finetune, "
+            "such as configs/finetune/glue.py:mrpc"
+        ) from error
+    return values.config
+
+
 def finetune_command(base_config: str, trial: ConfigDict, workdir: str) -> str:
     """Returns the command that fine-tunes with the configuration `trial`, a flag a line.
 
@@ -17,10 +31,7 @@ def finetune_command(base_config: str, trial: ConfigDict, workdir: str) -> str:
     """
     if not base_config:
         return ""
-    values, argv = flags.FlagValues(), ["finetune", f"--config={base_config}"]
-    define_config("", values, argv)
-    values(argv)
-    default, wanted = flatten(values.config), flatten(trial)
+    default, wanted = flatten(read_config(base_config)), flatten(trial)
     changed = {
         name: value for name, value in wanted.items() if repr(default.get(name)) != repr(value)
     }

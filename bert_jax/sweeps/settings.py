@@ -9,13 +9,14 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from bert_jax.sweeps import claims, search
+from bert_jax.sweeps.commands import read_config
 from bert_jax.sweeps.configurations import flatten, grid_overrides, make_configurations
 from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, check_equal_settings
 
 # Fields of a configuration that are not given. `base`, and either `grid`, `trials` or `search`, are
 # required.
 DEFAULTS = {"num_seeds": 1, "max_stacked_trials": 0, "keep_trials": 0, "base_config": ""}
-GRID_DEFAULTS = {"grid": ConfigDict(), "trials": ()}
+GRID_DEFAULTS = {"grid": {}, "trials": ()}
 SEARCH_DEFAULTS = {"num_trials": 32, "trials_per_round": 16, "halving": ()}
 
 # Fields that decide, with those of the grid, which trials are run, and in which programs: workers
@@ -55,6 +56,8 @@ def check_sweep(config: ConfigDict) -> None:
     for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0), ("keep_trials", 0)):
         if type(config[name]) is not int or config[name] < minimum:
             raise ValueError(f"--config.{name}={config[name]}: expected at least {minimum}")
+    if config.base_config:
+        read_config(config.base_config)
     if "search" in config:
         search.check_search(config)
         return

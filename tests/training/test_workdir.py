@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bert_jax.training.workdir import claim_workdir
+from bert_jax.training.workdir import check_settings, claim_workdir
 from tests import helpers
 
 HOLDER = """
@@ -17,6 +17,17 @@ lock = claim_workdir(pathlib.Path(sys.argv[1]), {"seed": 0})
 print("claimed", flush=True)
 signal.pause()
 """
+
+
+def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
+    (tmp_path / "result.json").write_text('{"diverged": 3}')
+    (tmp_path / "config.json").write_text('{"num_steps": 10, "log_every": 1}')
+    check_settings(tmp_path, {"num_steps": 10, "log_every": 2})
+    with pytest.raises(ValueError, match=r"num_steps: 10 in .*, 20 now") as raised:
+        check_settings(tmp_path, {"num_steps": 20, "log_every": 2})
+    assert f"use another --workdir with --config.init_from={tmp_path} and a sch" in str(
+        raised.value
+    )
 
 
 def test_workdir_in_use_names_its_holder_until_the_run_ends(tmp_path):
