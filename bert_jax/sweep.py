@@ -44,7 +44,7 @@ from bert_jax.sweeps.configurations import (
     make_configurations,
     plural,
 )
-from bert_jax.sweeps.plan import show_plan
+from bert_jax.sweeps.plan import format_seconds, show_plan
 from bert_jax.sweeps.programs import (
     Program,
     check_memory,
@@ -68,9 +68,9 @@ SECONDS_BETWEEN_REPORTS = 60  # A report takes about a second.
 def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False) -> dict:
     """Runs or resumes the sweep in `workdir`; returns its best configuration and its report's path.
 
-    With `dry_run` it writes nothing, and returns the number of trials and steps, and the memory; of
-    a search, those of the first round, and the maximum number of trials. In a multi-process run
-    every process must call it, after `distributed.initialize`.
+    With `dry_run` it writes nothing, and returns the number of trials and steps, and estimates of
+    memory and time; of a search, those of the first round, and the maximum number of trials. In a
+    multi-process run every process must call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)
     settings = as_saved(config.to_dict())
@@ -121,10 +121,17 @@ def dry_run_of(config: ConfigDict, programs: Sequence[Program], renamed: dict) -
     for trial in (trial for program in programs for trial in program.trials):
         path = old.get(trial.workdir, trial.workdir)
         results[trial.workdir.name] = trial._replace(workdir=path).result
+    plan = show_plan(programs, results)
     if "search" not in config:
-        return show_plan(programs, results)
-    plan = show_plan(programs, results, search.num_first_rounds(config))
-    return {"max_trials": search.max_trials(config), "first_round": plan}
+        return plan
+    seconds = round(plan["estimated_seconds"] * search.num_first_rounds(config), 1)
+    total = {"max_trials": search.max_trials(config), "estimated_seconds": seconds}
+    if jax.process_index() == 0:
+        print(
+            f"This is the first round. The search has at most {total['max_trials']} trials, and "
+            f"takes about {format_seconds(seconds)} in all.\n"
+        )
+    return total | {"first_round": plan}
 
 
 def rename_trials(renamed: dict[pathlib.Path, pathlib.Path]) -> None:

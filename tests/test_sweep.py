@@ -166,13 +166,14 @@ def test_dry_run_lists_trials_and_totals_and_writes_nothing(given, tmp_path, cap
     seconds = sum(2 * (steps / 2 + (30 * math.ceil(steps / 2) + 20) / 4) for steps in (8, 16, 4, 8))
     assert result == {
         "trials": 8,
-        "finished": 0,
+        "ended": 0,
         "programs": 4,
         "steps_of_all_trials": 2 * (8 + 16 + 4 + 8),
         "gib_per_device": 3 / 1024,
         "gib_of_device": 1,
         "trials_that_fit": 1024,
         "estimated_seconds": seconds,
+        "estimated_seconds_left": seconds,
     }
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["trial", "program", "steps", "time"] and lines[9] == []
@@ -188,7 +189,7 @@ def test_dry_run_of_a_sweep_that_grows_names_the_finished_trials(
     sweep.sweep(small_sweep(given, {"learning_rate": (1e-3,)}), tmp_path)
     grown = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
     result = sweep.sweep(grown, tmp_path, dry_run=True)
-    assert result["finished"] == 1 and result["estimated_seconds"] == 2
+    assert result["ended"] == 1 and result["estimated_seconds_left"] == 2
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["learning_rate=0.001,seed=0", "1.1", "4", "finished", "in", "1.0", "s"] in lines
     assert [path.name for path in (tmp_path / "trials").glob("*")] == ["seed=0"]
@@ -415,7 +416,12 @@ def test_search_runs_all_its_rounds_and_resumes_from_their_results(given, tmp_pa
 def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "measure", lambda setup: plan.Cost(2**20, 0.5, 0.25))
     planned = sweep.sweep(small_search(given), tmp_path / "run", dry_run=True)
-    assert planned["max_trials"] == 7 and planned["first_round"]["trials"] == 3
+    first = planned["first_round"]
+    assert planned["max_trials"] == 7 and first["trials"] == 3
+    # Epochs: 3 of the first stage, and (3 + 1 * 3) + (2 + 1 * 3) of all.
+    assert planned["estimated_seconds"] == pytest.approx(
+        first["estimated_seconds"] * 11 / 3, abs=0.1
+    )
 
 
 @pytest.mark.parametrize("run", [".", "seed_0"])

@@ -60,15 +60,12 @@ def measure(setup: FinetuneSetup) -> Cost:
     return Cost(step.bytes, step_seconds, (time.monotonic() - began) / len(features))
 
 
-def show_plan(
-    programs: Sequence[Program], results: Mapping[str, dict | None], num_rounds: float = 1.0
-) -> dict:
+def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -> dict:
     """Prints the trials, their steps, and an estimate of memory and time; returns the totals.
 
-    `results` are those of the trials that have ended, by name. `num_rounds`: how many times the
-    epochs of these programs a search has.
+    `results` are those of the trials that have ended, by name.
     """
-    costs, rows, seconds = {}, [], 0.0
+    costs, rows, seconds, seconds_left = {}, [], 0.0, 0.0
     for program in programs:
         setup = program.setup
         if program.group not in costs:
@@ -76,22 +73,26 @@ def show_plan(
         for trial in program.trials:
             name, result = trial.workdir.name, results.get(trial.workdir.name)
             own = costs[program.group].seconds(setup, trial)
-            text = f"about {format_seconds(own)}"
-            if result:
-                own, text = 0.0, f"finished in {format_seconds(result.get('seconds', 0.0))}"
-                text = f"diverged at step {result['diverged']}" if "diverged" in result else text
             seconds += own / setup.mesh.shape["trial"]
+            if not result:
+                seconds_left += own / setup.mesh.shape["trial"]
+                text = f"about {format_seconds(own)}"
+            elif "diverged" in result:
+                text = f"diverged at step {result['diverged']}"
+            else:
+                text = f"finished in {format_seconds(result['seconds'])}"
             rows.append((name, program.name, str(setup.num_steps(trial.config)), text))
     sizes = [(p.setup, len(p.trials), costs[p.group].bytes) for p in programs]
     plan = {
         "trials": len(rows),
-        "finished": sum(results.get(name) is not None for name, *_ in rows),
+        "ended": sum(results.get(name) is not None for name, *_ in rows),
         "programs": len(programs),
         "steps_of_all_trials": sum(int(steps) for _, _, steps, _ in rows),
         "gib_per_device": max(memory.program_bytes(*each) for each in sizes) / 2**30,
         "gib_of_device": memory.device_memory() / 2**30,
         "trials_that_fit": min(memory.trials_that_fit(setup, size) for setup, _, size in sizes),
-        "estimated_seconds": round(seconds * num_rounds, 1),
+        "estimated_seconds": round(seconds, 1),
+        "estimated_seconds_left": round(seconds_left, 1),
     }
     if jax.process_index() == 0:
         print_table([("trial", "program", "steps", "time"), *rows])
@@ -110,10 +111,10 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 def describe(plan: dict, is_stacked: bool) -> str:
     """Returns the totals of a plan as text."""
     about = "at most " * is_stacked  # A stack takes less time than its trials in sequence.
-    about += f"about {format_seconds(plan['estimated_seconds'])}"
+    about += f"about {format_seconds(plan['estimated_seconds_left'])}"
     return (
         f"\n{plural(plan['trials'], 'trial')} in {plural(plan['programs'], 'program')}, of which "
-        f"{plan['finished']} have ended. A program needs up to {plan['gib_per_device']:.2f} of the "
+        f"{plan['ended']} have ended. A program needs up to {plan['gib_per_device']:.2f} of the "
         f"{plan['gib_of_device']:.1f} GiB of a device; {plan['trials_that_fit']} trials fit into "
         f"one. The rest takes {about} with one worker on this machine, estimated from a few steps "
         "of each; compiling and saving are not counted.\n"

@@ -8,6 +8,7 @@ import pytest
 from bert_jax import sweep
 from bert_jax.configs.sweeps import search
 from bert_jax.sweeps.search import max_trials, rounds
+from bert_jax.sweeps.settings import check_directory, complete, settings_of
 
 
 def small_search(**changes):
@@ -59,6 +60,19 @@ def test_search_that_has_grown_runs_only_what_the_larger_one_adds(tmp_path):
     first = run(small_search(num_trials=6), tmp_path / "grown", near(3e-5))
     added = run(small_search(), tmp_path / "grown", near(3e-5))
     assert first + added == whole and len(added) == 6 + 2
+
+
+def test_search_can_grow_but_neither_shrink_nor_change(tmp_path):
+    config = complete(small_search())
+    content = {"config": settings_of(config), "programs": {}}
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    assert check_directory(tmp_path, complete(small_search(num_trials=18, keep_trials=2))) == {}
+    with pytest.raises(ValueError, match=r"num_trials=6, but 12 in .*: a search can grow, and"):
+        check_directory(tmp_path, complete(small_search(num_trials=6)))
+    for changes in ({"num_seeds": 2}, {"halving": (1.0, 2.0)}):
+        name = next(iter(changes))
+        with pytest.raises(ValueError, match=rf"(?s)settings:\n  {name}: .* A sweep can grow: "):
+            check_directory(tmp_path, complete(small_search(**changes)))
 
 
 def test_best_third_of_a_round_gets_three_times_the_epochs(tmp_path):
