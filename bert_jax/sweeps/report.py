@@ -142,7 +142,7 @@ def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
         about += f" The table is over the {len(best.scores)} of {len(best.results)} seeds with a "
         about += "score."
     load = [
-        f"The best trial is trials/{trial.workdir.name}. In the directory of this report, it is:",
+        f"The best trial is trials/{trial.workdir.name}. In the directory of this report, load it:",
         Code(f'import bert_jax\n\nmodel = bert_jax.load("trials/{trial.workdir.name}")', "python"),
     ]
     if (trial.result or {}).get("weights_removed"):
