@@ -101,10 +101,13 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     if has_few_values or not is_number:
         label_values(axis, positions, [textwrap.fill(format_value(value), 16) for value in values])
     elif is_log:
-        ticks = round_numbers(*axis.get_xlim())
+        for digits in ((1, 2, 5), (1, 5), (1,)):
+            ticks = round_numbers(*axis.get_xlim(), digits)
+            if len(ticks) <= 5:
+                break
         label_values(axis, ticks, list(map(format_value, ticks)))
     else:
-        axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5))
+        axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
 
 
 def color_of_epochs(summaries: Sequence[Summary]) -> dict[float, str]:
@@ -115,10 +118,10 @@ def color_of_epochs(summaries: Sequence[Summary]) -> dict[float, str]:
     return dict(zip(sorted(epochs), COLORS.values(), strict=False))
 
 
-def round_numbers(low: float, high: float) -> list[float]:
-    """Returns the numbers between two positive ones that begin with 1, 2 or 5, such as 2e-5."""
+def round_numbers(low: float, high: float, digits: Sequence[int] = (1, 2, 5)) -> list[float]:
+    """Returns the numbers of one of the digits, such as 2e-5, between two positive numbers."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    numbers = (float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 2, 5))
+    numbers = (float(f"{digit}e{exponent}") for exponent in exponents for digit in digits)
     return [number for number in numbers if low <= number <= high]
 
 
