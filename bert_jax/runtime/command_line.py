@@ -7,11 +7,14 @@ import pathlib
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import flags
 from ml_collections import config_flags
 from ml_collections.config_flags.config_flags import ConfigFileFlagParser
+
+from bert_jax.runtime.config_fields import describe_fields, format_fields
 
 # Makes `--help` list the flags defined here as flags of the calling program.
 flags.disclaim_key_flags()
@@ -62,11 +65,16 @@ def given_fields(values=flags.FLAGS) -> dict:
 
 
 def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
-    """Returns the positional arguments; exits with a one-line message for an invalid flag."""
+    """Returns the positional arguments; exits with a one-line message for an invalid flag.
+
+    With --help and a --config, it also prints the fields of that configuration.
+    """
     try:
-        return values(argv, **options)
-    except SystemExit:  # absl's exit code for --help is 1.
-        sys.exit(0)
+        try:
+            return values(argv, **options)
+        except SystemExit:  # absl's exit code for --help is 1.
+            print_config_fields(argv)
+            sys.exit(0)
     except SyntaxError as error:  # In a config file.
         sys.exit(f"{program_name()}: {error.filename}, line {error.lineno}: {error.msg}")
     except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError) as raised:
@@ -88,6 +96,15 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
             fix = f"did you mean {nearest}?" if nearest else f"the fields are {', '.join(config)}"
             message = f"{flag[0] if flag else '--config'}: there is no field {name!r}; {fix}"
         sys.exit(f"{program_name()}: {' '.join(message.split())}")
+
+
+def print_config_fields(argv: Sequence[str]) -> None:
+    """Prints the fields of the configuration that --config names in `argv`, if it does."""
+    found = re.search(r"(?:^|\0)--?config[=\0]([^\0]+)", "\0".join(argv))
+    if not found:
+        return
+    fields = describe_fields(lambda: _ConfigParser("config").parse(found[1]))
+    print(f"\nFields of {found[1]}, set as --config.FIELD=VALUE:\n\n{format_fields(fields)}")
 
 
 def exit_now(message: str, exit_code: int) -> NoReturn:

@@ -22,7 +22,8 @@ flags.disclaim_key_flags()  # `--help` of the main programs lists them.
 
 def define_flags() -> None:
     """Defines the flags of a run."""
-    command_line.define_config("Config file, such as configs/pretrain/bert_tiny.py:runlocal.")
+    help_text = "Config file, such as configs/pretrain/bert_tiny.py:runlocal; with --help, lists "
+    command_line.define_config(help_text + "its fields, their meaning and defaults.")
     flags.DEFINE_string("workdir", None, "Directory of the run; created if it does not exist.")
     flags.DEFINE_bool("multihost", False, "Multi-host run: run this same command on every host.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if JAX detects no cluster.")

@@ -25,6 +25,7 @@ from bert_jax.configs.finetune import conll2003, text_classification
 
 def get_config(arg: str = "") -> ConfigDict:
     config = conll2003.get_config()
+    # Hidden states that the BiLSTM reads: a row of the table above.
     config.features = "concat_last_four"
     config.lstm_size = 768  # Units per direction, in each of two layers.
     config.learning_rate = 1e-3  # Only the new head is trained.

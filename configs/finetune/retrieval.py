@@ -38,10 +38,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.task = "retrieval"
 
     config.data = ConfigDict()
-    config.data.role = role
-    config.data.train = ""
+    config.data.role = role  # bi_encoder or cross_encoder; set by the argument after the colon.
+    config.data.train = ""  # Queries to train on; without them the model in `init_from` ranks.
     config.data.dev = ""  # Its MRR@10 selects the best checkpoint.
-    config.data.test = ""
+    config.data.test = ""  # Only ranked by the best checkpoint, and scored if it has positives.
     # Passages to search in addition to those in dev and test, {"text": "..."} per line; at most
     # max_eval_examples of them. The cross-encoder ranks only the passages of each query.
     config.data.passages = ""
@@ -53,7 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.similarity = ConfigDict()  # Bi-encoder only.
     config.similarity.pooling = "mean"  # Or "cls"; also the default of `encode`.
     config.similarity.normalize = True  # Cosine; False: dot product, which needs temperature 1.
-    config.similarity.temperature = 0.05
+    config.similarity.temperature = 0.05  # Divides the similarities in the training loss.
 
     config.max_seq_length = 256  # Tokens of a passage, or of a query and a passage.
     config = text_classification.apply_runlocal(config, rest)

@@ -39,18 +39,18 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config = text_classification.get_config()
     config.task = "squad"
     config.data = ConfigDict()
-    config.data.train = ""
+    config.data.train = ""  # Questions to train on; without them the head of `init_from` answers.
     config.data.dev = ""  # Its F1 selects the best checkpoint.
-    config.data.test = ""
+    config.data.test = ""  # Only answered by the best checkpoint, and scored if it has answers.
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.null_answers = version == "v2"  # Questions may have no answer.
     # For 2.0: null odds above which a question is left unanswered. Default: the best on dev;
     # without dev labels, the one stored with the head of `init_from`, or else 0. A run that only
     # predicts always uses the stored one.
     config.data.null_threshold = placeholder(float)
-    config.data.doc_stride = 128
-    config.data.max_query_length = 64
-    config.data.max_answer_length = 30
+    config.data.doc_stride = 128  # Tokens between the starts of the windows of a context.
+    config.data.max_query_length = 64  # Tokens; longer questions are truncated.
+    config.data.max_answer_length = 30  # Tokens; longer spans are never predicted.
     config.max_seq_length = 384
     config.batch_size = 48 if version == "v2" else 32
     config.num_epochs = 2.0 if version == "v2" else 3.0

@@ -27,10 +27,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.task = "tagging"
 
     config.data = ConfigDict()
-    config.data.train = ""
+    config.data.train = ""  # Sentences to train on; without them the head of `init_from` predicts.
     config.data.dev = ""  # Its F1 selects the best checkpoint.
-    config.data.test = ""
-    config.data.word_column = 0
+    config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has tags.
+    config.data.word_column = 0  # Of files with columns; the first is 0, the last -1.
     config.data.tag_column = -1  # The last column.
     # Scheme to train on, whatever the files use: iob1, iob2 or bioes. With "io" tags are plain
     # types (O, PER, LOC), and a run of equal ones is an entity. With "none" the tags, such as parts

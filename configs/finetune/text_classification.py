@@ -26,54 +26,56 @@ from ml_collections.config_dict import placeholder
 def get_config(arg: str = "") -> ConfigDict:
     config = ConfigDict()
     config.program = "finetune"  # python -m bert_jax.finetune reads it.
+    # A file in bert_jax/tasks, or the dotted name of a module of one's own.
     config.task = "text_classification"
     config.init_from = ""  # Workdir, checkpoint, or Hugging Face or Google directory.
     config.new_head = False  # Ignore the head of `init_from` and train a new one.
 
     config.data = ConfigDict()
-    config.data.train = ""
+    config.data.train = ""  # Examples to train on; without them the head of `init_from` predicts.
     config.data.dev = ""  # Its score selects the best checkpoint.
-    config.data.test = ""
+    config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has labels.
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
-    config.data.text = "text"  # Names of columns.
-    config.data.text_pair = ""
-    config.data.label = "label"
-    config.data.id = ""
+    config.data.text = "text"  # Column of the text.
+    config.data.text_pair = ""  # Column of the second text of a pair; empty: single texts.
+    config.data.label = "label"  # Column of the label.
+    config.data.id = ""  # Column of unique ids, written to the predictions; empty: numbers.
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
     config.data.labels = ()  # Default: those found in train, sorted; as a flag: a,b.
     config.data.regression = False  # The label is a number.
     # Multi-label: what separates the labels of a text, such as | in a|b; in JSONL also a list.
     config.data.label_separator = ""
-    config.data.metric = ""  # Selects the best checkpoint; default: accuracy, pearson or micro_f1.
+    # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
+    # and for two classes matthews, roc_auc or average_precision of the second one.
+    config.data.metric = ""
 
-    # Maximum number of examples in train, and in each of dev and test, evenly spaced; 0: all.
-    config.max_train_examples = 0
-    config.max_eval_examples = 0
-    config.max_seq_length = 128
+    config.max_train_examples = 0  # Maximum number in train, evenly spaced; 0: all.
+    config.max_eval_examples = 0  # Maximum number in each of dev and test, evenly spaced; 0: all.
+    config.max_seq_length = 128  # Tokens, [CLS] and [SEP] included; longer texts are truncated.
     config.batch_size = 32  # Examples per update, over all devices.
-    config.num_epochs = 3.0
-    config.seed = 0
+    config.num_epochs = 3.0  # Passes over train, such as 0.5 or 3; 0: only predict.
+    config.seed = 0  # Of the order of the examples, a new head, and dropout.
     # Number of runs, with seeds from `seed` on; several report median, min and max. They train as
     # one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them faster.
     config.num_seeds = 1
 
-    config.model = ConfigDict()  # Default: as in the checkpoint.
-    config.model.dropout_rate = placeholder(float)
-    config.model.attention_dropout_rate = placeholder(float)
+    config.model = ConfigDict()  # Fields that are not set: as in the checkpoint.
+    config.model.dropout_rate = placeholder(float)  # Of hidden states, and before the head.
+    config.model.attention_dropout_rate = placeholder(float)  # Of attention probabilities.
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
-    config.model.kernels = placeholder(str)
-    config.model.scan_layers = placeholder(bool)
-    config.model.remat = placeholder(str)
+    config.model.kernels = placeholder(str)  # Default auto: kernels on a TPU; "plain": never.
+    config.model.scan_layers = placeholder(bool)  # Default True: compile one layer, not all.
+    config.model.remat = placeholder(str)  # Recompute in the backward pass: none, dots, full.
     # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.
     config.model.lstm_size = 0  # 0: none.
 
     config.optimizer = "adamw"  # Or "bert_adam", the released one, or "lamb".
-    config.learning_rate = 3e-5
-    config.warmup_fraction = 0.1
+    config.learning_rate = 3e-5  # The highest, after the warm-up.
+    config.warmup_fraction = 0.1  # Part of the steps in which the learning rate rises from 0.
     config.decay_from = "step_0"  # As in the released code; or "warmup_end", as in transformers.
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
-    config.weight_decay = 0.01
-    config.clip_norm = 1.0
+    config.weight_decay = 0.01  # Decoupled, as in AdamW; not of biases and LayerNorm.
+    config.clip_norm = 1.0  # Maximum norm of the gradient of all parameters.
     # Such as 0.9: layer i of N, from 0, has learning_rate * layer_decay^(N - i), and the embeddings
     # layer_decay^(N + 1). The head and the pooler have learning_rate.
     config.layer_decay = 1.0
@@ -82,13 +84,14 @@ def get_config(arg: str = "") -> ConfigDict:
     # to its frequency in train. Default: 1 each.
     config.class_weights = ()
 
+    # Devices along each axis of the mesh; -1 means all remaining ones. Trials are over `trial`.
     config.mesh = ConfigDict({"trial": 1, "data": -1, "fsdp": 1, "tensor": 1})
     config.per_device_batch_size = 0  # Packed rows per device and microbatch; 0: automatic.
 
-    config.log_every = 50
+    config.log_every = 50  # Steps between the lines with the training loss in metrics.jsonl.
     config.eval_every = 0  # Steps between evaluations; 0: after each epoch.
     config.save_training_state = True  # After each evaluation, to resume from.
-    config.stall_seconds = 600
+    config.stall_seconds = 600  # Seconds without a step before the stacks are printed.
 
     return apply_runlocal(config, arg)
 

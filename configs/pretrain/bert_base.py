@@ -20,10 +20,10 @@ from ml_collections.config_dict import placeholder
 def get_config(arg: str = "") -> ConfigDict:
     config = ConfigDict()
     config.program = "pretrain"  # python -m bert_jax.pretrain reads it.
-    config.seed = 0
+    config.seed = 0  # Of the initial values, the order of the rows, masking and dropout.
 
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
-    config.num_steps = 900_000
+    config.num_steps = 900_000  # Updates in the first phase; 0 skips it.
     config.batch_size = 256  # Rows per update, over all devices.
     # A file in bert_jax/objectives, or the dotted name of a module of one's own. "left_to_right":
     # causal attention, and the next token is predicted at every position; `masking` and
@@ -35,9 +35,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # A second phase on longer rows.
     config.long_phase = ConfigDict()
-    config.long_phase.corpus = ""
-    config.long_phase.num_steps = 100_000
-    config.long_phase.batch_size = 256
+    config.long_phase.corpus = ""  # Directory of a corpus with longer rows.
+    config.long_phase.num_steps = 100_000  # Updates in this phase; 0 skips it.
+    config.long_phase.batch_size = 256  # Rows per update, over all devices.
     config.long_phase.max_predictions = placeholder(int)  # None: 77 of 512 tokens.
     # Both None: one warm-up and decay over both phases. Otherwise each phase has its own.
     config.long_phase.learning_rate = placeholder(float)  # None: as in the first phase.
@@ -52,24 +52,24 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.model = model_config()
     config.masking = ConfigDict()
-    config.masking.rate = 0.15
+    config.masking.rate = 0.15  # Fraction of the tokens to predict.
     config.masking.unit = "token"  # Or "whole_word" or "span".
     config.masking.repeat_after = 0  # Epochs after which a row's masks repeat; 0 means never.
-    # What becomes of the tokens to predict: [MASK], the same token, a random one. Sum to 1.
-    config.masking.mask_fraction = 0.8
-    config.masking.keep_fraction = 0.1
-    config.masking.random_fraction = 0.1
+    # What becomes of the tokens to predict; the three fractions sum to 1.
+    config.masking.mask_fraction = 0.8  # Replaced by [MASK].
+    config.masking.keep_fraction = 0.1  # Predicted, but not changed.
+    config.masking.random_fraction = 0.1  # Replaced by a random token.
 
     config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
-    config.learning_rate = 1e-4
-    config.warmup_steps = 10_000
+    config.learning_rate = 1e-4  # The highest, after the warm-up.
+    config.warmup_steps = 10_000  # Steps in which the learning rate rises from 0.
     config.decay_from = "step_0"  # As in the released code; or "warmup_end", as in transformers.
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
-    config.weight_decay = 0.01
-    config.clip_norm = 1.0
-    config.beta1 = 0.9
-    config.beta2 = 0.999
-    config.epsilon = 1e-6
+    config.weight_decay = 0.01  # Decoupled, as in AdamW; not of biases and LayerNorm.
+    config.clip_norm = 1.0  # Maximum norm of the gradient of all parameters.
+    config.beta1 = 0.9  # Decay of Adam's mean of the gradients.
+    config.beta2 = 0.999  # Decay of Adam's mean of their squares.
+    config.epsilon = 1e-6  # Added to Adam's denominator.
 
     # Devices along each axis of the mesh; -1 means all remaining ones.
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
@@ -80,13 +80,13 @@ def get_config(arg: str = "") -> ConfigDict:
     # Rows per device and microbatch, with gradient accumulation; 0 means a single microbatch.
     config.per_device_batch_size = 0
 
-    config.log_every = 100
-    config.eval_every = 10_000
-    config.eval_batch_size = 256
+    config.log_every = 100  # Steps between lines with the training loss in metrics.jsonl.
+    config.eval_every = 10_000  # Steps between evaluations on the held-out rows.
+    config.eval_batch_size = 256  # Held-out rows per batch, over all devices.
     config.max_eval_batches = 0  # Batches per evaluation; 0 means all held-out rows.
-    config.checkpoint_every = 5_000
-    config.keep_checkpoints = 3  # Keeps the last N checkpoints,
-    config.keep_every = 0  # and one every N steps; 0 means none.
+    config.checkpoint_every = 5_000  # Steps between checkpoints.
+    config.keep_checkpoints = 3  # Keeps the last N checkpoints.
+    config.keep_every = 0  # Also keeps a checkpoint every N steps; 0 means none.
     config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
     # Seconds without a step before the stacks of all threads are printed.
     config.stall_seconds = 600
@@ -102,18 +102,18 @@ def model_config() -> ConfigDict:
     model.size = "base"  # None: the size of `init_from`.
     # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
-        model[name] = placeholder(int)
-    model.dropout_rate = 0.1
+        model[name] = placeholder(int)  # None: set by `size`.
+    model.dropout_rate = 0.1  # Of hidden states.
     model.attention_dropout_rate = placeholder(float)  # None: dropout_rate.
-    model.initializer_range = 0.02
-    model.layer_norm_epsilon = 1e-12
-    model.max_position_embeddings = 512
+    model.initializer_range = 0.02  # Standard deviation of the initial weights.
+    model.layer_norm_epsilon = 1e-12  # Added to the variance in LayerNorm.
+    model.max_position_embeddings = 512  # Tokens of the longest sequence.
     # How the model runs, which changes nothing but speed and rounding: fields of
     # bert_jax.model.execution.Execution.
     model.dtype = "bfloat16"
     model.kernels = "auto"  # With a TPU, layers run in kernels; "plain": never.
-    model.scan_layers = True
-    model.remat = "none"
+    model.scan_layers = True  # Compile one layer and loop over it; False: all layers.
+    model.remat = "none"  # Recompute in the backward pass: none, dots (all but products) or full.
     return model
 
 

@@ -30,7 +30,7 @@ TOPOLOGIES = {
 def get_config(arg: str = "") -> ConfigDict:
     topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_large.get_config(arg)
-    config.topology = topology
+    config.topology = topology  # The default of tools/tpu_report.py.
     config.shard_weight_update = True
     # On the two-dimensional tori of v3 and v5e, all-to-alls take longer than one all-reduce. The
     # collectives of v6e run on SparseCores instead.
