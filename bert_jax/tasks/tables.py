@@ -7,7 +7,7 @@ import json
 import pathlib
 import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from absl import logging
@@ -18,6 +18,7 @@ from bert_jax.data.tfds import tfds_source
 csv.field_size_limit(2**31 - 1)  # In characters; the default is 128 Ki.
 _QUOTED_FIELD = re.compile(r'(?<![^\t\n])"(?:[^"]|"")*+"(?![^\t\n])')  # In a TSV.
 _UNQUOTE = str.maketrans({'"': None, "\t": "\1", "\n": "\2"})  # In a quoted field.
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
 
 
 class Record(NamedTuple):
@@ -45,25 +46,27 @@ def with_split(source: str, name: str) -> str:
 
 
 def read_table(
-    source: str | pathlib.Path,
+    source: str | pathlib.Path | Iterable[Mapping],
     columns: Sequence[str],
     header_lines: int = 1,
     data_dir: str = "",
     label: str = "",
     label_separator: str = "",
 ) -> list[Record]:
-    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, or TFDS, that has all of `columns`.
+    """Reads a `.csv`, `.tsv` (or `.tab`) or `.jsonl` file, TFDS or dicts, with all of `columns`.
 
     The first of `header_lines` names the columns; the others are skipped. Fields may be quoted.
     JSON and TFDS values become text (equal numbers the same text); a list in the column `label` is
     joined by `label_separator`, if any. Raises FileNotFoundError if the file is missing, and
     ValueError if it is malformed, as a TSV whose quotation marks can be read in two ways is.
     """
-    suffix = pathlib.Path(source).suffix
+    is_path = isinstance(source, str | pathlib.Path)
+    suffix = pathlib.Path(source).suffix if is_path else ""
     hint = ": set the correct name in --config.data.text, text_pair, label or id" if label else ""
-    if str(source).startswith("tfds:") or suffix == ".jsonl":
+    if not is_path or str(source).startswith("tfds:") or suffix == ".jsonl":
         records = []
-        for values, location in read_objects(source, data_dir):
+        objects = read_objects(source, data_dir) if is_path else check_objects(source)
+        for values, location in objects:
             if label_separator and isinstance(values.get(label), list):
                 values[label] = label_separator.join(map(_json_text, values[label]))
             for column in (*columns, label):
@@ -124,6 +127,26 @@ def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[d
         objects.append((values, location))
     if not objects:
         raise ValueError(f"{source} holds no examples")
+    return objects
+
+
+def check_objects(examples: Iterable[Mapping]) -> list[tuple[dict, str]]:
+    """Returns a copy of each dict and its place, "example N" from 0.
+
+    Raises TypeError for anything but dicts, and ValueError for values that JSON cannot hold.
+    """
+    objects = []
+    for number, values in enumerate(examples):
+        location = f"example {number}"
+        if not isinstance(values, Mapping):
+            expected = "a path or a list of dicts; of a DataFrame, its to_dict('records')"
+            raise TypeError(f"{location} is a {type(values).__name__}: expected {expected}")
+        try:
+            json.dumps(dict(values), ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            expected = "text, numbers, or None for a missing value"
+            raise ValueError(f"{location}: {error}: expected {expected}") from None
+        objects.append((dict(values), location))
     return objects
 
 
@@ -225,6 +248,8 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
         quoting = csv.QUOTE_NONE
         hint = f": line {line} has a quotation mark in its text, so no field is read as quoted"
         logging.info("%s%s", path, hint)
+    if other := _other_separator(text, delimiter):
+        hint = f" ({_SEPARATORS[delimiter]} separate a {path.suffix}, but its header has {other})"
     lines = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
     rows, line = [], 1
     try:
@@ -232,10 +257,13 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
             rows.append((fields, f"{path}, line {line}"))
             line = lines.line_num + 1
     except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {line}: {error}: end a field that begins with a quotation mark with "
-            "another, and double the quotation marks in it"
-        ) from None
+        problem = (
+            f"{error}: end a field that begins with a quotation mark with another, and double the "
+            "quotation marks in it"
+        )
+        if other:
+            problem = f"expected {_SEPARATORS[delimiter]}, found {other} in the header: convert it"
+        raise ValueError(f"{path}, line {line}: {problem}") from None
     records, names = [], rows[0][0] if rows else []
     if duplicates := [name for name in names if name and names.count(name) > 1]:
         raise ValueError(f"{path}: the header names {duplicates[0]!r} twice: rename one of them")
@@ -253,6 +281,13 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     if not records:
         raise ValueError(f"{path} holds no examples")
     return records
+
+
+def _other_separator(text: str, delimiter: str) -> str:
+    """Returns what seems to separate the names in the header, if it is not `delimiter`."""
+    header = text.partition("\n")[0]
+    found = (name for mark, name in _SEPARATORS.items() if mark in header)
+    return "" if delimiter in header else next(found, "")
 
 
 def _find_literal_quote(path: pathlib.Path, text: str, header_lines: int) -> int:
