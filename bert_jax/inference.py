@@ -25,7 +25,7 @@ from bert_jax.tasks import spans
 from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
 from bert_jax.tasks.multiple_choice import Ranked
 from bert_jax.tasks.sequences import make_sequences
-from bert_jax.tasks.spans import Answer
+from bert_jax.tasks.table_prediction import predict_table
 from bert_jax.tasks.tagging import Tagging, tag_texts
 from bert_jax.tasks.text_classification import Classification, best_labels
 from bert_jax.tokenization import Tokenizer
@@ -149,7 +149,7 @@ class PretrainedModel:
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
-    ) -> list[Answer] | list[list[Answer]]:
+    ) -> list[spans.Answer] | list[list[spans.Answer]]:
         """Finds answers to a question in a context of any length (paper, sections 4.2 and 4.3).
 
         Returns the best first; their probabilities are normalized over the 20 best.
@@ -248,12 +248,12 @@ class PretrainedModel:
         return forward.apply_by_length(function, inputs, batch_size, limit)[chosen]
 
     features = hidden_states  # The paper's term (section 5.3).
+    predict = predict_table
 
     def attention(self, texts: Texts) -> Attention | list[Attention]:
         """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
         texts, chosen = _as_list(texts)
-        limit = self.config.max_position_embeddings
-        features = self._features(texts, limit)
+        features = self._features(texts, limit := self.config.max_position_embeddings)
 
         def finish(index: int, maps: np.ndarray) -> Attention:
             tokens = features[index].sequences[0].tolist()

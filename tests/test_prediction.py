@@ -124,6 +124,87 @@ def test_imported_head_classifies_as_load_does(tmp_path):
     check_classes("classification", False, model, tmp_path)
 
 
+@TRUNCATED
+@pytest.mark.parametrize("task", CLASSIFIERS)
+def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
+    """A file and the same table as dicts, with labels."""
+    temperature = {"calibration_temperature": 1.7} if task == "classification" else {}
+    options = CLASSIFIERS[task] | temperature
+    model = write_head(tmp_path, task=task, max_seq_length=23, **options)
+    rng, names = random.Random(0), options["labels"]
+    labels = {
+        "classification": lambda: rng.choice(names),
+        "multi_label": lambda: rng.sample(names, rng.randint(0, 3)),
+        "regression": lambda: round(rng.random(), 3),
+    }[task]
+    rows = [{"key": f"row {i}", "body": text, "y": labels()} for i, text in enumerate(texts(20))]
+    path, config = write_lines(tmp_path / "new.jsonl", rows), text_classification.get_config()
+    columns = {"text": "body", "label": "y", "id": "key"}
+    separator = {"label_separator": "|"} if task == "multi_label" else {}
+    files = {"train": "", "test": path} | separator
+    written = predict(config, model, tmp_path / "run", **files, **columns) / "test.jsonl"
+    result = json.loads((tmp_path / "run/result.json").read_text())["test"]
+    loaded = bert_jax.load(model)
+    for table in (path, str(path), rows, iter(rows)):
+        found = loaded.predict(table, **columns)
+        assert found.scores | {"loss": result["loss"]} == pytest.approx(result, rel=1e-4, abs=1e-5)
+        for row, line in zip(found.rows, read_lines(written), strict=True):
+            assert row.keys() == line.keys()
+            probabilities = pytest.approx(line.get("probabilities", {}), abs=1e-5)
+            assert row.get("probabilities", {}) == probabilities
+            for name in row.keys() - {"probabilities"}:
+                is_float = isinstance(line[name], float)
+                assert row[name] == (
+                    pytest.approx(line[name], rel=1e-4) if is_float else line[name]
+                )
+
+
+def test_table_without_labels_is_only_predicted(tmp_path):
+    model = bert_jax.load(write_head(tmp_path, task="classification", labels=["no", "yes"]))
+    with pytest.warns(UserWarning, match="^examples with an empty text: 1 of 2$"):
+        rows, scores = model.predict([{"text": "the river"}, {"text": " "}])
+    assert [row["id"] for row in rows] == ["0", "1"] and scores == {}
+    assert rows[0]["prediction"] == model.classify("the river").label
+    assert model.predict([]) == ([], {})
+    with pytest.warns(UserWarning, match="^examples truncated: 1 of 2$"):
+        model.predict([{"text": "the " * 99}, {"text": "the"}])
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        ("nowhere.csv", FileNotFoundError, r"no file nowhere\.csv: expected a \.csv"),
+        ("", ValueError, "the path of the table is empty"),
+        ([{"body": "the"}], ValueError, "example 0: no column 'text'; found body: set the correct "
+         "name in text, text_pair, label or id$"),
+        ([{"text": "the", "label": "no"}, {"text": "war", "label": "maybe"}], ValueError,
+         "example 1: label 'maybe', expected one of no, yes$"),
+        ([{"text": "the", "label": "no"}, {"text": "war"}], ValueError, "example 1: no 'label': "
+         "label all examples, or none"),
+        ([{"text": float("nan")}], ValueError, "example 0: .*expected text, numbers, or None"),
+        ([{"text": b"the"}], ValueError, "example 0: .*expected text, numbers, or None"),
+        (["the river"], TypeError, r"example 0 is a str: expected a path or a list of dicts; of a "
+         r"DataFrame, its to_dict\('records'\)"),
+        ({"text": "the"}, TypeError, "example 0 is a str: expected a path or a list of dicts"),
+    ],
+)  # fmt: skip
+def test_wrong_table_is_an_error_that_says_why(table, error, message, headed):
+    with pytest.raises(error, match=message):
+        headed.predict(table)
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("headed")
+    return bert_jax.load(write_head(directory, task="classification", labels=["no", "yes"]))
+
+
+def test_model_without_such_a_head_predicts_no_tables(tmp_path):
+    model = bert_jax.load(write_head(tmp_path, task="span", labels=["start", "end"]))
+    with pytest.raises(ValueError, match="a head for span, so it cannot predict tables: load one"):
+        model.predict([{"text": "the"}])
+
+
 def check_classes(task, is_pair, model, tmp_path):
     first, second = texts(20), texts(20, seed=1)
     pairs = list(zip(first, second, strict=True))

@@ -96,7 +96,7 @@ class TrialRun:
         self.best_step, self.score = step, scores.get(task.metric.rpartition("/")[-1])
         settings = self.settings | {"step": step, "score": self.score, "scores": scores}
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
-        kept = {name: task.head_settings[name] for name in task.tuned}
+        kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
         settings["tuned_head_settings"] = kept | tuned
         native.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
         for old_step in native.saved_steps(self.best):

@@ -51,6 +51,33 @@ def matthews(predicted: np.ndarray, expected: np.ndarray) -> float:
     return pearson(*((x - x.mean(axis=0)).ravel() for x in one_hot))
 
 
+def roc_auc(scores: np.ndarray, is_positive: np.ndarray) -> float:
+    """Returns the area under the ROC curve: how often a positive example has the higher score.
+
+    Equal scores count half. 0.5 if only one class occurs. Both arguments are `[examples]`.
+    """
+    is_positive = np.asarray(is_positive, bool)
+    positives = int(is_positive.sum())
+    negatives = len(is_positive) - positives
+    if not positives or not negatives:
+        return 0.5
+    ranks = scipy.stats.rankdata(scores)[is_positive].sum()  # Mann and Whitney's U.
+    return float((ranks - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def average_precision(scores: np.ndarray, is_positive: np.ndarray) -> float:
+    """Returns the mean precision at the score of each positive example; 0 if there is none.
+
+    Examples with equal scores are retrieved at once. Both arguments are `[examples]`.
+    """
+    order = np.argsort(-np.asarray(scores), kind="stable")
+    found = np.cumsum(np.asarray(is_positive, bool)[order])
+    if not found[-1]:
+        return 0.0
+    ends = np.append(np.flatnonzero(np.diff(np.asarray(scores)[order])), len(order) - 1)
+    return float(np.sum(np.diff(found[ends], prepend=0) * found[ends] / (ends + 1)) / found[-1])
+
+
 def pearson(predicted: np.ndarray, expected: np.ndarray) -> float:
     """Returns Pearson's correlation; 0 if one side is constant."""
     is_constant = np.ptp(predicted) == 0 or np.ptp(expected) == 0

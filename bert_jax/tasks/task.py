@@ -20,7 +20,9 @@ class Split:
     score: Callable[[Outputs], dict[str, float]] | None
     # Writes predictions with the examples' ids into an existing directory.
     write: Callable[[Outputs, pathlib.Path], None]
-    # Outputs -> the head settings with the best score on this split; None: none are chosen.
+    # Outputs -> one JSON object per example, as `write` writes them; None: it writes other files.
+    describe: Callable[[Outputs], list[dict]] | None = None
+    # Outputs -> the head settings that suit this split best; None: none are chosen.
     tune: Callable[[Outputs], dict] | None = None
     # Head settings -> this split, scored and written with them; None: it depends on none.
     with_settings: Callable[[dict], "Split"] | None = None

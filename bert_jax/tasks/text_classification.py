@@ -1,6 +1,5 @@
 """Classification or regression of your own texts or pairs, from CSV, TSV or JSONL files."""
 
-import collections
 import csv
 import dataclasses
 import itertools
@@ -16,10 +15,10 @@ from scipy.special import expit, softmax
 from bert_jax.data.features import ModelInput
 from bert_jax.model.heads import CLASSIFICATION, MULTI_LABEL, REGRESSION, Head
 from bert_jax.tasks import scores, tables
+from bert_jax.tasks.calibration import with_calibration
 from bert_jax.tasks.labels import (
     find_labels,
     labels_from_config,
-    match_labels,
     read_labels,
     split_labels,
 )
@@ -27,9 +26,15 @@ from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
-METRICS = {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1}
-CORRELATIONS = {"pearson": scores.pearson, "spearman": scores.spearman}
-MULTI_LABEL_METRICS = {"micro_f1": scores.f1, "macro_f1": scores.multi_label_f1}
+# Names of heads -> functions of the predicted and the expected classes, label sets or values.
+METRICS_OF_HEADS = {
+    "classification": {"accuracy": scores.accuracy, "macro_f1": scores.macro_f1},
+    "regression": {"pearson": scores.pearson, "spearman": scores.spearman},
+    "multi_label": {"micro_f1": scores.f1, "macro_f1": scores.multi_label_f1},
+}
+# With two classes also these; the second label is the positive class, as in scikit-learn.
+TWO_CLASS_METRICS = {"matthews": scores.matthews}
+RANKING_METRICS = {"roc_auc": scores.roc_auc, "average_precision": scores.average_precision}
 
 
 def get_head(config: ConfigDict) -> Head:
@@ -45,53 +50,24 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     data = config.data
     files = tables.files_from_config(data)
     head, separator = get_head(config), data.label_separator
-    metrics = {REGRESSION: CORRELATIONS, MULTI_LABEL: MULTI_LABEL_METRICS}.get(head, METRICS)
-    metric = choose_metric(metrics, data.metric)
-    if data.regression:
-        metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
-    texts = tuple(filter(None, (data.text, data.text_pair)))
     notes: dict[str, int] = {}
-    records, splits = {}, {}
-    for name, source in files.items():
-        # A test file may have no labels; in a dev file a missing column is probably a typo.
-        label = data.label if name != "test" else ""
-        columns = [*texts, *filter(None, (data.id, label))]
-        options = data.header_lines, data.data_dir, data.label, separator
-        read = tables.read_table(source, columns, *options)
-        records[name] = tables.drop_blank_rows(read, data.label, name, notes)
-        empty = [
-            (record.location, repr(column))
-            for record in records[name]
-            for column in texts
-            if not record.columns[column].strip()
-        ]
-        is_labeled = any(record.columns.get(data.label) for record in records[name])
-        tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
-
+    records = {name: read_records(source, name, data, notes) for name, source in files.items()}
     train = records.get("train", ())
     if separator:
         train = list(itertools.chain(*split_labels(train, data.label, separator)))
     labels = () if data.regression else find_labels(train, data.label, labels_from_config(config))
-    if train and labels:
-        texts_of_labels = [record.columns[data.label] for record in train]
-        names = match_labels(texts_of_labels, labels)
-        counts = collections.Counter(map(names.get, texts_of_labels))
-        rarest = min(labels, key=counts.__getitem__)
-        notes["labels"] = len(labels)
-        notes[f"train examples of the rarest label, {rarest!r}"] = counts[rarest]
-
-    hint = "; fix it, or list all labels in --config.data.labels"
-    for name, examples in records.items():
-        examples = limit_examples(tables.with_ids(examples, data.id), config, name, notes)
-        options = {"required": name == "train", "hint": hint, "separator": separator}
-        values = read_labels(examples, data.label, labels, **options)
-        if values[0] is None:
-            notes[f"{name} examples without labels, so not scored"] = len(values)
-        pairs = [[example.columns[column] for column in texts] for example in examples]
-        features, truncated = text_features(pairs, values, tokenizer, config.max_seq_length)
-        notes[f"{name} examples truncated"] = truncated
-        splits[name] = make_split(name, features, examples, labels, metrics, bool(separator))
+    metric = choose_metric(selecting_metrics(head, labels), data.metric)
+    splits = {
+        name: read_split(name, examples, labels, config, tokenizer, notes)
+        for name, examples in records.items()
+    }
     training = splits.pop("train", None)
+    if training and labels:
+        notes["labels"] = len(labels)
+        targets = np.array([feature.label for feature in training.features])
+        counts = targets.sum(0) if separator else np.bincount(targets, minlength=len(labels))
+        rarest = int(np.argmin(counts))
+        notes[f"train examples of the rarest label, {labels[rarest]!r}"] = int(counts[rarest])
     if separator:
         layout = dataclasses.replace(head.label_layout, shape=(len(labels),))
         head = dataclasses.replace(head, label_layout=layout)
@@ -103,8 +79,73 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         metric=f"dev/{metric}",
         notes=notes,
         head_settings={"label_separator": separator} if separator else {},
+        tuned=("calibration_temperature",) if head is CLASSIFICATION else (),
         files=files,
     )
+
+
+def read_records(
+    source: str | Iterable[Mapping], name: str, data: ConfigDict, notes: dict[str, int]
+) -> list[tables.Record]:
+    """Reads the examples of split `name`, and counts those with empty texts in `notes`."""
+    # A test file may have no labels; in a dev file a missing column is probably a typo.
+    label = data.label if name != "test" else ""
+    texts = tuple(filter(None, (data.text, data.text_pair)))
+    columns = [*texts, *filter(None, (data.id, label))]
+    options = data.header_lines, data.data_dir, data.label, data.label_separator
+    records = tables.read_table(source, columns, *options)
+    records = tables.drop_blank_rows(records, data.label, name, notes)
+    empty = [
+        (record.location, repr(column))
+        for record in records
+        for column in texts
+        if not record.columns[column].strip()
+    ]
+    is_labeled = any(record.columns.get(data.label) for record in records)
+    tables.check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
+    return records
+
+
+def read_split(
+    name: str,
+    records: Sequence[tables.Record],
+    labels: tuple[str, ...],
+    config: ConfigDict,
+    tokenizer: Tokenizer,
+    notes: dict[str, int],
+) -> Split:
+    """Builds a split of the records; `notes` count those dropped, truncated and without a label."""
+    data, head, separator = config.data, get_head(config), config.data.label_separator
+    examples = limit_examples(tables.with_ids(records, data.id), config, name, notes)
+    # Without training data the labels are the head's.
+    hint = "; fix it, or list all labels in --config.data.labels" * bool(data.train)
+    options = {"required": name == "train", "hint": hint, "separator": separator}
+    values = read_labels(examples, data.label, labels, **options)
+    if values[0] is None:
+        notes[f"{name} examples without labels, so not scored"] = len(values)
+    texts = tuple(filter(None, (data.text, data.text_pair)))
+    pairs = [[example.columns[column] for column in texts] for example in examples]
+    features, truncated = text_features(pairs, values, tokenizer, config.max_seq_length)
+    notes[f"{name} examples truncated"] = truncated
+    metrics = METRICS_OF_HEADS[head.name]
+    if data.regression:
+        metrics = metrics | {"mean_squared_error": scores.mean_squared_error}
+    if has_two_classes := head is CLASSIFICATION and len(labels) == 2:
+        metrics = metrics | TWO_CLASS_METRICS
+    ranking_metrics = RANKING_METRICS if has_two_classes else {}
+    split = make_split(
+        name, features, examples, labels, metrics, bool(separator), ranking_metrics=ranking_metrics
+    )
+    if head is not CLASSIFICATION or not split.score:
+        return split
+    return with_calibration(split, fits=name == "dev" and bool(data.train and config.num_epochs))
+
+
+def selecting_metrics(head: Head, labels: Sequence[str]) -> list[str]:
+    """Returns the names of the metrics that may select a checkpoint; the first is the default."""
+    names = list(METRICS_OF_HEADS[head.name])
+    two_classes = head is CLASSIFICATION and len(labels) == 2
+    return names + [*TWO_CLASS_METRICS, *RANKING_METRICS] * two_classes
 
 
 def text_features(
@@ -128,10 +169,13 @@ def make_split(
     labels: Sequence,
     metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
     multi_label: bool = False,
+    *,
+    ranking_metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] | None = None,
 ) -> Split:
     """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
-    With `multi_label` the prediction is all labels whose probability is above 0.5. Writes
+    With `multi_label` the prediction is all labels whose probability is above 0.5. For two classes
+    `ranking_metrics` are of how far the logit of the second exceeds that of the first. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
     of every class; and NAME_classes.tsv: the `scores.class_table`.
     """
@@ -150,9 +194,13 @@ def make_split(
 
     def score(outputs: Outputs) -> dict[str, float]:
         predicted = predict(outputs)
-        return {metric: function(predicted, expected) for metric, function in metrics.items()}
+        found = {metric: function(predicted, expected) for metric, function in metrics.items()}
+        for metric, function in (ranking_metrics or {}).items():
+            margins = np.diff(np.stack(outputs).astype(np.float64))[:, 0]
+            found[metric] = function(margins, expected == 1)
+        return found
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+    def describe_examples(outputs: Outputs) -> list[dict]:
         lines, predicted = [], predict(outputs)
         for index, record in enumerate(records):
             line = {"id": record.id} | record.columns
@@ -162,17 +210,22 @@ def make_split(
             if labels:
                 line["probabilities"] = dict(best_labels(labels, outputs[index], multi_label))
             lines.append(line)
-        tables.write_json_lines(directory / f"{name}.jsonl", lines)
+        return lines
+
+    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+        tables.write_json_lines(directory / f"{name}.jsonl", describe_examples(outputs))
         if is_labeled and labels:
             one_hot = np.eye(len(labels), dtype=bool)
-            label_sets = (x > 0 if multi_label else one_hot[x] for x in (predicted, expected))
+            label_sets = (
+                x > 0 if multi_label else one_hot[x] for x in (predict(outputs), expected)
+            )
             rows = scores.class_table(*label_sets, labels)
             with open(directory / f"{name}_classes.tsv", "w", newline="") as stream:
                 csv.writer(stream, delimiter="\t").writerows(rows)
             lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in rows)
             logging.info("%s, by label:\n%s", name, "\n".join(lines))
 
-    return Split(name, features, score if is_labeled else None, write)
+    return Split(name, features, score if is_labeled else None, write, describe_examples)
 
 
 class Classification(NamedTuple):

@@ -61,6 +61,21 @@ def test_classification_metrics_equal_scikit_learn(name):
     assert worst < 1e-12
 
 
+@pytest.mark.parametrize("name", ["roc_auc", "average_precision"])
+def test_ranking_metrics_equal_scikit_learn(name):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng, worst = np.random.default_rng(0), 0.0
+    theirs = getattr(metrics, "roc_auc_score" if name == "roc_auc" else "average_precision_score")
+    for _ in range(CASES):
+        margins, _ = values(rng)
+        is_positive = rng.random(len(margins)) < rng.random()
+        if is_positive.any() and not is_positive.all():  # Undefined otherwise.
+            actual = getattr(scores, name)(margins, is_positive)
+            worst = max(worst, abs(actual - theirs(is_positive, margins)))
+    print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
+    assert worst < 1e-12
+
+
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_class_table_equals_scikit_learn(multi_label):
     metrics = pytest.importorskip("sklearn.metrics")

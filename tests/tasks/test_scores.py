@@ -42,6 +42,30 @@ def test_metrics_of_edge_cases(metric, predicted, expected, value):
     assert isinstance(found, float) and found == pytest.approx(value, abs=1e-12)
 
 
+def test_ranking_metrics_equal_their_definitions():
+    """Over pairs of examples, and over thresholds; scores of few values have many ties."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        count = int(rng.integers(2, 30))
+        margins = rng.integers(0, 6, count).astype(np.float64)
+        is_positive = rng.random(count) < 0.4
+        if is_positive.all() or not is_positive.any():
+            continue
+        gaps = margins[is_positive][:, None] - margins[~is_positive]
+        wins = np.mean((gaps > 0) + 0.5 * (gaps == 0))
+        assert scores.roc_auc(margins, is_positive) == pytest.approx(wins, abs=1e-12)
+        precisions = [is_positive[margins >= each].mean() for each in margins[is_positive]]
+        found = scores.average_precision(margins, is_positive)
+        assert found == pytest.approx(np.mean(precisions), abs=1e-12)
+
+
+@pytest.mark.parametrize(("classes", "auc", "precision"), [([1, 1], 0.5, 1.0), ([0, 0], 0.5, 0.0)])
+def test_ranking_metrics_of_a_single_class(classes, auc, precision):
+    margins = np.array([1.0, 2.0])
+    assert scores.roc_auc(margins, classes) == auc
+    assert scores.average_precision(margins, classes) == precision
+
+
 def test_class_table_has_the_scores_and_confusions_of_each_label():
     one_hot = np.eye(3, dtype=bool)
     table = scores.class_table(one_hot[[0, 0, 1, 1, 0]], one_hot[[0, 0, 0, 1, 1]], ("a", "b", "c"))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy
 import tensorflow_datasets as tfds
 from absl import flags
 from ml_collections import config_flags
@@ -218,7 +219,8 @@ def test_a_file_without_labels_is_predicted_but_not_scored(read, tmp_path):
     task = read(test="name,text\nx,the king\ny,war\n")
     dev, test = task.splits
     assert task.notes["test examples without labels, so not scored"] == 2
-    assert dev.score([np.array([2.0, 1.0])]) == {"accuracy": 1.0, "macro_f1": 1.0}
+    scored = dev.score([np.array([2.0, 1.0])])
+    assert scored["accuracy"] == scored["macro_f1"] == 1.0
     assert test.score is None
     test.write([np.log([0.25, 0.75]), np.log([0.5, 0.25])], tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
@@ -235,6 +237,30 @@ def test_a_file_without_labels_is_predicted_but_not_scored(read, tmp_path):
     assert not list(tmp_path.glob("*_classes.tsv"))
     (dev,) = read(dev="text,label\nthe king,\n").splits
     assert dev.score is None
+
+
+def test_two_classes_are_also_scored_by_rank_and_selected_by_it(read):
+    """The positive class is the second label, here 'b'."""
+    sigmoid = scipy.special.expit
+    task = read(dev="text,label\nthe king,b\nwar,a\nroad,b\n", metric="average_precision")
+    assert task.metric == "dev/average_precision"
+    outputs = [np.float32([0, 1]), np.float32([0, 0.5]), np.float32([0, -1])]
+    assert task.splits[0].score(outputs) == pytest.approx(
+        {
+            "accuracy": 1 / 3,
+            "macro_f1": 0.25,
+            "matthews": -0.5,
+            "roc_auc": 0.5,
+            "average_precision": (1 + 2 / 3) / 2,
+            "ece": (2 * (sigmoid(1) - 0.5) + sigmoid(0.5)) / 3,  # Two are in one bin.
+        }
+    )
+    three = "text,label\nthe king,c\nwar,a\nroad,b\n"
+    outputs = [np.eye(3)[2], np.eye(3)[0], np.eye(3)[1]]
+    (split,) = read(three, three).splits
+    assert list(split.score(outputs)) == ["accuracy", "macro_f1", "ece"]
+    with pytest.raises(ValueError, match=r"metric=roc_auc: expected one of accuracy, macro_f1$"):
+        read(three, three, metric="roc_auc")
 
 
 def test_predictions_have_the_label_and_the_scores_of_each_class_are_written(
@@ -306,6 +332,7 @@ def test_examples_over_the_limit_are_dropped_and_counted(tokenizer, tmp_path):
     task = text_classification.get_task(config, tokenizer)
     assert [feature.label for feature in task.train] == [0, 0, 1]  # Lines 0, 3 and 6.
     assert task.notes["train examples dropped"] == 7 and len(task.splits[0].features) == 10
+    assert task.notes["train examples of the rarest label, 'b'"] == 1  # Of those trained on.
     config.max_train_examples, config.max_eval_examples = 1, 2
     task = text_classification.get_task(config, tokenizer)
     assert task.labels == ("a", "b") and task.notes["dev examples dropped"] == 8
@@ -340,6 +367,14 @@ def test_ids_are_written_with_the_predictions(read, tmp_path):
             r"dev\.csv, line 2: no column 'label'; found text, la",
         ),
         ({"train": "text;label\nthe;a\n"}, r"line 2: no .* \(commas separate a \.csv"),
+        (
+            {"train": 'text;label\n"the; king";a\n'},
+            r"train\.csv, line 2: expected commas, found semicolons in the header: convert it$",
+        ),
+        (
+            {"train": "text;label\nthe, king;a\n"},
+            r"expected 1 fields, .*, found 2 \(commas separate a \.csv, but its header has semicol",
+        ),
         ({"train": "text,label,text\na,b,c\n"}, r"train\.csv: the header names 'text' twice"),
         ({"dev": DEV + "war,c\n"}, r"dev\.csv, line 3: label 'c', expected one of a, b; fix"),
         ({"dev": DEV + "war,\n"}, r"dev\.csv, line 3: no 'label': label all examples, or none"),
