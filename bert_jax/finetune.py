@@ -47,7 +47,12 @@ from bert_jax.training.workdir import claim_workdir, write_json
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     """Runs or resumes the fine-tuning in `workdir` and returns the contents of `result.json`.
 
-    In a multi-process run every process must call it, after `distributed.initialize`.
+    Adds "model", the directory that `bert_jax.load` takes, if it trained one: of several seeds, the
+    one with the best score on the selection split (the first without such a split). From Python,
+    lock the configuration, so that a mistyped field is an error; an interrupted run raises
+    RunStopped and resumes when called again. In a multi-process run every process must call it,
+    after `distributed.initialize`. Raises ValueError or OSError for invalid settings or files, and
+    NonFiniteLoss if no seed has a finite loss.
     """
     workdir = pathlib.Path(workdir)
     with distributed.raise_on_all_processes():
@@ -68,13 +73,15 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     if not finished:
         raise NonFiniteLoss(results[0]["message"], results[0]["diverged"])
     if config.num_seeds == 1:
-        return results[0]
+        return results[0] | {"model": str(workdir)}
     result = summarize_seeds(finished, setup.task.metric) | {
         "diverged_seeds": [{"seed": each["seed"], "step": each["diverged"]} for each in diverged]
     }
     if jax.process_index() == 0:
         write_json(workdir / "result.json", result)
-    return result
+    split, _, metric = setup.task.metric.rpartition("/")
+    best = max(finished, key=lambda result: result.get(split, {}).get(metric, 0.0))
+    return result | {"model": str(directories[best["seed"]])}
 
 
 def prepare(config: ConfigDict) -> FinetuneSetup:

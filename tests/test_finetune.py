@@ -107,7 +107,7 @@ def assert_equal_runs(one, two):
 
 def test_run_learns_and_leaves_what_the_readme_promises(finished):
     workdir, result = finished
-    assert json.loads((workdir / "result.json").read_text()) == result
+    assert json.loads((workdir / "result.json").read_text()) | {"model": str(workdir)} == result
     assert result["dev"]["accuracy"] > 0.8 and not result["collapsed"]
     assert (workdir / "config.json").exists() and list((workdir / "tensorboard").iterdir())
     text = (workdir / "predictions" / "dev.jsonl").read_text()
@@ -241,6 +241,8 @@ def test_several_seeds_give_median_min_and_max_and_more_can_be_added(finished, g
         "max": scores[2],
     }
     assert [seed["seed"] for seed in result["seeds"]] == [0, 1, 2]
+    best = max(result["seeds"], key=lambda seed: seed["dev"]["accuracy"])
+    assert result["model"] == str(tmp_path / f"seed_{best['seed']}")
     # The rounding of stacked products differs.
     assert result["seeds"][0]["dev"] == pytest.approx(finished[1]["dev"], abs=1e-5)
     # The second call computes nothing.
