@@ -58,9 +58,9 @@ def describe_fields(get_config: Callable[[], ConfigDict]) -> list[ConfigField]:
 
 
 def _fields_of(config: ConfigDict, prefix: str, places: Places) -> Iterator[ConfigField]:
-    order = [key for owner, key in places if owner == id(config)]
-    for key in sorted(config, key=order.index):
-        comments = [_comment_at(*place) for place in places[id(config), key]]
+    in_order = [key for owner, key in places if owner == id(config) and key in config]
+    for key in dict.fromkeys([*in_order, *config]):  # Those of a deep copy have no places.
+        comments = [_comment_at(*place) for place in places.get((id(config), key), ())]
         comment = " ".join(dict.fromkeys(filter(None, comments)))
         field = ConfigField(prefix + key, config[key], config.get_type(key), comment)
         yield field

@@ -1,5 +1,6 @@
 """Every field of our configurations has a comment, which `--help` shows."""
 
+import copy
 import subprocess
 import sys
 
@@ -71,6 +72,17 @@ def test_comments_are_those_of_the_field_and_of_later_values():
     }
     assert list(fields) == ["above", "after", "bare", "group.inner", "both", "mesh.data"]
     assert ConfigDict.__setitem__.__name__ == "__setitem__"  # No longer recorded.
+
+
+def test_removed_and_copied_fields_are_listed_as_they_are():
+    def get_config():
+        config = copy.deepcopy(first_config())
+        del config.above
+        config.new = 1  # New.
+        return config
+
+    fields = {field.name: field.comment for field in describe_fields(get_config)}
+    assert "above" not in fields and fields["new"] == "New." and "group.inner" in fields
 
 
 def test_fields_are_shown_with_their_defaults():
