@@ -10,11 +10,11 @@ export PYTHONUNBUFFERED := 1
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
 
-# Makes the demo's model if it is not there. Then executes the notebooks in place, and
-# the examples of docs/python_api.md with their models.
+# Makes the demo's model if it is not there. Then executes the notebooks in place, without progress
+# bars, and the examples of docs/python_api.md with their models.
 notebooks: .venv/notebooks demo
 	for name in experiments/notebooks/*.ipynb; do \
-		$(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
+		TQDM_DISABLE=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
 			--ClearMetadataPreprocessor.enabled=True $$name || exit 1; done
 	$(BIN)/python -m doctest -o ELLIPSIS -o NORMALIZE_WHITESPACE docs/python_api.md
 

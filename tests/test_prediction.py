@@ -159,6 +159,19 @@ def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
                 )
 
 
+def test_dividing_the_head_by_its_temperature_calibrates_the_probabilities(tmp_path):
+    temperature = {"calibration_temperature": 1.7}
+    model = write_head(tmp_path, task="classification", labels=["no", "yes"], **temperature)
+    model, rng = bert_jax.load(model), random.Random(0)
+    table = [{"text": text, "label": rng.choice(["no", "yes"])} for text in texts(20)]
+    before = model.predict(table).scores
+    head = model.params["head"]
+    model.params["head"] = {name: values / 1.7 for name, values in head.items()}
+    after = model.predict(table).scores
+    assert after["ece"] == pytest.approx(before["calibrated_ece"], abs=1e-6)
+    assert after["ece"] != pytest.approx(before["ece"], abs=1e-3)
+
+
 def test_table_without_labels_is_only_predicted(tmp_path):
     model = bert_jax.load(write_head(tmp_path, task="classification", labels=["no", "yes"]))
     with pytest.warns(UserWarning, match="^examples with an empty text: 1 of 2$"):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tqdm
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -196,6 +197,9 @@ def predict(
     num_trials = len(jax.tree.leaves(params)[0])
     predictions = [[np.zeros(0)] * len(features) for _ in range(num_trials)]
     total = np.zeros((num_trials, 2))
+    # Appears after three seconds, below the bar of the training steps.
+    options = {"delay": 3, "mininterval": 1.0, "leave": False, "disable": jax.process_index() > 0}
+    progress = tqdm.tqdm(desc="predicting", total=len(features), **options)
     for members, rows in shape.batches(features, num_rows):
         outputs, sums = map(np.asarray, predict_step(params, to_devices(rows, sharding)))
         total += sums.sum(1)
@@ -207,6 +211,8 @@ def predict(
                 for trial, trial_outputs in zip(predictions, outputs, strict=True):
                     trial[index] = head.feature_output(trial_outputs[row, start : start + size])
                 start += size
+        progress.update(sum(map(len, members)))
+    progress.close()
     losses = [float(loss / weight) if weight else None for loss, weight in total]
     return [Prediction(*each) for each in zip(predictions, losses, strict=True)]
 
