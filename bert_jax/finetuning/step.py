@@ -198,7 +198,9 @@ def predict(
     predictions = [[np.zeros(0)] * len(features) for _ in range(num_trials)]
     total = np.zeros((num_trials, 2))
     # Appears after three seconds, below the bar of the training steps.
-    options = {"delay": 3, "mininterval": 1.0, "leave": False, "disable": jax.process_index() > 0}
+    options = {"delay": 3, "mininterval": 1.0, "leave": False}
+    if jax.process_index():
+        options["disable"] = True
     progress = tqdm.tqdm(desc="predicting", total=len(features), **options)
     for members, rows in shape.batches(features, num_rows):
         outputs, sums = map(np.asarray, predict_step(params, to_devices(rows, sharding)))

@@ -25,7 +25,9 @@ jax.monitoring.register_event_duration_secs_listener(
 
 def progress_bar(first_step: int, num_steps: int) -> tqdm.tqdm:
     """Returns the progress bar of a run that continues from `first_step`, shown by process 0."""
-    options = {"unit": "step", "mininterval": 1.0, "disable": jax.process_index() > 0}
+    options = {"unit": "step", "mininterval": 1.0}
+    if jax.process_index():  # Given as False, it would override TQDM_DISABLE.
+        options["disable"] = True
     return tqdm.tqdm(total=num_steps, initial=first_step, **options)
 
 
