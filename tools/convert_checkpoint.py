@@ -6,9 +6,11 @@ python tools/convert_checkpoint.py --to=huggingface runs/base exported
 SRC is a workdir (its best checkpoint is converted, or else its last) or a single checkpoint, a
 directory that transformers' `save_pretrained` wrote, or one of Google's release (which needs `pip
 install tensorflow-cpu`). DST must not exist; it appears only once it is complete. A
-converted bi-encoder or cross-encoder can also be read by sentence-transformers.
+converted bi-encoder or cross-encoder can also be read by sentence-transformers. For a hub, Hugging
+Face's DST has a README.md, a model card with the run's scores; fill in what it marks.
 """
 
+import json
 import os
 import pathlib
 import shutil
@@ -20,7 +22,8 @@ from absl import app, flags, logging
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.model_card import model_card
+from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import read_model
 from bert_jax.errors import CheckpointError
@@ -40,8 +43,26 @@ def convert(source: pathlib.Path, destination: pathlib.Path, target_format: str)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     WRITERS[target_format](unfinished, model.params, model.settings, model.tokenizer)
+    if target_format == "huggingface":
+        result = read_result(source)
+        card = model_card(destination.name, model.params, model.settings, result)
+        (unfinished / "README.md").write_text(card)
     unfinished.rename(destination)
     print(f"{destination}: complete, {target_format}")
+    if target_format == "huggingface":
+        print(f"{destination}/README.md: fill in the license before you publish the model")
+
+
+def read_result(source: pathlib.Path) -> dict:
+    """Returns the `result.json` of the run that ended with, or chose, this checkpoint; else {}."""
+    try:
+        checkpoint = find_checkpoint(source)
+    except FileNotFoundError:
+        return {}  # A directory of another library.
+    path = checkpoint.parent.parent / "result.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    step = result.get("best_step", result.get("steps"))
+    return result if str(step) == checkpoint.name else {}
 
 
 def main(argv: list[str]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.tools.convert_checkpoint import read_result
 from tests.helpers import CONFIG_JSON, PIECES, ROOT, state_dict
 
 
@@ -39,11 +40,24 @@ def test_round_trip_keeps_all_tensors_and_prints_a_table(source, tmp_path):
     assert ["unused", "1", "extra"] in lines
     result = convert("--to=huggingface", tmp_path / "made" / "native", tmp_path / "back")
     assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].endswith(
+        "fill in the license before you publish the model"
+    )
+    assert (tmp_path / "back" / "README.md").read_text().startswith("---\n")
     found = load_file(tmp_path / "back" / "model.safetensors")
     expected = load_file(source / "model.safetensors")
     del expected["extra"]
     np.testing.assert_equal(found, expected)
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["native"]
+
+
+def test_result_is_read_only_of_the_checkpoint_that_it_scores(tmp_path):
+    for path in ("run/best/20/params", "run/checkpoints/30/params", "theirs"):
+        (tmp_path / path).mkdir(parents=True)
+    result = {"best_step": 20, "steps": 30, "dev": {"f1": 0.5}}
+    (tmp_path / "run/result.json").write_text(json.dumps(result))
+    assert read_result(tmp_path / "run") == read_result(tmp_path / "run/best/20") == result
+    assert read_result(tmp_path / "run/checkpoints/30") == read_result(tmp_path / "theirs") == {}
 
 
 @pytest.mark.parametrize(

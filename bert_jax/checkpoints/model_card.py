@@ -1,0 +1,122 @@
+"""Writes the model card of an exported model, the README.md that a hub shows."""
+
+import pathlib
+import re
+from collections.abc import Mapping
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from bert_jax.checkpoints.huggingface import task_in_transformers
+
+# Task in transformers, or for a model without a task's head its module -> (the hub's name of the
+# task, what loads the model).
+_PIPELINES = {
+    "classification": ("text-classification", "pipeline"),
+    "multi_label": ("text-classification", "pipeline"),
+    "regression": ("text-classification", "pipeline"),
+    "tagging": ("token-classification", "pipeline"),
+    "span": ("question-answering", "AutoModelForQuestionAnswering.from_pretrained"),
+    "multiple_choice": ("multiple-choice", "AutoModelForMultipleChoice.from_pretrained"),
+    "embedding": ("sentence-similarity", "SentenceTransformer"),
+    "cross_encoder": ("text-ranking", "CrossEncoder"),
+    "causal": ("text-generation", "AutoModelForCausalLM.from_pretrained"),
+    "mlm": ("fill-mask", "pipeline"),
+    "encoder": ("feature-extraction", "pipeline"),
+}
+# Settings of a run that the card lists, where the run has them.
+_LISTED = (
+    *("init_from", "corpus", "max_seq_length", "batch_size", "num_epochs", "num_steps"),
+    *("optimizer", "learning_rate", "weight_decay", "seed"),
+)
+_TO_FILL_IN = """\
+# Fill in before you publish: https://huggingface.co/docs/hub/model-cards
+# license: of your weights, which that of the data or of the base model may restrict
+# language: en
+"""
+
+
+def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -> str:
+    """Returns the card of the model `name`: YAML with what is known, then Markdown.
+
+    `settings` are the checkpoint's; `result`, the contents of the `result.json` of the run that
+    trained these `params`, gives the metrics, or is empty.
+    """
+    kind = _kind(params, settings)
+    pipeline_tag, loader = _PIPELINES[kind]
+    is_embedding = loader in ("SentenceTransformer", "CrossEncoder")
+    base = settings.get("init_from") or ""
+    on_hub = re.search(r"models--([\w.-]+?)--([\w.-]+)", base)
+    results = _eval_results(pipeline_tag, settings, result)
+    data = ModelCardData(
+        license="unknown",
+        base_model="/".join(on_hub.groups()) if on_hub else None,
+        library_name="sentence-transformers" if is_embedding else "transformers",
+        pipeline_tag=pipeline_tag,
+        tags=["bert", "bert_jax"],
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+    to_fill_in = _TO_FILL_IN + "# base_model: OWNER/NAME\n" * bool(base and not on_hub)
+    library = "sentence_transformers" if is_embedding else "transformers"
+    task = f'"{pipeline_tag}", ' if loader == "pipeline" else ""
+    lines = [
+        *("---", to_fill_in + data.to_yaml(), "---", "", f"# {name}", ""),
+        "A BERT model trained with bert_jax. What it is for, what it must not be used for, and the",
+        "texts that it was trained on: fill in.",
+        *("", "```python", f"from {library} import {loader.partition('.')[0]}", ""),
+        *(f'model = {loader}({task}"OWNER/{name}")', "```", ""),
+        *(_section("Labels", (settings.get("head") or {}).get("labels", ()))),
+        *(_section("Training", _training(settings))),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _kind(params: Mapping, settings: Mapping) -> str:
+    head = settings.get("head") or {}
+    if head.get("task") == "multiple_choice" and task_in_transformers(head) == "regression":
+        return "cross_encoder"
+    if head:
+        return head["task"]
+    if "mlm" not in params:
+        return "encoder"
+    return "causal" if settings["architecture"].get("causal") else "mlm"
+
+
+def _eval_results(pipeline_tag: str, settings: Mapping, result: Mapping) -> list[EvalResult]:
+    """Returns an entry for each score, but none for those of single labels, such as f1/PER."""
+    splits = {name: scores for name, scores in result.items() if isinstance(scores, dict)}
+    if not splits:  # Of pre-training: held-out rows of the corpus.
+        names = ("perplexity", "mlm_accuracy", "nsp_accuracy", "next_token_accuracy")
+        splits = {"heldout": {name: result[name] for name in names if name in result}}
+    return [
+        EvalResult(
+            task_type=pipeline_tag,
+            dataset_type=_dataset(split, settings),
+            dataset_name=_dataset(split, settings),
+            dataset_split=split,
+            metric_type=metric,
+            metric_value=round(float(score), 6),
+        )
+        for split, scores in splits.items()
+        for metric, score in scores.items()
+        if "/" not in metric
+    ]
+
+
+def _dataset(split: str, settings: Mapping) -> str:
+    """Returns a name of the data: of its file without the folders, which are a machine's own."""
+    data = settings.get("data") or {}
+    source = data.get(split) or data.get("name") or data.get("directory") or settings.get("corpus")
+    return pathlib.Path(source or settings.get("task") or split).name
+
+
+def _training(settings: Mapping) -> list[str]:
+    values = {name: settings[name] for name in _LISTED if settings.get(name) not in (None, "")}
+    for name in ("init_from", "corpus"):
+        if name in values:
+            values[name] = pathlib.Path(values[name]).name
+    return [f"{name}: {value}" for name, value in values.items()]
+
+
+def _section(title: str, items) -> list[str]:
+    return [f"## {title}", "", *(f"- {item}" for item in items), ""] if items else []

@@ -1,0 +1,93 @@
+"""Model cards, read back with the hub's own library."""
+
+import pytest
+from huggingface_hub import ModelCard
+
+from bert_jax.checkpoints.model_card import model_card
+
+ENCODER = {"architecture": {"causal": False}}
+RETRIEVAL = {"max_query_length": 8}
+
+
+def text(params=(), result=(), **settings):
+    return model_card("mine", dict.fromkeys(params), ENCODER | settings, dict(result))
+
+
+def card(*arguments, **settings):
+    return ModelCard(text(*arguments, **settings)).data
+
+
+@pytest.mark.parametrize(
+    ("params", "head", "pipeline_tag", "library"),
+    [
+        (["encoder"], None, "feature-extraction", "transformers"),
+        (["encoder", "mlm"], None, "fill-mask", "transformers"),
+        (["head"], {"task": "classification"}, "text-classification", "transformers"),
+        (["head"], {"task": "tagging"}, "token-classification", "transformers"),
+        (["head"], {"task": "span"}, "question-answering", "transformers"),
+        (["head"], {"task": "multiple_choice"}, "multiple-choice", "transformers"),
+        (
+            ["head"],
+            {"task": "multiple_choice"} | RETRIEVAL,
+            "text-ranking",
+            "sentence-transformers",
+        ),
+        ([], {"task": "embedding"} | RETRIEVAL, "sentence-similarity", "sentence-transformers"),
+    ],
+)
+def test_task_and_library_are_those_of_the_head(params, head, pipeline_tag, library):
+    data = card(params, head=head and head | {"labels": []})
+    assert (data.pipeline_tag, data.library_name) == (pipeline_tag, library)
+    assert data.license == "unknown" and not data.eval_results
+
+
+def test_left_to_right_model_generates_text():
+    assert card(["mlm"], architecture={"causal": True}).pipeline_tag == "text-generation"
+
+
+def test_scores_of_each_split_become_results_but_not_those_of_single_labels():
+    result = {
+        "seed": 0,
+        "metric": "dev/f1",
+        "dev": {"f1": 0.5, "f1/PER": 0.25},
+        "test": {"f1": 0.125},
+        "predictions": ["predictions/dev.tsv"],
+    }
+    data = {"dev": "/home/me/texts/valid.txt", "test": "tfds:conll2003"}
+    settings = {"head": {"task": "tagging", "labels": ["O"]}, "data": data}
+    found = [
+        (each.dataset_split, each.dataset_name, each.metric_type, each.metric_value)
+        for each in card(["head"], result, **settings).eval_results
+    ]
+    assert found == [("dev", "valid.txt", "f1", 0.5), ("test", "tfds:conll2003", "f1", 0.125)]
+    assert "/home/me" not in text(["head"], result, **settings)
+
+
+def test_result_of_pretraining_is_of_the_heldout_rows():
+    result = {"mlm_loss": 1.5, "perplexity": 4.5, "mlm_accuracy": 0.625, "steps": 10}
+    found = card(["mlm"], result, corpus="corpora/wiki").eval_results
+    assert [(each.dataset_name, each.dataset_split, each.metric_type) for each in found] == [
+        ("wiki", "heldout", "perplexity"),
+        ("wiki", "heldout", "mlm_accuracy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("init_from", "base_model", "to_fill_in"),
+    [
+        ("", None, False),
+        ("/home/me/minilm", None, True),
+        ("cache/models--google-bert--bert-base-uncased", "google-bert/bert-base-uncased", False),
+        ("models--intfloat--e5-small-v2/snapshots/ab12", "intfloat/e5-small-v2", False),
+    ],
+)
+def test_base_model_is_known_or_to_be_filled_in(init_from, base_model, to_fill_in):
+    assert card(["encoder"], init_from=init_from).base_model == base_model
+    written = text(["encoder"], init_from=init_from)
+    assert ("# base_model: OWNER/NAME" in written) == to_fill_in
+    assert "/home/me" not in written
+
+
+def test_front_matter_names_what_is_to_be_filled_in():
+    front_matter = text().split("---")[1]
+    assert "# license: " in front_matter and "# language: en" in front_matter
