@@ -93,7 +93,7 @@ beam-test: .venv/beam
 .venv-parity/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/pip install --quiet --require-hashes --requirement requirements.lock
-	.venv-parity/bin/pip install --quiet --editable ".[comparison]"
+	.venv-parity/bin/pip install --quiet --editable ".[comparison,onnx]"
 	touch $@
 
 .venv-parity/tensorflow: .venv-parity/installed
