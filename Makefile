@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo fresh-machine notebooks test test-all slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -17,6 +17,11 @@ notebooks: .venv/notebooks demo
 		TQDM_DISABLE=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --log-level WARN \
 			--ClearMetadataPreprocessor.enabled=True $$name || exit 1; done
 	$(BIN)/python -m doctest -o ELLIPSIS -o NORMALIZE_WHITESPACE docs/python_api.md
+
+# Builds the documentation site; a warning, such as a broken link, is an error.
+docs: .venv/docs
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -E -W --keep-going -q -c docs . runs/site
+	@echo "The site is in runs/site: open runs/site/index.html"
 
 # The fast tier: 14 minutes on 2 cores of an AMD EPYC on 2026-11-26; the goal is 8.
 test: .venv/installed
@@ -84,6 +89,10 @@ beam-test: .venv/beam
 
 .venv/compiler: .venv/installed
 	$(BIN)/pip install --quiet --editable ".[tpu]"
+	touch $@
+
+.venv/docs: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[docs]"
 	touch $@
 
 .venv/notebooks: .venv/installed

@@ -206,7 +206,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:
-    """Loads a WordPiece vocabulary (one piece per line), or a SentencePiece model (*.model).
+    """Loads a WordPiece vocabulary (one piece per line), or a SentencePiece model (`*.model`).
 
     `path` may also be the directory of a corpus, or of a model of transformers. The files beside a
     vocabulary of such a model count, too. `lower_case` overrides what files or pieces say.
