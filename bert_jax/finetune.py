@@ -41,6 +41,7 @@ from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tasks.task import Split
 from bert_jax.training import loop
+from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
 
@@ -87,6 +88,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
 def prepare(config: ConfigDict) -> FinetuneSetup:
     """Validates the configuration, and reads the weights to start from and the task."""
     check_numbers(config)
+    check_tracker(config.tracker)
     source = read_weights(config)
     head = source.settings.get("head")
     if head and only_predicts(config) and not config.new_head:
@@ -191,6 +193,8 @@ def run_stack(
     checkpointer = Checkpointer(directory, {}, setup.tokenizer, keep_last=1)
     exit_stack.callback(checkpointer.close)
     stack = Stack(setup, trials, directory, checkpointer)
+    for run in stack.runs:
+        exit_stack.callback(run.writer.close)
     state = stack.initial_state()
     progress = loop.progress_bar(stack.first_step, stack.num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))

@@ -40,6 +40,7 @@ from bert_jax.training.pretrain_setup import (
 )
 from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
 from bert_jax.training.state import TrainState, parameters_hash
+from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
 PROGRESS = ("loss", "mlm_accuracy", "next_token_accuracy", "rows_per_second", "mfu")
@@ -61,6 +62,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
         check_numbers(config)
+        check_tracker(config.tracker)
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
         watchdog.beat("opening the corpus on all processes")
         phases = open_phases(config)
@@ -101,7 +103,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         state = initial_state(setup, source, checkpointer)
     del source
 
-    writer = metrics.MetricsWriter(workdir, first_step, writes=is_main)
+    tracking = {"tracker": config.tracker, "settings": settings}
+    writer = metrics.MetricsWriter(workdir, first_step, writes=is_main, **tracking)
+    exit_stack.callback(writer.close)
     progress = loop.progress_bar(first_step, num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
     began = started - writer.seconds  # As if the run had never been interrupted.
@@ -193,7 +197,6 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     last = phases[-1]
     scores = evaluate(eval_steps[-1], state.params, last, sharding, config, beat)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
-    writer.close()
     result = scores | metrics.unigram_baseline(last.heldout.count_tokens(), tokenizer.special_ids)
     result |= {"steps": num_steps, "seconds": time.monotonic() - began}
     if is_main:

@@ -60,7 +60,13 @@ class TrialRun:
         result = trial.result or {}
         self.finished, self.diverged = bool(result), result.get("diverged")
         self.loss, self.writes = math.inf, jax.process_index() == 0 and not self.finished
-        self.writer = MetricsWriter(trial.workdir, first_step, writes=self.writes)
+        self.writer = MetricsWriter(
+            trial.workdir,
+            first_step,
+            writes=self.writes,
+            tracker=trial.config.tracker,
+            settings=self.settings,
+        )
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         self.prediction: Prediction | None = None
         self.prediction_size = 0

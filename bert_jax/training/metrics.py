@@ -1,10 +1,10 @@
-"""Writes metrics.jsonl and TensorBoard files; computes throughput, MFU and the unigram baseline."""
+"""Writes metrics (metrics.jsonl, TensorBoard, a tracker); computes throughput, MFU and baseline."""
 
 import json
 import math
 import pathlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -12,6 +12,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from bert_jax.runtime import distributed
+from bert_jax.training.trackers import start_tracker
 from bert_jax.training.workdir import add_path_to_errors, write_text
 
 # Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p have
@@ -36,17 +38,30 @@ class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
     Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then.
-    Pass `writes=True` in one process only. Raises OSError.
+    Pass `writes=True` in one process only. `tracker` is a name in `trackers.TRACKERS`, or "" for
+    none; it also gets the run's `settings`. Raises OSError, and what the tracker's start raises.
     """
 
-    def __init__(self, workdir: pathlib.Path, first_step: int = 0, writes: bool = True):
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        first_step: int = 0,
+        *,
+        writes: bool = True,
+        tracker: str = "",
+        settings: Mapping | None = None,
+    ):
         self._path, self._tensorboard = workdir / "metrics.jsonl", workdir / "tensorboard"
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
         # The last line of a killed run may be incomplete.
         records = [json.loads(line) for line in lines if line.endswith("}\n")]
         kept = [record for record in records if record["step"] <= first_step]
         self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
-        self._writes = writes
+        self._writes, self._tracker = writes, None
+        if tracker:
+            with distributed.raise_on_all_processes():
+                if writes:
+                    self._tracker = start_tracker(tracker, workdir, settings or {})
         if not writes:
             return
         self._written = {(record["step"], *record.keys()) for record in kept}
@@ -68,10 +83,16 @@ class MetricsWriter:
             for name, value in metrics.items():
                 self._write_event(step, summary=scalar(name, value))
             self._events.flush()
+        if self._tracker:
+            self._tracker.log(step, metrics)
 
     def close(self) -> None:
+        """Closes the files and ends the tracker's run; does nothing the second time."""
         if self._writes:
+            self._writes = False
             self._events.close()
+            if self._tracker:
+                self._tracker.close()
 
     def _write_event(self, step: int, **content):
         self._events.write_event(Event(wall_time=time.time(), step=step, **content))

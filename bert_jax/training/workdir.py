@@ -47,6 +47,7 @@ CHANGEABLE_ON_RESUME = (
     "keep_",
     "stall_seconds",
     "profile_steps",
+    "tracker",
     "num_seeds",
     "stacked_trials",
     "save_training_state",

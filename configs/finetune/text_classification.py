@@ -91,6 +91,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.log_every = 50  # Steps between the lines with the training loss in metrics.jsonl.
     config.eval_every = 0  # Steps between evaluations; 0: after each epoch.
     config.save_training_state = True  # After each evaluation, to resume from.
+    # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
+    config.tracker = ""
     config.stall_seconds = 600  # Seconds without a step before the stacks are printed.
 
     return apply_runlocal(config, arg)

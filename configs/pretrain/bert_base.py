@@ -88,6 +88,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.keep_checkpoints = 3  # Keeps the last N checkpoints.
     config.keep_every = 0  # Also keeps a checkpoint every N steps; 0 means none.
     config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
+    # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
+    config.tracker = ""
     # Seconds without a step before the stacks of all threads are printed.
     config.stall_seconds = 600
 

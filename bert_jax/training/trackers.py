@@ -1,0 +1,131 @@
+"""Sends the metrics of a run to an experiment tracker, too: Weights & Biases, MLflow or Trackio.
+
+Off by default; `config.tracker` names one. Where it sends to is its library's own business, set by
+its environment variables (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID, ...).
+"""
+
+import contextvars
+import importlib.util
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from absl import logging
+from flax.traverse_util import flatten_dict
+
+from bert_jax.training.workdir import write_text
+
+DEFAULT_PROJECT = "bert_jax"
+
+
+class Tracker(NamedTuple):
+    """A run at a tracker: its id there, `log(step, metrics)` and `close()`."""
+
+    run_id: str
+    log: Callable[[int, dict[str, float]], None]
+    close: Callable[[], None]
+
+
+def _start_wandb(name: str, settings: dict, run_id: str | None) -> Tracker:
+    import wandb
+
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT),
+        name=name,
+        config=settings,
+        id=run_id or secrets.token_hex(4),
+        resume="allow",
+        reinit="create_new",  # The trials of a stack log side by side.
+    )
+    return Tracker(run.id, lambda step, metrics: run.log(metrics, step=step), run.finish)
+
+
+def _start_mlflow(name: str, settings: dict, run_id: str | None) -> Tracker:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+    from mlflow.utils.time import get_current_time_millis as now
+
+    client = MlflowClient()
+    if not run_id:
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT)
+        experiment = client.get_experiment_by_name(project)
+        experiment_id = (
+            experiment.experiment_id if experiment else client.create_experiment(project)
+        )
+        run_id = client.create_run(experiment_id, run_name=name).info.run_id
+        for key, value in flatten_dict(settings, sep=".").items():
+            client.log_param(run_id, key, value)
+    client.update_run(run_id, "RUNNING")
+
+    def log(step, metrics):
+        values = [Metric(key, value, now(), step) for key, value in metrics.items()]
+        client.log_batch(run_id, values)
+
+    return Tracker(run_id, log, lambda: client.set_terminated(run_id))
+
+
+def _start_trackio(name: str, settings: dict, run_id: str | None) -> Tracker:
+    import trackio
+
+    run_id = run_id or f"{name}-{secrets.token_hex(4)}"  # Runs are resumed by name.
+    # In a context of its own: `init` would finish the run of another trial of the stack.
+    run = contextvars.Context().run(
+        trackio.init,
+        project=os.environ.get("TRACKIO_PROJECT", DEFAULT_PROJECT),
+        name=run_id,
+        config=settings,
+        resume="allow",
+        embed=False,
+    )
+    return Tracker(run_id, lambda step, metrics: run.log(metrics, step=step), run.finish)
+
+
+# Name in `config.tracker` -> what starts or resumes a run (name, settings, id of an earlier start).
+TRACKERS = {"wandb": _start_wandb, "mlflow": _start_mlflow, "trackio": _start_trackio}
+
+
+def check_tracker(name: str) -> None:
+    """Raises ValueError for an unknown tracker, ImportError for one that is not installed."""
+    if name and name not in TRACKERS:
+        raise ValueError(f"--config.tracker={name}: expected {', '.join(TRACKERS)}, or '' for none")
+    if name and not importlib.util.find_spec(name):
+        raise ImportError(
+            f"--config.tracker={name}: {name} is not installed: pip install 'bert_jax[trackers]'"
+        )
+
+
+def start_tracker(name: str, workdir: pathlib.Path, settings: Mapping) -> Tracker | None:
+    """Starts the run of `workdir` at a tracker, or resumes it; None if `name` is "".
+
+    The run's id there is kept in the workdir, in `NAME_run_id`. Raises what the library raises: a
+    run that cannot be tracked as asked does not start.
+    """
+    if not name:
+        return None
+    path = workdir / f"{name}_run_id"
+    run_id = path.read_text().strip() if path.exists() else None
+    tracker = TRACKERS[name](str(workdir), dict(settings), run_id)
+    write_text(path, f"{tracker.run_id}\n")
+    return _never_failing(name, tracker)
+
+
+def _never_failing(name: str, tracker: Tracker) -> Tracker:
+    """Returns a tracker that logs the first error, and then sends no more: training goes on."""
+    failed = []
+
+    def call(function: Callable, *arguments) -> None:
+        if failed:
+            return
+        try:
+            function(*arguments)
+        except Exception as error:  # Of its service, its network or its files: many types.
+            failed.append(error)
+            lost = "no more metrics are sent there; metrics.jsonl has all of them"
+            logging.error("%s failed, %s: %s", name, lost, error)
+
+    def log(step, metrics):
+        call(tracker.log, step, metrics)
+
+    return tracker._replace(log=log, close=lambda: call(tracker.close))
