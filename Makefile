@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo docs fresh-machine notebooks test test-all slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -28,6 +28,11 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(PYTEST) -m "not slow and not exhaustive"
+
+# Checks the types that a user's editor sees, with ty: 38 MB and a second, where pyright with its Node.js
+# takes 280 MB and a minute.
+types: .venv/types
+	$(BIN)/ty check --python .venv
 
 # The two commands of the README, `make demo` and `make test`, on a minimal Debian 13 in a chroot.
 # Needs root and debootstrap.
@@ -95,9 +100,14 @@ beam-test: .venv/beam
 	$(BIN)/pip install --quiet --editable ".[docs]"
 	touch $@
 
+.venv/types: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[types]"
+	touch $@
+
 .venv/notebooks: .venv/installed
 	$(BIN)/pip install --quiet --editable ".[notebooks]"
 	touch $@
+	@echo "To open the notebooks: $(BIN)/jupyter lab experiments/notebooks"
 
 .venv-parity/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv-parity
