@@ -1,4 +1,4 @@
-"""Trackers with modules in place of the libraries; docs/results.md says what was run with them."""
+"""Trackers, with modules in place of the libraries."""
 
 import sys
 import types
