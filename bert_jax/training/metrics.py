@@ -90,7 +90,8 @@ class MetricsWriter:
         """Closes the files and ends the tracker's run; does nothing the second time."""
         if self._writes:
             self._writes = False
-            self._events.close()
+            with add_path_to_errors(self._tensorboard):
+                self._events.close()
             if self._tracker:
                 self._tracker.close()
 
