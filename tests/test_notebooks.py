@@ -10,7 +10,7 @@ NOTEBOOKS = sorted(pathlib.Path("experiments/notebooks").glob("*.ipynb"))
 
 
 def test_all_notebooks_are_there():
-    names = ["finetune_your_own", "inside_bert", "restore_and_use", "training_curves"]
+    names = ["colab", "finetune_your_own", "inside_bert", "restore_and_use", "training_curves"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
