@@ -2,6 +2,7 @@
 
 import glob
 import importlib
+import importlib.metadata
 import os
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,23 @@ if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 if TYPE_CHECKING:
-    from bert_jax.inference import load
+    from bert_jax.inference import PretrainedModel, load
     from bert_jax.model.config import BertConfig
+    from bert_jax.tasks.search import search
 
-__all__ = ["BertConfig", "load"]
+__all__ = ["BertConfig", "PretrainedModel", "__version__", "load", "search"]
 
 
 def __getattr__(name: str):
     # Imported on first use: the corpus tools start many processes that do not need JAX.
-    modules = {"BertConfig": "bert_jax.model.config", "load": "bert_jax.inference"}
+    if name == "__version__":
+        return importlib.metadata.version("bert_jax")
+    modules = {
+        "BertConfig": "bert_jax.model.config",
+        "PretrainedModel": "bert_jax.inference",
+        "load": "bert_jax.inference",
+        "search": "bert_jax.tasks.search",
+    }
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(modules[name]), name)

@@ -1,15 +1,14 @@
 """Loads a trained model and applies it: `bert_jax.load(directory)`. One CPU is enough."""
 
-import dataclasses
 import functools
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.special import softmax
 
@@ -18,50 +17,56 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.data.features import ModelInput
 from bert_jax.model import forward
 from bert_jax.model.architecture import config_from_settings
-from bert_jax.model.heads import EMBEDDING, HEADS, TaskModel, make_model
-from bert_jax.model.pooling import POOLINGS
+from bert_jax.model.encoder import EncoderModel
+from bert_jax.model.execution import CHOICES
+from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.pretraining import PretrainingModel
 from bert_jax.tasks import spans
-from bert_jax.tasks.masked_text import Fill, best_fills, tokenize_masked
+from bert_jax.tasks.masked_text import Fill, fill_texts
 from bert_jax.tasks.multiple_choice import Ranked
-from bert_jax.tasks.sequences import make_sequences
+from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.table_prediction import predict_table
 from bert_jax.tasks.tagging import Tagging, tag_texts
 from bert_jax.tasks.text_classification import Classification, best_labels
-from bert_jax.tokenization import Tokenizer
-
-Texts = str | Sequence[str]
-# The activations of more rows leave a CPU's caches: MiniLM takes 3 % longer with 32, 19 % with 64.
-ROWS_PER_BATCH = 16
+from bert_jax.tasks.text_inputs import Texts, TextsOrPairs, as_list, check_texts, check_whole
+from bert_jax.text_encoder import ROWS_PER_BATCH, TextEncoder
 
 
-def load(directory: str | os.PathLike) -> "PretrainedModel":
+def load(
+    directory: str | os.PathLike,
+    dtype: jax.typing.DTypeLike = "float32",
+    device: jax.Device | str | None = None,
+) -> "PretrainedModel":
     """Loads a model, whatever devices wrote it; warns about unused and missing tensors.
 
-    `directory` is a run's workdir (its best checkpoint is used, or else the latest), a checkpoint,
-    or a Hugging Face transformers or Google release directory. Raises FileNotFoundError if
-    it holds no model, CheckpointError if it is damaged, and ValueError if it cannot be converted.
+    Raises FileNotFoundError if `directory` holds no model, CheckpointError if it is damaged,
+    ValueError if it cannot be converted, and RuntimeError if there is no such device.
+
+    Args:
+      directory: a run's workdir (its best checkpoint is used, or else the latest), a checkpoint,
+        or a Hugging Face transformers or Google release directory.
+      dtype: "float32" or "bfloat16", of hidden states and products; parameters and results are
+        float32.
+      device: where the parameters are, and so where the model computes: one of `jax.devices()`, or
+        "cpu", "gpu" or "tpu". None: JAX's default device.
     """
     if not isinstance(directory, str | os.PathLike):
         raise TypeError(f"directory must be the path of a model's directory, got {directory!r}")
-    params, settings, tokenizer, report = read_model(directory)
+    if (name := jnp.dtype(dtype).name) not in CHOICES["dtype"]:
+        raise ValueError(f"dtype must be one of {', '.join(CHOICES['dtype'])}, got {name}")
+    device = jax.devices(device)[0] if isinstance(device, str) else device
+    with jax.default_device(device):
+        params, settings, tokenizer, report = read_model(directory)
     if unexpected := unexpected_tensors(report):
         hint = "a head is loaded if `architectures` in config.json names its class"
         warnings.warn(f"{directory}: {unexpected}; {hint}", stacklevel=2)
     config = config_from_settings(settings)
-    return PretrainedModel(config, tokenizer, jax.device_put(params), settings, str(directory))
+    params = jax.device_put(params, device)
+    return PretrainedModel(config, tokenizer, params, settings, str(directory), name)
 
 
-class Attention(NamedTuple):
-    """The tokens of a text, and attention probabilities, float32 `[layer, head, from, to]`."""
-
-    tokens: list[str]
-    probabilities: np.ndarray
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class PretrainedModel:
-    """A model restored by `load`, in float32 on one device.
+class PretrainedModel(TextEncoder):
+    """A model on one device, restored by `load` or of parameters of your own.
 
     For a list of inputs, methods return a list; for a single one (a string, or a tuple: a pair of
     texts or the words of one text), just its result. Lengths include [CLS] and [SEP]. Texts that
@@ -73,27 +78,20 @@ class PretrainedModel:
       config: the architecture.
       tokenizer: the tokenizer of its vocabulary.
       params: the parameter tree: "encoder", and "mlm", "nsp" and "head" where the model has them.
-      settings: the resolved configuration, as stored in the checkpoint.
+      settings: the resolved configuration, as stored in the checkpoint. For own parameters only
+        the head is needed: `{"head": {"task": "classification", "labels": ["no", "yes"]}}`.
       source: the directory given to `load`.
+      dtype: "float32" or "bfloat16", of hidden states and products.
     """
-
-    config: object
-    tokenizer: Tokenizer
-    params: dict
-    settings: dict = dataclasses.field(default_factory=dict)
-    source: str = ""
-
-    @property
-    def head(self) -> dict | None:
-        """The "task", "labels" and lengths of a fine-tuned head: `settings["head"]`, or None."""
-        return self.settings.get("head")
 
     @property
     def module(self) -> nn.Module:
-        """The Flax module of `params`: with the fine-tuned head, or else `PretrainingModel`."""
+        """The Flax module of `params`: with the fine-tuned or pre-training heads that it has."""
         if self.head:
-            return make_model(self.config, self.head)
-        return PretrainingModel(self.config, next_sentence="nsp" in self.params)
+            return make_model(self.config, self.head, self._execution)
+        if "mlm" not in self.params:
+            return EncoderModel(self.config, self._execution)
+        return PretrainingModel(self.config, "nsp" in self.params, self._execution)
 
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -110,42 +108,19 @@ class PretrainedModel:
 
         Returns the `top_k` most probable, best first; for several masks one such list per mask.
         """
-        texts, chosen = _as_list(texts)
-        _check_texts("texts", texts)
-        _check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
+        texts, chosen = as_list(texts)
+        check_texts("texts", texts)
+        check_whole("top_k", top_k, 1, self.tokenizer.vocab_size)
         if self.config.causal:
             raise ValueError("this model reads left to right, so it cannot fill in masks")
         missing = "" if "mlm" in self.params else "masked-LM head"
         if missing := missing or ("mask token" if self.tokenizer.mask_id is None else ""):
             raise ValueError(f"this model has no {missing}, so it cannot fill in masks")
-        mask, limit, features = self.tokenizer.mask_token, self.config.max_position_embeddings, []
-        for text in texts:
-            if mask not in text:
-                raise ValueError(f"text has no {mask} to fill in: {text!r}")
-            tokens = tokenize_masked(text, self.tokenizer)
-            if len(tokens) > limit:
-                size = f"{len(tokens)} tokens, expected at most {limit}"
-                raise ValueError(f"text has {size}: shorten {text!r:.60}")
-            features.append(ModelInput((np.array(tokens),), (len(tokens),)))
-
-        # One width for all rows of a call, and few over all calls, so that few shapes are compiled.
-        largest = max((text.count(mask) for text in texts), default=1)
-        count = max(8, 1 << (largest - 1).bit_length())
-
-        def masked_logits(rows: dict) -> jax.Array:
-            is_mask = rows["tokens"] == self.tokenizer.mask_id
-            positions = np.argsort(~is_mask, axis=1, kind="stable")[:, :count]
-            return forward.token_logits(self.config, self.params, rows, positions)
-
-        def fill(index: int, logits: np.ndarray) -> list[Fill] | list[list[Fill]]:
-            probabilities = softmax(logits[: texts[index].count(mask)], axis=-1)
-            fills = best_fills(texts[index], probabilities, top_k, self.tokenizer)
-            return fills[0] if len(fills) == 1 else fills
-
-        fills = forward.apply_by_length(
-            masked_logits, features, 8, limit, max_per_row=1, finish=fill
+        token_logits = functools.partial(
+            forward.token_logits, self.config, self._execution, self.params
         )
-        return fills[chosen]
+        limit = self.config.max_position_embeddings
+        return fill_texts(texts, top_k, self.tokenizer, limit, token_logits)[chosen]
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
@@ -161,16 +136,17 @@ class PretrainedModel:
           null_threshold: margin by which the logits of "no answer" must exceed an answer's to rank
             above it. None: as fine-tuned; a SQuAD 1.1 model then always answers.
         """
-        (questions, chosen), (contexts, _) = _as_list(question), _as_list(context)
+        (questions, chosen), (contexts, _) = as_list(question), as_list(context)
         for name, texts in (("question", questions), ("context", contexts)):
-            _check_texts(name, texts)
-            if not all(map(str.strip, texts)):
-                raise ValueError(f"the {name} is empty")
+            check_texts(name, texts)
+            if empty := [index for index, text in enumerate(texts) if not text.strip()]:
+                where = f" at index {empty[0]}" if len(texts) > 1 else ""
+                raise ValueError(f"the {name} is empty{where}")
         contexts *= len(questions) if isinstance(context, str) else 1
         if len(questions) != len(contexts):
             counts = f"{len(questions)} questions and {len(contexts)} contexts"
             raise ValueError(f"{counts}: expected one context, or one for each question")
-        _check_whole("top_k", top_k, 1, spans.N_BEST)
+        check_whole("top_k", top_k, 1, spans.N_BEST)
         self._need_head("answer questions", "span")
         config = spans.span_config(self.head, self.config.max_position_embeddings)
         if null_threshold is not None:
@@ -186,86 +162,8 @@ class PretrainedModel:
             for passage in passages
         ][chosen]
 
-    def encode(
-        self,
-        texts: Texts,
-        pooling: str | None = None,
-        batch_size: int = ROWS_PER_BATCH,
-        max_length: int | None = None,
-    ) -> np.ndarray:
-        """Computes a vector for each text, float32 `[num_texts, size]`; `[size]` for one.
-
-        Args:
-          pooling: "pooler", the tanh layer above [CLS], or one of `bert_jax.model.pooling.POOLINGS`
-            of the last layer, such as "mean" or "cls". None: "mean"; for a bi-encoder or a model of
-            sentence-transformers its own, with its dense layers, normalization and prompt.
-          batch_size: packed rows of 64 tokens per forward pass; proportionally fewer longer ones.
-          max_length: maximum in tokens. None: max_position_embeddings; for a bi-encoder
-            `head["max_seq_length"]` (for queries, pass `head["max_query_length"]`).
-        """
-        texts, chosen = _as_list(texts)
-        bi_encoder = self.head if self.head and self.head["task"] == "embedding" else {}
-        limit = self.config.max_position_embeddings
-        if max_length is None:
-            max_length = bi_encoder.get("max_seq_length", limit)
-        _check_whole("max_length", max_length, 2, limit)
-        if pooling not in (None, "pooler", *POOLINGS):
-            raise ValueError(f"pooling must be one of {(*POOLINGS, 'pooler')}, got {pooling!r}")
-        if pooling == "pooler" and "pooler" not in self.params["encoder"]:
-            raise ValueError("this model has no pooler: choose another pooling, 'mean' or 'cls'")
-        module = TaskModel(self.config, EMBEDDING, 0, pooling or "mean", normalize=False)
-        if pooling is None and bi_encoder:
-            module = make_model(self.config, {"normalize": False} | bi_encoder)
-            _check_texts("texts", texts)
-            texts = [bi_encoder.get("prompt", "") + text for text in texts]
-        function = functools.partial(forward.head_outputs, module, self.params)
-        features = self._features(texts, max_length)
-        vectors = forward.apply_by_length(
-            function, features, batch_size, limit, num_outputs=lambda feature: 1
-        )
-        return np.array(vectors, np.float32).reshape(len(texts), module.vector_size)[chosen]
-
-    def hidden_states(
-        self,
-        texts: Texts,
-        layers: int | Sequence[int] | None = None,
-        batch_size: int = ROWS_PER_BATCH,
-    ) -> np.ndarray | list[np.ndarray]:
-        """Computes the hidden states of `layers`, [CLS] and [SEP] included.
-
-        Returns float32 `[num_tokens, len(layers), hidden_size]` for each text. Layer 0 is the
-        embeddings, -1 the last layer; by default the last four, or fewer if the model has fewer.
-        """
-        texts, chosen = _as_list(texts)
-        last, params = self.config.num_layers, self.params["encoder"]
-        layers = range(max(last - 3, 1), last + 1) if layers is None else layers
-        layers = tuple(np.atleast_1d(np.asarray(layers, object)).tolist())
-        valid = range(-last - 1, last + 1)
-        if not layers or not all(type(layer) is int and layer in valid for layer in layers):
-            raise ValueError(f"layers must be in [{-last - 1}, {last}], got {layers!r}")
-        inputs = self._features(texts, limit := self.config.max_position_embeddings)
-        function = functools.partial(forward.hidden_states, self.config, layers, params)
-        return forward.apply_by_length(function, inputs, batch_size, limit)[chosen]
-
-    features = hidden_states  # The paper's term (section 5.3).
-    predict = predict_table
-
-    def attention(self, texts: Texts) -> Attention | list[Attention]:
-        """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
-        texts, chosen = _as_list(texts)
-        features = self._features(texts, limit := self.config.max_position_embeddings)
-
-        def finish(index: int, maps: np.ndarray) -> Attention:
-            tokens = features[index].sequences[0].tolist()
-            probabilities = maps[..., : len(tokens)].transpose(1, 2, 0, 3).copy()
-            return Attention(list(map(self.tokenizer.id_to_token, tokens)), probabilities)
-
-        function = functools.partial(forward.attention_maps, self.config, self.params["encoder"])
-        maps = forward.apply_by_length(function, features, 8, limit, max_per_row=1, finish=finish)
-        return maps[chosen]
-
     def classify(
-        self, texts: Texts | Sequence[tuple[str, str]], top_k: int | None = None
+        self, texts: TextsOrPairs, top_k: int | None = None
     ) -> Classification | float | list[Classification] | list[float] | list[list[Classification]]:
         """Classifies texts or pairs of texts, or predicts a value for each.
 
@@ -277,9 +175,9 @@ class PretrainedModel:
             head = self._need_head("classify", "classification", "multi_label", "regression")
         else:
             head = self._need_head("rank labels", "classification", "multi_label")
-            _check_whole("top_k", top_k, 1, len(head["labels"]))
-        texts, chosen = _as_list(texts)
-        outputs = self._head_outputs(self._features(texts, head["max_seq_length"], pairs=True))
+            check_whole("top_k", top_k, 1, len(head["labels"]))
+        parts, chosen = self._parts(texts)
+        outputs = self._head_outputs(self._features(parts, head["max_seq_length"]))
         if head["task"] == "regression":
             return [float(output[0]) for output in outputs][chosen]
         is_multi = head["task"] == "multi_label"
@@ -290,16 +188,20 @@ class PretrainedModel:
             ranked = [labels[0] for labels in ranked]
         return ranked[chosen]
 
-    def rank(self, query: Texts, candidates: Sequence[str]) -> list[Ranked] | list[list[Ranked]]:
+    predict = predict_table
+
+    def rank(self, query: Texts, candidates: Iterable[str]) -> list[Ranked] | list[list[Ranked]]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
         head = self._need_head("rank texts", "multiple_choice")
-        (queries, chosen), limit = _as_list(query), head["max_seq_length"]
-        texts = [*queries, *candidates]
-        if isinstance(candidates, str) or not all(isinstance(text, str) for text in texts):
-            raise TypeError("query must be a string or a list, and candidates a list of strings")
+        (queries, chosen), limit = as_list(query), head["max_seq_length"]
+        if isinstance(candidates, str):
+            raise TypeError(f"candidates must be a list of strings, got {candidates!r:.60}")
+        candidates, _ = as_list(candidates)
+        check_texts("query", queries)
+        check_texts("candidates", candidates)
         pairs = list(itertools.product(queries, candidates))
         max_first = head.get("max_query_length", limit) - 2
-        features = self._features(pairs, limit, pairs=True, max_first=max_first)
+        features = self._features(pairs, limit, max_first)
         rankings = []
         for scores in np.reshape(self._head_outputs(features), (len(queries), len(candidates))):
             probabilities = softmax(scores).tolist() if candidates else []
@@ -324,7 +226,7 @@ class PretrainedModel:
         default, each text is a document of its own.
         """
         head = self._need_head("tag words", "tagging", "feature_based")
-        texts, chosen = _as_list(texts)
+        texts, chosen = as_list(texts, tuple_is_one=True)
         if documents is not None and len(documents) != len(texts):
             counts = f"{len(documents)} documents and {len(texts)} texts"
             raise ValueError(f"{counts}: expected the document of each text")
@@ -349,52 +251,10 @@ class PretrainedModel:
             raise ValueError(f"this model has {trained}, so it cannot {purpose}: {fix}")
         return {"max_seq_length": self.config.max_position_embeddings} | self.head
 
-    def _features(
-        self, texts: Sequence, max_length: int, pairs: bool = False, max_first: int | None = None
-    ) -> list[ModelInput]:
-        """Tokenizes texts, or if `pairs` also pairs of texts; warns about truncated ones."""
-        parts = _check_texts("texts", texts, pairs)
-        sequences, truncated = make_sequences(parts, self.tokenizer, max_length, max_first)
-        if any(truncated):
-            message = f"{sum(truncated)} of {len(parts)} texts are truncated to {max_length} tokens"
-            warnings.warn(message, stacklevel=3)
-        return [ModelInput((tokens,), (second_start,)) for tokens, second_start in sequences]
-
     def _head_outputs(self, features: Sequence[ModelInput]) -> list[np.ndarray]:
         """Returns the head's output for each feature, as described in `heads.Outputs`."""
         head = HEADS[self.head["task"]]
         function = functools.partial(forward.head_outputs, self.module, self.params)
-        outputs = forward.apply_by_length(
-            function,
-            features,
-            ROWS_PER_BATCH,
-            self.config.max_position_embeddings,
-            num_outputs=len if head.input_kind == "positions" else lambda feature: 1,
-        )
+        num_outputs = len if head.input_kind == "positions" else lambda feature: 1
+        outputs = self._apply(function, features, ROWS_PER_BATCH, num_outputs=num_outputs)
         return list(map(head.feature_output, outputs))
-
-
-def _as_list(inputs: object) -> tuple[list, slice | int]:
-    """Returns the inputs as a list, and the index that selects all results or the only one."""
-    if isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes | tuple | Mapping | Set):
-        return list(inputs), slice(None)
-    return [inputs], 0  # A string or a tuple, or of a wrong type.
-
-
-def _check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequence[str]]:
-    """Returns the strings of each text, or if `pairs` of each pair. Raises TypeError."""
-    parts = [text if pairs and isinstance(text, tuple | list) else (text,) for text in texts]
-    are_strings = all(isinstance(part, str) for part in itertools.chain(*parts))
-    if not are_strings or {*map(len, parts)} not in (set(), {1}, {2}):
-        expected = "a string or a list of strings"
-        if pairs:
-            expected = "a string, a pair of strings (a tuple) or a list of these"
-        got = texts[0] if len(texts) == 1 else texts
-        raise TypeError(f"{name} must be {expected}, got {got!r:.60}")
-    "".join(itertools.chain(*parts)).encode()  # Raises ValueError for a lone surrogate.
-    return parts
-
-
-def _check_whole(name: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int | np.integer) or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")

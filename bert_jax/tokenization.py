@@ -72,8 +72,9 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text."""
-        raise NotImplementedError
+        """Returns the ids of each text. Raises TypeError for a single string."""
+        _check_list("encode_batch", texts)
+        return self._encode_ids(list(texts))
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
         """Returns the ids and the character offsets of each text.
@@ -81,8 +82,11 @@ class Tokenizer:
         Offsets are int32 [tokens, 2], (start, end), ascending. Combining accents that tokenization
         drops belong to the previous piece. White space and format characters (zero-width spaces,
         soft hyphens, control and private-use characters, U+FFFD) around a piece belong to none, so
-        that an answer ends before them; a piece of nothing else has an empty span.
+        that an answer ends before them; a piece of nothing else has an empty span. Raises TypeError
+        for a single string.
         """
+        _check_list("encode_with_offsets", texts)
+        texts = list(texts)
 
         def is_blank(character: str) -> bool:
             is_format = unicodedata.category(character) in ("Cc", "Cf", "Co")
@@ -117,6 +121,9 @@ class Tokenizer:
         """Returns the id of a piece. Raises KeyError if there is none."""
         return self._ids[token]
 
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        raise NotImplementedError
+
     def _begins_word(self, piece: str) -> bool:
         raise NotImplementedError
 
@@ -148,12 +155,12 @@ class WordPieceTokenizer(Tokenizer):
     def _begins_word(self, piece: str) -> bool:
         return not piece.startswith(CONTINUATION)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
-    def _encode_raw(self, texts: Sequence[str]) -> Iterable[tuple[list[int], list]]:
-        for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
+    def _encode_raw(self, texts: list[str]) -> Iterable[tuple[list[int], list]]:
+        for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False):
             yield encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -191,18 +198,24 @@ class SentencePieceTokenizer(Tokenizer):
             return self._continuing.encode(text)
         return super().encode(text)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_ids(self, texts: list[str]) -> list[list[int]]:
         # One thread: the corpus builder already runs one process per core.
-        return self._processor.encode(list(texts), num_threads=1)
+        return self._processor.encode(texts, num_threads=1)
 
-    def _encode_raw(self, texts: Sequence[str]) -> Iterable[tuple[list[int], list]]:
-        encoded = self._processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
+    def _encode_raw(self, texts: list[str]) -> Iterable[tuple[list[int], list]]:
+        encoded = self._processor.encode(texts, return_type="offset_mapping", num_threads=1)
         for encoding in encoded:
             yield encoding["ids"], encoding["offsets"]
 
     def decode(self, ids: Iterable[int]) -> str:
         # SentencePiece would drop control symbols; show them, as WordPiece does.
         return "".join(self._pieces[token_id] for token_id in ids).replace("▁", " ").strip()
+
+
+def _check_list(method: str, texts: Sequence[str]) -> None:
+    """Raises TypeError for a string, whose characters would be taken for texts."""
+    if isinstance(texts, str):
+        raise TypeError(f"{method} takes a list of texts, got {texts!r:.60}: give [text] for one")
 
 
 def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:

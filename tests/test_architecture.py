@@ -22,7 +22,7 @@ LEVELS = (
     ("checkpoints",),
     ("training",),
     ("tasks",),
-    ("finetuning",),
+    ("finetuning", "text_encoder"),
     ("sweeps", "tpu"),
     ("pretrain", "finetune", "inference"),
     ("sweep",),

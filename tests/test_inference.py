@@ -1,8 +1,10 @@
 """Loading a model, and each method of `PretrainedModel` against `Bert` applied to one text."""
 
 import shutil
+import tomllib
 import warnings
 
+import flax
 import jax
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
-from tests.helpers import batch_of_row
+from tests.helpers import ROOT, assert_trees_equal, batch_of_row
+
+NAN = float("nan")  # An empty cell of a table.
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +124,9 @@ def test_module_applies_the_parameters(model):
     row = np.array([model.tokenizer.encode("the river")])
     batch = batch_of_row(row)
     expected = Encoder(model.config).apply({"params": model.params["encoder"]}, batch)
+    alone = {"encoder": model.params["encoder"]}
+    bare = PretrainedModel(model.config, model.tokenizer, alone)
+    np.testing.assert_array_equal(bare.module.apply({"params": alone}, batch), expected)
     for loaded in (model, with_head(model, "classification", ["no", "yes"])):
         hidden = loaded.module.bind({"params": loaded.params}).encoder(batch)
         np.testing.assert_array_equal(hidden, expected)
@@ -141,6 +148,12 @@ def test_padded_vocabulary_is_never_predicted(model):
         ("the [MASK]", 35, ValueError, "got 35"),
         ("the [MASK]", 2.5, ValueError, "top_k must be a whole number .* got 2.5"),
         (None, 5, TypeError, "texts must be a string or a list of strings, got None$"),
+        (
+            ["[MASK]", NAN],
+            5,
+            TypeError,
+            "must be a string or a list of strings, got nan at index 1",
+        ),
         (["the [MASK]", "the"], 5, ValueError, r"no \[MASK\] to fill in: 'the'"),
     ],
 )
@@ -181,6 +194,11 @@ def test_damaged_checkpoint_is_a_clear_error(workdir, tmp_path):
             path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="damaged could not be read as a checkpoint"):
         bert_jax.load(damaged)
+
+
+def test_version_is_that_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert bert_jax.__version__ == project["version"]
 
 
 def test_unknown_public_name_is_an_attribute_error():
@@ -311,18 +329,19 @@ def test_long_texts_are_truncated_with_a_warning(model):
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda m: m.encode(5), TypeError, "must be a string or a list of strings, got 5$"),
+        (lambda m: m.encode(5), TypeError, "must be a string, a pair .* or a list .*, got 5$"),
         (lambda m: m.encode("a \ud800 b"), ValueError, "surrogates not allowed"),
-        (lambda m: m.encode(b"the"), TypeError, "must be a string .*, got b'the'$"),
-        (lambda m: m.encode({"the": 1}), TypeError, "must be a string or a list of strings"),
-        (lambda m: m.encode(["the", None]), TypeError, "must be a string or a list of strings"),
-        (lambda m: m.attention([1]), TypeError, "must be a string or a list of strings"),
-        (lambda m: m.encode(("the", "a")), TypeError, "must be a string or a list of strings"),
-        (
-            lambda m: m.features(b"the", layers=[0]),
-            TypeError,
-            "must be a string or a list of strings",
-        ),
+        (lambda m: m.encode(b"the"), TypeError, "must be a string, .*, got b'the'$"),
+        (lambda m: m.encode({"the": 1}), TypeError, "must be a string, a pair of strings"),
+        (lambda m: m.encode(["the", None]), TypeError, "must be a string, a pair of strings"),
+        (lambda m: m.attention([1]), TypeError, "must be a string, a pair of strings"),
+        (lambda m: m.encode([*["the"] * 20, NAN, NAN]), TypeError, "got nan at index 20$"),
+        (lambda m: m.encode(["the", "\ud800"]), ValueError, "surrogates not .* at index 1$"),
+        (lambda m: m.encode(("the", "a", "of")), TypeError, r"got \('the', 'a', 'of'\)$"),
+        (lambda m: m.encode(["a", ("a", "b")]), TypeError, "index 1: expected only texts or only"),
+        (lambda m: m.features(b"the", layers=[0]), TypeError, "must be a string, a pair of"),
+        (lambda m: m.tokens("the", max_length=1), ValueError, r"max_length .* in \[2, 40\], got 1"),
+        (lambda m: m.batch("the", length=41), ValueError, r"^length .* in \[2, 40\], got 41"),
         (lambda m: m.encode(["the"], pooling="min"), ValueError, "got 'min'"),
         (lambda m: m.encode(["the"], batch_size=0), ValueError, "at least 1, got 0"),
         (lambda m: m.encode(["the"], batch_size="4"), ValueError, "a whole number, .* got '4'"),
@@ -433,6 +452,25 @@ def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
     assert classifier.classify(np.array(TEXTS)) == classifier.classify(TEXTS)
 
 
+def test_tuples_and_generators_pass_like_lists_where_they_are_no_single_input(model):
+    masked = ["the [MASK]", "a [MASK] of water"]
+    expected = model.fill_mask(masked, top_k=1)
+    assert model.fill_mask(tuple(masked), top_k=1) == expected
+    assert model.fill_mask((text for text in masked), top_k=1) == expected
+    classifier = with_head(model, "classification", ["no", "yes"])
+    labels = classifier.classify(PAIRS)
+    assert classifier.classify(tuple(PAIRS)) == labels
+    assert classifier.classify(zip(*zip(*PAIRS, strict=True), strict=True)) == labels
+    reader = with_head(model, "span", ["start", "end"])
+    answers = reader.answer(["the", "of"], ["the river", "of water"])
+    assert reader.answer(("the", "of"), ("the river", "of water")) == answers
+    tagger = with_head(model, "tagging", ["O", "B-A"])
+    assert tagger.tag((("the", "river"), ("a",))) == tagger.tag([("the", "river"), ("a",)])
+    ranker = with_head(model, "multiple_choice", ["score"])
+    ranked = ranker.rank(["the"], ["river", "town"])
+    assert ranker.rank(("the",), iter(("river", "town"))) == ranked
+
+
 def test_repr_names_the_source_the_sizes_and_the_labels(model, workdir):
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     sizes = f"2 layers, hidden size 128, {size:,} parameters"
@@ -490,11 +528,19 @@ def test_rank_equals_each_pair_alone_and_truncates_as_in_fine_tuning(model):
     assert [first.score, second.score] == pytest.approx([scores[2]] * 2, abs=1e-4)
 
 
-def test_invalid_arguments_of_rank_are_clear_errors(model):
+@pytest.mark.parametrize(
+    ("query", "candidates", "message"),
+    [
+        (1, ["a"], "query must be a string or a list of strings, got 1"),
+        ("a", "b", "candidates must be a list of strings, got 'b'"),
+        ("a", ["b", None], "candidates must be .*, got None at index 1"),
+        (["a", 1], ["b"], "query must be .*, got 1 at index 1"),
+    ],
+)
+def test_invalid_arguments_of_rank_are_clear_errors(model, query, candidates, message):
     ranker = with_head(model, "multiple_choice", ["score"])
-    for query, candidates in ((1, ["a"]), ("a", "b"), ("a", [None]), (["a", 1], ["b"])):
-        with pytest.raises(TypeError, match="a list, and candidates a list of strings"):
-            ranker.rank(query, candidates)
+    with pytest.raises(TypeError, match=message):
+        ranker.rank(query, candidates)
     with pytest.raises(ValueError, match=r"so it cannot rank texts: load one .* multiple_choice"):
         model.rank("a", ["b"])
 
@@ -536,3 +582,175 @@ def test_invalid_arguments_of_classify_are_clear_errors(model, texts):
     for unsuitable in (model, with_head(model, "tagging", ["O", "B"])):
         with pytest.raises(ValueError, match="so it cannot classify"):
             unsuitable.classify(["the river"])
+
+
+def test_pairs_are_encoded_with_their_segments(model):
+    """Hidden states, attention, tokens and vectors of pairs are those of each pair alone."""
+    pairs = [("the river", "a city"), ("people made the old", "")]
+    tokens = model.tokens(pairs)
+    assert tokens[0].tokens == ["[CLS]", "the", "river", "[SEP]", "a", "city", "[SEP]"]
+    assert [each.segment_ids.tolist() for each in tokens] == [[0] * 4 + [1] * 3, [0] * 6 + [1]]
+    assert tokens[0].words.tolist() == [-1, 0, 1, -1, 0, 1, -1]
+    rows = (np.stack([each.ids for each in tokens]), np.stack([t.segment_ids for t in tokens]))
+    variables = {"params": model.params["encoder"]}
+    expected = jax.jit(Encoder(model.config).apply)(variables, batch_of_row(*rows))
+    np.testing.assert_allclose(
+        np.stack(model.hidden_states(pairs, -1))[:, :, 0], expected, atol=1e-5
+    )
+    np.testing.assert_allclose(model.encode(pairs), expected.mean(1), atol=1e-5)
+    np.testing.assert_array_equal(model.encode(pairs[0]), model.encode(pairs)[0])
+    assert [each.tokens for each in model.attention(pairs)] == [each.tokens for each in tokens]
+
+
+def test_tokens_belong_to_words_and_characters(model):
+    text = "The rivers  made.\u200b growing waters."
+    tokens = model.tokens(text)
+    assert tokens.tokens[0] == "[CLS]" and tokens.tokens[-1] == "[SEP]"
+    assert [model.tokenizer.token_to_id(token) for token in tokens.tokens] == tokens.ids.tolist()
+    pieces = [text[start:end] for start, end in tokens.offsets.tolist()]
+    words = {}
+    for piece, word in zip(pieces, tokens.words.tolist(), strict=True):
+        words[word] = words.get(word, "") + piece
+    assert words.pop(-1) == ""
+    assert [*words.values()] == ["The", "rivers", "made", ".", "growing", "waters", "."]
+    assert [*words] == [*range(7)]
+    with pytest.warns(UserWarning, match="1 of 1 texts are truncated to 6 tokens"):
+        short = model.tokens(("the old city of stone", "water"), max_length=6)
+    assert short.tokens == ["[CLS]", "the", "old", "[SEP]", "water", "[SEP]"]
+    assert short.offsets.tolist() == [[0, 0], [0, 3], [4, 7], [0, 0], [0, 5], [0, 0]]
+
+
+def test_padding_of_a_batch_changes_no_result(model, alone):
+    texts, variables = TEXTS[:3], {"params": model.params["encoder"]}
+    batch = model.batch(texts, length=32)
+    hidden = jax.jit(Encoder(model.config).apply)(variables, batch)
+    for row, states in enumerate(alone[:3]):
+        count = states.shape[1]
+        assert batch["sequence_ids"][row].tolist() == [1] * count + [0] * (32 - count)
+        assert batch["position_ids"][row, :count].tolist() == [*range(count)]
+        assert (batch["tokens"][row, count:] == model.tokenizer.pad_id).all()
+        np.testing.assert_allclose(hidden[row, :count], states[-1], atol=1e-5)
+    assert {array.dtype.name for array in batch.values()} == {"int32"}
+    assert model.batch(("the river", "a city"))["segment_ids"].tolist() == [[0] * 4 + [1] * 3]
+    assert model.batch(texts[:2])["tokens"].shape == (2, 4)  # The longest.
+    assert model.batch([])["tokens"].shape == (0, 2)
+    with pytest.warns(UserWarning, match="1 of 2 texts are truncated to 3 tokens"):
+        assert model.batch(texts[:2], length=3)["tokens"].shape == (2, 3)
+
+
+def test_fine_tuned_module_takes_the_batch_and_a_rate_of_dropout(model):
+    classifier = with_head(model, "classification", ["no", "yes"])
+    variables, batch = {"params": classifier.params}, classifier.batch(PAIRS)
+
+    @jax.jit
+    def logits(rate, key):
+        return classifier.module.apply(variables, batch, dropout=rate, rngs={"dropout": key})[:, 0]
+
+    keys = jax.random.split(jax.random.key(3))
+    for row, labels in zip(
+        jax.nn.softmax(logits(0.0, keys[0])), classifier.classify(PAIRS, top_k=2), strict=True
+    ):
+        expected = dict(zip(("no", "yes"), row.tolist(), strict=True))
+        assert dict(labels) == pytest.approx(expected, abs=1e-5)
+    dropped = logits(0.5, keys[0])
+    np.testing.assert_array_equal(logits(0.5, keys[0]), dropped)
+    assert np.abs(dropped - logits(0.5, keys[1])).max() > 0.1
+    with pytest.raises(ValueError, match=r"dropout must be a rate in \[0, 1\), got 1.5"):
+        classifier.module.apply(variables, batch, dropout=1.5)
+    with pytest.raises(flax.errors.InvalidRngError, match="dropout"):
+        classifier.module.apply(variables, batch, dropout=0.1)
+
+
+def test_normalized_vectors_have_length_one(model):
+    vectors = model.encode(TEXTS)
+    expected = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.encode(TEXTS, normalize=True), expected, atol=1e-6)
+
+
+def test_model_of_another_dtype_and_device(model, workdir):
+    device = jax.devices()[3]
+    other = bert_jax.load(workdir, dtype=jax.numpy.bfloat16, device=device)
+    assert other.dtype == "bfloat16" and "bfloat16" in repr(other.module)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(other.params)} == {"float32"}
+    assert {*map(str, {leaf.device for leaf in jax.tree.leaves(other.params)})} == {str(device)}
+    for found, expected in (
+        (other.encode(TEXTS), model.encode(TEXTS)),
+        (other.hidden_states(TEXTS[0]), model.hidden_states(TEXTS[0])),
+        (other.attention(TEXTS[0]).probabilities, model.attention(TEXTS[0]).probabilities),
+    ):
+        assert found.dtype == np.float32
+        difference = np.abs(found - expected).max()
+        assert 0 < difference < 0.05 * np.abs(expected).max()
+    assert other.fill_mask("the [MASK]", top_k=34)[0].probability < 1
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got float16"):
+        bert_jax.load(workdir, dtype="float16")
+    with pytest.raises(RuntimeError, match="tpu"):
+        bert_jax.load(workdir, device="tpu")
+
+
+def test_saved_model_is_the_loaded_one(model, tmp_path):
+    """Also with parameters that were changed by hand, a head, and a module of one's own."""
+    classifier = with_head(model, "classification", ["no", "yes"], max_seq_length=12)
+    classifier.params["encoder"] = jax.tree.map(lambda leaf: leaf * 1.5, model.params["encoder"])
+    classifier.params["head"]["bias"] += 1.0
+    classifier.params["own"] = {"table": np.ones((3, 2), np.float64), "b": np.ones(2, np.float16)}
+    for name, saved in (("model", model), ("classifier", classifier)):
+        with warnings.catch_warnings(action="error"):
+            saved.save(tmp_path / name)
+            again = bert_jax.load(tmp_path / name)
+        assert_trees_equal(again.params, saved.params)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(again.params)} == {"float32"}
+        assert again.config == saved.config and again.head == saved.head
+        assert again.tokenizer.sha256 == saved.tokenizer.sha256
+        np.testing.assert_array_equal(again.encode(TEXTS[:2]), saved.encode(TEXTS[:2]))
+    assert again.classify(TEXTS[0]) == classifier.classify(TEXTS[0])
+
+
+def test_saving_replaces_only_checkpoints_and_only_if_asked(model, tmp_path):
+    bare = PretrainedModel(model.config, model.tokenizer, {"encoder": model.params["encoder"]})
+    bare.save(tmp_path / "saved")
+    with pytest.raises(FileExistsError, match="saved exists already: give overwrite=True"):
+        bare.save(tmp_path / "saved")
+    bare.params = jax.tree.map(lambda leaf: leaf + 1, bare.params)
+    bare.save(tmp_path / "saved", overwrite=True)
+    assert_trees_equal(bert_jax.load(tmp_path / "saved").params, bare.params)
+    (tmp_path / "own").mkdir()
+    with pytest.raises(FileExistsError, match="own exists already: choose another directory"):
+        bare.save(tmp_path / "own", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "saved"]
+
+
+def test_head_threshold_that_was_changed_by_hand_is_saved(model, tmp_path):
+    reader = with_head(model, "span", ["start", "end"], null_answers=True, null_threshold=0.0)
+    reader.settings["tuned_head_settings"] = {"null_threshold": 0.0}
+    reader.head["null_threshold"] = 2.5
+    reader.save(tmp_path / "reader")
+    assert bert_jax.load(tmp_path / "reader").head == reader.head
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.params.pop("encoder"), "params must have 'encoder', got only 'head'"),
+        (lambda m: m.params.pop("head"), "head for classification, but params have no 'head'"),
+        (lambda m: m.settings.pop("head"), "params have a 'head', but settings have none: set it"),
+        (lambda m: m.head.pop("task"), r"settings\['head'\] must have a 'task' \(classification,"),
+        (lambda m: m.head.update(labels=["a"]), r"head/bias is \[2\], expected \[1\]"),
+        (lambda m: m.params["encoder"].pop("pooler"), "head for classification needs .*pooler"),
+        (
+            lambda m: m.params["encoder"]["layers"].pop("query"),
+            r"params: encoder/layers/query/bias is absent, expected \[2, 128\]",
+        ),
+        (
+            lambda m: m.params["head"].update(bias=np.ones(2, int)),
+            "params: head/bias is int64, expected floating point",
+        ),
+    ],
+)
+def test_model_that_could_not_be_loaded_is_not_saved(model, tmp_path, change, message):
+    classifier = with_head(model, "classification", ["no", "yes"])
+    classifier.params = jax.tree.map(lambda leaf: leaf, classifier.params)  # A copy of the tree.
+    change(classifier)
+    with pytest.raises(ValueError, match=message):
+        classifier.save(tmp_path / "saved")
+    assert not [*tmp_path.iterdir()]

@@ -10,6 +10,7 @@ import math
 import zlib
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +42,18 @@ class Dropout(NamedTuple):
         The names decide what is dropped: a renamed place drops other elements.
         """
         return self._replace(key=jax.random.fold_in(self.key, zlib.crc32(name.encode())))
+
+
+def as_dropout(module: nn.Module, dropout: Dropout | float | None, num_rows: int) -> Dropout | None:
+    """Returns the dropout of a rate, with the key `rngs={"dropout": key}` of the Flax module.
+
+    Any other `dropout` is returned as it is. Raises ValueError for a rate outside of [0, 1).
+    """
+    if dropout is None or isinstance(dropout, Dropout):
+        return dropout
+    if not isinstance(dropout, jax.core.Tracer) and not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be a rate in [0, 1), got {dropout}")
+    return Dropout(module.make_rng("dropout"), jnp.arange(num_rows), dropout)
 
 
 def random_words(seed: jax.Array, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -8,7 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.architecture import architecture_of
-from bert_jax.model.dropout import Dropout, LayerDropout, hidden_dropout, layer_dropout
+from bert_jax.model.dropout import (
+    Dropout,
+    LayerDropout,
+    as_dropout,
+    hidden_dropout,
+    layer_dropout,
+)
 from bert_jax.model.execution import Execution, run_fast_path, uses_fast_path
 from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
@@ -39,12 +45,13 @@ class Encoder(nn.Module):
     def __call__(
         self,
         batch: dict[str, jax.Array],
-        dropout: Dropout | None = None,
+        dropout: Dropout | float | None = None,
         positions: jax.Array | None = None,
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; at int32 `[B, K]` positions, `[B, K, H]`.
 
-        If positions are few, the last layer finishes only these.
+        If positions are few, the last layer finishes only these. `dropout` may be a rate: then
+        `apply` needs `rngs={"dropout": key}`.
         """
         x, dropouts = self._embed(batch, dropout)
         params = self.get_variable("params", "layers")
@@ -77,9 +84,10 @@ class Encoder(nn.Module):
         """Pools `[B, P, H]`, the hidden states at `pooled_positions`."""
         return self.pooler(x)
 
-    def _embed(self, batch, dropout: Dropout | None) -> tuple[jax.Array, LayerDropout]:
+    def _embed(self, batch, dropout: Dropout | float | None) -> tuple[jax.Array, LayerDropout]:
         """Returns the embeddings, and the dropout of all layers."""
-        length = batch["tokens"].shape[1]
+        num_rows, length = batch["tokens"].shape
+        dropout = as_dropout(self, dropout, num_rows)
         embedding_dropout, dropouts = None, LayerDropout()
         if dropout is not None:
             embedding_dropout = hidden_dropout(dropout.at_place("embeddings"), (length,))
@@ -100,6 +108,22 @@ class Encoder(nn.Module):
         sequence_ids = jnp.ones((1, 1), jnp.int32)
         keys = jax.random.split(key, self.config.num_layers)
         return jax.vmap(lambda key: layer.init(key, x, sequence_ids)["params"])(keys)
+
+
+class EncoderModel(nn.Module):
+    """A model without heads: the encoder alone, as `encoder` in its parameters."""
+
+    config: object
+    execution: Execution = Execution()
+
+    def setup(self):
+        self.encoder = Encoder(self.config, self.execution)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
+    ) -> jax.Array:
+        """Returns hidden states `[B, L, H]`; takes the arguments of `Encoder`."""
+        return self.encoder(batch, dropout)
 
 
 def run_layers(

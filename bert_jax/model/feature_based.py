@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.data.features import unpack_rows
-from bert_jax.model.dropout import Dropout, dropout_at
+from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 
@@ -41,9 +41,12 @@ class FeatureBasedTagger(nn.Module):
         self.encoder = Encoder(self.config, self.execution)
         self.head = BiLstmHead(self.num_outputs, self.features, self.lstm_size)
 
-    def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
+    def __call__(
+        self, rows: dict[str, jax.Array], *, dropout: Dropout | float | None = None
+    ) -> jax.Array:
         """Returns float32 `[B, L, outputs]`; takes the arguments of `TaskModel`."""
         batch = unpack_rows(rows)
+        dropout = as_dropout(self, dropout, len(rows["tokens"]))
         states = jax.lax.stop_gradient(self.encoder.all_hidden_states(batch)).astype(jnp.float32)
         return self.head(states, batch["sequence_ids"], dropout)
 

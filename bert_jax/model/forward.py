@@ -13,6 +13,7 @@ import tqdm
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
 from bert_jax.model.attention import attention_probabilities
 from bert_jax.model.encoder import Encoder
+from bert_jax.model.execution import Execution
 from bert_jax.model.pretraining import PretrainingModel
 
 ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row partly empty.
@@ -69,10 +70,13 @@ def apply_by_length(
     return results
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def token_logits(config, params: dict, rows: dict, positions: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def token_logits(
+    config, execution: Execution, params: dict, rows: dict, positions: jax.Array
+) -> jax.Array:
     """Returns masked-LM logits at int32 `[B, K]` positions: float32 `[B, K, padded_vocab]`."""
-    model, batch = PretrainingModel(config, next_sentence=False), unpack_rows(rows)
+    model = PretrainingModel(config, next_sentence=False, execution=execution)
+    batch = unpack_rows(rows)
     return model.apply({"params": params}, batch, positions, method="predict_tokens")
 
 
@@ -82,36 +86,39 @@ def head_outputs(model: nn.Module, params: dict, rows: dict) -> jax.Array:
     return model.apply({"params": params}, rows)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def hidden_states(config, layers: tuple[int, ...], params: dict, rows: dict) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def hidden_states(
+    config, execution: Execution, layers: tuple[int, ...], params: dict, rows: dict
+) -> jax.Array:
     """Returns the hidden states of `layers`, float32 `[B, L, len(layers), H]`; 0 is embeddings.
 
     `params` are the encoder's.
     """
-    states = _all_hidden_states(config, params, rows)
+    states = _all_hidden_states(config, execution, params, rows)
     return jnp.stack([states[layer] for layer in layers], axis=2).astype(jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def attention_maps(config, params: dict, rows: dict) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def attention_maps(config, execution: Execution, params: dict, rows: dict) -> jax.Array:
     """Returns attention probabilities, float32 `[B, from, layers, heads, to]`.
 
     `params` are the encoder's, whose layers have BERT's `query` and `key`.
     """
-    inputs = _all_hidden_states(config, params, rows)[:-1]  # Of each layer.
+    inputs = _all_hidden_states(config, execution, params, rows)[:-1]  # Of each layer.
     layers = params["layers"]
 
     def heads(name):
-        bias = layers[name]["bias"][:, None, None]
-        projected = jnp.einsum("nblh,nho->nblo", inputs, layers[name]["kernel"]) + bias
+        layer = jax.tree.map(lambda leaf: leaf.astype(inputs.dtype), layers[name])
+        projected = jnp.einsum("nblh,nho->nblo", inputs, layer["kernel"])
+        projected += layer["bias"][:, None, None]
         return projected.reshape(*inputs.shape[:-1], config.num_heads, -1)
 
     maps = jax.vmap(attention_probabilities, (0, 0, None, None))
     sequence_ids = unpack_rows(rows)["sequence_ids"]
     maps = maps(heads("query"), heads("key"), sequence_ids, config.causal)
-    return jnp.transpose(maps, (1, 3, 0, 2, 4))
+    return jnp.transpose(maps, (1, 3, 0, 2, 4)).astype(jnp.float32)
 
 
-def _all_hidden_states(config, params: dict, rows: dict) -> jax.Array:
+def _all_hidden_states(config, execution: Execution, params: dict, rows: dict) -> jax.Array:
     batch = unpack_rows(rows)
-    return Encoder(config).apply({"params": params}, batch, method="all_hidden_states")
+    return Encoder(config, execution).apply({"params": params}, batch, method="all_hidden_states")

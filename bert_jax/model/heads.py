@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.data.features import NO_LABEL, LabelLayout, ModelInput, unpack_rows
-from bert_jax.model.dropout import Dropout, dropout_at
+from bert_jax.model.dropout import Dropout, as_dropout, dropout_at
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.feature_based import BiLstm, FeatureBasedTagger
@@ -164,13 +164,16 @@ class TaskModel(nn.Module):
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         self.head = nn.Dense(self.num_outputs, dtype=jnp.float32, kernel_init=initializer)
 
-    def __call__(self, rows: dict[str, jax.Array], *, dropout: Dropout | None = None) -> jax.Array:
+    def __call__(
+        self, rows: dict[str, jax.Array], *, dropout: Dropout | float | None = None
+    ) -> jax.Array:
         """Returns float32 outputs: `[B, P, outputs]` if pooled, `[B, L, outputs]` per position.
 
         Embeddings are `[B, P, vector_size]`, 0 in unused slots. `rows` are those that `unpack_rows`
-        takes.
+        takes; `dropout` is as in `Encoder`.
         """
         batch = unpack_rows(rows, self.config.causal)
+        dropout = as_dropout(self, dropout, len(rows["tokens"]))
         positions = batch["pooled_positions"]
         is_pooled = self.task_head.input_kind == "pooled" or self.pooling == "pooler"
         read = positions if is_pooled and not self.lstm_size else None  # A BiLSTM reads all.

@@ -31,7 +31,7 @@ class PretrainingModel(nn.Module):
             self.nsp = architecture.PairHead(self.config)
 
     def __call__(
-        self, batch: dict[str, jax.Array], dropout: Dropout | None = None
+        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]`, or None without that head.
 

@@ -1,9 +1,14 @@
 """Converts masked text to token ids, and masked-LM probabilities to filled-in text."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
+from scipy.special import softmax
 
+from bert_jax.data.features import ModelInput
+from bert_jax.model import forward
 from bert_jax.tokenization import Tokenizer
 
 
@@ -43,3 +48,40 @@ def best_fills(
             filled = start + token.removeprefix("##").removeprefix("▁") + after
             fills[-1].append(Fill(token, float(row[token_id]), filled))
     return fills
+
+
+def fill_texts(
+    texts: Sequence[str],
+    top_k: int,
+    tokenizer: Tokenizer,
+    limit: int,
+    token_logits: Callable[[dict, np.ndarray], jax.Array],
+) -> list[list[Fill] | list[list[Fill]]]:
+    """Returns the fills of each text, or for several masks of each mask, from `forward`'s logits.
+
+    Raises ValueError for a text without a mask, or of more than `limit` tokens.
+    """
+    mask, features = tokenizer.mask_token, []
+    for text in texts:
+        if mask not in text:
+            raise ValueError(f"text has no {mask} to fill in: {text!r}")
+        tokens = tokenize_masked(text, tokenizer)
+        if len(tokens) > limit:
+            size = f"{len(tokens)} tokens, expected at most {limit}"
+            raise ValueError(f"text has {size}: shorten {text!r:.60}")
+        features.append(ModelInput((np.array(tokens),), (len(tokens),)))
+
+    # One width for all rows of a call, and few over all calls, so that few shapes are compiled.
+    largest = max((text.count(mask) for text in texts), default=1)
+    count = max(8, 1 << (largest - 1).bit_length())
+
+    def masked_logits(rows: dict) -> jax.Array:
+        is_mask = rows["tokens"] == tokenizer.mask_id
+        return token_logits(rows, np.argsort(~is_mask, axis=1, kind="stable")[:, :count])
+
+    def fill(index: int, logits: np.ndarray) -> list[Fill] | list[list[Fill]]:
+        probabilities = softmax(logits[: texts[index].count(mask)], axis=-1)
+        fills = best_fills(texts[index], probabilities, top_k, tokenizer)
+        return fills[0] if len(fills) == 1 else fills
+
+    return forward.apply_by_length(masked_logits, features, 8, limit, max_per_row=1, finish=fill)

@@ -1,0 +1,109 @@
+"""What a user gives as texts: checked, as a batch, and which token belongs to which word."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
+from bert_jax.tokenization import Tokenizer
+
+Texts = str | Iterable[str]
+"""A text, or several: a list, a tuple, an array, a column of a table, a generator."""
+TextsOrPairs = str | tuple[str, str] | Iterable[str | tuple[str, str]]
+"""A text or a pair (a tuple of two strings), or several of these."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text or a pair as the model reads them: [CLS] first [SEP] second [SEP].
+
+    Attributes:
+      tokens: the pieces.
+      ids: int32 `[length]`, their ids.
+      segment_ids: int32 `[length]`, 0 up to the first [SEP], 1 in the second text of a pair.
+      words: int32 `[length]`, the index of the word in its text, from 0; -1 for [CLS] and [SEP].
+      offsets: int32 `[length, 2]`, characters `[start, end)` in its text; 0, 0 for [CLS] and [SEP].
+    """
+
+    tokens: list[str]
+    ids: np.ndarray
+    segment_ids: np.ndarray
+    words: np.ndarray
+    offsets: np.ndarray
+
+
+def as_list(inputs: object, tuple_is_one: bool = False) -> tuple[list, slice | int]:
+    """Returns the inputs as a list, and the index that selects all results or the only one.
+
+    If `tuple_is_one`, a tuple of strings is one input: a pair of texts, or the words of a text.
+    """
+    is_one = isinstance(inputs, str | bytes | Mapping | Set) or not isinstance(inputs, Iterable)
+    if tuple_is_one and isinstance(inputs, tuple):
+        is_one = all(isinstance(each, str) for each in inputs)
+    return ([inputs], 0) if is_one else (list(inputs), slice(None))
+
+
+def check_texts(name: str, texts: Sequence, pairs: bool = False) -> list[Sequence[str]]:
+    """Returns the strings of each text, or if `pairs` of each pair.
+
+    Raises TypeError for what is not a string, and ValueError for a lone surrogate; both name the
+    index of the text.
+    """
+    expected = "a string or a list of strings"
+    if pairs:
+        expected = "a string, a pair of strings (a tuple) or a list of these"
+    parts = []
+    for index, text in enumerate(texts):
+        part = text if pairs and isinstance(text, tuple | list) else (text,)
+        where = f" at index {index}" if len(texts) > 1 else ""
+        if len(part) not in (1, 2) or not all(isinstance(each, str) for each in part):
+            raise TypeError(f"{name} must be {expected}, got {text!r:.60}{where}")
+        if parts and len(part) != len(parts[0]):
+            mixed = "expected only texts or only pairs of texts"
+            raise TypeError(f"{name} must be {expected}, got {text!r:.60}{where}: {mixed}")
+        try:
+            "".join(part).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}: {error}, in {text!r:.60}{where}") from None
+        parts.append(part)
+    return parts
+
+
+def check_whole(name: str, value: int, low: int, high: int) -> None:
+    """Raises ValueError unless `value` is a whole number in `[low, high]`."""
+    if not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number in [{low}, {high}], got {value!r}")
+
+
+def describe_tokens(
+    texts: Sequence[Sequence[str]], features: Sequence[ModelInput], tokenizer: Tokenizer
+) -> list[Tokens]:
+    """Returns the tokens of each text or pair, whose model inputs are `features`."""
+    encoded = iter(tokenizer.encode_with_offsets([*itertools.chain(*texts)]))
+    described = []
+    for text, feature in zip(texts, features, strict=True):
+        (ids,), (second,) = feature.sequences, feature.second_starts
+        words = np.full(len(ids), -1, np.int32)
+        offsets = np.zeros((len(ids), 2), np.int32)
+        # Where each text begins, and the [SEP] at its end.
+        places = ((1, second - 1), (second, len(ids) - 1))[: len(text)]
+        for start, end in places:
+            text_ids, text_offsets = next(encoded)
+            is_first = tokenizer.word_start[text_ids]
+            words[start:end] = (np.cumsum(is_first) - 1)[: end - start]
+            offsets[start:end] = text_offsets[: end - start]
+        segment_ids = (np.arange(len(ids)) >= second).astype(np.int32)
+        tokens = [tokenizer.id_to_token(index) for index in ids.tolist()]
+        described.append(Tokens(tokens, ids, segment_ids, words, offsets))
+    return described
+
+
+def build_batch(
+    features: Sequence[ModelInput], length: int, pad_id: int, causal: bool
+) -> dict[str, np.ndarray]:
+    """Builds a batch of one feature per row, padded to `length`: all that any module reads."""
+    shape = RowShape(length, 1, LabelLayout(), pad_id)
+    rows = shape.build([[feature] for feature in features], len(features))
+    rows = {name: rows[name] for name in ("tokens", "sequence_bounds")}
+    return rows | {name: np.asarray(array) for name, array in unpack_rows(rows, causal).items()}
