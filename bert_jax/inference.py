@@ -124,7 +124,7 @@ class PretrainedModel(TextEncoder):
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
-    ) -> list[spans.Answer] | list[list[spans.Answer]]:
+    ) -> list[Answer] | list[list[Answer]]:
         """Finds answers to a question in a context of any length (paper, sections 4.2 and 4.3).
 
         Returns the best first; their probabilities are normalized over the 20 best.

@@ -218,6 +218,15 @@ def test_model_without_such_a_head_predicts_no_tables(tmp_path):
         model.predict([{"text": "the"}])
 
 
+def test_model_saved_from_python_is_accepted_as_init_from(tmp_path):
+    written = write_head(tmp_path, task="classification", labels=["no", "yes"], max_seq_length=12)
+    model = bert_jax.load(written)
+    model.params["head"]["kernel"] *= -1
+    model.save(tmp_path / "saved")
+    assert bert_jax.load(written).classify("the river") != model.classify("the river")
+    check_classes("classification", False, tmp_path / "saved", tmp_path)
+
+
 def check_classes(task, is_pair, model, tmp_path):
     first, second = texts(20), texts(20, seed=1)
     pairs = list(zip(first, second, strict=True))

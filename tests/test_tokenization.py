@@ -124,6 +124,16 @@ def test_accents_and_format_characters_inside_a_piece_stay(cased, text, pieces):
     assert [text[begin:end] for begin, end in offsets.tolist()] == pieces
 
 
+@pytest.mark.parametrize("method", ["encode_batch", "encode_with_offsets"])
+def test_string_in_place_of_a_list_of_texts_is_refused(sentencepiece_tokenizer, method):
+    """Its characters would be taken for texts."""
+    for tokenizer in (wordpiece("town"), sentencepiece_tokenizer):
+        encode = getattr(tokenizer, method)
+        with pytest.raises(TypeError, match=rf"{method} takes a list of texts, got 'town': give"):
+            encode("town")
+        assert len(encode(("town", "river"))) == len(encode(iter(["town", "river"]))) == 2
+
+
 def test_special_tokens_in_text_are_not_recognized():
     tokenizer = wordpiece("[", "]", "mask", "sep")
     assert tokenizer.encode("[MASK] [SEP]") == [5, 7, 6, 5, 8, 6]

