@@ -90,8 +90,9 @@ def describe_tokens(
         places = ((1, second - 1), (second, len(ids) - 1))[: len(text)]
         for start, end in places:
             text_ids, text_offsets = next(encoded)
-            is_first = tokenizer.word_start[text_ids]
-            words[start:end] = (np.cumsum(is_first) - 1)[: end - start]
+            begins_word = tokenizer.word_start[text_ids]
+            begins_word[:1] = True  # Whatever its piece.
+            words[start:end] = (np.cumsum(begins_word) - 1)[: end - start]
             offsets[start:end] = text_offsets[: end - start]
         segment_ids = (np.arange(len(ids)) >= second).astype(np.int32)
         tokens = [tokenizer.id_to_token(index) for index in ids.tolist()]
