@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bert_jax.model.config import BertConfig
     from bert_jax.tasks.search import search
 
+    __version__: str
+
 __all__ = ["BertConfig", "PretrainedModel", "__version__", "load", "search"]
 
 
@@ -33,3 +35,7 @@ def __getattr__(name: str):
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(modules[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # So that completion finds them before their first use.

@@ -1,6 +1,8 @@
 """Loading a model, and each method of `PretrainedModel` against `Bert` applied to one text."""
 
 import shutil
+import subprocess
+import sys
 import tomllib
 import warnings
 
@@ -199,6 +201,12 @@ def test_damaged_checkpoint_is_a_clear_error(workdir, tmp_path):
 def test_version_is_that_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert bert_jax.__version__ == project["version"]
+
+
+def test_public_names_are_found_before_their_first_use():
+    code = "import bert_jax; assert {*bert_jax.__all__} <= {*dir(bert_jax)}, dir(bert_jax)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert all(getattr(bert_jax, name) for name in bert_jax.__all__)
 
 
 def test_unknown_public_name_is_an_attribute_error():
