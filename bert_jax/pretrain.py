@@ -103,8 +103,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         state = initial_state(setup, source, checkpointer)
     del source
 
-    tracking = {"tracker": config.tracker, "settings": settings}
-    writer = metrics.MetricsWriter(workdir, first_step, writes=is_main, **tracking)
+    writer = metrics.MetricsWriter(
+        workdir, first_step, writes=is_main, tracker=config.tracker, settings=settings
+    )
     exit_stack.callback(writer.close)
     progress = loop.progress_bar(first_step, num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))

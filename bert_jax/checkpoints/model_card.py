@@ -25,8 +25,16 @@ _PIPELINES = {
 }
 # Settings of a run that the card lists, where the run has them.
 _LISTED = (
-    *("init_from", "corpus", "max_seq_length", "batch_size", "num_epochs", "num_steps"),
-    *("optimizer", "learning_rate", "weight_decay", "seed"),
+    "init_from",
+    "corpus",
+    "max_seq_length",
+    "batch_size",
+    "num_epochs",
+    "num_steps",
+    "optimizer",
+    "learning_rate",
+    "weight_decay",
+    "seed",
 )
 _TO_FILL_IN = """\
 # Fill in before you publish: https://huggingface.co/docs/hub/model-cards
@@ -60,14 +68,24 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     library = "sentence_transformers" if is_embedding else "transformers"
     task = f'"{pipeline_tag}", ' if loader == "pipeline" else ""
     lines = [
-        *("---", to_fill_in + data.to_yaml(), "---", "", f"# {name}", ""),
+        "---",
+        to_fill_in + data.to_yaml(),
+        "---",
+        "",
+        f"# {name}",
+        "",
         "A BERT model trained with bert_jax. What it is for, what it must not be used for, and the",
         "texts that it was trained on: fill in.",
-        *("", "```python", f"from {library} import {loader.partition('.')[0]}", ""),
-        *(f'model = {loader}({task}"OWNER/{name}")', "```", ""),
-        *(_section("Labels", (settings.get("head") or {}).get("labels", ()))),
-        *(_section("Training", _training(settings))),
+        "",
+        "```python",
+        f"from {library} import {loader.partition('.')[0]}",
+        "",
+        f'model = {loader}({task}"OWNER/{name}")',
+        "```",
+        "",
     ]
+    lines += _section("Labels", (settings.get("head") or {}).get("labels", ()))
+    lines += _section("Training", _training(settings))
     return "\n".join(lines).rstrip() + "\n"
 
 
