@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from bert_jax.tasks.search import search
 
     __version__: str
+else:
+    # Hidden from type checkers, which would take it for an answer to any name.
+    def __getattr__(name: str):
+        # Imported on first use: the corpus tools start many processes that do not need JAX.
+        if name == "__version__":
+            return importlib.metadata.version("bert_jax")
+        modules = {
+            "BertConfig": "bert_jax.model.config",
+            "PretrainedModel": "bert_jax.inference",
+            "load": "bert_jax.inference",
+            "search": "bert_jax.tasks.search",
+        }
+        if name not in modules:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
 
 __all__ = ["BertConfig", "PretrainedModel", "__version__", "load", "search"]
-
-
-def __getattr__(name: str):
-    # Imported on first use: the corpus tools start many processes that do not need JAX.
-    if name == "__version__":
-        return importlib.metadata.version("bert_jax")
-    modules = {
-        "BertConfig": "bert_jax.model.config",
-        "PretrainedModel": "bert_jax.inference",
-        "load": "bert_jax.inference",
-        "search": "bert_jax.tasks.search",
-    }
-    if name not in modules:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(modules[name]), name)
 
 
 def __dir__() -> list[str]:

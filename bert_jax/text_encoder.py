@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.checkpoints.save import save_model
 from bert_jax.data.features import ModelInput
 from bert_jax.model import forward
+from bert_jax.model.config import BertConfig
 from bert_jax.model.execution import Execution
 from bert_jax.model.heads import make_model
 from bert_jax.model.pooling import POOLINGS
@@ -42,7 +43,7 @@ class Attention(NamedTuple):
 class TextEncoder:
     """What `PretrainedModel`, which documents the attributes, does without a head."""
 
-    config: object
+    config: BertConfig  # Or the configuration of another architecture.
     tokenizer: Tokenizer
     params: dict
     settings: dict = dataclasses.field(default_factory=dict)

@@ -27,6 +27,8 @@ def check_methods(model: PretrainedModel) -> None:
     model.encode("a text", polling="mean")  # ty: ignore[unknown-argument]
     fills = model.fill_mask("a [MASK]", top_k=5)
     assert_type(len(fills), int)
+    assert_type(model.config.num_layers, int)
+    bert_jax.lode("runs/base")  # ty: ignore[missing-attribute]
 
 
 def check_config() -> None:
