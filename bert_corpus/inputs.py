@@ -95,8 +95,8 @@ def find_inputs(
         if not any(source.format == "text" for source in inputs):
             kinds = ", ".join(sorted({source.format for source in inputs}))
             raise ValueError(
-                f"--documents=files: no --input is a text file ({kinds}); the documents of other "
-                "formats are known, leave it out"
+                f"--documents=files is for text files, and the inputs are {kinds}, whose documents "
+                "are already separate: leave it out"
             )
         inputs = [
             source._replace(format="file") if source.format == "text" else source

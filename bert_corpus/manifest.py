@@ -110,8 +110,8 @@ def _advise(
     truncated = train["dropped"].get("truncated_tokens", 0) / (config.dupe_factor * num_tokens)
     if truncated > MAX_TRUNCATED:
         warnings.append(
-            f"{truncated:.1%} of the tokens are truncated, as sentences seldom end where a pair of "
-            f"{config.max_seq_length} tokens does: a larger --max_seq_length truncates fewer, "
+            f"{truncated:.1%} of the tokens are truncated, as pairs of sentences are cut to "
+            f"{config.max_seq_length} tokens: a larger --max_seq_length truncates fewer, "
             "--rows=full_sentences none"
         )
     if "heldout" not in splits:
@@ -125,7 +125,7 @@ def _advise(
         warnings.append(
             f"only {num_heldout} of {num_documents:,} documents "
             f"{'are' if num_heldout > 1 else 'is'} held out, with "
-            f"{splits['heldout']['tokens']:,} tokens: scores on them depend much on chance; "
+            f"{splits['heldout']['tokens']:,} tokens: scores on them are noisy; "
             f"{fix if fraction > config.heldout_fraction else 'only more text helps'}"
         )
     return warnings

@@ -153,7 +153,7 @@ def warn_of_other_trials(workdir: pathlib.Path, configurations: Sequence[Configu
     known = {trial.workdir.name for each in configurations for trial in each.trials}
     finished = {path.parent.name for path in workdir.glob("trials/*/result.json")}
     if others := sorted(finished - known):
-        text = "%s of the search before it grew, not in the report: %s"
+        text = "%s of the search before it was extended, not in the report: %s"
         logging.warning(text, plural(len(others), "finished trial"), "; ".join(others))
 
 

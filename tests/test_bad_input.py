@@ -656,7 +656,7 @@ BAD_EXAMPLES = [
         "text_classification",
         "train.csv",
         'text,label\nthe,a\n"old\nroad,b\n',
-        r"train\.csv, line 3: unexpected end of data: end a field that begins with a quotation",
+        r"train\.csv, line 3: unexpected end of data: close every quoted field",
     ),
     (
         "text_classification",

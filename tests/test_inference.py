@@ -717,7 +717,7 @@ def test_saved_model_is_the_loaded_one(model, tmp_path):
 def test_saving_replaces_only_checkpoints_and_only_if_asked(model, tmp_path):
     bare = PretrainedModel(model.config, model.tokenizer, {"encoder": model.params["encoder"]})
     bare.save(tmp_path / "saved")
-    with pytest.raises(FileExistsError, match="saved exists already: give overwrite=True"):
+    with pytest.raises(FileExistsError, match="saved exists already: pass overwrite=True"):
         bare.save(tmp_path / "saved")
     bare.params = jax.tree.map(lambda leaf: leaf + 1, bare.params)
     bare.save(tmp_path / "saved", overwrite=True)

@@ -116,9 +116,9 @@ flags.DEFINE_enum(
     "documents",
     DEFAULT.documents,
     DOCUMENTS,
-    "What a document of a text file is. blank_lines: what is between two blank lines, as in the "
-    "input of the released code; files: each file, with blank lines between its paragraphs. Other "
-    "formats know their documents.",
+    "How text files are split into documents. blank_lines: at blank lines, as in the released "
+    "code; files: one document per file, with blank lines between its paragraphs. Other formats "
+    "define their own documents.",
 )
 flags.DEFINE_enum(
     "sentences",

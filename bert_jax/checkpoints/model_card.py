@@ -38,7 +38,7 @@ _LISTED = (
 )
 _TO_FILL_IN = """\
 # Fill in before you publish: https://huggingface.co/docs/hub/model-cards
-# license: of your weights, which that of the data or of the base model may restrict
+# license: of these weights; check the licenses of the data and of the base model
 # language: en
 """
 
@@ -74,8 +74,8 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
         "",
         f"# {name}",
         "",
-        "A BERT model trained with bert_jax. What it is for, what it must not be used for, and the",
-        "texts that it was trained on: fill in.",
+        "A BERT model trained with bert_jax. To fill in: its intended use, what it must not be",
+        "used for, and its training data.",
         "",
         "```python",
         f"from {library} import {loader.partition('.')[0]}",

@@ -32,7 +32,7 @@ def save_model(
     directory = pathlib.Path(directory).expanduser().absolute()
     is_checkpoint = (directory / "params").is_dir() and (directory / "config/metadata").is_file()
     if directory.exists() and not (overwrite and is_checkpoint):
-        fix = "give overwrite=True to replace it" if is_checkpoint else "choose another directory"
+        fix = "pass overwrite=True to replace it" if is_checkpoint else "choose another directory"
         raise FileExistsError(f"{directory} exists already: {fix}")
     params = _float32(params)
     settings = dict(settings) | model_settings(config, params)

@@ -324,7 +324,7 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
         logging.info("Splits: %s", ", ".join(splits))
     if task.notes:
         notes = (f"{name}: {count}" for name, count in task.notes.items())
-        logging.info("Notes: %s", ", ".join(notes))
+        logging.info("Notes: %s", "; ".join(notes))
 
 
 def read_task(config: ConfigDict, saved_head: dict | None, tokenizer: Tokenizer) -> Task:

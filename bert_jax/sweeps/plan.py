@@ -113,11 +113,12 @@ def describe(plan: dict, is_stacked: bool) -> str:
     about = "at most " * is_stacked  # A stack takes less time than its trials in sequence.
     about += f"about {format_seconds(plan['estimated_seconds_left'])}"
     return (
-        f"\n{plural(plan['trials'], 'trial')} in {plural(plan['programs'], 'program')}, of which "
-        f"{plan['ended']} have ended. A program needs up to {plan['gib_per_device']:.2f} of the "
-        f"{plan['gib_of_device']:.1f} GiB of a device; {plan['trials_that_fit']} trials fit into "
-        f"one. The rest takes {about} with one worker on this machine, estimated from a few steps "
-        "of each; compiling and saving are not counted.\n"
+        f"\n{plural(plan['trials'], 'trial')} ({plan['ended']} ended) in "
+        f"{plural(plan['programs'], 'program')}. The largest program needs "
+        f"{plan['gib_per_device']:.2f} of the {plan['gib_of_device']:.1f} GiB of each device; at "
+        f"most {plan['trials_that_fit']} trials fit into a program. The remaining trials take "
+        f"{about} with one worker on this machine, estimated from a few steps of each; "
+        "compiling and saving are not counted.\n"
     )
 
 

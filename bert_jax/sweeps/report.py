@@ -153,8 +153,8 @@ def best_blocks(config: ConfigDict, best: Summary, scores: dict) -> list[Block]:
     command = finetune_command(config.get("base_config", ""), trial.config, "runs/best")
     repeat = ["This command trains it alone:", Code(command, "sh")]
     if not command:
-        fix = 'config.base_config in the sweep, such as "configs/finetune/glue.py:mrpc", whose'
-        repeat = [f"For the command that trains it alone, set {fix} fields are those of base."]
+        file = 'the file that base is from, such as "configs/finetune/glue.py:mrpc"'
+        repeat = [f"For the command that trains it alone, set config.base_config to {file}."]
     blocks = [about, scores_table(scores), *load, *repeat]
     split = best.metric.rpartition("/")[0]
     return [*blocks, *class_blocks(trial, split)]

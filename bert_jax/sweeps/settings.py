@@ -115,21 +115,22 @@ def check_directory(workdir: pathlib.Path, config: ConfigDict) -> dict[pathlib.P
         {name: value for name, value in settings.items() if name not in changed},
         path,
         CHANGEABLE,
-        "A sweep can grow: values of the grid, `trials` and num_seeds, or num_trials of a search",
+        "A sweep can be extended: by values of the grid, `trials` and num_seeds, or by num_trials "
+        "of a search",
     )
     for program in content["programs"] if changed else ():
         if worker := claims.holder(workdir / "programs" / program, {}):
             raise ValueError(
                 f"--config.{changed[0]}={settings.get(changed[0])}: {worker} is running program "
-                f"{program} of this sweep with {saved.get(changed[0])}: wait until it is finished, "
-                f"or stop it. If it died on another machine, remove "
+                f"{program} of this sweep with {saved.get(changed[0])}: wait for this worker to "
+                f"finish, or stop it. If it died on another machine, remove "
                 f"{workdir / 'programs' / program / 'claims'}"
             )
     if "search" in config:
         if (count := config.num_trials) < saved["num_trials"]:
             raise ValueError(
                 f"--config.num_trials={count}, but {saved['num_trials']} in {path}: a search can "
-                "grow, and does not shrink"
+                "be extended, and nothing can be removed from it"
             )
         return {}
     return renamed_trials(workdir / "trials", config, content["config"], path) if changed else {}

@@ -257,12 +257,11 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
             rows.append((fields, f"{path}, line {line}"))
             line = lines.line_num + 1
     except csv.Error as error:
-        problem = (
-            f"{error}: end a field that begins with a quotation mark with another, and double the "
-            "quotation marks in it"
-        )
+        problem = f"{error}: close every quoted field, and double the quotation marks inside it"
         if other:
-            problem = f"expected {_SEPARATORS[delimiter]}, found {other} in the header: convert it"
+            problem = (
+                f"expected {_SEPARATORS[delimiter]}, found {other} in the header: convert the file"
+            )
         raise ValueError(f"{path}, line {line}: {problem}") from None
     records, names = [], rows[0][0] if rows else []
     if duplicates := [name for name in names if name and names.count(name) > 1]:

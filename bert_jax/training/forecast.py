@@ -41,9 +41,9 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
     days = flops_left(setup, phases, first_step) / (CORE_FLOPS * num_cores) / 86400
     if days > MAX_CPU_DAYS:
         logging.warning(
-            "On the CPU this run takes about %s days (%d cores at %.0f GFLOP/s each). For a CPU: a "
+            "On this CPU the run takes about %s days (%d cores at %.0f GFLOP/s each). Use a "
             "smaller model (--config.model.size=tiny) and fewer steps (--config.num_steps), as in "
-            "configs/pretrain/small_corpus.py, or existing weights, with "
+            "configs/pretrain/small_corpus.py, or continue from existing weights with "
             "configs/pretrain/continue.py; see docs/pretraining.md",
             f"{days:,.0f}",
             num_cores,

@@ -258,8 +258,8 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         if not settings.corpus:
             raise ValueError(
                 f"no corpus for {settings.num_steps:,} steps on {'long' if prefix else 'short'} "
-                f"rows: set --config.{prefix}corpus=DIR, or without this phase "
-                f"--config.{prefix}num_steps=0"
+                f"rows: set --config.{prefix}corpus=DIR, or --config.{prefix}num_steps=0 to skip "
+                "this phase"
             )
         rows = Rows(settings.corpus, "train", config.seed)
         phase = plan_phase(config, bool(prefix), rows, Rows(settings.corpus, "heldout"), start)

@@ -122,8 +122,8 @@ def _never_failing(name: str, tracker: Tracker) -> Tracker:
             function(*arguments)
         except Exception as error:  # Of its service, its network or its files: many types.
             failed.append(error)
-            lost = "no more metrics are sent there; metrics.jsonl has all of them"
-            logging.error("%s failed, %s: %s", name, lost, error)
+            rest = "No more metrics are sent to it; metrics.jsonl is complete"
+            logging.error("%s failed: %s. %s", name, error, rest)
 
     def log(step, metrics):
         call(tracker.log, step, metrics)

@@ -149,9 +149,9 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
         settings,
         path,
         CHANGEABLE_ON_RESUME,
-        "A run cannot be extended in place, because its learning rate depends on its length: to "
-        f"train it further, use another --workdir with --config.init_from={workdir} and a schedule "
-        "of its own. docs/pretraining.md, Stop and resume, lists the fields that may change",
+        "A run cannot be extended, because its learning rates depend on num_steps. To train it "
+        f"further, start another one, in another --workdir, with --config.init_from={workdir}. "
+        "docs/pretraining.md, Stop and resume, lists the fields that may change",
     )
 
 

@@ -5,9 +5,9 @@ paper's recipe does is slow: a small model stays at the loss of word frequencies
 the language exist, `continue.py` needs less text and time: docs/pretraining.md says what to expect.
 
 Expected time: about 90 minutes on two cores of an AMD EPYC with AVX-512, computed from the demo's
-speed (419 TFLOP with a vocabulary of 8,192 pieces). Not run to the end here.
+speed (419 TFLOP with a vocabulary of 8,192 pieces). It has not been run to its end.
 Expected result: a held-out masked-LM loss below `unigram_entropy` in result.json, the loss of word
-frequencies. Not run to the end here.
+frequencies (an estimate).
 
     python tools/prepare_corpus.py --input='texts/*.txt' --documents=files --vocab=vocab.txt \
         --output=corpus/16 --max_seq_length=16 --dupe_factor=10 --heldout_fraction=0.1

@@ -38,7 +38,7 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     # Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout train
     # as one program, of at most this many, to limit memory; 0: no limit (on a CPU: mesh.trial).
     config.max_stacked_trials = 0
-    config.keep_trials = 0  # Keeps only the weights of so many of the best trials; 0: of all.
+    config.keep_trials = 0  # Keeps only the weights of the best N trials; 0 keeps all.
     return config.lock()
 
 

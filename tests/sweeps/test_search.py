@@ -67,11 +67,11 @@ def test_search_can_grow_but_neither_shrink_nor_change(tmp_path):
     content = {"config": settings_of(config), "programs": {}}
     (tmp_path / "sweep.json").write_text(json.dumps(content))
     assert check_directory(tmp_path, complete(small_search(num_trials=18, keep_trials=2))) == {}
-    with pytest.raises(ValueError, match=r"num_trials=6, but 12 in .*: a search can grow, and"):
+    with pytest.raises(ValueError, match=r"num_trials=6, but 12 in .*: a search can be extended"):
         check_directory(tmp_path, complete(small_search(num_trials=6)))
     for changes in ({"num_seeds": 2}, {"halving": (1.0, 2.0)}):
         name = next(iter(changes))
-        with pytest.raises(ValueError, match=rf"(?s)settings:\n  {name}: .* A sweep can grow: "):
+        with pytest.raises(ValueError, match=rf"(?s)settings:\n  {name}: .* A sweep can be ext"):
             check_directory(tmp_path, complete(small_search(**changes)))
 
 

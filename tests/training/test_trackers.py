@@ -75,7 +75,10 @@ def test_failing_tracker_is_reported_once_and_the_run_goes_on(runs, tmp_path, ca
     monkeypatch.setattr(FakeRun, "log", fail)
     write(tmp_path / "run", (1, 2, 3), tracker=runs.name).close()
     assert caplog.text.count("no route to host") == 1
-    assert f"{runs.name} failed, no more metrics are sent there; metrics.jsonl has" in caplog.text
+    assert (
+        f"{runs.name} failed: no route to host. No more metrics are sent to it; metrics"
+        in caplog.text
+    )
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 3
 
 

@@ -25,9 +25,8 @@ def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
     check_settings(tmp_path, {"num_steps": 10, "log_every": 2})
     with pytest.raises(ValueError, match=r"num_steps: 10 in .*, 20 now") as raised:
         check_settings(tmp_path, {"num_steps": 20, "log_every": 2})
-    assert f"use another --workdir with --config.init_from={tmp_path} and a sch" in str(
-        raised.value
-    )
+    advice = f"start another one, in another --workdir, with --config.init_from={tmp_path}. "
+    assert advice in str(raised.value)
 
 
 def test_workdir_in_use_names_its_holder_until_the_run_ends(tmp_path):
