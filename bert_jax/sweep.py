@@ -56,6 +56,7 @@ from bert_jax.sweeps.programs import (
 from bert_jax.sweeps.settings import as_saved, check_directory, complete, settings_of
 from bert_jax.sweeps.weights import remove_weights
 from bert_jax.training import loop
+from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import check_settings, write_json
 
 POLL_SECONDS = 5  # Between checks whether the other workers' programs are finished.
@@ -128,8 +129,9 @@ def dry_run_of(config: ConfigDict, programs: Sequence[Program], renamed: dict) -
     total = {"max_trials": search.max_trials(config), "estimated_seconds": seconds}
     if jax.process_index() == 0:
         print(
-            f"This is the first round. The search has at most {total['max_trials']} trials, and "
-            f"takes about {format_seconds(seconds)} in all.\n"
+            "This is the first round. The search has at most "
+            f"{plural(total['max_trials'], 'trial')}, and takes about {format_seconds(seconds)} "
+            "in all.\n"
         )
     return total | {"first_round": plan}
 
@@ -290,6 +292,7 @@ def prepare(
     try:
         for trial in trials:
             check_numbers(trial.config)
+            check_tracker(trial.config.tracker)
         if not setup:
             trial = trials[0]
             source = trial.config.init_from

@@ -641,6 +641,9 @@ def test_padding_of_a_batch_changes_no_result(model, alone):
     assert {array.dtype.name for array in batch.values()} == {"int32"}
     assert model.batch(("the river", "a city"))["segment_ids"].tolist() == [[0] * 4 + [1] * 3]
     assert model.batch(texts[:2])["tokens"].shape == (2, 4)  # The longest.
+    if "mlm" in model.params:
+        logits, _ = model.module.apply({"params": model.params}, model.batch(texts[:2]))
+        assert logits.shape == (2, 4, model.config.padded_vocab_size)
     assert model.batch([])["tokens"].shape == (0, 2)
     with pytest.warns(UserWarning, match="1 of 2 texts are truncated to 3 tokens"):
         assert model.batch(texts[:2], length=3)["tokens"].shape == (2, 3)
@@ -722,10 +725,15 @@ def test_saving_replaces_only_checkpoints_and_only_if_asked(model, tmp_path):
     bare.params = jax.tree.map(lambda leaf: leaf + 1, bare.params)
     bare.save(tmp_path / "saved", overwrite=True)
     assert_trees_equal(bert_jax.load(tmp_path / "saved").params, bare.params)
+    (tmp_path / "empty").mkdir()
+    bare.save(tmp_path / "empty")
     (tmp_path / "own").mkdir()
+    (tmp_path / "own/notes.txt").touch()
     with pytest.raises(FileExistsError, match="own exists already: choose another directory"):
         bare.save(tmp_path / "own", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "saved"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "own", "saved"]
+    with pytest.raises(ValueError, match="mount the bucket, and save to a path below the mount"):
+        bare.save("gs://bucket/model")
 
 
 def test_head_threshold_that_was_changed_by_hand_is_saved(model, tmp_path):

@@ -165,9 +165,11 @@ def test_dividing_the_head_by_its_temperature_calibrates_the_probabilities(tmp_p
     model, rng = bert_jax.load(model), random.Random(0)
     table = [{"text": text, "label": rng.choice(["no", "yes"])} for text in texts(20)]
     before = model.predict(table).scores
-    head = model.params["head"]
-    model.params["head"] = {name: values / 1.7 for name, values in head.items()}
-    after = model.predict(table).scores
+    temperature, head = model.head.pop("calibration_temperature"), model.params["head"]
+    model.params["head"] = {name: values / temperature for name, values in head.items()}
+    model.save(tmp_path / "calibrated")
+    after = bert_jax.load(tmp_path / "calibrated").predict(table).scores
+    assert "calibrated_ece" not in after
     assert after["ece"] == pytest.approx(before["calibrated_ece"], abs=1e-6)
     assert after["ece"] != pytest.approx(before["ece"], abs=1e-3)
 

@@ -178,7 +178,7 @@ def test_dry_run_lists_trials_and_totals_and_writes_nothing(given, tmp_path, cap
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["trial", "program", "steps", "time"] and lines[9] == []
     assert ["batch_size=16,num_epochs=2,seed=1", "2.2", "8", "about", "39", "s"] in lines
-    assert lines[10][:5] == ["8", "trials", "in", "4", "programs,"] and len(lines) == 12
+    assert lines[10][:6] == ["8", "trials", "(0", "ended)", "in", "4"] and len(lines) == 12
     assert not (tmp_path / "run").exists()
 
 
@@ -543,6 +543,19 @@ def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
 
 
 WRONG = {
+    "unknown tracker": (
+        {"base": {"tracker": "wandbb"}},
+        r"--config\.base\.tracker=wandbb: expected wandb, mlflow, trackio",
+    ),
+    "seeds of another type": ({"num_seeds": 2.0}, r"num_seeds=2\.0: expected a whole number"),
+    "rounds of another type": (
+        {
+            "search": {"learning_rate": ("uniform", 1e-4, 1e-3)},
+            "halving": 1.0,
+            "without": ("grid", "trials"),
+        },
+        r"--config\.halving=1\.0: expected a tuple of numbers of epochs",
+    ),
     "empty grid": ({"grid": {}}, r"--config\.grid is empty: set the values of one or more fields"),
     "empty values": (
         {"grid": {"learning_rate": ()}},
@@ -598,7 +611,7 @@ WRONG = {
         {"base_config": "configs/finetune/gleu.py:mrpc"},
         r"--config\.base_config=configs/finetune/gleu\.py:mrpc: .*no config file .*glue\.py",
     ),
-    "fraction of seeds": ({"num_seeds": 1.5}, r"--config\.num_seeds=1\.5: expected at least 1"),
+    "fraction of seeds": ({"num_seeds": 1.5}, r"--config\.num_seeds=1\.5: expected a whole number"),
     "seeds in the grid": (
         {"grid": {"seed": (0, 1)}},
         r"grid\.seed=0: .* --config\.base\.seed sets the first one, --config\.num_seeds their",

@@ -25,13 +25,16 @@ def save_model(
 ) -> None:
     """Writes a checkpoint, with parameters in float32; it appears only once it is complete.
 
-    Raises FileExistsError if `directory` exists, unless it is a checkpoint and `overwrite` is True,
-    ValueError if parameters, settings and vocabulary do not fit together, and CheckpointError if
-    the checkpoint cannot be written.
+    Raises FileExistsError if `directory` exists, unless it is empty, or is a checkpoint and
+    `overwrite` is True; ValueError for the address of a bucket, or if parameters, settings and
+    vocabulary do not fit together; and CheckpointError if the checkpoint cannot be written.
     """
+    if ":/" in str(directory):
+        raise ValueError(f"{directory}: mount the bucket, and save to a path below the mount")
     directory = pathlib.Path(directory).expanduser().absolute()
+    is_empty = directory.is_dir() and not any(directory.iterdir())
     is_checkpoint = (directory / "params").is_dir() and (directory / "config/metadata").is_file()
-    if directory.exists() and not (overwrite and is_checkpoint):
+    if directory.exists() and not is_empty and not (overwrite and is_checkpoint):
         fix = "pass overwrite=True to replace it" if is_checkpoint else "choose another directory"
         raise FileExistsError(f"{directory} exists already: {fix}")
     params = _float32(params)

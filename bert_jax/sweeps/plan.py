@@ -116,8 +116,8 @@ def describe(plan: dict, is_stacked: bool) -> str:
         f"\n{plural(plan['trials'], 'trial')} ({plan['ended']} ended) in "
         f"{plural(plan['programs'], 'program')}. The largest program needs "
         f"{plan['gib_per_device']:.2f} of the {plan['gib_of_device']:.1f} GiB of each device; at "
-        f"most {plan['trials_that_fit']} trials fit into a program. The remaining trials take "
-        f"{about} with one worker on this machine, estimated from a few steps of each; "
+        f"most {plural(plan['trials_that_fit'], 'trial')} fit into a program. The remaining trials "
+        f"take {about} with one worker on this machine, estimated from a few steps of each; "
         "compiling and saving are not counted.\n"
     )
 

@@ -67,6 +67,11 @@ def is_numeric(values: Sequence[object]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
+def is_logarithmic(name: str, values: Sequence[float]) -> bool:
+    """Returns whether the axis of a field is logarithmic: of rates, and of values far apart."""
+    return min(values) > 0 and (name.endswith("learning_rate") or max(values) >= 20 * min(values))
+
+
 def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     """Plots the score of every trial against the value of a field, and the median per value.
 
@@ -83,7 +88,7 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     is_number = is_numeric(values)
     values = sorted(values) if is_number else values
     positions = values if is_number else list(range(len(values)))
-    is_log = is_number and name.endswith("learning_rate")
+    is_log = is_number and is_logarithmic(name, values)
     axis.set_xscale("log" if is_log else "linear")
     for position, value in zip(positions, values, strict=True):
         for score, color in scores[value]:
@@ -176,7 +181,9 @@ def draw_parallel(axis: Axes, ranked: Sequence[Summary]) -> None:
     for position, name in enumerate([*names, ranked[0].metric]):
         if position < len(names):
             values = [summary.configuration.values[name] for summary in ranked]
-            heights, ticks = scale_values(values, is_log=name.endswith("learning_rate"))
+            heights, ticks = scale_values(
+                values, is_log=is_numeric(values) and is_logarithmic(name, values)
+            )
         else:
             _, ticks = scale_values(scored or [0.0])
             low, high = min(scored, default=0.0), max(scored, default=1.0)

@@ -105,10 +105,10 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
             rows.append([name, format_value(values[0])])
     search = flatten(config.get("search", ConfigDict()))
     for name, (kind, *limits) in search.items():
-        low, *_, high = map(format_value, limits)
-        text = f"{kind.replace('_', '-')} from {low} to {high}"
-        if kind == "choice":
-            text = f"one of {'; '.join(map(format_value, limits))}"
+        values = list(map(format_value, limits))
+        text = f"one of {'; '.join(values)}"
+        if kind != "choice":
+            text = f"{kind.replace('_', '-')} from {values[0]} to {values[1]}"
         rows.append([f"distribution of {name}", text])
     for name in fields.keys() - search.keys() if search else fields:
         values = list(dict.fromkeys(summary.configuration.values[name] for summary in summaries))

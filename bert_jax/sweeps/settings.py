@@ -4,6 +4,7 @@ import copy
 import difflib
 import json
 import pathlib
+from collections.abc import Sequence
 
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
@@ -18,6 +19,19 @@ from bert_jax.training.workdir import CHANGEABLE_ON_RESUME, check_equal_settings
 DEFAULTS = {"num_seeds": 1, "max_stacked_trials": 0, "keep_trials": 0, "base_config": ""}
 GRID_DEFAULTS = {"grid": {}, "trials": ()}
 SEARCH_DEFAULTS = {"num_trials": 32, "trials_per_round": 16, "halving": ()}
+# Types of fields, with an example of each.
+TYPES = {
+    "grid": (ConfigDict, 'a dict such as {"batch_size": (16, 32)}'),
+    "search": (ConfigDict, 'a dict such as {"learning_rate": ("log_uniform", 1e-5, 1e-4)}'),
+    "trials": (Sequence, 'a tuple of dicts, such as ({"learning_rate": 1e-4},)'),
+    "halving": (Sequence, "a tuple of numbers of epochs, such as (1.0, 3.0)"),
+    "num_trials": (int, "a whole number"),
+    "trials_per_round": (int, "a whole number"),
+    "num_seeds": (int, "a whole number"),
+    "max_stacked_trials": (int, "a whole number"),
+    "keep_trials": (int, "a whole number"),
+    "base_config": (str, 'a file, such as "configs/finetune/glue.py:mrpc", or ""'),
+}
 
 # Fields that decide, with those of the grid, which trials are run, and in which programs: workers
 # must agree on them.
@@ -44,6 +58,9 @@ def complete(config: ConfigDict) -> ConfigDict:
             completed[name] = value
         elif type(completed[name]) is list:  # Of JSON or an own configuration.
             completed[name] = tuple(completed[name])
+    for name, (field_type, expected) in TYPES.items():
+        if name in completed and not isinstance(completed[name], field_type):
+            raise ValueError(f"--config.{name}={completed[name]!r}: expected {expected}")
     check_sweep(completed)
     return completed.lock()
 
@@ -54,7 +71,7 @@ def check_sweep(config: ConfigDict) -> None:
         count = config.base.num_seeds
         raise ValueError(f"--config.base.num_seeds={count}: expected 1; set --config.num_seeds")
     for name, minimum in (("num_seeds", 1), ("max_stacked_trials", 0), ("keep_trials", 0)):
-        if type(config[name]) is not int or config[name] < minimum:
+        if config[name] < minimum:
             raise ValueError(f"--config.{name}={config[name]}: expected at least {minimum}")
     if config.base_config:
         read_config(config.base_config)

@@ -71,6 +71,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     if separator:
         layout = dataclasses.replace(head.label_layout, shape=(len(labels),))
         head = dataclasses.replace(head, label_layout=layout)
+    # A temperature belongs to the weights that it was fitted for.
+    is_fitted = any(split.tune for split in splits.values())
+    keeps_temperature = head is CLASSIFICATION and (is_fitted or not training)
     return Task(
         head=head,
         labels=labels or ("value",),
@@ -79,7 +82,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         metric=f"dev/{metric}",
         notes=notes,
         head_settings={"label_separator": separator} if separator else {},
-        tuned=("calibration_temperature",) if head is CLASSIFICATION else (),
+        tuned=("calibration_temperature",) if keeps_temperature else (),
         files=files,
     )
 

@@ -103,8 +103,13 @@ def describe_tokens(
 def build_batch(
     features: Sequence[ModelInput], length: int, pad_id: int, causal: bool
 ) -> dict[str, np.ndarray]:
-    """Builds a batch of one feature per row, padded to `length`: all that any module reads."""
+    """Builds a batch of one feature per row, padded to `length`: all that any module reads.
+
+    `target_positions`, at which a masked-LM head predicts tokens, are all positions.
+    """
     shape = RowShape(length, 1, LabelLayout(), pad_id)
     rows = shape.build([[feature] for feature in features], len(features))
     rows = {name: rows[name] for name in ("tokens", "sequence_bounds")}
-    return rows | {name: np.asarray(array) for name, array in unpack_rows(rows, causal).items()}
+    batch = {name: np.asarray(array) for name, array in unpack_rows(rows, causal).items()}
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), rows["tokens"].shape)
+    return rows | batch | {"target_positions": positions.copy()}

@@ -37,7 +37,7 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
         logging.info(describe_phase(phase))
     if jax.default_backend() != "cpu":
         return
-    num_cores = os.cpu_count()
+    num_cores = len(os.sched_getaffinity(0))  # That this process may use.
     days = flops_left(setup, phases, first_step) / (CORE_FLOPS * num_cores) / 86400
     if days > MAX_CPU_DAYS:
         logging.warning(
@@ -55,9 +55,12 @@ def describe_phase(phase: Phase) -> str:
     """Returns a sentence on the steps, epochs and tokens of a phase."""
     rows, num_rows = phase.train, phase.num_steps * phase.batch_size
     tokens = num_rows * rows.manifest["splits"]["train"]["tokens"] / rows.num_rows
+    factor, passes = rows.manifest["config"].get("dupe_factor", 1), ""
+    if factor > 1:  # Each document is in the corpus several times, in different pairs.
+        passes = f" (each text {_three_digits(factor * num_rows / rows.num_rows)} times)"
     return (
         f"{phase.num_steps:,} steps of {phase.batch_size:,} rows of {rows.max_seq_length} tokens: "
-        f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows, "
+        f"{_three_digits(num_rows / rows.num_rows)} epochs of {rows.num_rows:,} rows{passes}, "
         f"{in_words(tokens)} tokens"
     )
 

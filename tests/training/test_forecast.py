@@ -11,7 +11,7 @@ from bert_jax.training.pretrain_setup import Phase
 
 
 def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
-    manifest = {"splits": {"train": {"tokens": tokens}}}
+    manifest = {"splits": {"train": {"tokens": tokens}}, "config": {"dupe_factor": 2}}
     return types.SimpleNamespace(max_seq_length=length, num_rows=num_rows, manifest=manifest)
 
 
@@ -59,8 +59,10 @@ def test_run_says_parameters_epochs_and_tokens(caplog):
     forecast.log_run(setup(), PHASES, 0)
     assert [record.getMessage() for record in caplog.records] == [
         "The model has 1.23 million parameters",
-        "1,000 steps of 8 rows of 64 tokens: 20 epochs of 400 rows, 400,000 tokens",
-        "500 steps of 4 rows of 256 tokens: 5 epochs of 400 rows, 100,000 tokens",
+        "1,000 steps of 8 rows of 64 tokens: "
+        "20 epochs of 400 rows (each text 40 times), 400,000 tokens",
+        "500 steps of 4 rows of 256 tokens: "
+        "5 epochs of 400 rows (each text 10 times), 100,000 tokens",
     ]
 
 
@@ -78,7 +80,7 @@ def test_days_on_a_cpu_are_a_warning(
     caplog, monkeypatch, backend, flops_per_token, first_step, days
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(forecast.os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
     forecast.log_run(setup(flops_per_token), PHASES, first_step)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (days is not None)
