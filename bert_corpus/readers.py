@@ -46,7 +46,7 @@ class Document(NamedTuple):
     """One document, as read from its source."""
 
     text: str
-    markup: str = ""  # "wikitext" (a dump), "article" (`ARTICLE_SETS`), "paragraphs", or "": lines
+    markup: str = ""  # "wikitext" (a dump), "article" (`ARTICLE_SETS`), or "": lines
     continues: bool = False  # a further part of the previous document, which was too long
 
 
@@ -150,18 +150,18 @@ def _read_text(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     byte is not valid UTF-8.
     """
     del skipped
-    markup = "paragraphs" if unit.source.format == "file" else ""
+    is_one_document = unit.source.format == "file"
     lines, document_bytes, continues = [], 0, False
     is_ours = unit.index == 0
     for offset, stop, line in itertools.chain(_read_lines(unit), [(0, 0, b"")]):  # At the end.
         text = _decode(line, offset, unit)
         is_blank = not text.strip()
-        separates = is_blank and not (markup and line)
+        separates = is_blank and not (is_one_document and line)
         if is_ours and not separates and (lines or not is_blank):
             lines.append(text.rstrip("\r\n") + "\n")
             document_bytes += len(line)
         if (separates and lines) or document_bytes >= MAX_DOCUMENT_BYTES:
-            yield Document("".join(lines), markup, continues)
+            yield Document("".join(lines), continues=continues)
             lines, document_bytes, continues = [], 0, True
         continues = continues and not separates
         if separates:

@@ -57,8 +57,8 @@ def split_sentences(
     elif mode == "lines":
         return [line.strip() for line in document.text.split("\n") if line.strip()]
     else:
-        has_paragraphs = document.markup == "paragraphs"
-        paragraphs = re.split(r"\n\s*\n", document.text) if has_paragraphs else [document.text]
+        # Text files that are split at blank lines have none left.
+        paragraphs = re.split(r"\n\s*\n", document.text)
         passages = [" ".join(paragraph.split()) for paragraph in paragraphs]
     pieces = itertools.chain.from_iterable(_segment(passage, language) for passage in passages)
     return [piece.strip() for piece in pieces if piece.strip()]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.checkpoints.save import save_model
+from bert_jax.checkpoints.save import check_head, save_model
 from bert_jax.data.features import ModelInput
 from bert_jax.model import forward
 from bert_jax.model.config import BertConfig
@@ -49,6 +49,9 @@ class TextEncoder:
     settings: dict = dataclasses.field(default_factory=dict)
     source: str = ""
     dtype: str = "float32"
+
+    def __post_init__(self):
+        check_head(self.head)
 
     @property
     def head(self) -> dict | None:

@@ -177,6 +177,10 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
     for directory in (path / "best", path / "checkpoints", path):
         if steps := saved_steps(directory):
             return directory / str(steps[-1])
+    result = path / "result.json"
+    if result.exists() and "weights_removed" in json.loads(result.read_text()):
+        fix = f"remove {result}, and run the sweep to train the trial again"
+        raise FileNotFoundError(f"the weights in {path} were removed, as keep_trials says: {fix}")
     expected = "expected a workdir, its checkpoints, or one of them"
     for kind, runs in (("seeds", path.glob("seed_*")), ("trials", path.glob("trials/*"))):
         if first := min(runs, default=None):

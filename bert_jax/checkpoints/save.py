@@ -62,12 +62,21 @@ def _float32(params: Mapping) -> dict:
     return flax.traverse_util.unflatten_dict(arrays, sep="/")
 
 
+def check_head(head: Mapping | None) -> None:
+    """Raises ValueError if a head has no known task, or labels that are not strings."""
+    if head is None:
+        return
+    labels = head.get("labels")
+    are_labels = isinstance(labels, list | tuple) and all(isinstance(each, str) for each in labels)
+    if head.get("task") not in HEADS or not are_labels:
+        expected = f"a 'task' ({', '.join(HEADS)}) and a list of 'labels', which are strings"
+        raise ValueError(f"settings['head'] must have {expected}, got {dict(head)!r:.200}")
+
+
 def _check_model(config, tokenizer: Tokenizer, params: dict, settings: dict) -> None:
     """Raises ValueError if the model could not be loaded or used again."""
     head = settings.get("head")
-    if head and (head.get("task") not in HEADS or not isinstance(head.get("labels"), list | tuple)):
-        expected = f"a 'task' ({', '.join(HEADS)}) and a list of 'labels'"
-        raise ValueError(f"settings['head'] must have {expected}, got {dict(head)!r:.200}")
+    check_head(head)
     if "head" in params and not head:
         fix = "set it to {'task': 'classification', 'labels': [...]} or the like"
         raise ValueError(f"params have a 'head', but settings have none: {fix}, or rename the head")

@@ -96,12 +96,14 @@ def test_long_file_is_read_in_parts_of_one_document(tmp_path, monkeypatch):
     assert [document.continues for document in found] == [False] + [True] * (len(found) - 1)
     words = "".join(document.text for document in found).split()
     assert words == ["aaaa", "bbbb", "cccc", *["dddd"] * 6]
-    assert {document.markup for document in found} == {"paragraphs"} and len(found) > 3
+    assert len(found) > 3
 
 
 def test_documents_are_files_only_of_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "One."}\n')
-    with pytest.raises(ValueError, match=r"--documents=files: no --input is a text file \(jsonl\)"):
+    with pytest.raises(
+        ValueError, match="--documents=files is for text files, and the inputs are jsonl"
+    ):
         find_inputs(f"{tmp_path}/a.jsonl", documents="files")
 
 
