@@ -8,10 +8,12 @@ Writing is asynchronous and atomic: a directory under its final name is complete
 import asyncio
 import base64
 import contextlib
+import errno
 import json
 import math
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import flax
@@ -53,7 +55,7 @@ class Checkpointer:
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
-                shutil.rmtree(unfinished)
+                _remove_unfinished(unfinished)
 
     def latest_step(self) -> int | None:
         """Returns the step of the latest complete checkpoint, or None."""
@@ -113,6 +115,17 @@ class Checkpointer:
             return f". The last complete one is {last}; {fix}"
 
         return _checkpoint_errors(f"writing a checkpoint to {self.directory} failed", advice)
+
+
+def _remove_unfinished(directory: pathlib.Path) -> None:
+    """Removes an unfinished checkpoint; waits up to 5 s for threads that still write to it."""
+    for remaining in reversed(range(50)):
+        try:
+            return shutil.rmtree(directory)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not remaining:
+                raise
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager
