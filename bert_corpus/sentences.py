@@ -46,7 +46,7 @@ def split_sentences(
 
     Plain text is split in `mode` "split" (free text, in which line breaks mean nothing), or has one
     sentence per line in "lines", like the input of the original BERT. Markup is always split. No
-    sentence goes on in another paragraph. The ISO 639-1 `language` selects the abbreviations that
+    sentence continues in another paragraph. The ISO 639-1 `language` selects the abbreviations that
     do not end a sentence. Counts the fragments of markup that are no running text in `skipped`.
     Raises `UNREADABLE`.
     """

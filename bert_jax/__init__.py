@@ -2,7 +2,6 @@
 
 import glob
 import importlib
-import importlib.metadata
 import os
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,9 @@ else:
     def __getattr__(name: str):
         # Imported on first use: the corpus tools start many processes that do not need JAX.
         if name == "__version__":
-            return importlib.metadata.version("bert_jax")
+            from importlib.metadata import version
+
+            return version("bert_jax")
         modules = {
             "BertConfig": "bert_jax.model.config",
             "PretrainedModel": "bert_jax.inference",

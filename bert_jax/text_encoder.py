@@ -41,7 +41,7 @@ class Attention(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TextEncoder:
-    """What `PretrainedModel`, which documents the attributes, does without a head."""
+    """The methods of `PretrainedModel` that need no head; it documents the attributes."""
 
     config: BertConfig  # Or the configuration of another architecture.
     tokenizer: Tokenizer
@@ -96,7 +96,8 @@ class TextEncoder:
           `tokens`; `segment_ids`, 1 in the second text of a pair; `position_ids`, 0, 1, ...;
           `sequence_ids`, 1 for all tokens of the text, which attend to each other alone. And where
           the text is: int32 `pooled_positions` `[texts, 1]`, of [CLS], and `sequence_bounds`
-          `[texts, 1, 3]`: start, start of the second text, end.
+          `[texts, 1, 3]`: start, start of the second text, end. `target_positions`, at which a
+          masked-LM head predicts, are all positions.
 
         Args:
           length: of all rows; longer texts are truncated. None: that of the longest text. JAX

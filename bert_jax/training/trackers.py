@@ -1,7 +1,7 @@
 """Sends the metrics of a run to an experiment tracker, too: Weights & Biases, MLflow or Trackio.
 
-Off by default; `config.tracker` names one. Where it sends to is its library's own business, set by
-its environment variables (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID, ...).
+Off by default; `config.tracker` names one. The destination is set by the
+environment variables of its library (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID, ...).
 """
 
 import contextvars
@@ -96,14 +96,12 @@ def check_tracker(name: str) -> None:
         )
 
 
-def start_tracker(name: str, workdir: pathlib.Path, settings: Mapping) -> Tracker | None:
-    """Starts the run of `workdir` at a tracker, or resumes it; None if `name` is "".
+def start_tracker(name: str, workdir: pathlib.Path, settings: Mapping) -> Tracker:
+    """Starts the run of `workdir` at a tracker, or resumes it.
 
     The run's id there is kept in the workdir, in `NAME_run_id`. Raises what the library raises: a
     run that cannot be tracked as asked does not start.
     """
-    if not name:
-        return None
     path = workdir / f"{name}_run_id"
     run_id = path.read_text().strip() if path.exists() else None
     tracker = TRACKERS[name](str(workdir), dict(settings), run_id)
@@ -112,7 +110,7 @@ def start_tracker(name: str, workdir: pathlib.Path, settings: Mapping) -> Tracke
 
 
 def _never_failing(name: str, tracker: Tracker) -> Tracker:
-    """Returns a tracker that logs the first error, and then sends no more: training goes on."""
+    """Returns a tracker that logs the first error, and then sends no more: training continues."""
     failed = []
 
     def call(function: Callable, *arguments) -> None:

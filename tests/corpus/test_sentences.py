@@ -105,7 +105,7 @@ def test_phrases_of_thai_are_joined_to_sentences():
     assert 3 <= len(sentences) <= 6 and " ".join(sentences) == text
 
 
-def test_no_sentence_goes_on_in_another_paragraph():
+def test_no_sentence_continues_in_another_paragraph():
     text = "A heading\n\nThe boat sank. It was\nold\n \nThe next paragraph."
     expected = ["A heading", "The boat sank.", "It was old", "The next paragraph."]
     assert split_sentences(Document(text), "split", "en", collections.Counter()) == expected

@@ -26,7 +26,8 @@ def test_vectors_of_the_documented_recipe_equal_encode(tmp_path, monkeypatch):
     names = {}
     exec(recipe, names)
     assert {path.name for path in (tmp_path / "exported/onnx").glob("model.*")} == {
-        *("model.onnx", "model.onnx.data"),
+        "model.onnx",
+        "model.onnx.data",
     }
     vectors = bert_jax.load("native").encode(names["texts"], pooling="mean")
     assert np.std(vectors) > 0.1

@@ -13,7 +13,8 @@ from bert_jax.tokenization import tokenizer_from_bytes
 from bert_jax.tools.train_vocab import train_vocabulary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES = [*"abcxyz", *("##" + letter for letter in "abcxyz"), *",.!-", "中"]
+LETTERS = list("abcxyz")
+PIECES = LETTERS + ["##" + letter for letter in LETTERS] + [",", ".", "!", "-", "中"]
 TOKENIZER = tokenizer_from_bytes("vocab.txt", "\n".join([*SPECIAL, *PIECES]).encode())
 
 

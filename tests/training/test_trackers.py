@@ -68,7 +68,9 @@ def test_resumed_run_is_the_same_at_the_tracker_and_repeats_nothing(runs, tmp_pa
     assert runs.runs[1].logged == [(4, {"loss": 0.25})]
 
 
-def test_failing_tracker_is_reported_once_and_the_run_goes_on(runs, tmp_path, caplog, monkeypatch):
+def test_failing_tracker_is_reported_once_and_the_run_continues(
+    runs, tmp_path, caplog, monkeypatch
+):
     def fail(*_, **__):
         raise ConnectionError("no route to host")
 
