@@ -3,8 +3,8 @@
 Source: none; size and schedule are chosen so that the held-out loss falls clearly below that of
 word frequencies alone. The model is not good enough for any real use.
 
-Expected time: under 7 minutes on two cores of an AMD EPYC with AVX-512 (measured 2026-11-22).
-Expected result: held-out MLM loss 5.10 nats, accuracy 26.4 %, next-sentence accuracy 55 %.
+Expected time: 10 minutes on two cores of an AMD EPYC (measured 2026-11-26).
+Expected result: held-out MLM loss 5.20 nats, accuracy 25.3 %, next-sentence accuracy 56 %.
 
     make demo
     python -m bert_jax.pretrain --config=configs/pretrain/demo.py --workdir=runs/demo

@@ -4,8 +4,9 @@ Source: none; the settings of demo.py, for a larger model and longer runs. On li
 paper's recipe does is slow: a small model stays at the loss of word frequencies. Where weights for
 the language exist, `continue.py` needs less text and time: docs/pretraining.md says what to expect.
 
-Expected time: about 90 minutes on two cores of an AMD EPYC with AVX-512, computed from the demo's
-speed (419 TFLOP with a vocabulary of 8,192 pieces). It has not been run to its end.
+Expected time: about 160 minutes on two cores of an AMD EPYC, computed from the demo's speed of
+2026-11-26 (25 TFLOP in 574 s; this is 419 TFLOP with a vocabulary of 8,192 pieces). It has not been
+run to its end.
 Expected result: a held-out masked-LM loss below `unigram_entropy` in result.json, the loss of word
 frequencies (an estimate).
 
