@@ -820,7 +820,7 @@ def test_preempted_sweep_saves_and_resumes(given, uninterrupted, tmp_path):
     with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
         helpers.wait_until(lambda: latest(workdir) >= 10, "step 10 is not saved", started)
         started[0].send_signal(signal.SIGTERM)
-        assert helpers.finish(started) == [PREEMPTED]
+        assert helpers.finish(started) == [PREEMPTED], helpers.log_of(workdir).read_text()
     with helpers.ended(helpers.launch(sweep_command(given), workdir)) as started:
         assert helpers.finish(started) == [0], helpers.log_of(workdir).read_text()
     assert "Resuming from step" in helpers.log_of(workdir).read_text()

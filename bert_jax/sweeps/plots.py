@@ -88,7 +88,8 @@ def draw_field(axis: Axes, summaries: Sequence[Summary], name: str) -> None:
     is_number = is_numeric(values)
     values = sorted(values) if is_number else values
     positions = values if is_number else list(range(len(values)))
-    is_log = is_number and is_logarithmic(name, values)
+    # A field has no values if no trial has a score yet: all that have ended diverged.
+    is_log = bool(values) and is_number and is_logarithmic(name, values)
     axis.set_xscale("log" if is_log else "linear")
     for position, value in zip(positions, values, strict=True):
         for score, color in scores[value]:

@@ -73,7 +73,8 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         head = dataclasses.replace(head, label_layout=layout)
     # A temperature belongs to the weights that it was fitted for.
     is_fitted = any(split.tune for split in splits.values())
-    keeps_temperature = head is CLASSIFICATION and (is_fitted or not training)
+    trains = bool(training and config.num_epochs)
+    keeps_temperature = head is CLASSIFICATION and (is_fitted or not trains)
     return Task(
         head=head,
         labels=labels or ("value",),

@@ -51,6 +51,14 @@ def test_only_medians_of_numbers_are_connected():
         assert list(line.get_ydata()) == [0.6, 0.6] and line.get_linestyle() == style
 
 
+@pytest.mark.parametrize("values", [(1e-5, 2e-5), ("a", "b")])
+def test_field_without_scores_is_an_empty_plot(values):
+    points = [Configuration({"learning_rate": value}, []) for value in values]
+    diverged = [Summary(point, [{"diverged": 3}], [], "dev/accuracy") for point in points]
+    axis = draw(lambda axis, results: plots.draw_field(axis, results, "learning_rate"), diverged)
+    assert [len(line.get_xdata()) for line in axis.lines] == [0]
+
+
 def search_results() -> list[Summary]:
     """Six configurations of a search with halving; the third one diverged."""
     summaries = []
