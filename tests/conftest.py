@@ -1,5 +1,6 @@
 """Eight simulated devices for every test, and small corpora."""
 
+import gc
 import importlib.metadata
 import os
 import subprocess
@@ -36,6 +37,10 @@ import psutil
 import pytest
 
 from tests import helpers
+
+# Tracing makes many objects and little garbage, which Python would look for all the time.
+gc.freeze()
+gc.set_threshold(100_000, 20, 20)
 
 # A background job of a shell ignores Ctrl-C, and so would the processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
