@@ -16,7 +16,7 @@ import pytest
 import bert_jax
 from bert_jax import pretrain
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint, saved_steps, write_checkpoint
-from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
+from bert_jax.checkpoints.parameters import model_settings, modules_of, parameter_shapes
 from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.checkpoints.verify import verify_checkpoint
 from bert_jax.errors import CheckpointError
@@ -40,8 +40,23 @@ def config(corpus):
 
 @pytest.fixture(scope="module")
 def workdir(config, tmp_path_factory):
+    """The checkpoints of a run of `config`, but of random numbers in place of training."""
     workdir = tmp_path_factory.mktemp("checkpoints")
-    pretrain.train_and_evaluate(config, workdir)
+    phases = open_phases(config)
+    tokenizer = phases[0].train.tokenizer
+    setup = setup_pretraining(config, phases, tokenizer)
+    settings = pretrain.run_settings(
+        setup, phases, modules_of(setup.abstract_state.params), source=None
+    )
+    rng = np.random.default_rng(0)
+    state = jax.tree.map(
+        lambda leaf: jax.device_put(rng.random(leaf.shape).astype(leaf.dtype), leaf.sharding),
+        setup.abstract_state,
+    )
+    checkpointer = Checkpointer(workdir, settings, tokenizer, keep_last=2, keep_every=4)
+    for step in (3, 4, 5, 8, 9):
+        checkpointer.save(state.replace(step=np.int32(step)))
+    checkpointer.close()
     return workdir
 
 
@@ -51,6 +66,19 @@ def read(directory) -> dict:
 
 def test_keeps_the_last_checkpoints_and_every_nth(workdir):
     assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
+
+
+def test_run_keeps_as_many_as_its_configuration_says(config, tmp_path, monkeypatch):
+    class Opened(Exception):
+        pass
+
+    def open_checkpointer(*_, **kept):
+        raise Opened(kept)
+
+    monkeypatch.setattr(pretrain, "Checkpointer", open_checkpointer)
+    with pytest.raises(Opened) as opened:
+        pretrain.train_and_evaluate(config, tmp_path)
+    assert opened.value.args == ({"keep_last": 2, "keep_every": 4},)
 
 
 @pytest.mark.slow
