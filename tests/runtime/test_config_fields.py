@@ -1,14 +1,13 @@
 """Every field of our configurations has a comment, which `--help` shows."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
+from absl import app, flags
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from bert_jax.runtime.command_line import print_config_fields
+from bert_jax.runtime.command_line import define_config, parse_flags, print_config_fields
 from bert_jax.runtime.config_fields import describe_fields, format_fields
 from tests.helpers import ROOT
 
@@ -97,19 +96,26 @@ def test_fields_are_shown_with_their_defaults():
     assert lines[-3:] == ["  config.mesh: In a dict.", "  --config.mesh.data", "    (default: -1)"]
 
 
-@pytest.mark.parametrize("flags", [["--config", "{}", "--help"], ["--help", "--config={}"]])
-def test_help_with_a_config_lists_its_fields(flags):
-    arguments = [flag.format("configs/finetune/squad.py:v2") for flag in flags]
-    command = [sys.executable, "-m", "bert_jax.finetune", *arguments]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "Fields of configs/finetune/squad.py:v2, set as --config.FIELD=VALUE:" in run.stdout
-    assert "--config.data.null_answers: Questions may have no answer.\n    (default: True)" in (
-        run.stdout
+def ask_for_help(*arguments: str):
+    """Parses flags as a program does that defines --config; returns its exit code or message."""
+    values = flags.FlagValues()
+    flags.DEFINE_flag(app.HelpFlag(), values)
+    define_config("", values, [*arguments])
+    with pytest.raises(SystemExit) as exited:
+        parse_flags(["program", *arguments], values)
+    return exited.value.code
+
+
+@pytest.mark.parametrize("arguments", [["--config", "{}", "--help"], ["--help", "--config={}"]])
+def test_help_with_a_config_lists_its_fields(arguments, capsys):
+    path = "configs/finetune/squad.py:v2"
+    assert ask_for_help(*[argument.format(path) for argument in arguments]) == 0
+    output = capsys.readouterr().out
+    assert f"Fields of {path}, set as --config.FIELD=VALUE:" in output
+    assert (
+        "--config.data.null_answers: Questions may have no answer.\n    (default: True)" in output
     )
 
 
 def test_help_with_a_missing_config_names_it():
-    command = [sys.executable, "-m", "bert_jax.finetune", "--help", "--config=configs/x.py"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1 and "no config file configs/x.py" in run.stderr
+    assert "no config file configs/x.py" in ask_for_help("--help", "--config=configs/x.py")

@@ -256,12 +256,6 @@ def test_hosts_whose_devices_alternate_in_the_mesh_get_their_own_rows(corpus, tm
     assert "arrays are as expected" in helpers.log_of(workdir, 1).read_text()
 
 
-def test_process_id_without_coordinator_or_cluster_is_an_error(corpus, tmp_path):
-    processes = helpers.start(tmp_path / "run", corpus, process_id=2)
-    assert helpers.finish(processes) == [1]
-    assert "need --coordinator or --multihost" in helpers.log_of(tmp_path / "run").read_text()
-
-
 @pytest.mark.parametrize("text", ["UNAVAILABLE: x", "Gloo all-reduce failed", "heartbeat timeout"])
 def test_lost_process_is_distinguished_from_other_errors(text):
     assert distributed.is_lost_process_error(RuntimeError(text))

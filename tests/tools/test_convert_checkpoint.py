@@ -1,48 +1,40 @@
 """The conversion tool, run as a user runs it."""
 
 import json
-import subprocess
-import sys
+import re
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.tools.convert_checkpoint import read_result
-from tests.helpers import CONFIG_JSON, PIECES, ROOT, state_dict
+from bert_jax.errors import CheckpointError
+from bert_jax.tools.convert_checkpoint import convert, read_result
+from tests.helpers import CONFIG_JSON, PIECES, run_each, state_dict
 
 
-def convert(*arguments):
-    command = [sys.executable, ROOT / "tools" / "convert_checkpoint.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-@pytest.fixture
-def source(tmp_path):
-    """A directory with transformers' BertModel and an unknown tensor."""
-    directory, tensors = tmp_path / "source", {"extra": np.ones(1)}
+def write_source(directory):
+    """Writes a directory with transformers' BertModel and an unknown tensor."""
+    tensors = {"extra": np.ones(1)}
     for name, value in state_dict().items():
         if name.startswith("bert."):
             tensors[name.removeprefix("bert.")] = value.astype(np.float32)
-    directory.mkdir()
+    directory.mkdir(parents=True)
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(CONFIG_JSON))
     (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
     return directory
 
 
-def test_round_trip_keeps_all_tensors_and_prints_a_table(source, tmp_path):
-    result = convert("--to=native", source, tmp_path / "made" / "native")
-    assert result.returncode == 0 and result.stderr == ""
-    lines = [line.split() for line in result.stdout.splitlines()]
+def test_round_trip_keeps_all_tensors_and_prints_a_table(tmp_path, capsys):
+    source = write_source(tmp_path / "source")
+    convert(source, tmp_path / "made" / "native", "native")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["loaded", "2", "encoder.layer.*.attention.self.query.weight"] in lines
     assert ["missing", "1", "cls.predictions.bias"] in lines
     assert ["unused", "1", "extra"] in lines
-    result = convert("--to=huggingface", tmp_path / "made" / "native", tmp_path / "back")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1].endswith(
-        "fill in the license before you publish the model"
-    )
+    convert(tmp_path / "made" / "native", tmp_path / "back", "huggingface")
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line.endswith("fill in the license before you publish the model")
     assert (tmp_path / "back" / "README.md").read_text().startswith("---\n")
     found = load_file(tmp_path / "back" / "model.safetensors")
     expected = load_file(source / "model.safetensors")
@@ -61,25 +53,27 @@ def test_result_is_read_only_of_the_checkpoint_that_it_scores(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "damage", "message"),
+    ("damage", "message"),
     [
-        (
-            "--to=native",
-            lambda path: (path.parent / "out").mkdir(),
-            "out exists already: choose another DST",
-        ),
-        ("--to=native", lambda path: (path / "vocab.txt").write_text("a\n"), "lacks [PAD], [UNK]"),
-        (
-            "--to=native",
-            lambda path: (path / "model.safetensors").unlink(),
-            "no complete checkpoint",
-        ),
+        (lambda path: (path.parent / "out").mkdir(), "out exists already: choose another DST"),
+        (lambda path: (path / "vocab.txt").write_text("a\n"), "lacks [PAD], [UNK]"),
+        (lambda path: (path / "model.safetensors").unlink(), "no complete checkpoint"),
     ],
 )
-def test_bad_input_is_a_one_line_error_and_leaves_nothing(flag, damage, message, source, tmp_path):
+def test_bad_input_is_a_one_line_error_and_leaves_nothing(damage, message, tmp_path, capsys):
+    source = write_source(tmp_path / "source")
     damage(source)
-    result = convert(flag, source, tmp_path / "out")
-    assert result.returncode == 1 and result.stdout == ""
-    assert result.stderr.startswith("convert_checkpoint: ") and message in result.stderr
-    assert result.stderr.count("\n") == 1
+    with pytest.raises((CheckpointError, OSError, ValueError), match=re.escape(message)) as error:
+        convert(source, tmp_path / "out", "native")
+    assert "\n" not in str(error.value) and capsys.readouterr().out == ""
     assert not list(tmp_path.glob("out*/*")) and not list(tmp_path.glob("out?*"))
+
+
+def test_only_errors_are_printed_as_errors_and_end_the_tool_with_one(tmp_path):
+    good, bad = (write_source(tmp_path / name) for name in ("good", "bad"))
+    (bad / "vocab.txt").write_text("a\n")
+    cases = [["--to=native", str(source), str(tmp_path / "made")] for source in (bad, good)]
+    (bad_code, bad_errors), (good_code, good_errors) = run_each("tools.convert_checkpoint", cases)
+    assert bad_code == 1 and bad_errors.strip().startswith("convert_checkpoint: ")
+    assert "lacks [PAD], [UNK]" in bad_errors and "\n" not in bad_errors.strip()
+    assert good_code == 0 and good_errors.strip() == "" and (tmp_path / "made").is_dir()

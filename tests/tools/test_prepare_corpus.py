@@ -9,6 +9,12 @@ import time
 
 import pytest
 
+from bert_corpus.build import run_processes
+from bert_corpus.card import read_samples
+from bert_corpus.config import CorpusConfig
+from bert_corpus.plan import Plan
+from bert_corpus.summary import summarize
+from bert_jax.tokenization import load_tokenizer
 from tests import helpers
 
 ROOT = helpers.ROOT
@@ -36,6 +42,7 @@ def test_text_to_vocabulary_to_corpus(tmp_path):
     assert built.returncode == 0, built.stderr
     assert "found 30 documents in 1 input, between the blank lines of text" in built.stdout
     assert "train: " in built.stdout and "complete after" in built.stdout
+    assert "\nwarning: only " in built.stderr  # Few documents are held out.
     assert not re.search("[{}]", built.stdout)  # Counts in words, no dictionaries.
     manifest = json.loads((output / "manifest.json").read_text())
     assert manifest["config"]["max_seq_length"] == 64
@@ -44,59 +51,63 @@ def test_text_to_vocabulary_to_corpus(tmp_path):
     assert again.returncode == 1 and "--overwrite" in again.stderr
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"processes": "-2"}, "flag --processes=-2: -2 is not a non-negative integer"),
-        ({"input": "absent*.txt"}, "matches no file"),
-        ({"vocab": "absent.txt"}, "no vocabulary at absent.txt"),
-        ({"max_seq_length": "3"}, "max_seq_length=3; expected 5 to"),
-    ],
-)
-def test_bad_arguments_give_one_line_and_no_traceback(tmp_path, changes, message):
+def test_bad_arguments_give_one_line_and_no_traceback(tmp_path):
     (tmp_path / "text.txt").write_text(SENTENCE)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
     flags = {
         name: tmp_path / f"{file}"
         for name, file in (("input", "text.txt"), ("vocab", "vocab.txt"), ("output", "out"))
     }
-    result = run_tool("prepare_corpus", *(f"--{n}={v}" for n, v in (flags | changes).items()))
-    assert result.returncode == 1
-    assert message in result.stderr and len(result.stderr.splitlines()) <= 3
-    assert "Traceback" not in result.stderr
+    messages = [
+        ({"processes": "-2"}, "flag --processes=-2: -2 is not a non-negative integer"),
+        ({"input": "absent*.txt"}, "matches no file"),
+        ({"vocab": "absent.txt"}, "no vocabulary at absent.txt"),
+        ({"max_seq_length": "3"}, "max_seq_length=3; expected 5 to"),
+    ]
+    cases = [[f"--{n}={v}" for n, v in (flags | changes).items()] for changes, _ in messages]
+    results = helpers.run_each("tools.prepare_corpus", cases)
+    for (code, errors), (_, message) in zip(results, messages, strict=True):
+        assert code == 1
+        assert message in errors and len(errors.strip().splitlines()) <= 3
+        assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_training_arguments_give_one_line_before_training(tmp_path):
+    (tmp_path / "text.txt").write_text(SENTENCE)
+    messages = [
         (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and only that"),
         (["--output={0}"], "(it is a directory); expected a file"),
         (["--output={0}/text.txt/v.txt"], "expected a file in a new or writable directory"),
         (["--output={0}/x.txt", "{0}/more.txt"], "more.txt']; quote a glob"),
         (["--output={0}/x.txt", "--input={0}/absent"], "absent matches no file"),
-    ],
-)
-def test_bad_training_arguments_give_one_line_before_training(tmp_path, arguments, message):
-    (tmp_path / "text.txt").write_text(SENTENCE)
-    arguments = [argument.format(tmp_path) for argument in arguments]
-    result = run_tool("train_vocab", f"--input={tmp_path}/text.txt", *arguments)
-    assert result.returncode == 1
-    assert result.stderr.startswith("train_vocab: ") and message in result.stderr
-    assert result.stderr.count("\n") == 1
+    ]
+    cases = [
+        [argument.format(tmp_path) for argument in ("--input={0}/text.txt", *arguments)]
+        for arguments, _ in messages
+    ]
+    results = helpers.run_each("tools.train_vocab", cases)
+    for (code, errors), (_, message) in zip(results, messages, strict=True):
+        assert code == 1
+        assert errors.strip().startswith("train_vocab: ") and message in errors
+        assert errors.strip().count("\n") == 0
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
 def test_warning_about_unbalanced_labels_names_the_cause(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"A river {n}.\n\n" for n in range(200)))
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nriver\n")
-    files = (f"--{name}={tmp_path}/{name}.txt" for name in ("vocab", "output"))
-    flags = ("--heldout_fraction=0", "--max_seq_length=9", "--processes=1")
-    result = run_tool("prepare_corpus", f"--input={tmp_path}/text.txt", *files, *flags)
-    assert result.returncode == 0 and "(100.0% NotNext)" in result.stdout
-    message = r"warning: 100\.0% of the train pairs are NotNext, .* no true next .*; remove"
-    assert re.search(message, result.stderr)
-    assert "the median document has 1 sentence: the blank lines look" in result.stderr
-    assert "no document is held out" in result.stderr
+    config = CorpusConfig(max_seq_length=9, heldout_fraction=0)
+    plan = Plan(str(tmp_path / "text.txt"), load_tokenizer(tmp_path / "vocab.txt"), config)
+    manifest = run_processes(plan, tmp_path / "out", num_processes=1)
+    summary, warnings = summarize(plan, manifest, read_samples(tmp_path / "out"), 0)
+    assert any("(100.0% NotNext)" in line for line in summary)
+    message = r"100\.0% of the train pairs are NotNext, .* no true next .*; remove"
+    assert any(re.match(message, warning) for warning in warnings)
+    for message in (
+        "the median document has 1 sentence: the blank lines look",
+        "no document is held out",
+    ):
+        assert any(message in warning for warning in warnings)
 
 
 @pytest.mark.slow

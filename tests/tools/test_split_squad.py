@@ -1,15 +1,12 @@
 """Splitting a SQuAD file by article."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from bert_jax.tools import split_squad
 from bert_jax.tools.split_squad import add_unanswerable, split
-from tests import helpers
 
-TOOL = helpers.ROOT / "tools" / "split_squad.py"
 CONTENT = {"version": "1.1", "data": [{"title": str(number)} for number in range(10)]}
 
 
@@ -60,7 +57,7 @@ def test_empty_part_raises_a_clear_error(count):
 )
 def test_other_formats_are_reported_in_one_line(content, message, tmp_path):
     (tmp_path / "squad.json").write_text(json.dumps(content))
-    command = [sys.executable, TOOL, tmp_path / "squad.json", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
+    with pytest.raises(SystemExit) as exited:
+        split_squad.main(["split_squad", str(tmp_path / "squad.json"), str(tmp_path / "out")])
+    assert message in exited.value.code and "\n" not in exited.value.code
     assert not (tmp_path / "out").exists()
