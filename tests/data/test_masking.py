@@ -34,15 +34,30 @@ def rows(batch: int, seed: int = 0, fill: int = LENGTH):
         tokens[:, start] = 2
         tokens[:, start + half // 2] = tokens[:, start + half - 1] = 3
     tokens[:, fill:] = 0
-    return jnp.array(tokens), jnp.array(sequence_ids)
+    return tokens, sequence_ids
 
 
-def mask(tokens, sequence_ids, unit="token", seed=0, **changes):
-    masking = dataclasses.replace(MASKING, unit=unit, **changes)
-    keys = row_keys(
-        jax.random.key(seed), jnp.arange(tokens.shape[0]), jnp.zeros(tokens.shape[0], jnp.int32)
-    )
-    return jax.jit(functools.partial(mask_tokens, masking=masking))(keys, tokens, sequence_ids)
+def masker(**changes):
+    """Returns jitted (row ids, tokens, sequence ids) -> what `mask_tokens` returns."""
+    masking = dataclasses.replace(MASKING, **changes)
+
+    @jax.jit
+    def run(row_ids, tokens, sequence_ids):
+        keys = row_keys(jax.random.key(0), row_ids, jnp.zeros_like(row_ids))
+        return mask_tokens(keys, tokens, sequence_ids, masking)
+
+    return lambda *args: jax.device_get(run(*args))
+
+
+MASKERS = {unit: masker(unit=unit) for unit in UNITS}
+ROWS = 1000
+
+
+@functools.cache
+def masked(unit: str, fill: int = LENGTH):
+    """Returns the tokens of `ROWS` rows before, and what masking makes of them."""
+    tokens, sequence_ids = rows(ROWS, fill=fill)
+    return tokens, MASKERS[unit](np.arange(ROWS), tokens, sequence_ids)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +65,15 @@ def mask(tokens, sequence_ids, unit="token", seed=0, **changes):
     [*((unit, (0.8, 0.1, 0.1)) for unit in UNITS), ("token", (0.25, 0.0, 0.75))],
 )
 def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fractions):
-    tokens, sequence_ids = rows(4000)
-    names = ("mask_fraction", "keep_fraction", "random_fraction")
-    out = mask(tokens, sequence_ids, unit, **dict(zip(names, fractions, strict=True)))
-    weights = np.asarray(out["target_weights"]) > 0
-    targets = np.asarray(out["targets"])[weights]
-    replaced = np.take_along_axis(
-        np.asarray(out["tokens"]), np.asarray(out["target_positions"]), axis=1
-    )[weights]
+    if fractions == (0.8, 0.1, 0.1):
+        _, out = masked(unit)
+    else:
+        names = ("mask_fraction", "keep_fraction", "random_fraction")
+        run = masker(unit=unit, **dict(zip(names, fractions, strict=True)))
+        out = run(np.arange(ROWS), *rows(ROWS))
+    weights = out["target_weights"] > 0
+    targets = out["targets"][weights]
+    replaced = np.take_along_axis(out["tokens"], out["target_positions"], axis=1)[weights]
 
     # round(0.15 * 128) = 19 predictions in every row; slightly fewer with whole words, when none
     # may fit the rest of the budget.
@@ -68,14 +84,14 @@ def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fract
         assert (chosen == 19).all()
 
     total = len(targets)
-    masked = replaced == MASK
+    is_mask = replaced == MASK
     kept = replaced == targets
     # A random token equals the original, or is [MASK], with probability 1 / VOCAB each.
     to_mask, keep, random = fractions
     expected = {
-        "mask": (masked, to_mask + random / VOCAB),
+        "mask": (is_mask, to_mask + random / VOCAB),
         "keep": (kept, keep + random / VOCAB),
-        "random": (~masked & ~kept, random * (1 - 2 / VOCAB)),
+        "random": (~is_mask & ~kept, random * (1 - 2 / VOCAB)),
     }
     # A span is corrupted as a whole: the sample size is the number of spans.
     sample = total if unit != "span" else total / 4.5
@@ -87,54 +103,43 @@ def test_rates_are_15_percent_and_the_three_fractions_within_3_sigma(unit, fract
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("fill", [LENGTH, 20])
 def test_special_and_padding_tokens_are_never_selected(unit, fill):
-    tokens, sequence_ids = rows(500, fill=fill)
-    out = mask(tokens, sequence_ids, unit)
-    weights = np.asarray(out["target_weights"]) > 0
+    tokens, out = masked(unit, fill)
+    weights = out["target_weights"] > 0
     assert weights.any(axis=1).all()
-    assert not np.isin(np.asarray(out["targets"])[weights], SPECIAL).any()
-    untouchable = np.isin(np.asarray(tokens), SPECIAL)
-    np.testing.assert_array_equal(
-        np.asarray(out["tokens"])[untouchable], np.asarray(tokens)[untouchable]
-    )
+    assert not np.isin(out["targets"][weights], SPECIAL).any()
+    untouchable = np.isin(tokens, SPECIAL)
+    np.testing.assert_array_equal(out["tokens"][untouchable], tokens[untouchable])
     # 15 % of the real tokens of the row, at least one.
     assert weights.sum(axis=1).max() <= max(1, round(0.15 * fill))
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_positions_are_distinct_and_targets_are_the_original_tokens(unit):
-    tokens, sequence_ids = rows(200)
-    out = jax.device_get(mask(tokens, sequence_ids, unit))
+    tokens, out = masked(unit)
     for row in range(200):
         positions = out["target_positions"][row][out["target_weights"][row] > 0]
         assert len(set(positions.tolist())) == len(positions)
-        np.testing.assert_array_equal(
-            out["targets"][row][: len(positions)], np.asarray(tokens)[row, positions]
-        )
+        np.testing.assert_array_equal(out["targets"][row][: len(positions)], tokens[row, positions])
         untouched = np.setdiff1d(np.arange(LENGTH), positions)
-        np.testing.assert_array_equal(
-            out["tokens"][row, untouched], np.asarray(tokens)[row, untouched]
-        )
+        np.testing.assert_array_equal(out["tokens"][row, untouched], tokens[row, untouched])
 
 
 def test_every_position_is_selected_equally_often():
-    tokens, sequence_ids = rows(4000)
-    out = jax.device_get(mask(tokens, sequence_ids))
+    tokens, out = masked("token")
     counts = np.bincount(out["target_positions"][out["target_weights"] > 0], minlength=LENGTH)
-    maskable = ~np.isin(np.asarray(tokens)[0], SPECIAL)
+    maskable = ~np.isin(tokens[0], SPECIAL)
     rate = 19 / maskable.sum()
-    sigma = np.sqrt(4000 * rate * (1 - rate))
+    sigma = np.sqrt(ROWS * rate * (1 - rate))
     assert (counts[~maskable] == 0).all()
-    assert abs(counts[maskable] - 4000 * rate).max() < 4.5 * sigma  # Maximum over 122 positions.
+    assert abs(counts[maskable] - ROWS * rate).max() < 4.5 * sigma  # Maximum over 122 positions.
 
 
 def test_whole_words_are_selected_whole():
-    tokens, sequence_ids = rows(500)
-    out = jax.device_get(mask(tokens, sequence_ids, "whole_word"))
-    tokens = np.asarray(tokens)
+    tokens, out = masked("whole_word")
     maskable = ~np.isin(tokens, SPECIAL)
     continues = (tokens % 3 == 0) & maskable
     continues[:, 1:] &= maskable[:, :-1]  # A word does not reach across [CLS] or [SEP].
-    for row in range(500):
+    for row in range(ROWS):
         chosen = np.zeros(LENGTH, bool)
         chosen[out["target_positions"][row][out["target_weights"][row] > 0]] = True
         follows = continues[row, 1:]
@@ -142,17 +147,17 @@ def test_whole_words_are_selected_whole():
 
 
 def mask_spans_of_one_token_words(tokens, **changes):
-    changes["word_start"] = np.ones(VOCAB, bool)
-    return jax.device_get(mask(tokens, jnp.ones_like(tokens), "span", **changes))
+    run = masker(unit="span", word_start=np.ones(VOCAB, bool), **changes)
+    return run(np.arange(ROWS), tokens, np.ones_like(tokens))
 
 
 def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     # Spans stay within a sequence, so take rows of one sequence of one-token words.
-    tokens = jnp.full((3000, LENGTH), 50, jnp.int32)
+    tokens = np.full((ROWS, LENGTH), 50, np.int32)
     # A budget of 10 never cuts the first span.
     out = mask_spans_of_one_token_words(tokens, rate=0.08)
-    chosen = np.zeros((3000, LENGTH + 2), int)
-    for row in range(3000):
+    chosen = np.zeros((ROWS, LENGTH + 2), int)
+    for row in range(ROWS):
         chosen[row, 1 + out["target_positions"][row][out["target_weights"][row] > 0]] = 1
     assert (chosen.sum(axis=1) == 10).all()
     edges = np.diff(chosen, axis=1)
@@ -165,7 +170,7 @@ def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
 
 def test_spans_do_not_cross_special_tokens():
     # Segments of one word each, so that spans of several words would cross.
-    tokens = jnp.tile(jnp.array([50, SPECIAL[3]], jnp.int32), (3000, LENGTH // 2))
+    tokens = np.tile(np.array([50, SPECIAL[3]], np.int32), (ROWS, LENGTH // 2))
     fractions = {"mask_fraction": 0.5, "keep_fraction": 0.5, "random_fraction": 0.0}
     out = mask_spans_of_one_token_words(tokens, **fractions)
     # All tokens of a span become [MASK] or stay: neighbors of different spans do so independently.
@@ -179,13 +184,9 @@ def test_spans_do_not_cross_special_tokens():
 
 def test_masks_of_a_row_do_not_depend_on_its_index_in_the_batch():
     tokens, sequence_ids = rows(8)
-    ids = jnp.arange(8)
-    order = jnp.array([3, 1, 7, 0, 2, 6, 5, 4])
-    key, zeros = jax.random.key(1), jnp.zeros(8, jnp.int32)
-    in_order = mask_tokens(row_keys(key, ids, zeros), tokens, sequence_ids, MASKING)
-    reordered = mask_tokens(
-        row_keys(key, order, zeros), tokens[order], sequence_ids[order], MASKING
-    )
+    order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
+    in_order = MASKERS["token"](np.arange(8), tokens, sequence_ids)
+    reordered = MASKERS["token"](order, tokens[order], sequence_ids[order])
     np.testing.assert_array_equal(in_order["tokens"][order], reordered["tokens"])
 
 

@@ -1,6 +1,5 @@
 """The model against golden values of transformers, and what must hold whatever the weights."""
 
-import dataclasses
 import functools
 import math
 
@@ -52,6 +51,11 @@ def loss_and_gradients(config, execution, params, batch, dropout_key):
     return jax.value_and_grad(loss_fn)(params)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def encode(config, params, batch):
+    return Encoder(config).apply({"params": params["encoder"]}, batch)
+
+
 def assert_close(tree, expected, tolerance):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance),
@@ -88,7 +92,6 @@ def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
 
 def test_scanned_layers_equal_unrolled_ones(example):
     config, params, batch, _ = example
-    config = dataclasses.replace(config, num_layers=3)
     both = Execution(), Execution(scan_layers=False)
     params, same = (
         jax.jit(PretrainingModel(config, execution=each).init)(jax.random.key(0), example_batch())[
@@ -152,12 +155,12 @@ def test_vocabulary_padding_is_never_predicted_whatever_its_weights(example):
 
 def test_all_layers_end_with_the_output(example):
     config, params, batch, _ = example
-    encoder, variables = Encoder(config), {"params": params["encoder"]}
-    outputs = jax.jit(functools.partial(encoder.apply, method="all_hidden_states"))(
-        variables, batch
+    all_hidden_states = jax.jit(
+        functools.partial(Encoder(config).apply, method="all_hidden_states")
     )
+    outputs = np.asarray(all_hidden_states({"params": params["encoder"]}, batch))
     assert outputs.shape == (1 + config.num_layers, *batch["tokens"].shape, config.hidden_size)
-    assert_close(outputs[-1], jax.jit(encoder.apply)(variables, batch), 1e-6)
+    assert_close(outputs[-1], encode(config, params, batch), 1e-6)
 
 
 def assert_gradients_equal_autodiff(function, plain, *inputs):
@@ -168,9 +171,9 @@ def assert_gradients_equal_autodiff(function, plain, *inputs):
     def weighted(function):
         return jax.value_and_grad(lambda *inputs: jnp.sum(weights * function(*inputs)), arguments)
 
-    result = weighted(function)(*[jnp.asarray(x, jnp.float32) for x in inputs])
+    result = jax.jit(weighted(function))(*[np.asarray(x, np.float32) for x in inputs])
     with jax.enable_x64(True):
-        expected = weighted(plain)(*[jnp.asarray(x, jnp.float64) for x in inputs])
+        expected = jax.jit(weighted(plain))(*[np.asarray(x, np.float64) for x in inputs])
         assert expected[0].dtype == np.float64
         expected = jax.tree.map(np.asarray, expected)
     assert_close(result, expected, 2e-5)
@@ -225,9 +228,10 @@ def test_layer_norm_and_its_gradients_equal_float64(offset):
 
 @pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
 def test_attention_and_its_gradients_equal_float64(dropout_rate):
-    sequence_ids, rows = jnp.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7]), jnp.arange(2)
-    dropout = attention_dropout(Dropout(jax.random.key(3), rows, dropout_rate), 3, 7)
-    kept = dropout.apply(jnp.ones((2, 3, 7, 7)))
+    sequence_ids = np.array([[1, 1, 1, 2, 2, 2, 0], [1] * 7])
+    settings = Dropout(jax.random.key(3), np.arange(2), dropout_rate)
+    dropout = jax.jit(lambda: attention_dropout(settings, 3, 7))()
+    kept = np.asarray(jax.jit(dropout.apply)(np.ones((2, 3, 7, 7), np.float32)))
 
     def plain(query, keys, value):
         query, keys, value = (x.reshape(2, 7, 3, 4) for x in (query, keys, value))
@@ -253,17 +257,16 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
     segment_ids = rng.integers(0, 2, sequence_ids.shape)
     changed_tokens = np.where(sequence_ids == changed, (tokens + 1) % config.vocab_size, tokens)
 
-    @jax.jit
-    def run(tokens):
-        batch = {
-            "tokens": tokens,
-            "segment_ids": segment_ids,
-            "position_ids": position_ids,
-            "sequence_ids": sequence_ids,
-        }
-        return Encoder(config).apply({"params": params["encoder"]}, batch)
-
-    before, after = np.asarray(run(tokens)), np.asarray(run(changed_tokens))
+    batch = {
+        "tokens": tokens,
+        "segment_ids": segment_ids,
+        "position_ids": position_ids,
+        "sequence_ids": sequence_ids,
+    }
+    before, after = (
+        np.asarray(encode(config, params, batch | {"tokens": each}))
+        for each in (tokens, changed_tokens)
+    )
     same = sequence_ids != changed
     np.testing.assert_array_equal(before[same], after[same])
     assert np.all(np.any(before[~same] != after[~same], axis=-1))

@@ -66,15 +66,20 @@ def test_each_choice_of_features_reads_its_layers():
 
 def test_weighted_sum_is_over_the_layers_and_not_the_embeddings():
     states = np.random.default_rng(0).normal(size=(4, 1, 5, 16)).astype(np.float32)
-    ids = jnp.ones((1, 5), jnp.int32)
+    ids = np.ones((1, 5), np.int32)
     head = BiLstmHead(3, "weighted_sum", lstm_size=4)
-    params = head.init(jax.random.key(0), states, ids)["params"]
-    params["scale"] = jnp.array([0.0, np.log(2), 0.0])
-    logits = head.apply({"params": params}, states, ids)
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)),
+        jax.eval_shape(head.init, jax.random.key(0), states, ids)["params"],
+    )
+    params["scale"] = np.array([0.0, np.log(2), 0.0], np.float32)
+    logits = jax.jit(head.apply)({"params": params}, states, ids)
     del params["scale"]
     expected = np.tensordot([0.25, 0.5, 0.25], states[1:], axes=1)[None].astype(np.float32)
     last = BiLstmHead(3, "last", lstm_size=4)
-    np.testing.assert_allclose(last.apply({"params": params}, expected, ids), logits, atol=1e-6)
+    found = jax.jit(last.apply)({"params": params}, expected, ids)
+    np.testing.assert_allclose(found, logits, atol=1e-6)
 
 
 STACKED_INIT = """

@@ -68,11 +68,16 @@ def run(function, has_gelu, dropout, *arguments):
 def errors(actual, expected) -> list[float]:
     """Returns the maximum error of each array, relative to its maximum."""
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
     return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs]
 
 
 def make_dropout(tokens: int, rate: float = 0.1):
-    return hidden_dropout(Dropout(jax.random.key(0), np.arange(1), rate), (tokens,))
+    @jax.jit
+    def make(rate):
+        return hidden_dropout(Dropout(jax.random.key(0), np.arange(1), rate), (tokens,))
+
+    return make(rate)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +106,13 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_jax():
 
 
 def test_kernel_reads_and_writes_what_is_saved_at_its_layer():
-    inputs, x, params = make_arguments(512, 128, 128, False)
-    of_layers = [jnp.stack([each + n for n in range(3)]) for each in (inputs, params.matrix)]
-    saved = sublayer_kernel.Saved(of_layers[0], jnp.full((3, *x.shape), 7.0), of_layers[1])
+    inputs, x, params = jax.device_get(make_arguments(512, 128, 128, False))
+    of_layers = [np.stack([each + n for n in range(3)]) for each in (inputs, params.matrix)]
+    sums = np.full((3, *x.shape), 7, np.float32)
+    saved = sublayer_kernel.Saved(of_layers[0], sums, of_layers[1])
     settings = sublayer_kernel.Settings(False, EPSILON, interpret=True)
-    y, sums = sublayer_kernel.sublayer(settings, saved, 1, None, inputs, x, params)
+    kernel = jax.jit(functools.partial(sublayer_kernel.sublayer, settings), static_argnums=1)
+    y, sums = jax.device_get(kernel(saved, 1, None, inputs, x, params))
     of_layer = inputs + 1, x, params._replace(matrix=params.matrix + 1)
     np.testing.assert_array_equal(sums[::2], 7)
     expected = x + of_layer[0] @ (params.matrix + 1) + params.bias
@@ -114,9 +121,9 @@ def test_kernel_reads_and_writes_what_is_saved_at_its_layer():
 
 
 def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
-    rates = jnp.array([0.1, 0.4])
-    arguments = make_arguments(512, 128, 128, True)
-    arguments = jax.tree.map(lambda each: jnp.stack([each, 1.1 * each]), arguments)
+    rates = np.array([0.1, 0.4], np.float32)
+    arguments = jax.device_get(make_arguments(512, 128, 128, True))
+    arguments = jax.tree.map(lambda each: np.float32(np.stack([each, 1.1 * each])), arguments)
 
     def trial(function, rate, *arguments):
         return run(function, True, make_dropout(512, rate), *arguments)
@@ -126,7 +133,7 @@ def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
         trial(plain, rate, *jax.tree.map(lambda each, n=n: each[n], arguments))
         for n, rate in enumerate(rates)
     ]
-    assert max(errors(together, jax.tree.map(lambda *each: jnp.stack(each), *apart))) < 1e-5
+    assert max(errors(together, jax.tree.map(lambda *each: np.stack(each), *apart))) < 1e-5
 
 
 CONFIG = BertConfig(num_layers=2, hidden_size=128, num_heads=2, intermediate_size=256)
