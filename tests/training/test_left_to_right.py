@@ -75,7 +75,7 @@ def fresh(**mesh):
 
 
 def test_no_position_sees_a_later_one_or_another_sequence():
-    batch = unpack_rows(make_rows(sequences(1)), causal=True)
+    batch = jax.jit(functools.partial(unpack_rows, causal=True))(make_rows(sequences(1)))
     params = copy.deepcopy(initial_state().params["encoder"])
 
     def hidden_states(tables):
@@ -85,14 +85,13 @@ def test_no_position_sees_a_later_one_or_another_sequence():
         variables = {"params": params | {"embeddings": embeddings}}
         return Encoder(CONFIG).apply(variables, inputs)[0].sum(-1)
 
-    tables = jax.random.normal(
-        jax.random.key(1), params["embeddings"]["token_embedding"]["embedding"].shape
-    )
+    shape = params["embeddings"]["token_embedding"]["embedding"].shape
+    tables = np.float32(np.random.default_rng(1).normal(size=shape))
     # The sum over the hidden units is constant after LayerNorm, unless its scale varies.
     scale = params["layers"]["output_layer_norm"]["scale"]
-    params["layers"]["output_layer_norm"]["scale"] = scale * jnp.arange(1.0, 17)
-    jacobian = jax.jit(jax.jacrev(hidden_states))(tables)[:, :LENGTH]  # [to, from, hidden]
-    depends = np.abs(jacobian).max(axis=-1) > 0
+    params["layers"]["output_layer_norm"]["scale"] = scale * np.float32(range(1, 17))
+    jacobian = np.asarray(jax.jit(jax.jacrev(hidden_states))(tables))  # [to, from, hidden]
+    depends = np.abs(jacobian[:, :LENGTH]).max(axis=-1) > 0
     position, ids = np.arange(LENGTH), np.asarray(batch["sequence_ids"][0])
     expected = (ids[:, None] == ids) & (position[:, None] >= position)
     np.testing.assert_array_equal(depends, expected)
@@ -100,15 +99,15 @@ def test_no_position_sees_a_later_one_or_another_sequence():
 
 def test_every_token_but_the_first_of_its_sequence_is_predicted_and_none_is_corrupted():
     (members,) = sequences(1)
-    batch = OBJECTIVE.prepare(make_rows([members]), jax.random.key(0))
+    batch = jax.device_get(jax.jit(OBJECTIVE.prepare)(make_rows([members]), jax.random.key(0)))
     tokens = np.concatenate(members)
     np.testing.assert_array_equal(batch["tokens"][0, : len(tokens)], tokens)
-    used = np.asarray(batch["target_weights"][0]) > 0
+    used = batch["target_weights"][0] > 0
     # The positions before the next tokens of 11, 2 and 13 tokens.
     expected = [*range(10), 11, *range(13, 25)]
-    assert np.asarray(batch["target_positions"])[0, used].tolist() == expected
+    assert batch["target_positions"][0, used].tolist() == expected
     targets = np.concatenate([tokens[1:] for tokens in members])
-    np.testing.assert_array_equal(np.asarray(batch["targets"])[0, used], targets)
+    np.testing.assert_array_equal(batch["targets"][0, used], targets)
     # Pooled is the last token, which has seen the whole sequence.
     assert batch["pooled_positions"].tolist() == [[10, 12, 25]]
 
