@@ -5,6 +5,7 @@ import json
 import sys
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_every_tensor_becomes_the_parameter_of_its_name():
 def test_model_applies_the_parameters():
     params, _ = params_from_huggingface(state_dict(), CONFIG)
     batch = dict.fromkeys(example_batch(), np.zeros((2, 9), np.int32))
-    mlm_logits, nsp_logits = PretrainingModel(CONFIG).apply({"params": params}, batch)
+    mlm_logits, nsp_logits = jax.jit(PretrainingModel(CONFIG).apply)({"params": params}, batch)
     assert mlm_logits.shape == (2, 9, 256) and nsp_logits.shape == (2, 9, 2)
     assert np.isfinite(nsp_logits).all()
 

@@ -517,7 +517,7 @@ def test_near_duplicate_is_not_the_document_held_out(tmp_path):
     documents = ["\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(40)) for _ in range(6)]
     near = ["\n".join([*document.split("\n")[:-1], WORDS[0]]) for document in documents]
     (tmp_path / "text.txt").write_text("\n\n".join(documents + near))
-    for seed in range(8):  # In some of them a near copy has the smallest hash.
+    for seed in range(3):  # In two of them a near copy has the smallest hash.
         config = corpus_config(heldout_fraction=1e-9, near_duplicates=0.8, seed=seed)
         arguments = str(tmp_path / "text.txt"), TOKENIZER, tmp_path / f"{seed}", config
         splits = build_corpus(*arguments, num_processes=1)["splits"]
@@ -607,7 +607,10 @@ def test_interrupted_build_continues_to_the_same_corpus(tmp_path, text, monkeypa
             assert files_of(out) == files_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("after", range(0, 8, 2))
+@pytest.mark.parametrize(
+    "after",
+    [pytest.param(0, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow), 6],
+)
 def test_interrupted_publication_continues(tmp_path, text, monkeypatch, after):
     """The files of a corpus are replaced one by one; without a manifest it is not complete."""
     out, config = tmp_path / "out", corpus_config(num_shards=4)

@@ -245,8 +245,18 @@ def test_a_directory_that_the_study_does_not_read_is_an_error(load, set_flag):
         study.plan(each, "laptop")
 
 
-@pytest.mark.parametrize("scale", ["laptop", "pod"])
-@pytest.mark.parametrize("name", NAMES)
+# Drawing takes long: in the fast tier each way of drawing once, and the longest report.
+DRAWN = {("masking", "laptop"), ("training_steps", "laptop"), ("glue", "pod")}
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        pytest.param(name, scale, marks=() if (name, scale) in DRAWN else pytest.mark.slow)
+        for name in NAMES
+        for scale in ("laptop", "pod")
+    ],
+)
 def test_report_has_our_scores_beside_those_of_the_paper(name, scale, tmp_path, load):
     each = load(name)
     rows, columns = each.rows(scale), [task.name for task in each.tasks(scale)]
