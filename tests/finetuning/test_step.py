@@ -1,9 +1,10 @@
 """One update of every head: packing, microbatches and devices change neither loss nor gradients."""
 
 import dataclasses
+import functools
 
+import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -30,6 +31,7 @@ KINDS = sorted(HEADS.keys() - {"feature_based"})
 
 BATCH, LENGTH, SEQUENCES = 13, 64, {"multiple_choice": 3, "embedding": 3}
 OUTPUTS = {"classification": 3, "multi_label": 3, "tagging": 4, "span": 2, "embedding": 0}
+WEIGHTS = {"classification": (1.0, 2.5, 0.1), "tagging": (0.1, 1.0, 3.0, 2.0)}  # Of the classes.
 
 
 def make_features(kind: str) -> list[ModelInput]:
@@ -79,28 +81,35 @@ def row_shape(kind: str, packed: bool = True) -> RowShape:
 
 
 def initial(model: TaskModel) -> dict:
-    row = jax.tree.map(jnp.asarray, row_shape(model.task_head.name).build([], 1))
-    return jax.jit(model.init)(jax.random.key(1), row)["params"]
+    """Returns random parameters, from NumPy: to compile the initializers takes longer."""
+    row = row_shape(model.task_head.name).build([], 1)
+    shapes = jax.eval_shape(model.init, jax.random.key(1), row)["params"]
+    rng = np.random.default_rng(1)
+    return flax.traverse_util.path_aware_map(
+        lambda path, leaf: np.float32(rng.normal(path[-1] == "scale", 0.02, leaf.shape)), shapes
+    )
 
 
 KEYS = jax.random.split(jax.random.key(2), 1)
 
 
+@functools.cache  # Of each step, compiled once.
 def build_update(
     kind,
     *,
     packed=True,
     rows_per_microbatch=16,
     devices=1,
-    mesh_sizes=None,
+    fsdp=1,
+    tensor=1,
     class_weights=(),
     **model,
 ):
-    """Returns a step of SGD, its initial state, and the first batch: rows and microbatches."""
+    """Returns a step of SGD, what makes its initial state, and its batch: rows and microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
-    mesh = make_mesh(**mesh_sizes or {}, devices=jax.devices()[:devices])
+    mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
-    state = TrainState(jnp.zeros([], jnp.int32), params, optax.sgd(1.0).init(params))
+    state = TrainState(np.zeros([], np.int32), params, optax.sgd(1.0).init(params))
     shardings = infer_shardings(state, mesh, (*TASK_RULES, *RULES))
     step = make_finetune_step(
         model, head, lambda values: optax.sgd(values.learning_rate), shardings, rows_per_microbatch
@@ -115,12 +124,13 @@ def build_update(
         start=0,
         stop=1,
     )
-    state = state.map_trials(lambda tree: stack([tree]))
-    return step, jax.device_put(state, shardings.map_trials(stack_shardings)), batch
+    state, shardings = state.map_trials(stack), shardings.map_trials(stack_shardings)
+    return step, functools.partial(jax.device_put, state, shardings), batch
 
 
-def stack(trees: list):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+def stack(tree):
+    """Returns a stack of one trial."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 def numbers(*learning_rates: float, dropout_rate: float = 0.0) -> Hyperparameters:
@@ -130,25 +140,24 @@ def numbers(*learning_rates: float, dropout_rate: float = 0.0) -> Hyperparameter
 
 def update(kind, dropout_rate=0.0, **settings):
     """Returns the loss of one batch, its gradients (from a step of SGD), and its microbatches."""
-    step, state, (rows, num_microbatches) = build_update(kind, **settings)
-    before = jax.device_get(state.params)
+    step, new_state, (rows, num_microbatches) = build_update(kind, **settings)
+    before = new_state()
+    params = jax.device_get(before.params)
     hyperparameters = numbers(1.0, dropout_rate=dropout_rate)
-    state, metrics = step(state, rows, num_microbatches, KEYS, hyperparameters)
-    after = jax.device_get(state.params)
-    gradients = jax.tree.map(lambda a, b: (a - b)[0], before, after)
+    after, metrics = step(before, rows, num_microbatches, KEYS, hyperparameters)
+    gradients = jax.tree.map(lambda a, b: (a - b)[0], params, jax.device_get(after.params))
     return float(metrics["loss"][0]), gradients, num_microbatches
 
 
 @pytest.mark.slow
 def test_attention_has_a_dropout_rate_of_its_own():
-    step, state, (rows, num_microbatches) = build_update("classification")
+    step, new_state, (rows, num_microbatches) = build_update("classification")
 
     def loss(rate, attention_rate):
         values = numbers(1.0, dropout_rate=rate)
         if attention_rate is not None:
             values = values._replace(attention_dropout_rate=np.float32([attention_rate]))
-        donated = jax.tree.map(jnp.copy, state)
-        _, metrics = step(donated, rows, num_microbatches, KEYS, values)
+        _, metrics = step(new_state(), rows, num_microbatches, KEYS, values)
         return float(metrics["loss"][0])
 
     assert loss(0.4, 0.4) == loss(0.4, None)  # By default, that of the hidden states.
@@ -161,6 +170,9 @@ def assert_same(one, two):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+APART = {"packed": False, "rows_per_microbatch": 8, "devices": 4}
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -169,7 +181,9 @@ def assert_same(one, two):
     ],
 )
 def test_update_does_not_depend_on_packing_microbatches_and_devices(kind):
-    packed, apart = update(kind), update(kind, packed=False, rows_per_microbatch=8, devices=4)
+    weights = WEIGHTS.get(kind, ())
+    packed = update(kind, class_weights=weights)
+    apart = update(kind, class_weights=weights, **APART)
     assert (packed[2], apart[2]) == (1, 2)
     assert_same(packed, apart)
 
@@ -179,13 +193,14 @@ def test_two_updates_are_the_same_on_every_mesh():
     results = {}
     for name, devices, sizes in (
         ("one device", 1, {}),
-        ("data", 8, {"data": 8}),
-        ("fsdp", 8, {"data": 2, "fsdp": 4}),
-        ("tensor", 8, {"data": 4, "tensor": 2}),
+        ("data", 8, {}),
+        ("fsdp", 8, {"fsdp": 4}),
+        ("tensor", 8, {"tensor": 2}),
     ):
-        step, state, (rows, num_microbatches) = build_update(
-            "classification", packed=False, devices=devices, mesh_sizes=sizes
+        step, new_state, (rows, num_microbatches) = build_update(
+            "classification", packed=False, devices=devices, **sizes
         )
+        state = new_state()
         kernel = state.params["encoder"]["layers"]["query"]["kernel"]
         assert kernel.sharding.is_fully_replicated == (name in ("one device", "data"))
         losses = []
@@ -202,18 +217,13 @@ def test_two_updates_are_the_same_on_every_mesh():
 
 
 def test_another_learning_rate_compiles_nothing():
-    step, state, (rows, num_microbatches) = build_update("classification")
-    initial = jax.device_get(state)
-    moved = []
+    step, new_state, (rows, num_microbatches) = build_update(
+        "classification", class_weights=WEIGHTS["classification"]
+    )
+    initial, moved = jax.device_get(new_state().params), []
     for rate in (1.0, 0.5):
-        after, _ = step(
-            jax.device_put(initial, jax.tree.map(lambda leaf: leaf.sharding, state)),
-            rows,
-            num_microbatches,
-            KEYS,
-            numbers(rate),
-        )
-        moved.append(jax.tree.map(np.subtract, initial.params, jax.device_get(after.params)))
+        after, _ = step(new_state(), rows, num_microbatches, KEYS, numbers(rate))
+        moved.append(jax.tree.map(np.subtract, initial, jax.device_get(after.params)))
     for whole, half in zip(*map(jax.tree.leaves, moved), strict=True):
         np.testing.assert_allclose(half, whole / 2, atol=1e-6)
     assert step._cache_size() == 1
@@ -238,26 +248,29 @@ def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
     assert_same(one, four)
 
 
+@functools.cache
+def predictor(kind: str, devices: int = 1, **head):
+    """Returns features -> their outputs, and the mean loss that these come with."""
+    model, head = make_model(kind), head_of(kind, **head)
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    step, params = make_predict_step(model, mesh, head), stack(initial(model))
+    settings = {"shape": row_shape(kind), "num_rows": 4, "sharding": batch_sharding(mesh)}
+    return lambda features: predict(step, params, head, features, **settings)[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_predictions_and_their_loss_equal_unpacked(kind):
-    model, features = make_model(kind), make_features(kind)
-    mesh = make_mesh(devices=jax.devices()[:1])
-    step = make_predict_step(model, mesh, head_of(kind))
-    ((packed, loss),), ((alone, loss_alone),) = (
-        predict(
-            step,
-            stack([initial(model)]),
-            HEADS[kind],
-            features,
-            row_shape(kind, packed),
-            4,
-            batch_sharding(mesh),
-        )
-        for packed in (True, False)
-    )
-    assert loss == pytest.approx(loss_alone, rel=1e-5) if kind != "embedding" else loss is None
-    for feature, one, two in zip(features, packed, alone, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-5)
+    features, predict_features = make_features(kind), predictor(kind)
+    packed, loss = predict_features(features)
+    each_alone = [predict_features([feature]) for feature in features]
+    if kind == "embedding":
+        assert loss is None
+    else:
+        num_labels = [np.sum(each.label >= 0) if kind == "tagging" else 1 for each in features]
+        losses = [alone.loss for alone in each_alone]
+        assert loss == pytest.approx(np.average(losses, weights=num_labels), rel=1e-5)
+    for feature, one, alone in zip(features, packed, each_alone, strict=True):
+        np.testing.assert_allclose(one, alone.outputs[0], atol=1e-5)
         if kind in ("tagging", "span"):
             assert one.shape == (len(feature), OUTPUTS[kind])
 
@@ -267,16 +280,23 @@ def test_packed_predictions_and_their_loss_equal_unpacked(kind):
 )
 def test_embedding_is_the_pooled_last_layer(pooling, normalize):
     model = make_model("embedding", pooling=pooling, normalize=normalize)
-    params, features = initial(model), make_features("embedding")[:2]
+    features = make_features("embedding")[:2]
     rows = row_shape("embedding").build([features], 1)
-    found = model.apply({"params": params}, rows)[0]
-    for slot, tokens in enumerate([*features[0].sequences, *features[1].sequences]):
-        ids = jnp.asarray(tokens)[None]
-        hidden = model.apply(
-            {"params": params},
-            method=lambda m, ids=ids: m.encoder(batch_of_row(ids)),
-        )[0]
-        vector = np.asarray(hidden.mean(0) if pooling == "mean" else hidden[0])
+    sequences = [*features[0].sequences, *features[1].sequences]
+    tokens = np.zeros((len(sequences), max(map(len, sequences))), np.int32)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    alone = batch_of_row(tokens) | {"sequence_ids": (tokens > 0).astype(np.int32)}
+
+    @jax.jit
+    def run(params):
+        hidden = model.apply({"params": params}, alone, method=lambda m, batch: m.encoder(batch))
+        return model.apply({"params": params}, rows)[0], hidden
+
+    found, hidden = jax.device_get(run(initial(model)))
+    for slot, sequence in enumerate(sequences):
+        states = hidden[slot, : len(sequence)]
+        vector = states.mean(0) if pooling == "mean" else states[0]
         if normalize:
             vector = vector / np.linalg.norm(vector)
         np.testing.assert_allclose(found[slot], vector, atol=1e-5)
@@ -299,45 +319,37 @@ def test_in_batch_loss_equals_its_definition_without_copies():
     assert in_batch_loss(vectors, passages, weights, 0.5) == pytest.approx(expected, rel=1e-5)
 
 
-def outputs_and_loss(kind: str, **head) -> tuple[list[np.ndarray], float]:
-    """Returns the outputs for all features, and the mean loss that predictions come with."""
-    model, features, shape = make_model(kind), make_features(kind), row_shape(kind)
-    mesh = make_mesh(devices=jax.devices()[:2])
-    head = head_of(kind, **head)
-    step = make_predict_step(model, mesh, head)
-    sharding = batch_sharding(mesh)
-    params = stack([initial(model)])
-    return predict(step, params, head, features, shape, 4, sharding)[0]
-
-
 @pytest.mark.parametrize(
-    ("kind", "weights"),
-    [
-        ("classification", (1.0, 2.5, 0.1)),
-        pytest.param("tagging", (0.1, 1.0, 3.0, 2.0), marks=pytest.mark.slow),
-    ],
+    "kind", ["classification", pytest.param("tagging", marks=pytest.mark.slow)]
 )
-def test_weighted_loss_is_that_of_torch(kind, weights):
+def test_weighted_loss_is_that_of_torch(kind):
     """CrossEntropyLoss(weight): the sum of the weighted losses over the sum of their weights."""
-    outputs, loss = outputs_and_loss(kind, class_weights=weights)
+    weights, features = WEIGHTS[kind], make_features(kind)
+    outputs, loss = predictor(kind, devices=2, class_weights=weights)(features)
     logits = np.concatenate([np.reshape(each, (-1, len(weights))) for each in outputs])
-    labels = np.concatenate([np.ravel(each.label) for each in make_features(kind)])
+    labels = np.concatenate([np.ravel(each.label) for each in features])
     logits, labels = logits[labels >= 0].astype(np.float64), labels[labels >= 0]
     nats = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
     each = np.array(weights)[labels]
     assert loss == pytest.approx(np.sum(nats * each) / np.sum(each), rel=1e-5)
-    in_training = update(kind, class_weights=weights, rows_per_microbatch=8, devices=4)
+    in_training = update(kind, class_weights=weights, **APART)
     assert in_training[0] == pytest.approx(loss, rel=1e-5)
 
 
 def test_multi_label_loss_is_that_of_torch():
     """BCEWithLogitsLoss: the mean over labels and examples."""
-    outputs, loss = outputs_and_loss("multi_label")
+    features = make_features("multi_label")
+    outputs, loss = predictor("multi_label")(features)
     logits = np.stack(outputs).astype(np.float64)
-    labels = np.stack([each.label for each in make_features("multi_label")])
+    labels = np.stack([each.label for each in features])
     probabilities = 1 / (1 + np.exp(-logits))
     likelihood = np.where(labels == 1, probabilities, 1 - probabilities)
     assert loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_multi_label_loss_in_training_is_that_of_predictions():
+    _, loss = predictor("multi_label")(make_features("multi_label"))
     assert update("multi_label")[0] == pytest.approx(loss, rel=1e-5)
 
 
