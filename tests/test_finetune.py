@@ -1,5 +1,6 @@
 """The loop of fine-tuning: it resumes bit for bit, keeps the best, and names what is wrong."""
 
+import functools
 import json
 import random
 import shutil
@@ -14,7 +15,9 @@ from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_chec
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.errors import NonFiniteLoss
+from bert_jax.finetuning import finetune_setup
 from bert_jax.finetuning.trials import Trial, summarize_seeds
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary, write_weights
@@ -47,13 +50,23 @@ def write_label_sets(path, count=60) -> list[str]:
     return lines
 
 
+@pytest.fixture(scope="module", autouse=True)
+def two_devices():
+    """Runs on two of the eight devices: saving an array compiles a program for each of them."""
+    make = functools.partial(make_mesh, devices=jax.devices()[:2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune_setup, "make_mesh", make)
+        yield
+
+
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A directory with weights/, train.csv and dev.csv."""
+    """A directory with weights/, train.csv, dev.csv and test.csv, which has no labels."""
     directory = tmp_path_factory.mktemp("given")
     write_weights(directory / "weights", write_vocabulary(directory / "vocab.txt"))
     write_examples(directory / "train.csv", 61, seed=0)
     write_examples(directory / "dev.csv", 30, seed=1)
+    (directory / "test.csv").write_text("text\nold river\nking\n")
     return directory
 
 
@@ -70,17 +83,38 @@ FIELDS = {
 def small_config(given, **changes):
     config = text_classification.get_config()
     config.init_from = str(given / "weights")
-    config.data.train, config.data.dev = str(given / "train.csv"), str(given / "dev.csv")
+    for name in ("train", "dev", "test"):
+        config.data[name] = str(given / f"{name}.csv")
     for name, value in (FIELDS | changes).items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
     return config.lock()
 
 
 @pytest.fixture(scope="module")
-def finished(given, tmp_path_factory):
+def setup(given):
+    """Keeps its compiled functions for the runs that share it."""
+    return finetune.prepare(small_config(given))
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    """The number of features of each split that `finished` predicted."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(given, setup, predicted, tmp_path_factory):
     """Runs sixteen steps without interruption, with an evaluation after every fourth."""
-    workdir = tmp_path_factory.mktemp("finished")
-    return workdir, finetune.train_and_evaluate(small_config(given), workdir)
+    workdir, predict = tmp_path_factory.mktemp("finished"), finetune.predict
+
+    def count_and_predict(*args):
+        predicted.append(len(args[3]))
+        return predict(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune, "prepare", lambda config: setup)
+        patch.setattr(finetune, "predict", count_and_predict)
+        return workdir, finetune.train_and_evaluate(small_config(given), workdir)
 
 
 def saved_params(workdir) -> dict:
@@ -136,7 +170,9 @@ def test_checkpoint_that_load_reads_is_the_best_on_dev(finished):
         pytest.param(8, False, marks=pytest.mark.exhaustive),
     ],
 )
-def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at, saved):
+def test_resumed_run_equals_uninterrupted_run(
+    finished, given, setup, tmp_path, monkeypatch, stop_at, saved
+):
     """Includes a run that ended between writing its best checkpoint and saving its state."""
 
     class Stop(Exception):
@@ -152,13 +188,9 @@ def test_resumed_run_equals_uninterrupted_run(finished, given, tmp_path, stop_at
             if int(state.step) == stop_at:
                 raise Stop
 
-    original = finetune.Checkpointer
-    finetune.Checkpointer = StoppingCheckpointer
-    try:
-        with pytest.raises(Stop):
-            finetune.train_and_evaluate(small_config(given), tmp_path)
-    finally:
-        finetune.Checkpointer = original
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(finetune, "Checkpointer", StoppingCheckpointer)
+        finetune.run_trials(setup, [Trial(setup.config, tmp_path)], tmp_path)
     finetune.train_and_evaluate(small_config(given), tmp_path)
     assert_equal_runs(finished[0], tmp_path)
 
@@ -391,7 +423,8 @@ def test_collapse_is_detected_without_labels_too(given, tmp_path):
 
 def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     write_weights(tmp_path / "headed", given / "vocab.txt", head=CLASSES)
-    config = small_config(given, init_from=str(tmp_path / "headed"), num_epochs=0.0)
+    headed = {"init_from": str(tmp_path / "headed"), "num_epochs": 0.0, "data__test": ""}
+    config = small_config(given, **headed)
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["steps"] == 0 and "best_step" not in result
     assert 0 <= result["dev"]["accuracy"] <= 1
@@ -412,7 +445,8 @@ def test_without_training_data_the_labels_are_those_of_the_head(finished, given,
     assert result["steps"] == 0 and result["dev"] == result["test"] == finished[1]["dev"]
     with pytest.raises(ValueError, match=r"no training data, and .*weights has no head: set"):
         finetune.prepare(small_config(given, data__train=""))
-    nowhere = {"init_from": str(finished[0]), "data__train": "", "data__dev": ""}
+    nowhere = {f"data__{name}": "" for name in ("train", "dev", "test")}
+    nowhere["init_from"] = str(finished[0])
     with pytest.raises(ValueError, match=r"no examples: set .*FILE to train, or .* to predict"):
         finetune.prepare(small_config(given, **nowhere))
 
@@ -430,19 +464,14 @@ def test_without_dev_the_last_checkpoint_is_kept(given, tmp_path, monkeypatch):
     assert result["best_step"] == result["steps"] == 8 and "dev" not in result
 
 
-def test_predictions_of_dev_by_the_best_parameters_are_not_repeated(given, tmp_path, monkeypatch):
-    calls, predict = [], finetune.predict
-    monkeypatch.setattr(finetune, "predict", lambda *args: calls.append(args) or predict(*args))
-    finetune.train_and_evaluate(small_config(given, num_epochs=0.5), tmp_path)
-    assert len(calls) == 1  # After step 4 of 4.
+def test_predictions_of_dev_by_the_best_parameters_are_not_repeated(finished, predicted):
+    assert predicted == [30] * 4 + [2]  # Dev after steps 4, 8, 12 and 16, and then only test.
 
 
-def test_split_without_labels_is_predicted_but_not_scored(given, tmp_path):
-    (tmp_path / "test.csv").write_text("text\nold river\nking\n")
-    config = small_config(given, data__test=str(tmp_path / "test.csv"), num_epochs=0.5)
-    result = finetune.train_and_evaluate(config, tmp_path / "run")
+def test_split_without_labels_is_predicted_but_not_scored(finished):
+    workdir, result = finished
     assert "test" not in result
-    assert len((tmp_path / "run/predictions/test.jsonl").read_text().splitlines()) == 2
+    assert len((workdir / "predictions/test.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.slow

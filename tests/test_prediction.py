@@ -4,10 +4,12 @@ The heads were trained with other lengths and options than the defaults of the c
 are imported ones, which store neither.
 """
 
+import functools
 import json
 import random
 
 import flax
+import jax
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -27,16 +29,36 @@ from bert_jax.configs.finetune import (
     tagging,
     text_classification,
 )
+from bert_jax.finetuning import finetune_setup
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime import command_line
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
 from bert_jax.tokenization import load_tokenizer
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary
 
-LENGTHS = (23, pytest.param(12, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow))
+
+def slow(*values):
+    """Returns values of a parameter that `make test` leaves out."""
+    return [
+        pytest.param(*(each if isinstance(each, tuple) else [each]), marks=pytest.mark.slow)
+        for each in values
+    ]
+
+
+LENGTHS = (23, *slow(12, 64))
 TRUNCATED = pytest.mark.filterwarnings("ignore:.*are truncated to")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_devices():
+    """Predicts on two of the eight devices: programs for eight take longer to compile."""
+    make = functools.partial(make_mesh, devices=jax.devices()[:2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune_setup, "make_mesh", make)
+        yield
 
 
 def write_head(directory, imported=False, **head):
@@ -108,8 +130,15 @@ CLASSIFIERS = {
 
 @TRUNCATED
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("is_pair", [False, True])
-@pytest.mark.parametrize("task", CLASSIFIERS)
+@pytest.mark.parametrize(
+    ("task", "is_pair"),
+    [
+        ("classification", True),
+        ("multi_label", False),
+        ("regression", False),
+        *slow(("classification", False), ("multi_label", True), ("regression", True)),
+    ],
+)
 def test_classes_and_probabilities_are_those_of_load(task, is_pair, length, tmp_path):
     # A BiLSTM between encoder and head is described by the head's settings too.
     lstm = {"lstm_size": 4} if task == "classification" and is_pair else {}
@@ -253,20 +282,23 @@ def check_classes(task, is_pair, model, tmp_path):
 
 
 @TRUNCATED
-def test_order_of_classes_of_glue_is_that_of_the_head(tmp_path):
-    labels = ["entailment", "not_entailment"]
+@pytest.mark.parametrize(
+    "labels",
+    [["not_entailment", "entailment"], *slow(["entailment", "not_entailment"])],
+    ids=["other order", "order of the task"],
+)
+def test_order_of_classes_of_glue_is_that_of_the_head(labels, tmp_path):
     pairs = list(zip(texts(6), texts(6, seed=1), strict=True))
     (tmp_path / "RTE").mkdir()
     lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
     (tmp_path / "RTE/test.tsv").write_text("\n".join(lines) + "\n")
-    for number, order in enumerate((labels, labels[::-1])):
-        head = {"task": "classification", "labels": order, "max_seq_length": 23}
-        model = write_head(tmp_path / str(number), **head)
-        config = glue.get_config("rte")
-        config.num_epochs = 0.0
-        written = predict(config, model, tmp_path / f"run{number}", directory=tmp_path)
-        found = [line.split("\t")[1] for line in (written / "RTE.tsv").read_text().splitlines()]
-        assert found[1:] == [best.label for best in bert_jax.load(model).classify(pairs)]
+    head = {"task": "classification", "labels": labels, "max_seq_length": 23}
+    model = write_head(tmp_path, **head)
+    config = glue.get_config("rte")
+    config.num_epochs = 0.0
+    written = predict(config, model, tmp_path / "run", directory=tmp_path)
+    found = [line.split("\t")[1] for line in (written / "RTE.tsv").read_text().splitlines()]
+    assert found[1:] == [best.label for best in bert_jax.load(model).classify(pairs)]
 
 
 TAGGERS = {  # Kind -> task, tags, and what the head was trained with.
@@ -339,7 +371,7 @@ def check_tags(model, tmp_path, kind, documents=None):
 
 @TRUNCATED
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("null_threshold", [None, -2.0, 1.5])
+@pytest.mark.parametrize("null_threshold", [-2.0, *slow(None, 1.5)])
 def test_answers_are_those_of_load(null_threshold, length, tmp_path):
     options = {"null_answers": null_threshold is not None, "null_threshold": null_threshold or 0.0}
     options |= {"doc_stride": 5, "max_query_length": 7, "max_answer_length": 4}
@@ -378,7 +410,14 @@ def check_answers(model, tmp_path, config, **options):
 
 @TRUNCATED
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("max", True)])
+@pytest.mark.parametrize(
+    ("pooling", "normalize"),
+    [
+        ("mean", False),
+        ("max", True),  # Of "cls", see the imported one.
+        *slow(("mean", True), ("cls", False)),
+    ],
+)
 def test_scores_of_a_bi_encoder_are_those_of_load(pooling, normalize, length, tmp_path):
     options = {"pooling": pooling, "normalize": normalize, "temperature": 1.0}
     lengths = {"max_seq_length": length, "max_query_length": 6}
@@ -464,26 +503,34 @@ def test_head_of_the_other_kind_of_choice_is_refused(config, lengths, fix, tmp_p
         predict(config, model, tmp_path / "run")
 
 
-# Task, settings of its head, and a field that was set to a value that contradicts them. The
+# The settings of heads, and for each task fields that were set to values that contradict them. The
 # configurations leave the fields of the second table alone; those of the first were set by flags.
+HEADS = {
+    "classification": {"max_seq_length": 12, "lstm_size": 8},
+    "multi_label": {"label_separator": "|"},
+    "tagging": {"scheme": "bioes", "document_context": False},
+    "span": {"doc_stride": 5, "max_answer_length": 5, "null_answers": False, "null_threshold": 1.5},
+    "embedding": {"pooling": "cls", "normalize": False, "max_query_length": 6},
+    "feature_based": {"features": "last", "lstm_size": 8},
+}
 FLAGS = {
-    "max_seq_length": ("classification", {"max_seq_length": 12}, 32),
-    "data.scheme": ("tagging", {"scheme": "bioes"}, "iob1"),
-    "data.doc_stride": ("span", {"doc_stride": 5}, 6),
-    "data.max_answer_length": ("span", {"max_answer_length": 5}, 6),
-    "similarity.pooling": ("embedding", {"pooling": "cls"}, "mean"),
-    "similarity.normalize": ("embedding", {"normalize": False}, True),
-    "data.max_query_length": ("embedding", {"max_query_length": 6}, 7),
-    "features": ("feature_based", {"features": "last"}, "embeddings"),
-    "lstm_size": ("feature_based", {}, 4),
+    "max_seq_length": ("classification", 32),
+    "data.scheme": ("tagging", "iob1"),
+    "data.doc_stride": ("span", 6),
+    "data.max_answer_length": ("span", 6),
+    "similarity.pooling": ("embedding", "mean"),
+    "similarity.normalize": ("embedding", True),
+    "data.max_query_length": ("embedding", 7),
+    "features": ("feature_based", "embeddings"),
+    "lstm_size": ("feature_based", 4),
 }
 FIELDS = {
-    "data.regression": ("classification", {}, True),
-    "data.label_separator": ("multi_label", {"label_separator": "|"}, ";"),
-    "data.document_context": ("tagging", {"document_context": False}, True),
-    "data.null_answers": ("span", {"null_answers": False}, True),
-    "data.null_threshold": ("span", {"null_threshold": 1.5}, 0.0),
-    "model.lstm_size": ("classification", {}, 4),
+    "data.regression": ("classification", True),
+    "data.label_separator": ("multi_label", ";"),
+    "data.document_context": ("tagging", True),
+    "data.null_answers": ("span", True),
+    "data.null_threshold": ("span", 0.0),
+    "model.lstm_size": ("classification", 4),
 }
 CONFIGS = {
     "tagging": tagging,
@@ -493,19 +540,28 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Writes each head when it is first needed: task -> its directory."""
+
+    @functools.cache
+    def write(task):
+        directory = tmp_path_factory.mktemp(task)
+        return write_head(directory, task=task, labels=["O", "X"], **HEADS[task])
+
+    return write
+
+
 @pytest.mark.parametrize("field", [*FLAGS, *FIELDS])
-def test_setting_that_contradicts_the_head_is_refused(field, tmp_path, monkeypatch):
-    task, head, value = (FLAGS | FIELDS)[field]
-    lstm = {} if task == "embedding" else {"lstm_size": 8}
-    features = {"features": "last"} if task == "feature_based" else {}
-    model = write_head(tmp_path, task=task, labels=["O", "X"], **lstm | features | head)
+def test_setting_that_contradicts_the_head_is_refused(field, heads, tmp_path, monkeypatch):
+    task, value = (FLAGS | FIELDS)[field]
     config = CONFIGS.get(task, text_classification).get_config()
     config.update_from_flattened_dict({field: value})
     if field in FLAGS:
         give(monkeypatch, field)
     message = rf"--config\.{field}={value}: the head in .* was trained with .*, and predicts with"
     with pytest.raises(ValueError, match=message):
-        predict(config, model, tmp_path / "run", train="", test=tmp_path / "new.csv")
+        predict(config, heads(task), tmp_path / "run", train="", test=tmp_path / "new.csv")
 
 
 @pytest.mark.parametrize("imported", [False, True])
