@@ -1,6 +1,8 @@
 """What several test modules share: small corpora, models and configs, and real processes."""
 
 import contextlib
+import copy
+import functools
 import json
 import os
 import pathlib
@@ -128,6 +130,7 @@ def write_tfds(directory, name: str, splits: dict[str, list[dict]], features: di
 
 def small_config(corpus, long_corpus=None, **changes):
     config = bert_tiny.get_config("runlocal")
+    config.model.num_layers = 1  # Compiles faster; tests of models and steps have two.
     config.corpus = str(corpus)
     config.long_phase.num_steps = 3 if long_corpus else 0
     config.long_phase.corpus = str(long_corpus or "")
@@ -193,6 +196,14 @@ def batch_of_row(tokens: np.ndarray, segment_ids: np.ndarray | None = None) -> d
     }
 
 
+@functools.cache
+def random_classifier(config: BertConfig, num_labels: int) -> dict:
+    """Returns NumPy arrays of the initial parameters of a classifier."""
+    row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
+    model = TaskModel(config, CLASSIFICATION, num_labels)
+    return jax.device_get(jax.jit(model.init)(jax.random.key(1), row)["params"])
+
+
 def write_weights(
     directory, vocabulary, head=None, bias=0.0, labels=("north", "south"), causal=False
 ):
@@ -208,9 +219,7 @@ def write_weights(
         initializer_range=0.2,  # With less, [CLS] takes many steps to learn about other tokens.
         causal=causal,
     )
-    row = {"tokens": np.zeros((1, 4), np.int32), "sequence_bounds": np.zeros((1, 1, 3), np.int32)}
-    model = TaskModel(config, CLASSIFICATION, len(head or labels))
-    params = jax.jit(model.init)(jax.random.key(1), row)["params"]
+    params = copy.deepcopy(random_classifier(config, len(head or labels)))
     if not head:
         del params["head"]
     settings = model_settings(config, params)

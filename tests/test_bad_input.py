@@ -492,7 +492,7 @@ BAD_INPUT = {
     ),
     weights_of_another_architecture: (
         ValueError,
-        r"model\.hidden_size is 128, but 32 in .*/weights: set --config\.model\.hidden_size=32",
+        r"model\.num_layers is 1, but 2 in .*/weights: set --config\.model\.num_layers=2",
     ),
     weights_of_another_objective: (
         ValueError,
@@ -754,6 +754,7 @@ def inputs(corpus, tmp_path):
 
 # These resume a run of training, which takes seconds.
 RESUMING = (
+    workdir_of_another_configuration,  # `check_settings` has tests of its own.
     workdir_of_another_configuration_without_its_config,
     checkpoint_without_its_config,
     checkpoint_without_its_last_file,

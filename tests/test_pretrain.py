@@ -71,7 +71,7 @@ def test_run_leaves_what_the_readme_promises(finished):
     assert result["steps"] == 9
     promised = "mlm_loss mlm_accuracy nsp_accuracy unigram_entropy unigram_accuracy seconds"
     assert set(promised.split()) <= result.keys()
-    assert json.loads((workdir / "config.json").read_text())["architecture"]["num_layers"] == 2
+    assert json.loads((workdir / "config.json").read_text())["architecture"]["num_layers"] == 1
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
     assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
     steps = [record["step"] for record in records(workdir)]
