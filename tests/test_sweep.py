@@ -1,6 +1,7 @@
 """A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
 
 import csv
+import functools
 import json
 import math
 import os
@@ -21,8 +22,10 @@ from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
+from bert_jax.finetuning import finetune_setup
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import TrialRun
+from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps import (
     claims,
     configurations,
@@ -39,6 +42,15 @@ from tests import helpers
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 REPORT = ("report.html", "report.md", "trials.csv")
 FIELDS = {"max_seq_length": 16, "batch_size": 16, "num_epochs": 1.0, "eval_every": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_devices():
+    """Runs on two of the eight devices: saving an array compiles a program for each of them."""
+    make = functools.partial(make_mesh, devices=jax.devices()[:2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune_setup, "make_mesh", make)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +104,12 @@ def report_of(workdir) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def finished(given, tmp_path_factory):
-    """A sweep of two programs, one of which has a configuration that diverges."""
+    """A sweep of one program, with a configuration that diverges; each program takes long."""
     workdir = tmp_path_factory.mktemp("finished")
-    grid = {"batch_size": (16, 32), "learning_rate": (3e-3, 1e-3)}
+    grid = {"warmup_fraction": (0.1, 0.5), "learning_rate": (3e-3, 1e-3)}
     trials = ({"learning_rate": 1e30},)
-    config = small_sweep(given, grid, trials, seeds=2)
+    # The plan of its memory compiles the program of `finished` in test_finetune.py: it is cached.
+    config = small_sweep(given, grid, trials, seeds=2, batch_size=8, eval_every=4)
     with config.unlocked():
         config.keep_trials = 3
     return workdir, config, sweep.sweep(config, workdir)
@@ -217,7 +230,7 @@ def test_each_trial_has_the_workdir_of_a_finetuning(finished):
     for trials in (point.trials for point in make_grid(config, workdir / "trials")):
         for trial in trials:
             settings = json.loads((trial.workdir / "config.json").read_text())
-            for name in ("seed", "batch_size", "learning_rate"):
+            for name in ("seed", "learning_rate", "warmup_fraction"):
                 assert settings[name] == trial.config[name]
             result = json.loads(trial.result_path.read_text())
             assert result["seed"] == trial.config.seed
@@ -244,7 +257,7 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
         if trial["status"].startswith("diverged"):
             assert trial["learning_rate"] == "1e+30" and not trial["dev/accuracy"]
         else:
-            point = trial["batch_size"], trial["learning_rate"]
+            point = trial["learning_rate"], trial["warmup_fraction"]
             scores.setdefault(point, []).append(float(trial["dev/accuracy"]))
     medians = {point: sum(values) / 2 for point, values in scores.items()}
     best = max(medians, key=medians.get)
@@ -261,7 +274,7 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
 
     text = (workdir / "report.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-    start = [row[0] for row in rows].index("batch_size")
+    start = [row[0] for row in rows].index("learning_rate")
     assert rows[start][2:] == ["median", "std", "min", "max", "scores by seed", "notes"]
     points = rows[start + 2 :]
     name = best_trial.name
@@ -274,14 +287,14 @@ def test_report_ranks_the_configurations_and_names_what_diverged(finished):
     for row in points[:4]:
         listed = sorted(map(float, row[6].split(", ")))
         assert listed == pytest.approx(sorted(scores[tuple(row[:2])]), abs=1e-4)
-    assert points[4][1] == "1e+30" and re.search(r"diverged at step \d: seed 0", points[4][-1])
+    assert points[4][0] == "1e+30" and re.search(r"diverged at step \d: seed 0", points[4][-1])
 
 
 def test_page_needs_no_other_file(finished):
     page = (finished[0] / "report.html").read_text()
     assert not re.search(r"(src|href)=(?!.data:)|url\(|@import|<script|http", page)
     assert page.count("<img ") == 1 + 2  # The curves, and a panel for each field.
-    for name in ("learning_rate", "batch_size", "during training"):
+    for name in ("learning_rate", "warmup_fraction", "during training"):
         assert re.search(f'<img alt="Score (by )?{name}" src="data:image/svg', page)
 
 
@@ -312,6 +325,7 @@ def fake_trials(monkeypatch):
 
     monkeypatch.setattr(finetune, "run_trials", run_trials)
     monkeypatch.setattr(sweep, "check_settings", lambda *_: None)  # There are no checkpoints.
+    monkeypatch.setattr(memory, "bytes_per_trial", lambda setup: 1)  # Nor a step to compile.
     return ran
 
 
