@@ -37,8 +37,13 @@ def test_half_of_the_pairs_are_not_next():
     assert abs(not_next - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5  # 3 sigma
 
 
-@pytest.mark.parametrize("num_sentences", [2, 3, 5, 16])
-@pytest.mark.parametrize("sentence_length", [9, 80])
+@pytest.mark.parametrize(
+    ("num_sentences", "sentence_length"),
+    [
+        *[(2, 9), (3, 9), (5, 9), (16, 9), (2, 80), (3, 80), (5, 80)],
+        pytest.param(16, 80, marks=pytest.mark.slow),
+    ],
+)
 def test_half_of_the_pairs_of_short_documents_are_not_next(num_sentences, sentence_length):
     pairs = all_pairs(numbered_documents(2000, num_sentences, sentence_length))
     not_next = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
