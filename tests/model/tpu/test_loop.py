@@ -35,10 +35,13 @@ def make_batch(length: int = LENGTH) -> dict[str, jax.Array]:
     return {"x": x, "dy": dy, "ids": ids, "rows": np.arange(BATCH)}
 
 
+@functools.cache
 def make_params():
-    params = Encoder(CONFIG).init(jax.random.key(0), example_batch())["params"]["layers"]
-    noise = iter(jax.random.split(jax.random.key(1), 16))  # Biases and scales are constant so far.
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(noise), x.shape), params)
+    params = jax.jit(Encoder(CONFIG).init)(jax.random.key(0), example_batch())["params"]["layers"]
+    rng = np.random.default_rng(1)  # Biases and scales are constant so far.
+    params = jax.tree.map(
+        lambda x: x + np.float32(0.1 * rng.normal(size=x.shape)), jax.device_get(params)
+    )
     return {"layers": params}
 
 
@@ -67,7 +70,8 @@ def assert_equal(actual, expected):
 @pytest.mark.parametrize(
     ("fields", "execution"),
     [
-        ({}, PLAIN),
+        # In the fast tier, test_bert.py has scanned and unrolled layers of a whole model.
+        pytest.param({}, PLAIN, marks=pytest.mark.slow),
         pytest.param({}, FAST, marks=pytest.mark.slow),
         pytest.param({"causal": True}, FAST, marks=pytest.mark.exhaustive),
         pytest.param({}, Execution(kernels="tpu", remat="full"), marks=pytest.mark.slow),
@@ -161,13 +165,18 @@ def test_gradient_saves_what_the_layer_saves_only_once():
     sums = CONFIG.num_layers, BATCH * LENGTH, CONFIG.hidden_size  # The kernel's are of tokens.
     assert [x.aval.shape for x in loops[0].outvars].count(sums) == 2
     assert saved.count((*shape, CONFIG.intermediate_size)) == 1
+
     # Forward, attention leaves what other layers saved as they are.
-    rows = interleave(*(batch["x"] + n for n in range(3)))
-    bias = jnp.zeros(3 * CONFIG.hidden_size)
-    given = [jnp.full((3, *x.shape), float(n)) for n, x in enumerate((rows, batch["x"]))]
-    context, stacks = attention_kernel.attention(
-        rows, bias, batch["ids"], None, given, 1, head_dim=64, interpret=True
-    )
+    @jax.jit
+    def attend(x):
+        rows = interleave(*(x + n for n in range(3)))
+        bias = jnp.zeros(3 * CONFIG.hidden_size)
+        given = [jnp.full((3, *each.shape), float(n)) for n, each in enumerate((rows, x))]
+        return rows, *attention_kernel.attention(
+            rows, bias, batch["ids"], None, given, 1, head_dim=64, interpret=True
+        )
+
+    rows, context, stacks = jax.device_get(attend(batch["x"]))
     for n, (stack, layer) in enumerate(zip(stacks, (rows, context), strict=True)):
         np.testing.assert_array_equal(stack[1], layer)
         np.testing.assert_array_equal(stack[::2], n)
@@ -180,13 +189,13 @@ def test_without_gradient_a_layer_saves_nothing():
         seen.append(saved)
         return jnp.sin(x * params) if saved is None else saved.save("y", jnp.sin(x * params))
 
-    params, x = jnp.array([1.0, 2.0]), jnp.ones(3)
-    y = loop.loop_over_layers(layer, True, params, x, None)
+    params, x = np.array([1.0, 2.0], np.float32), np.ones(3, np.float32)
+    y = jax.jit(lambda params: loop.loop_over_layers(layer, True, params, x, None))(params)
     np.testing.assert_allclose(y, np.sin(2 * np.sin(x)), rtol=1e-6)
     assert seen == [None] * len(seen)
     seen.clear()
     run = functools.partial(loop.loop_over_layers, layer, True)
-    dparams = jax.grad(lambda params: run(params, x, None).sum())(params)
+    dparams = jax.jit(jax.grad(lambda params: run(params, x, None).sum()))(params)
     assert all(isinstance(saved, loop.SavedActivations) for saved in seen)
-    expected = jax.grad(lambda p: jnp.sin(p[1] * jnp.sin(x * p[0])).sum())(params)
+    expected = jax.jit(jax.grad(lambda p: jnp.sin(p[1] * jnp.sin(x * p[0])).sum()))(params)
     np.testing.assert_allclose(dparams, expected, rtol=1e-6)
