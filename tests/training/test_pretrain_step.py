@@ -25,6 +25,7 @@ from bert_jax.sharding.rules import infer_shardings, shard_over_data
 from bert_jax.tpu.hlo_cost import COLLECTIVES, array_bytes, parse_hlo
 from bert_jax.training import pretrain_step
 from bert_jax.training.optimizer import make_optimizer, make_schedule
+from bert_jax.training.state import TrainState
 
 LENGTH, PAIRS, VOCAB = 64, 4, 300
 MASKING = Masking(
@@ -73,7 +74,7 @@ def random_rows(num_rows: int, pair_lengths=(30, 20), seed: int = 0) -> dict[str
 
 def one_pair_per_row(batch: dict, rows: dict) -> dict:
     """Returns the masked batch of packed rows with each pair in a row of its own."""
-    positions, weights = np.asarray(batch["target_positions"]), np.asarray(batch["target_weights"])
+    positions, weights = batch["target_positions"], batch["target_weights"]
     unpacked = {name: [] for name in batch}
     for row, pairs in enumerate(rows["sequence_bounds"].astype(int)):
         for number, (start, second, end) in enumerate(pairs):
@@ -81,9 +82,7 @@ def one_pair_per_row(batch: dict, rows: dict) -> dict:
                 continue
             position = np.arange(LENGTH)
             inside = position < end - start
-            unpacked["tokens"].append(
-                np.where(inside, np.roll(np.asarray(batch["tokens"][row]), -start), 0)
-            )
+            unpacked["tokens"].append(np.where(inside, np.roll(batch["tokens"][row], -start), 0))
             unpacked["sequence_ids"].append(inside.astype(int))
             unpacked["position_ids"].append(np.where(inside, position, 0))
             unpacked["segment_ids"].append((inside & (position >= second - start)).astype(int))
@@ -91,10 +90,11 @@ def one_pair_per_row(batch: dict, rows: dict) -> dict:
             unpacked["target_positions"].append(np.where(is_prediction, positions[row] - start, 0))
             unpacked["targets"].append(np.where(is_prediction, batch["targets"][row], 0))
             unpacked["target_weights"].append(is_prediction.astype(np.float32))
-            unpacked["pooled_positions"].append([0])
-            unpacked["nsp_labels"].append([int(batch["nsp_labels"][row, number])])
-            unpacked["nsp_weights"].append([1.0])
-    return {name: jnp.array(values) for name, values in unpacked.items()}
+            # In the first of as many slots as packed rows have.
+            unpacked["pooled_positions"].append([0] * PAIRS)
+            unpacked["nsp_labels"].append([batch["nsp_labels"][row, number], *[0] * (PAIRS - 1)])
+            unpacked["nsp_weights"].append([1.0, *[0.0] * (PAIRS - 1)])
+    return {name: np.array(values) for name, values in unpacked.items()}
 
 
 def mean_loss(model, params, batch):
@@ -104,30 +104,63 @@ def mean_loss(model, params, batch):
 
 def largest_difference(tree, expected) -> float:
     return max(
-        float(jnp.max(jnp.abs(a - b)))
+        float(np.max(np.abs(np.asarray(a) - np.asarray(b))))
         for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True)
     )
 
 
-def fresh(model, optimizer=None, **mesh):
+prepare = jax.jit(OBJECTIVE.prepare)
+
+
+def filled_up(rows: dict, num_rows: int) -> dict:
+    """Returns the rows, then empty ones."""
+    return {
+        name: np.concatenate([x, np.zeros((num_rows - len(x), *x.shape[1:]), x.dtype)])
+        for name, x in rows.items()
+    }
+
+
+@functools.cache
+def initial_params(model):
+    init = jax.jit(model.init)
+    return jax.device_get(init(jax.random.key(0), OBJECTIVE.example_batch())["params"])
+
+
+@functools.cache
+def named_optimizer(name: str):
+    if name == "sgd":
+        return optax.sgd(1.0)
+    return make_optimizer(name, make_schedule(1e-3, 100, 0))
+
+
+def fresh(model, optimizer, **mesh):
     """Returns a state on a mesh (without axes: on one device), and its shardings."""
-    optimizer = optimizer or make_optimizer("adamw", make_schedule(1e-3, 100, 0))
-    mesh = mesh or {"devices": jax.devices()[:1]}
-    state = pretrain_step.init_state(jax.random.key(0), model, optimizer, OBJECTIVE.example_batch())
-    shardings = infer_shardings(state, make_mesh(**mesh), RULES)
+    params = initial_params(model)
+    state = TrainState(np.zeros([], np.int32), params, jax.jit(optimizer.init)(params))
+    mesh = make_mesh(**mesh, devices=jax.devices()[: math.prod(mesh.values())])
+    shardings = infer_shardings(state, mesh, RULES)
     return jax.device_put(state, shardings), shardings
+
+
+@functools.cache
+def jitted_update(model, optimizer, num_microbatches=1, **mesh):
+    _, shardings = fresh(model, optimizer, **mesh)
+    return pretrain_step.make_pretrain_step(
+        model, optimizer, shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
+    )
 
 
 def test_packed_loss_and_gradients_equal_unpacked():
     model = small_model()
-    state, _ = fresh(model)
-    rows = random_rows(6, pair_lengths=(30, 20, 9))
-    packed = OBJECTIVE.prepare(rows, jax.random.key(0))
+    params = initial_params(model)
+    # Both batches have 18 rows, and so the same program.
+    rows = filled_up(random_rows(6, pair_lengths=(30, 20, 9)), 18)
+    packed = jax.device_get(prepare(rows, jax.random.key(0)))
     unpacked = one_pair_per_row(packed, rows)
     assert unpacked["tokens"].shape[0] == 18
     loss_fn = jax.jit(jax.value_and_grad(lambda params, batch: mean_loss(model, params, batch)))
-    packed_loss, packed_gradients = loss_fn(state.params, packed)
-    unpacked_loss, unpacked_gradients = loss_fn(state.params, unpacked)
+    packed_loss, packed_gradients = loss_fn(params, packed)
+    unpacked_loss, unpacked_gradients = loss_fn(params, unpacked)
     assert abs(float(packed_loss) - float(unpacked_loss)) < 1e-5
     assert largest_difference(packed_gradients, unpacked_gradients) < 1e-5
 
@@ -156,9 +189,7 @@ def test_cross_entropy_equals_float64():
 def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     """State and metrics after `num_steps` updates with `rows`, on the host."""
     state, shardings = fresh(model, optimizer, **mesh)
-    update = pretrain_step.make_pretrain_step(
-        model, optimizer, shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
-    )
+    update = jitted_update(model, optimizer, num_microbatches, **mesh)
     rows = jax.device_put(rows, batch_sharding(shardings.step.mesh))
     for _ in range(num_steps):
         state, metrics = update(state, rows)
@@ -169,8 +200,9 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
 @pytest.mark.parametrize(
     ("num_microbatches", "mesh"),
     [
+        (2, {"data": 8}),
         pytest.param(2, {"data": 2, "fsdp": 2}, marks=pytest.mark.slow),
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.slow),
         pytest.param(4, {}, marks=pytest.mark.exhaustive),
         pytest.param(2, {"data": 4}, marks=pytest.mark.exhaustive),
     ],
@@ -178,15 +210,14 @@ def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
 def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
     # With rows of different lengths, a mean of the microbatches' means would differ. Dropout is on:
     # it depends on the index of a row in the batch.
-    rows = random_rows(8)
-    short = random_rows(8, pair_lengths=(12,), seed=1)
+    rows = random_rows(16)
+    short = random_rows(16, pair_lengths=(12,), seed=1)
     for name in ("tokens", "sequence_bounds", "nsp_labels"):
         rows[name][1::3] = short[name][1::3]
     model = small_model(dropout_rate=0.1)
-    devices = {"devices": jax.devices()[: max(math.prod(mesh.values()), 1)]}
-    # SGD, since Adam's ratio would hide a wrong scale.
-    big_batch = one_step(model, optax.sgd(1.0), rows)
-    accumulated = one_step(model, optax.sgd(1.0), rows, num_microbatches, **mesh, **devices)
+    optimizer = named_optimizer("sgd")  # Adam's ratio would hide a wrong scale.
+    big_batch = one_step(model, optimizer, rows)
+    accumulated = one_step(model, optimizer, rows, num_microbatches, **mesh)
     assert largest_difference(big_batch, accumulated) < 1e-5
 
 
@@ -218,10 +249,7 @@ MESHES = [
 def trained(name: str, **mesh):
     """Trains three steps; with "sgd" one, whose update is the gradient."""
     model, rows = small_model(num_heads=4, dropout_rate=0.1), random_rows(16)
-    if name == "sgd":
-        return one_step(model, optax.sgd(1.0), rows, **mesh)
-    optimizer = make_optimizer(name, make_schedule(1e-3, 100, 0))
-    return one_step(model, optimizer, rows, num_steps=3, **mesh)
+    return one_step(model, named_optimizer(name), rows, num_steps=1 if name == "sgd" else 3, **mesh)
 
 
 trained_on_one_device = functools.cache(trained)
@@ -263,7 +291,7 @@ def sharded_over_data(state, shardings):
 def test_sharded_weight_update_equals_the_replicated_one(name, mesh, num_microbatches):
     model = small_model(num_heads=4, dropout_rate=0.1)
     rows = random_rows(16)
-    optimizer = make_optimizer(name, make_schedule(1e-3, 100, 0))
+    optimizer = named_optimizer(name)
     state, shardings = sharded_over_data(*fresh(model, optimizer, **mesh))
     update = pretrain_step.make_pretrain_step(
         model, optimizer, shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
@@ -277,23 +305,20 @@ def test_sharded_weight_update_equals_the_replicated_one(name, mesh, num_microba
 
 
 def collectives(
-    sharded: bool, num_microbatches: int, name: str = "adamw"
+    sharded: bool, num_microbatches: int, name: str
 ) -> tuple[list[tuple[str, str, int]], int]:
     """Returns (computation, kind, bytes) of the collectives over 8 data shards, without scalars.
 
     Also returns the bytes of all parameters.
     """
-    optimizer = make_optimizer(name, make_schedule(1e-3, 100, 0))
-    state, shardings = fresh(small_model(dropout_rate=0.1), optimizer, data=8)
-    state, shardings = sharded_over_data(state, shardings) if sharded else (state, shardings)
-    update = pretrain_step.make_pretrain_step(
-        small_model(dropout_rate=0.1),
-        optimizer,
-        shardings,
-        OBJECTIVE,
-        seed=0,
-        num_microbatches=num_microbatches,
-    )
+    model, optimizer = small_model(dropout_rate=0.1), named_optimizer(name)
+    state, shardings = fresh(model, optimizer, data=8)
+    update = jitted_update(model, optimizer, num_microbatches, data=8)
+    if sharded:
+        state, shardings = sharded_over_data(state, shardings)
+        update = pretrain_step.make_pretrain_step(
+            model, optimizer, shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
+        )
     rows = jax.device_put(random_rows(16), batch_sharding(shardings.step.mesh))
     computations, entry = parse_hlo(update.lower(state, rows).compile().as_text())
     exchanged = [
@@ -306,21 +331,24 @@ def collectives(
     return exchanged, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
 
 
-def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(caplog):
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"data": 4, "fsdp": 2}, "the mesh {.*'fsdp': 2.*} has other axes than data"),
+        ({"data": 8}, "no parameters are sharded over data"),
+    ],
+    ids=str,
+)
+def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(caplog, mesh, message):
     caplog.set_level("INFO", "absl")
-    model = small_model()
-    _, shardings = fresh(model, optax.sgd(1.0), data=4, fsdp=2)
+    model, optimizer = small_model(hidden_size=128), optax.sgd(1.0)
+    init = functools.partial(pretrain_step.init_state, model=model, optimizer=optimizer)
+    state = jax.eval_shape(init, jax.random.key(0), example_batch=OBJECTIVE.example_batch())
+    shardings = infer_shardings(state, make_mesh(**mesh), RULES)
     pretrain_step.make_pretrain_step(
-        model, optax.sgd(1.0), shardings, OBJECTIVE, seed=0, overlap_collectives=True
+        model, optimizer, shardings, OBJECTIVE, seed=0, overlap_collectives=True
     )
-    message = "overlap_collectives has no effect: the mesh {.*'fsdp': 2.*} has other axes than data"
-    assert re.search(message, caplog.text)
-    model = small_model(hidden_size=128)
-    _, shardings = fresh(model, optax.sgd(1.0), data=8)  # Replicated over data.
-    pretrain_step.make_pretrain_step(
-        model, optax.sgd(1.0), shardings, OBJECTIVE, seed=0, overlap_collectives=True
-    )
-    assert "has no effect: no parameters are sharded over data" in caplog.text
+    assert re.search(f"overlap_collectives has no effect: {message}", caplog.text)
 
 
 @pytest.mark.slow
@@ -354,7 +382,7 @@ def test_overlap_collectives_has_the_gradients_of_one_exchange(execution):
 @pytest.mark.parametrize("num_microbatches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_gradients_are_exchanged_once_and_never_inside_a_loop(num_microbatches):
     ((computation, kind, num_bytes),), size = collectives(
-        sharded=False, num_microbatches=num_microbatches
+        sharded=False, num_microbatches=num_microbatches, name="sgd"
     )
     assert (computation, kind) == ("entry", "all-reduce")
     # The metrics are summed in the same exchange. Biases of keys have no gradient to exchange.
@@ -395,10 +423,10 @@ def test_overfits_64_rows_to_95_percent_masked_accuracy():
 
 
 def test_masks_differ_between_epochs():
-    rows = random_rows(8)
+    rows = random_rows(18)
     later = rows | {"epochs": rows["epochs"] + 1}
     first, again, second = (
-        OBJECTIVE.prepare(epoch_rows, jax.random.key(0))["tokens"]
+        jax.device_get(prepare(epoch_rows, jax.random.key(0)))["tokens"]
         for epoch_rows in (rows, rows, later)
     )
     np.testing.assert_array_equal(first, again)
@@ -406,23 +434,27 @@ def test_masks_differ_between_epochs():
 
 
 def test_dropout_differs_between_steps():
-    model = small_model(dropout_rate=0.5)
-    state, shardings = fresh(model, optax.sgd(0.0))
-    update = pretrain_step.make_pretrain_step(model, optax.sgd(0.0), shardings, OBJECTIVE, seed=0)
-    rows = random_rows(8)
+    model, optimizer = small_model(dropout_rate=0.1), named_optimizer("sgd")
+    (state, shardings), (later, _) = fresh(model, optimizer), fresh(model, optimizer)
+    # The same parameters at the next step: only dropout differs.
+    later = later.replace(step=jax.device_put(np.ones([], np.int32), shardings.step))
+    update = jitted_update(model, optimizer)
+    rows = jax.device_put(random_rows(16), batch_sharding(shardings.step.mesh))
     state, first = update(state, rows)
-    state, second = update(state, rows)  # Parameters have not moved; only dropout has.
+    _, second = update(later, rows)
+    assert int(state.step) == 1
     assert float(first["loss"]) != float(second["loss"])
 
 
 def test_rows_that_fill_up_a_batch_do_not_count():
     model = small_model()
-    state, shardings = fresh(model)
+    state, shardings = fresh(model, named_optimizer("sgd"))
     eval_step = pretrain_step.make_eval_step(model, shardings.step.mesh, OBJECTIVE, seed=0)
-    rows = random_rows(8)
-    whole = eval_step(state.params, {n: v[:5] for n, v in rows.items()})
-    for values in rows.values():
-        values[5:] = 0
-    filled = eval_step(state.params, rows)
-    for name in whole:
-        assert float(whole[name]) == pytest.approx(float(filled[name]), rel=1e-6), name
+    rows = random_rows(5)
+    twice = {name: np.concatenate([values, values]) for name, values in rows.items()}
+    sums_of_twice, sums = (
+        jax.device_get(eval_step(state.params, each)) for each in (twice, filled_up(rows, 10))
+    )
+    assert sums["mlm_count"] > 0 and sums["nsp_count"] == 5 * 2
+    for name, value in sums.items():
+        assert 2 * value == pytest.approx(sums_of_twice[name], rel=1e-6), name
