@@ -143,7 +143,7 @@ def fresh(model, optimizer, **mesh):
 
 
 @functools.cache
-def jitted_update(model, optimizer, num_microbatches=1, **mesh):
+def jitted_update(model, optimizer, num_microbatches, **mesh):
     _, shardings = fresh(model, optimizer, **mesh)
     return pretrain_step.make_pretrain_step(
         model, optimizer, shardings, OBJECTIVE, seed=0, num_microbatches=num_microbatches
@@ -438,7 +438,7 @@ def test_dropout_differs_between_steps():
     (state, shardings), (later, _) = fresh(model, optimizer), fresh(model, optimizer)
     # The same parameters at the next step: only dropout differs.
     later = later.replace(step=jax.device_put(np.ones([], np.int32), shardings.step))
-    update = jitted_update(model, optimizer)
+    update = jitted_update(model, optimizer, 1)
     rows = jax.device_put(random_rows(16), batch_sharding(shardings.step.mesh))
     state, first = update(state, rows)
     _, second = update(later, rows)
