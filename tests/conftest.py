@@ -9,6 +9,8 @@ import tempfile
 
 # Before JAX is first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Where this is not set, a program that a test starts would restart itself for larger pages.
+os.environ.setdefault("GLIBC_TUNABLES", "")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # A worker has the flags of the main process.
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"

@@ -144,7 +144,7 @@ def small_config(corpus, long_corpus=None, **changes):
 
 
 RUN_EACH = """
-import importlib, json, os, runpy, sys
+import gc, importlib, json, os, runpy, sys
 from absl.flags import FLAGS
 
 program, separator, cases = json.load(sys.stdin)
@@ -152,6 +152,8 @@ importlib.import_module(program)
 sys.modules.pop(program)  # It runs again, as the main program; what it imports does not.
 for flag in list(FLAGS.flags_by_module_dict().get(program, ())):
     delattr(FLAGS, flag.name)
+gc.collect()
+gc.freeze()  # A fork would copy what it looks through.
 for arguments in cases:
     sys.stderr.flush()
     if not (child := os.fork()):
@@ -175,7 +177,7 @@ def run_each(program: str, cases: list[list[str]]) -> list[tuple[int, str]]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"GLIBC_TUNABLES": "", "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
     texts = run.stderr.split(separator)
     assert len(texts) == 2 * len(cases) + 1, run.stderr

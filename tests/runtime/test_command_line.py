@@ -8,7 +8,11 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.runtime.command_line import define_config, parse_flags
+from bert_jax.runtime.command_line import (
+    define_config,
+    parse_flags,
+    restart_with_huge_pages,
+)
 from tests.helpers import ROOT
 
 
@@ -89,6 +93,21 @@ def check_help(*programs: str) -> None:
             assert line.endswith("Unknown command line flag 'nosuchflag'")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is Linux's")
+def test_program_restarts_once_with_its_arguments_for_huge_pages(monkeypatch):
+    restarts = []
+    monkeypatch.setattr(os, "execv", lambda *arguments: restarts.append(arguments))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "bert_jax.pretrain", "--workdir=run"])
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    restart_with_huge_pages()
+    restart_with_huge_pages()
+    arguments = [sys.executable, "-m", "bert_jax.pretrain", "--workdir=run"]
+    assert restarts == [(sys.executable, arguments)]
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # Set by the user: nothing is changed.
+    restart_with_huge_pages()
+    assert len(restarts) == 1
+
+
 def test_help_lists_the_flags_and_unknown_ones_are_errors():
     check_help("tools/train_vocab.py")
 
@@ -96,9 +115,7 @@ def test_help_lists_the_flags_and_unknown_ones_are_errors():
 def test_help_of_a_run_lists_its_flags_and_the_fields_of_its_config():
     path = "configs/finetune/squad.py:v2"
     command = [sys.executable, "-m", "bert_jax.finetune", "--help", f"--config={path}"]
-    # A program that is to run would restart, and import everything again, to use huge pages.
-    environment = os.environ | {"GLIBC_TUNABLES": "", "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     expected = ("--config:", "--workdir:", "Try --helpfull", f"Fields of {path}, set as --config.")
     assert all(text in run.stdout for text in expected)
