@@ -1,4 +1,4 @@
-"""Trains vocabularies on text: WordPiece and SentencePiece.
+"""Trains vocabularies on text: WordPiece, SentencePiece and byte-level BPE.
 
 All cores read the text as the corpus builder does, into a temporary file with one sentence per
 line, from which the vocabulary is trained. The same text always gives the same bytes.
@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import io
 import itertools
+import json
 import re
 import tempfile
 from typing import BinaryIO
@@ -21,6 +22,8 @@ from bert_corpus.inputs import Unit, find_inputs, split_into_units
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
+from bert_jax.byte_pair import ROBERTA_TOKENS, roberta_processing, roberta_spec
+from bert_jax.stored_tokenizer import describe_casing, store_as_json
 from bert_jax.tokenization import SPECIAL_TOKENS
 from bert_jax.wordpiece import MAX_WORD_CHARACTERS
 
@@ -28,6 +31,7 @@ from bert_jax.wordpiece import MAX_WORD_CHARACTERS
 MAX_ALPHABET = 1000
 # SentencePiece trains in memory, on a random sample of this many sentences.
 MAX_SENTENCES = 10_000_000
+MIN_BYTE_PAIR_SIZE = 256 + len(ROBERTA_TOKENS)
 MAX_SENTENCE_BYTES = 4192  # SentencePiece's default; longer ones are not trained on
 
 
@@ -167,6 +171,29 @@ def train_sentencepiece(path: str, size: int, lower_case: bool) -> bytes:
     return model.getvalue()
 
 
+def train_byte_pair(path: str, size: int) -> bytes:
+    """Trains RoBERTa's byte-level BPE on the sentences in the file `path`; returns a bpe.json.
+
+    Every byte has a piece, so that no text has unknown tokens.
+    """
+    pad, unk, cls, sep, mask = ROBERTA_TOKENS
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[cls, pad, sep, unk, mask],  # RoBERTa's order
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train([path], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    spec = roberta_spec(model["vocab"], model["merges"])
+    spec["post_processor"] = roberta_processing(spec, ROBERTA_TOKENS)
+    casing = describe_casing(False, "byte-level BPE")
+    return store_as_json(spec, ROBERTA_TOKENS, casing, "bpe.json", mask_lstrip=True).content
+
+
 def train_vocabulary(
     inputs: list[str],
     kind: str,
@@ -175,16 +202,25 @@ def train_vocabulary(
     num_processes: int = 0,
     data_dir: str = "",
 ) -> bytes:
-    """Returns the bytes of a vocabulary of at most `size` pieces. Raises like `spool_text`."""
+    """Returns the bytes of a vocabulary of at most `size` pieces.
+
+    `lower_case` does not count for the kind "bpe". Raises like `spool_text`, and ValueError for a
+    `size` that is too small.
+    """
+    if kind == "bpe" and size < MIN_BYTE_PAIR_SIZE:
+        needed = f"bytes and special tokens need {MIN_BYTE_PAIR_SIZE} pieces"
+        raise ValueError(f"--size={size} is too small: {needed}")
     with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
         counts = spool_text(inputs, lower_case, spool, num_processes, data_dir)
-        unit, limit = (
-            ("words", f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece")
-            if kind == "wordpiece"
-            else ("sentences", f"{MAX_SENTENCE_BYTES:,} bytes")
-        )
-        if counts.too_long[unit]:
-            print(f"not trained on: {counts.too_long[unit]:,} {unit} of over {limit}")
+        limits = {
+            "words": f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece",
+            "sentences": f"{MAX_SENTENCE_BYTES:,} bytes",
+        }
+        unit = {"wordpiece": "words", "sentencepiece": "sentences"}.get(kind)
+        if unit and counts.too_long[unit]:
+            print(f"not trained on: {counts.too_long[unit]:,} {unit} of over {limits[unit]}")
+        if kind == "bpe":
+            return train_byte_pair(spool.name, size)
         if kind == "wordpiece":
             return train_wordpiece(spool.name, counts, size, lower_case)
         return train_sentencepiece(spool.name, size, lower_case)

@@ -1,6 +1,8 @@
-"""Converts text to token ids and back: WordPiece and SentencePiece behind one interface."""
+"""Converts text to token ids and back: WordPiece, byte-level BPE and unigram models behind one
+interface."""
 
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -11,23 +13,27 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
+from bert_jax import byte_pair, unigram
+from bert_jax.stored_tokenizer import (
+    FILENAMES,
+    Layout,
+    SpecialTokens,
+    StoredTokenizer,
+    build_backend,
+    check_special_tokens,
+    lower_cases,
+    read_stored_json,
+    special_ids,
+)
 from bert_jax.transformers_tokenizer import (
     ADDED_TOKENS_FILENAME,
     CONFIG_FILENAME,
+    GOOGLE_ALBERT_FILENAME,
     TRANSFORMERS_FILENAME,
+    is_albert,
     read_directory,
 )
-from bert_jax.wordpiece import (
-    CONTINUATION,
-    VOCABULARY_FILENAME,
-    WORDPIECE_FILENAME,
-    SpecialTokens,
-    WordPiece,
-    check_special_tokens,
-    lower_case_of,
-    read_vocabulary,
-    read_wordpiece_json,
-)
+from bert_jax.wordpiece import CONTINUATION, VOCABULARY_FILENAME, lower_case_of, read_vocabulary
 
 SENTENCEPIECE_FILENAME = "spiece.model"
 SPECIAL_TOKENS = tuple(SpecialTokens())
@@ -48,10 +54,16 @@ class Tokenizer:
       lower_case: whether text is lower-cased.
       casing: the same in words, with the reason, for the log.
       splits_at_spaces: whether a text has the ids of its parts between spaces.
+      layout: how one or two texts become one sequence with special tokens.
+      word_prefix: what a word that follows another needs before it; a space in byte-level BPE.
+      mask_lstrip: whether a mask in a text takes the white space before it.
     """
 
     filename: str
     splits_at_spaces = False
+    layout = Layout()
+    word_prefix = ""
+    mask_lstrip = False
 
     def __init__(self, content: bytes, pieces: list[str], special_ids: list[int | None]):
         self._pieces = pieces
@@ -117,6 +129,10 @@ class Tokenizer:
             raise IndexError(f"token id {token_id} is outside the {self.vocab_size:,} pieces")
         return self._pieces[token_id]
 
+    def piece_text(self, token_id: int) -> str:
+        """Returns the text of a piece, without what says that it begins or continues a word."""
+        raise NotImplementedError
+
     def token_to_id(self, token: str) -> int:
         """Returns the id of a piece. Raises KeyError if there is none."""
         return self._ids[token]
@@ -128,32 +144,28 @@ class Tokenizer:
         raise NotImplementedError
 
 
-class WordPieceTokenizer(Tokenizer):
-    """BERT's tokenizer: cleans the text, splits it at white space, punctuation and CJK characters,
-    then matches the longest piece first. Words that are too long or unmatched become [UNK].
+class LibraryTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library.
 
-    A tokenizer of transformers may also have tokens of its own, which it finds before all this.
+    It may have tokens of its own, which it finds before all other rules.
     """
 
-    def __init__(self, wordpiece: WordPiece):
-        self.wordpiece = wordpiece
-        self.filename, self.casing = wordpiece.filename, wordpiece.casing
-        self._tokenizer = backend = wordpiece.backend
+    def __init__(self, stored: StoredTokenizer):
+        self.stored = stored
+        self.filename, self.casing = stored.filename, stored.casing
+        self.layout, self.mask_lstrip = stored.layout, stored.mask_lstrip
+        self._tokenizer = backend = stored.backend
+        self._added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        ids = special_ids(backend, stored.special_tokens)
         self._ids = backend.get_vocab(with_added_tokens=True)
-        special_ids = [self._ids.get(name) for name in wordpiece.special_tokens]
         # Ids between others may have no piece.
         pieces = [backend.id_to_token(i) or "" for i in range(max(self._ids.values()) + 1)]
-        super().__init__(wordpiece.content, pieces, special_ids)
-        normalizer, added = backend.normalizer, backend.get_added_tokens_decoder().values()
-        self.lower_case = normalizer is not None and normalizer.normalize_str("A") == "a"
-        self.splits_at_spaces = (
-            isinstance(normalizer, tokenizers.normalizers.BertNormalizer)
-            and isinstance(backend.pre_tokenizer, tokenizers.pre_tokenizers.BertPreTokenizer)
-            and not any(re.search(r"\s", token.content) for token in added)
-        )
-
-    def _begins_word(self, piece: str) -> bool:
-        return not piece.startswith(CONTINUATION)
+        for name, index in zip(stored.special_tokens, ids, strict=True):
+            if index is not None:  # A unigram model has it under another name.
+                pieces[index] = name
+                self._ids[name] = index
+        super().__init__(stored.content, pieces, ids)
+        self.lower_case = lower_cases(backend)
 
     def _encode_ids(self, texts: list[str]) -> list[list[int]]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -167,8 +179,78 @@ class WordPieceTokenizer(Tokenizer):
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
+class WordPieceTokenizer(LibraryTokenizer):
+    """BERT's tokenizer: cleans the text, splits it at white space, punctuation and CJK characters,
+    then matches the longest piece first. Words that are too long or unmatched become [UNK].
+    """
+
+    def __init__(self, stored: StoredTokenizer):
+        super().__init__(stored)
+        backend = stored.backend
+        self.splits_at_spaces = (
+            isinstance(backend.normalizer, tokenizers.normalizers.BertNormalizer)
+            and isinstance(backend.pre_tokenizer, tokenizers.pre_tokenizers.BertPreTokenizer)
+            and not any(re.search(r"\s", content) for content in self._added)
+        )
+
+    def _begins_word(self, piece: str) -> bool:
+        return not piece.startswith(CONTINUATION)
+
+    def piece_text(self, token_id: int) -> str:
+        return self._pieces[token_id].removeprefix(CONTINUATION)
+
+
+class BytePairTokenizer(LibraryTokenizer):
+    """RoBERTa's byte-level BPE. "Ġ", the space before a word, begins it."""
+
+    word_prefix = " "
+
+    def __init__(self, stored: StoredTokenizer):
+        super().__init__(stored)
+        spec = json.loads(stored.backend.to_str())
+        byte_pair.byte_level_of(spec)["add_prefix_space"] = False
+        self._continuing = build_backend(spec, stored.filename)
+
+    def _begins_word(self, piece: str) -> bool:
+        return piece.startswith(byte_pair.SPACE) or piece in self._added
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if continues:
+            return self._continuing.encode(text, add_special_tokens=False).ids
+        return super().encode(text)
+
+    def piece_text(self, token_id: int) -> str:
+        return self.decode([token_id]).removeprefix(self.word_prefix)
+
+
+class UnigramTokenizer(LibraryTokenizer):
+    """A unigram model with ALBERT's normalization, or another. "▁" begins a word."""
+
+    def __init__(self, stored: StoredTokenizer):
+        super().__init__(stored)
+        spec = json.loads(stored.backend.to_str())
+        unigram.metaspace_of(spec)["prepend_scheme"] = "never"
+        self._continuing = build_backend(spec, stored.filename)
+
+    def _begins_word(self, piece: str) -> bool:
+        return piece.startswith(unigram.SPACE) or piece in self._added
+
+    def encode(self, text: str, continues: bool = False) -> list[int]:
+        if not continues:
+            return super().encode(text)
+        part = re.match(r"\S*", text)[0]  # of a word
+        ids = self._continuing.encode(part, add_special_tokens=False).ids
+        return ids + super().encode(text[len(part) :])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return _joined(self._pieces[token_id] for token_id in ids)
+
+    def piece_text(self, token_id: int) -> str:
+        return self._pieces[token_id].removeprefix(unigram.SPACE)
+
+
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model, which contains its own normalization. "▁" begins a word."""
+    """A SentencePiece model alone, which contains its normalization. "▁" begins a word."""
 
     filename = SENTENCEPIECE_FILENAME
 
@@ -191,7 +273,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._continuing = sentencepiece.SentencePieceProcessor(model_proto=content)
 
     def _begins_word(self, piece: str) -> bool:
-        return piece.startswith("▁")
+        return piece.startswith(unigram.SPACE)
 
     def encode(self, text: str, continues: bool = False) -> list[int]:
         if continues and not text[:1].isspace():
@@ -209,7 +291,14 @@ class SentencePieceTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         # SentencePiece would drop control symbols; show them, as WordPiece does.
-        return "".join(self._pieces[token_id] for token_id in ids).replace("▁", " ").strip()
+        return _joined(self._pieces[token_id] for token_id in ids)
+
+    def piece_text(self, token_id: int) -> str:
+        return self._pieces[token_id].removeprefix(unigram.SPACE)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    return "".join(pieces).replace(unigram.SPACE, " ").strip()
 
 
 def _check_list(method: str, texts: Sequence[str]) -> None:
@@ -219,7 +308,8 @@ def _check_list(method: str, texts: Sequence[str]) -> None:
 
 
 def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> Tokenizer:
-    """Loads a WordPiece vocabulary (one piece per line), or a SentencePiece model (`*.model`).
+    """Loads a WordPiece vocabulary (one piece per line), a SentencePiece model (`*.model`), or a
+    file that stores another tokenizer, such as the `bpe.json` of `tools/train_vocab.py`.
 
     `path` may also be the directory of a corpus, or of a model of transformers. The files beside a
     vocabulary of such a model count, too. `lower_case` overrides what files or pieces say.
@@ -229,16 +319,36 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
     """
     path = pathlib.Path(path)
     directory = path if path.is_dir() else path.parent
-    beside = ("config.json", TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
-    is_of_model = any((directory / name).exists() for name in beside)
-    if is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TRANSFORMERS_FILENAME):
-        return WordPieceTokenizer(read_directory(directory, lower_case))
+    if _is_of_model(path, directory):
+        stored = read_directory(directory, lower_case)
+        return TOKENIZERS[stored.filename](stored)
     if path.is_dir():  # Of a corpus, for example.
-        names = (VOCABULARY_FILENAME, WORDPIECE_FILENAME, SENTENCEPIECE_FILENAME)
+        names = (VOCABULARY_FILENAME, *FILENAMES.values(), SENTENCEPIECE_FILENAME)
         path = next((path / name for name in names if (path / name).exists()), path)
     if not path.is_file():
         raise FileNotFoundError(f"no vocabulary at {path}; train one with tools/train_vocab.py")
     return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
+
+
+def _is_of_model(path: pathlib.Path, directory: pathlib.Path) -> bool:
+    """Returns whether a vocabulary is of a model of transformers, whose files count with it."""
+    if path.name in (byte_pair.VOCABULARY_JSON_FILENAME, byte_pair.MERGES_FILENAME):
+        return True
+    if path.suffix == ".model":
+        return is_albert(directory)
+    beside = ("config.json", TRANSFORMERS_FILENAME, CONFIG_FILENAME, ADDED_TOKENS_FILENAME)
+    beside += (byte_pair.VOCABULARY_JSON_FILENAME, GOOGLE_ALBERT_FILENAME)
+    is_of_model = any((directory / name).exists() for name in beside)
+    return is_of_model and path.name in (directory.name, VOCABULARY_FILENAME, TRANSFORMERS_FILENAME)
+
+
+# The name of the file of a tokenizer of the library -> its class.
+TOKENIZERS = {
+    VOCABULARY_FILENAME: WordPieceTokenizer,
+    FILENAMES["WordPiece"]: WordPieceTokenizer,
+    FILENAMES["BPE"]: BytePairTokenizer,
+    FILENAMES["Unigram"]: UnigramTokenizer,
+}
 
 
 def tokenizer_from_bytes(
@@ -250,5 +360,7 @@ def tokenizer_from_bytes(
             raise ValueError(f"{filename}: the casing of a SentencePiece model is fixed")
         return SentencePieceTokenizer(content, filename)
     if filename.endswith(".json"):
-        return WordPieceTokenizer(read_wordpiece_json(content, filename))
-    return WordPieceTokenizer(read_vocabulary(content, filename, lower_case))
+        stored = read_stored_json(content, filename)
+    else:
+        stored = read_vocabulary(content, filename, lower_case)
+    return TOKENIZERS[stored.filename](stored)

@@ -1,34 +1,66 @@
-"""Reads and writes the files of transformers' WordPiece tokenizers, with every option in them."""
+"""Reads and writes the files of transformers' tokenizers, with every option in them."""
 
 import contextlib
 import json
 import pathlib
 from collections.abc import Mapping
 
-from bert_jax.wordpiece import (
-    CONTINUATION,
-    VOCABULARY_FILENAME,
+from bert_jax.byte_pair import (
+    ROBERTA_TOKENS,
+    VOCABULARY_JSON_FILENAME,
+    byte_level_of,
+    check_byte_level,
+    is_roberta,
+    read_merges,
+    roberta_processing,
+)
+from bert_jax.stored_tokenizer import (
+    Layout,
     SpecialTokens,
-    WordPiece,
-    bert_spec,
+    StoredTokenizer,
+    bert_processing,
     build_backend,
     check_not_pointer,
     check_special_tokens,
     describe_casing,
+    ids_of_model,
+    lower_cases,
+    read_layout,
+    store_as_json,
+)
+from bert_jax.unigram import (
+    ALBERT_TOKENS,
+    albert_spec,
+    check_unigram,
+    hide_special_tokens,
+    metaspace_of,
+)
+from bert_jax.wordpiece import (
+    CONTINUATION,
+    VOCABULARY_FILENAME,
+    bert_spec,
     lower_case_of,
     read_lines,
     read_vocabulary,
-    store_as_json,
 )
 
 TRANSFORMERS_FILENAME = "tokenizer.json"
 CONFIG_FILENAME = "tokenizer_config.json"
 SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"
 ADDED_TOKENS_FILENAME = "added_tokens.json"
+GOOGLE_ALBERT_FILENAME = "albert_config.json"  # beside a released model
 MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
-# transformers' classes that split text as BERT does; BertJapaneseTokenizer, for one, does not.
-TOKENIZER_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+# The type of a model -> transformers' classes that split text as we do, and the special tokens that
+# they have by default. BertJapaneseTokenizer, for one, splits otherwise than BERT.
+TOKENIZER_CLASSES = {
+    "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+    "BPE": ("RobertaTokenizer",),
+    "Unigram": ("AlbertTokenizer",),
+}
+DEFAULT_TOKENS = {"WordPiece": SpecialTokens(), "BPE": ROBERTA_TOKENS, "Unigram": ALBERT_TOKENS}
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # tokenizer.json alone counts
+# Where no file names a class: `model_type` in config.json -> the class.
+CLASS_OF_MODEL = {"roberta": "RobertaTokenizer", "albert": "AlbertTokenizer"}
 
 
 def read_json(path: pathlib.Path) -> dict:
@@ -52,119 +84,155 @@ def _read_json(path: pathlib.Path, expected_type: type, name: str) -> dict | lis
     return values
 
 
-def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> WordPiece:
-    """Reads `tokenizer.json`, or else `vocab.txt`, and the files beside it, as transformers does.
-
-    Options in `tokenizer_config.json` override options in `tokenizer.json`. Where neither says
-    whether to lower-case, the pieces decide (`lower_case_of`), where transformers always would;
-    `lower_case` overrides all. Raises FileNotFoundError without a vocabulary, and ValueError for a
-    tokenizer that is not WordPiece, or for an option that is not supported.
-    """
-    json_path, vocabulary_path = directory / TRANSFORMERS_FILENAME, directory / VOCABULARY_FILENAME
-    config = _read_optional(directory / CONFIG_FILENAME)
-    _check_options(directory, config)
-    if json_path.exists():
-        path, spec = json_path, _read_spec(json_path)
-    elif vocabulary_path.exists():
-        check_not_pointer(vocabulary_path)
-        path, pieces = vocabulary_path, read_lines(vocabulary_path.read_bytes(), vocabulary_path)
-        ids = {piece: index for index, piece in enumerate(pieces)}  # Of equal lines, the last.
-        spec = bert_spec(ids, None, MAX_WORD_CHARACTERS_IN_TRANSFORMERS)
-    else:
-        names = f"{VOCABULARY_FILENAME} nor {TRANSFORMERS_FILENAME}"
-        raise FileNotFoundError(f"{directory} has neither {names}")
-    model = spec["model"]
-    model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
-
-    # The special tokens are pieces like others: they are neither added to a text nor read in it.
-    special_tokens = _special_tokens(directory, config, model["unk_token"])
-    model["unk_token"] = special_tokens.unk
-    added = _added_tokens(directory, config, spec)
-    for token in added:
-        if token["content"] in special_tokens:
-            model["vocab"].setdefault(token["content"], token["id"])
-    if path == json_path:
-        _check_layout(json_path, spec, special_tokens)
-    spec["added_tokens"] = [each for each in added if each["content"] not in special_tokens]
-    casing = _choose_casing(directory, spec, config, lower_case)
-    spec |= {"truncation": None, "padding": None, "post_processor": None}
-    spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
-    ids = model["vocab"] | {each["content"]: each["id"] for each in spec["added_tokens"]}
-    check_special_tokens(special_tokens[:4], ids, str(directory))
-    if special_tokens.mask not in ids:
-        special_tokens = special_tokens._replace(mask=None)
-
-    by_id = {index: piece for piece, index in ids.items()}
-    lines = "".join(f"{by_id.get(index, '')}\n" for index in range(max(by_id) + 1)).encode()
-    if not spec["added_tokens"]:
-        with contextlib.suppress(ValueError):  # For blank lines, or without [MASK].
-            content = lines if path == json_path else path.read_bytes()
-            plain = read_vocabulary(content, str(path))
-            backend = build_backend(spec, path)
-            if (plain.backend.to_str(), plain.special_tokens) == (backend.to_str(), special_tokens):
-                return plain._replace(casing=casing)
-    return store_as_json(spec, special_tokens, casing, str(directory))
-
-
-def transformers_files(wordpiece: WordPiece, max_length: int) -> dict[str, str | dict]:
-    """Returns the files, by name, from which transformers reads a tokenizer.
-
-    `max_length` is the maximum of its inputs, in tokens. `read_directory` reads the same tokenizer.
-    """
-    spec = json.loads(wordpiece.backend.to_str())
-    normalizer, special_tokens = spec["normalizer"], wordpiece.special_tokens
-    is_bert = bool(normalizer) and normalizer["type"] == "BertNormalizer"
-    config = {
-        "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        # transformers ignores it, and has 100.
-        "max_input_chars_per_word": spec["model"]["max_input_chars_per_word"],
-    }
-    if is_bert:
-        config |= {
-            "do_lower_case": normalizer["lowercase"],
-            "strip_accents": normalizer["strip_accents"],
-            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-        }
-    if wordpiece.filename == VOCABULARY_FILENAME:
-        text = wordpiece.content.decode("utf-8-sig")
-        return {VOCABULARY_FILENAME: text, CONFIG_FILENAME: config}
-    config |= {f"{field}_token": name for field, name in special_tokens._asdict().items()}
-    ids, options = spec["model"]["vocab"], dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-    options |= {"normalized": False, "special": True}
-    names = [name for name in special_tokens if name is not None]
-    spec["added_tokens"] += [{"id": ids[name], "content": name} | options for name in names]
-    spec["added_tokens"].sort(key=lambda token: token["id"])
-    cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in special_tokens[2:4])
-    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    spec["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [cls, first, sep],
-        "pair": [
-            cls,
-            first,
-            sep,
-            second,
-            {"SpecialToken": {"id": special_tokens.sep, "type_id": 1}},
-        ],
-        "special_tokens": {
-            name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in special_tokens[2:4]
-        },
-    }
-    return {TRANSFORMERS_FILENAME: json.dumps(spec, ensure_ascii=False), CONFIG_FILENAME: config}
-
-
 def _read_optional(path: pathlib.Path) -> dict:
     return read_json(path) if path.exists() else {}
 
 
+def is_albert(directory: pathlib.Path) -> bool:
+    """Returns whether the SentencePiece model in a directory is ALBERT's, by the files beside it.
+
+    ALBERT changes a text before its model does, which the model alone does not say.
+    """
+    config = _read_optional(directory / CONFIG_FILENAME)
+    is_googles = (directory / GOOGLE_ALBERT_FILENAME).exists()
+    return is_googles or _class_of(directory, config) == "AlbertTokenizer"
+
+
+def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> StoredTokenizer:
+    """Reads a tokenizer of transformers, and the files beside it, as transformers does.
+
+    It is in `tokenizer.json`, or else in `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
+    (byte-level BPE) or `*.model` (ALBERT). Options in `tokenizer_config.json` override options in
+    `tokenizer.json`. Where neither says whether BERT lower-cases, the pieces decide
+    (`lower_case_of`), where transformers always would; `lower_case` overrides all.
+
+    Raises FileNotFoundError without a vocabulary, and ValueError for a tokenizer or an option that
+    is not supported.
+    """
+    config = _read_optional(directory / CONFIG_FILENAME)
+    path, spec = _read_vocabulary(directory, config, lower_case)
+    kind = spec["model"]["type"]
+    tokenizer_class = _class_of(directory, config)
+    _check_options(directory, config, tokenizer_class, kind)
+
+    # The special tokens are pieces like others: they are neither added to a text nor read in it.
+    default = DEFAULT_TOKENS[kind]
+    if kind == "WordPiece":
+        default = default._replace(unk=spec["model"]["unk_token"])
+    special_tokens = _special_tokens(directory, config, default)
+    added = _added_tokens(directory, config, spec)
+    for token in added:
+        if token["content"] in special_tokens:
+            _add_piece(spec["model"], token)
+    spec["added_tokens"] = [each for each in added if each["content"] not in special_tokens]
+    ids = ids_of_model(spec)
+    check_special_tokens(special_tokens[:4], ids, str(directory))
+    if special_tokens.mask not in ids:
+        special_tokens = special_tokens._replace(mask=None)
+    spec |= {"truncation": None, "padding": None}
+    if kind == "WordPiece":
+        return _finish_wordpiece(path, spec, special_tokens, config, lower_case)
+    if tokenizer_class not in GENERIC_CLASSES:
+        _apply_options(path, spec, config, tokenizer_class)
+    if tokenizer_class == "RobertaTokenizer" or not spec["post_processor"]:
+        layout = roberta_processing if kind == "BPE" else bert_processing
+        spec["post_processor"] = layout(spec, special_tokens)
+    masks = [token for token in added if token["content"] == special_tokens.mask]
+    mask_lstrip = kind == "BPE" and _mask_lstrip(directory, config, masks)
+    lower_cased = lower_cases(build_backend(spec, path))
+    if lower_case not in (None, lower_cased):
+        raise ValueError(f"{path}: the casing of a {kind} tokenizer is fixed")
+    casing = describe_casing(lower_cased, f"by its {kind} tokenizer in {path.name}")
+    if kind == "Unigram":
+        hide_special_tokens(spec, special_tokens)
+    return store_as_json(spec, special_tokens, casing, path, mask_lstrip)
+
+
+def _finish_wordpiece(
+    path: pathlib.Path,
+    spec: dict,
+    special_tokens: SpecialTokens,
+    config: Mapping,
+    lower_case: bool | None,
+) -> StoredTokenizer:
+    """Returns the tokenizer of a WordPiece `spec`: if it is BERT's, as of a vocabulary alone."""
+    directory, model = path.parent, spec["model"]
+    model |= {name: config[name] for name in ("max_input_chars_per_word",) if name in config}
+    model["unk_token"] = special_tokens.unk
+    if path.name == TRANSFORMERS_FILENAME:
+        backend = build_backend(spec, path)
+        layout = read_layout(backend, special_tokens, path)
+        if layout != Layout():
+            raise ValueError(f"{path}: post_processor has the {layout}, expected {Layout()}")
+    casing = _choose_casing(directory, spec, config, lower_case)
+    spec |= {"post_processor": None}
+    spec["decoder"] = {"type": "WordPiece", "prefix": CONTINUATION, "cleanup": True}
+    ids = model["vocab"] | {each["content"]: each["id"] for each in spec["added_tokens"]}
+    by_id = {index: piece for piece, index in ids.items()}
+    lines = "".join(f"{by_id.get(index, '')}\n" for index in range(max(by_id) + 1)).encode()
+    if not spec["added_tokens"]:
+        with contextlib.suppress(ValueError):  # For blank lines, or without [MASK].
+            content = lines if path.name == TRANSFORMERS_FILENAME else path.read_bytes()
+            plain = read_vocabulary(content, str(path))
+            backend = build_backend(spec, path)
+            if (plain.backend.to_str(), plain.special_tokens) == (backend.to_str(), special_tokens):
+                return plain._replace(casing=casing)
+    return store_as_json(spec, special_tokens, casing, directory)
+
+
+def _class_of(directory: pathlib.Path, config: Mapping) -> str:
+    """Returns the name of transformers' class without "Fast"; "" if no file tells it."""
+    model = _read_optional(directory / "config.json")
+    name = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
+    return name.removesuffix("Fast") or CLASS_OF_MODEL.get(model.get("model_type"), "")
+
+
+def _read_vocabulary(
+    directory: pathlib.Path, config: Mapping, lower_case: bool | None
+) -> tuple[pathlib.Path, dict]:
+    """Returns the file of a vocabulary, and the tokenizer in the library's format."""
+    if (path := directory / TRANSFORMERS_FILENAME).exists():
+        return path, _read_spec(path)
+    if (path := directory / VOCABULARY_FILENAME).exists():
+        check_not_pointer(path)
+        pieces = read_lines(path.read_bytes(), path)
+        ids = {piece: index for index, piece in enumerate(pieces)}  # Of equal lines, the last.
+        return path, bert_spec(ids, None, MAX_WORD_CHARACTERS_IN_TRANSFORMERS)
+    if (path := directory / VOCABULARY_JSON_FILENAME).exists():
+        spec = read_merges(directory)
+        check_byte_level(spec, path)
+        return path, spec
+    if models := sorted(directory.glob("*.model")):
+        path, *others = models
+        if others or not is_albert(directory):
+            raise ValueError(
+                f"{directory}: expected one SentencePiece model, and files that say it is ALBERT's "
+                f"(tokenizer_class or model_type), found {', '.join(each.name for each in models)}"
+            )
+        check_not_pointer(path)
+        casing = {} if lower_case is None else {"do_lower_case": lower_case}
+        return path, albert_spec(path.read_bytes(), config | casing, str(path))
+    names = (
+        f"{VOCABULARY_FILENAME} nor {TRANSFORMERS_FILENAME}, {VOCABULARY_JSON_FILENAME} or *.model"
+    )
+    raise FileNotFoundError(f"{directory} has neither {names}")
+
+
 def _read_spec(path: pathlib.Path) -> dict:
-    """Reads a `tokenizer.json`. Raises ValueError unless its model is WordPiece."""
+    """Reads a `tokenizer.json`. Raises ValueError unless its model is one of those supported."""
     spec = read_json(path)
     model = spec.get("model") or {}
+    spec["added_tokens"] = spec.get("added_tokens") or []
     is_old = "type" not in model and "max_input_chars_per_word" in model  # As in 2020.
-    if model.get("type") != "WordPiece" and not is_old:
-        raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected 'WordPiece'")
+    kind = "WordPiece" if is_old else model.get("type")
+    if kind not in TOKENIZER_CLASSES:
+        *names, last = map(repr, TOKENIZER_CLASSES)
+        expected = f"{', '.join(names)} or {last}"
+        raise ValueError(f"{path}: model.type is {model.get('type')!r}, expected {expected}")
+    if kind != "WordPiece":
+        check = check_byte_level if kind == "BPE" else check_unigram
+        check(spec, path)
+        return {"normalizer": None, "post_processor": None} | spec
     if (prefix := model.get("continuing_subword_prefix", CONTINUATION)) != CONTINUATION:
         name = "model.continuing_subword_prefix"
         raise ValueError(f"{path}: {name} is {prefix!r}, expected {CONTINUATION!r}")
@@ -174,33 +242,74 @@ def _read_spec(path: pathlib.Path) -> dict:
     if normalizer is not None and normalizer.get("type") in (None, "BertNormalizer"):
         spec["normalizer"] = default["normalizer"] | normalizer
     spec["model"] = default["model"] | model
-    spec["added_tokens"] = spec.get("added_tokens") or []
     return default | spec
 
 
-def _check_options(directory: pathlib.Path, config: Mapping) -> None:
+def _check_options(
+    directory: pathlib.Path, config: Mapping, tokenizer_class: str, kind: str
+) -> None:
     """Raises ValueError for what would change the ids, and is not in `tokenizers`."""
-    name = config.get("tokenizer_class") or _read_optional(directory / "config.json").get(
-        "tokenizer_class"
-    )
-    if name and name.removesuffix("Fast") not in (*TOKENIZER_CLASSES, *GENERIC_CLASSES):
+    classes = TOKENIZER_CLASSES[kind]
+    if tokenizer_class and tokenizer_class not in (*classes, *GENERIC_CLASSES):
         raise ValueError(
-            f"{directory}: tokenizer_class {name!r} is not supported, expected BertTokenizer; "
-            "its token ids would be others"
+            f"{directory}: tokenizer_class {tokenizer_class!r} is not supported, expected "
+            f"{classes[0]}; its token ids would be others"
         )
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
+    defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT
     for name, default in defaults.items():
-        if config.get(name, default) not in (default, []):
+        if config.get(name, default) not in (default, [], {}):
             path = directory / CONFIG_FILENAME
             raise ValueError(
                 f"{path}: {name}={config[name]!r} is not supported, expected {default}"
             )
 
 
-def _special_tokens(directory: pathlib.Path, config: Mapping, unk_token: str) -> SpecialTokens:
+def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_class: str) -> None:
+    """Applies the options of `tokenizer_config.json` to a BPE or unigram model.
+
+    Raises ValueError for one that contradicts the `tokenizer.json`, of which some versions of
+    transformers follow the one and others the other.
+    """
+    prefixed = config.get("add_prefix_space")
+    if prefixed is not None and spec["model"]["type"] == "BPE":
+        byte_level_of(spec)["add_prefix_space"] = prefixed
+    elif prefixed is not None:
+        metaspace_of(spec)["prepend_scheme"] = "always" if prefixed else "never"
+    steps = (spec["normalizer"] or {}).get("normalizers", [spec["normalizer"] or {}])
+    types = [step.get("type") for step in steps]
+    options = {"do_lower_case": "Lowercase" in types, "keep_accents": "StripAccents" not in types}
+    wrong = {
+        name: config[name] for name in options if config.get(name, options[name]) != options[name]
+    }
+    if tokenizer_class == "RobertaTokenizer" and not is_roberta(spec):
+        wrong["tokenizer_class"] = tokenizer_class
+    if wrong and path.suffix != ".model":  # There the options were applied.
+        raise ValueError(
+            f"{path}: its normalizer has the steps {types} before {spec['pre_tokenizer']['type']}, "
+            f"but the files beside it say {wrong}: make them agree"
+        )
+
+
+def _mask_lstrip(directory: pathlib.Path, config: Mapping, masks: list[dict]) -> bool:
+    """Returns whether a mask takes the white space before it; RoBERTa's does unless a file says so.
+
+    Raises ValueError for a mask that takes other characters.
+    """
+    stated = _read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
+    mask = stated.get("mask_token")
+    (mask,) = masks or [mask if isinstance(mask, Mapping) else {}]
+    for name in ("rstrip", "single_word"):
+        if mask.get(name):
+            raise ValueError(f"{directory}: {name} of the mask token is not supported")
+    return mask.get("lstrip", True)
+
+
+def _special_tokens(
+    directory: pathlib.Path, config: Mapping, defaults: SpecialTokens
+) -> SpecialTokens:
     """Returns the names of the special tokens as in `tokenizer_config.json` or its older file."""
     stated = _read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    defaults = SpecialTokens()._replace(unk=unk_token)
     names = {}
     for field, default in defaults._asdict().items():
         name = stated.get(f"{field}_token", default)
@@ -227,7 +336,7 @@ def _added_tokens(directory: pathlib.Path, config: Mapping, spec: Mapping) -> li
         special += [token["content"] if isinstance(token, Mapping) else token for token in tokens]
     for content, index in _read_optional(directory / ADDED_TOKENS_FILENAME).items():
         by_content.setdefault(content, options | {"content": content, "id": index})
-    ids = spec["model"]["vocab"]
+    ids = ids_of_model(spec)
     for content in special:
         if content not in by_content:
             known = [*ids.values(), *(token["id"] for token in by_content.values())]
@@ -243,21 +352,14 @@ def _added_tokens(directory: pathlib.Path, config: Mapping, spec: Mapping) -> li
     return sorted(by_content.values(), key=lambda token: token["id"])
 
 
-def _check_layout(path: pathlib.Path, spec: Mapping, special_tokens: SpecialTokens) -> None:
-    """Raises ValueError unless a pair becomes [CLS] a [SEP] b [SEP], with segments 0 and 1."""
-    if not spec.get("post_processor"):
-        return
-    tokenizer = build_backend(spec, path)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    encoded = tokenizer.encode("a", "a")
-    ids = tokenizer.encode("a", add_special_tokens=False).ids
-    cls, sep = (spec["model"]["vocab"].get(name) for name in special_tokens[2:4])
-    expected = [cls, *ids, sep, *ids, sep]
-    segments = [0] * (len(ids) + 2) + [1] * (len(ids) + 1)
-    if (encoded.ids, encoded.type_ids) != (expected, segments):
-        found = f"gives the ids {encoded.ids} and segments {encoded.type_ids} for the pair 'a', 'a'"
-        raise ValueError(f"{path}: post_processor {found}, expected {expected} and {segments}")
+def _add_piece(model: dict, token: Mapping) -> None:
+    """Makes a special token a piece of a model, unless it is one."""
+    if isinstance(model["vocab"], dict):
+        model["vocab"].setdefault(token["content"], token["id"])
+    elif token["content"] not in dict(model["vocab"]):
+        while len(model["vocab"]) < token["id"]:
+            model["vocab"].append([f"[no piece {len(model['vocab'])}]", 0.0])
+        model["vocab"].append([token["content"], 0.0])
 
 
 def _choose_casing(
@@ -287,5 +389,4 @@ def _choose_casing(
         normalizer["lowercase"], reason = lower_case_of([*spec["model"]["vocab"]])
     else:
         reason = f"the normalizer of {TRANSFORMERS_FILENAME}"
-    normalize = build_backend(spec, directory).normalizer
-    return describe_casing(bool(normalize) and normalize.normalize_str("A") == "a", reason)
+    return describe_casing(lower_cases(build_backend(spec, directory)), reason)

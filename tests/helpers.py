@@ -20,6 +20,7 @@ import numpy as np
 import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
+from bert_corpus.vocabulary import train_byte_pair
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
 from bert_jax.configs.pretrain import bert_tiny
@@ -52,6 +53,15 @@ def write_vocabulary(path: pathlib.Path, words=WORDS) -> pathlib.Path:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "##s", "##ing", *words]
     path.write_text("".join(f"{piece}\n" for piece in pieces))
     return path
+
+
+def train_bpe(directory: pathlib.Path, text: str, size: int = 300):
+    """Writes the `bpe.json` of a byte-level BPE that is trained on a text; returns it, loaded."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "bpe_text.txt").write_text(text)
+    content = train_byte_pair(str(directory / "bpe_text.txt"), size)
+    (directory / "bpe.json").write_bytes(content)
+    return load_tokenizer(directory / "bpe.json")
 
 
 def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:

@@ -13,10 +13,10 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("errors", "parts", "wordpiece"),
-    ("sharding", "runtime"),
+    ("errors", "parts", "stored_tokenizer"),
+    ("sharding", "runtime", "wordpiece", "byte_pair", "unigram"),
     ("transformers_tokenizer",),
-    ("tokenization",),
+    ("tokenization", "tokenizer_export"),
     ("data",),
     ("model",),
     ("objectives",),

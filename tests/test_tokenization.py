@@ -228,11 +228,12 @@ def test_missing_vocabulary_and_damaged_model_are_clear_errors(tmp_path):
         load_tokenizer(tmp_path / "broken.model")
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe"])
 def test_vocabulary_training_is_deterministic(text_file, kind):
-    first = train_vocab.train_vocabulary([text_file], kind, 120, True, 1)
+    size = 320 if kind == "bpe" else 120
+    first = train_vocab.train_vocabulary([text_file], kind, size, True, 1)
     # Each training has another hash seed; this one also reads the text in other processes.
-    assert first == train_vocab.train_vocabulary([text_file], kind, 120, True, 2)
+    assert first == train_vocab.train_vocabulary([text_file], kind, size, True, 2)
 
 
 def test_trained_wordpiece_begins_with_the_special_tokens_and_knows_its_text(text_file):

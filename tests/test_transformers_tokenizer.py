@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
-from bert_jax.transformers_tokenizer import transformers_files
+from bert_jax.tokenizer_export import transformers_files
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "boat", "crossed", "london", "uber", "über", "cafe", "café", "The", ".", "url"]
@@ -265,7 +265,7 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
     expected = tokenizer.encode_batch(texts)
     exported = tmp_path / "exported"
     exported.mkdir()
-    for name, content in transformers_files(tokenizer.wordpiece, 64).items():
+    for name, content in transformers_files(tokenizer.stored, 64).items():
         text = content if isinstance(content, str) else json.dumps(content)
         (exported / name).write_text(text)
     others = [
@@ -281,7 +281,7 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer": {"model": {"type": "Unigram"}}}, "model.type is 'Unigram', expected 'WordP"),
+        ({"tokenizer": {"model": {"type": "WordLevel"}}}, "model.type is 'WordLevel', expected 'W"),
         (
             {"tokenizer": {"model": {"type": "WordPiece", "continuing_subword_prefix": "@@"}}},
             "continuing_subword_prefix is '@@', expected '##'",

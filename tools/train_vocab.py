@@ -1,8 +1,9 @@
-r"""Trains a vocabulary on text: BERT's WordPiece, or SentencePiece (unigram).
+r"""Trains a vocabulary on text: BERT's WordPiece, SentencePiece (unigram), or RoBERTa's BPE.
 
 python tools/train_vocab.py --input='texts/*.txt' --output=vocab.txt --size=30522
 python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32000 \
     --kind=sentencepiece
+python tools/train_vocab.py --input='texts/*.txt' --output=bpe.json --size=50265 --kind=bpe
 
 The same text always gives the same bytes. It is read as tools/prepare_corpus.py reads it.
 """
@@ -16,32 +17,43 @@ from absl import app, flags
 
 from bert_corpus.vocabulary import train_vocabulary
 from bert_jax.runtime.command_line import parse_flags
+from bert_jax.stored_tokenizer import FILENAMES
 from bert_jax.tokenization import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
 from bert_jax.tools.commands import exit_interrupted
 from bert_jax.wordpiece import VOCABULARY_FILENAME
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(
-    "output", None, "vocab.txt, or NAME.model for SentencePiece.", required=True
+    "output", None, "vocab.txt, NAME.model for SentencePiece, or bpe.json for BPE.", required=True
 )
 SIZE = flags.DEFINE_integer(
     "size", 30_522, "Number of pieces.", lower_bound=16, upper_bound=1 << 20
 )
-KIND = flags.DEFINE_enum("kind", "wordpiece", ["wordpiece", "sentencepiece"], "Algorithm.")
+FILENAME_OF_KIND = {
+    "wordpiece": VOCABULARY_FILENAME,
+    "sentencepiece": SENTENCEPIECE_FILENAME,
+    "bpe": FILENAMES["BPE"],
+}
+KIND = flags.DEFINE_enum("kind", "wordpiece", [*FILENAME_OF_KIND], "Algorithm; bpe: byte-level.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
-CASED = flags.DEFINE_bool("cased", False, "Keep case (and, in WordPiece, accents).")
+CASED = flags.DEFINE_bool(
+    "cased", None, "Keep case (and, in WordPiece, accents). Byte-level BPE always does."
+)
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"train_vocab: unexpected arguments {argv[1:]}; quote a glob: --input='*.txt'")
     output, partial = OUTPUT.value, f"{OUTPUT.value}.partial"
-    filename = VOCABULARY_FILENAME if KIND.value == "wordpiece" else SENTENCEPIECE_FILENAME
-    if output.endswith(".model") != filename.endswith(".model"):
+    filename, is_cased = FILENAME_OF_KIND[KIND.value], bool(CASED.value) or KIND.value == "bpe"
+    suffix = os.path.splitext(output)[1]
+    if (suffix if suffix in (".model", ".json") else ".txt") != os.path.splitext(filename)[1]:
         sys.exit(
             f"train_vocab: --output={output} does not match --kind={KIND.value}: a SentencePiece "
-            "model, and only that, is named *.model"
+            "model, and only that, is named *.model, and a byte-level BPE *.json"
         )
+    if KIND.value == "bpe" and CASED.value is False:
+        sys.exit("train_vocab: byte-level BPE keeps case: leave out --nocased")
     try:  # Check before training that the output can be written.
         if os.path.isdir(output):
             raise IsADirectoryError("it is a directory")
@@ -54,7 +66,7 @@ def main(argv: list[str]) -> None:
         )
     try:
         content = train_vocabulary(
-            INPUT.value, KIND.value, SIZE.value, not CASED.value, data_dir=DATA_DIR.value
+            INPUT.value, KIND.value, SIZE.value, not is_cased, data_dir=DATA_DIR.value
         )
         tokenizer = tokenizer_from_bytes(filename, content)
         with open(partial, "wb") as stream:
@@ -69,9 +81,9 @@ def main(argv: list[str]) -> None:
             os.remove(partial)
     case = "uncased" if tokenizer.lower_case else "cased"
     print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
-    if tokenizer.lower_case == CASED.value:
+    if tokenizer.lower_case == is_cased:
         print(
-            f"warning: --cased={CASED.value}, but by its pieces this vocabulary is {case}. Is all "
+            f"warning: --cased={is_cased}, but by its pieces this vocabulary is {case}. Is all "
             "of the text in one case? If not, give the same flag to prepare_corpus",
             file=sys.stderr,
         )

@@ -20,7 +20,7 @@ from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
-from bert_jax.transformers_tokenizer import transformers_files
+from bert_jax.tokenizer_export import transformers_files
 
 # (has "mlm", has "nsp") -> transformers' class of a model without a task's head.
 _HEADLESS_CLASSES = {
@@ -76,7 +76,7 @@ def save_huggingface(
         if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
             values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
     max_length = head.get("max_seq_length", config.max_position_embeddings)
-    files = {"config.json": values} | transformers_files(tokenizer.wordpiece, max_length)
+    files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
     tensors = params_to_huggingface(params, config, head)
     directory.mkdir()
     if head.get("task") == "embedding":

@@ -25,7 +25,7 @@ class ModelInput:
     """The model's input for one example, or for one window of it.
 
     Attributes:
-      sequences: int32 `[length]` each, `[CLS] ... [SEP]` or `[CLS] ... [SEP] ... [SEP]`. One; for
+      sequences: int32 `[length]` each, as `make_sequence` joins a text or a pair. One; for
         multiple choice one per choice; for embedding a query, its passage, and any hard negatives.
       second_starts: start of segment 1 in each sequence; its length if there is none.
       label: target, None if unknown. Classification: index of the class; regression: value;
@@ -44,12 +44,17 @@ class ModelInput:
 def make_sequence(
     tokenizer, first: Sequence[int], second: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int]:
-    """Returns `[CLS] first [SEP]`, followed by any `second [SEP]`, and the start of segment 1."""
+    """Joins one text or two by `tokenizer.layout`: `[CLS] first [SEP]`, then any `second [SEP]`.
+
+    Returns the ids, and the start of segment 1: their number if there is none.
+    """
     ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
+    if second is None:
+        return np.array(ids, np.int32), len(ids)
+    ids += [tokenizer.sep_id] * (tokenizer.layout.num_separators - 1)
     start = len(ids)
-    if second is not None:
-        ids += [*second, tokenizer.sep_id]
-    return np.array(ids, np.int32), start
+    ids += [*second, tokenizer.sep_id]
+    return np.array(ids, np.int32), start if tokenizer.layout.has_segments else len(ids)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from scipy.special import softmax
 
-from bert_jax.data.features import ModelInput
+from bert_jax.data.features import ModelInput, make_sequence
 from bert_jax.model import forward
 from bert_jax.tokenization import Tokenizer
 
@@ -22,11 +22,14 @@ class Fill(NamedTuple):
 
 def tokenize_masked(text: str, tokenizer: Tokenizer) -> list[int]:
     """Returns the token ids `[CLS] ... [SEP]` of `text`, in which masks are special tokens."""
-    first, *others = text.split(tokenizer.mask_token)
-    tokens = [tokenizer.cls_id, *tokenizer.encode(first)]
+    *parts, last = text.split(tokenizer.mask_token)
+    if tokenizer.mask_lstrip:
+        parts = [part.rstrip() for part in parts]
+    first, *others = *parts, last
+    tokens = tokenizer.encode(first)
     for part in others:
         tokens += [tokenizer.mask_id, *tokenizer.encode(part, continues=True)]
-    return [*tokens, tokenizer.sep_id]
+    return make_sequence(tokenizer, tokens)[0].tolist()
 
 
 def best_fills(
@@ -42,11 +45,14 @@ def best_fills(
         before, after = mask.join(parts[:number]), mask.join(parts[number:])
         fills.append([])
         for token_id in np.argsort(-row[: tokenizer.vocab_size], kind="stable")[:top_k]:
-            token = tokenizer.id_to_token(int(token_id))
-            # A token that does not begin a word continues the previous one.
-            start = before if tokenizer.word_start[token_id] else before.rstrip()
-            filled = start + token.removeprefix("##").removeprefix("▁") + after
-            fills[-1].append(Fill(token, float(row[token_id]), filled))
+            token_id = int(token_id)
+            if tokenizer.word_start[token_id]:
+                is_apart = not before or before[-1].isspace()
+                start = before if is_apart else before + tokenizer.word_prefix
+            else:  # It continues the previous word.
+                start = before.rstrip()
+            filled = start + tokenizer.piece_text(token_id) + after
+            fills[-1].append(Fill(tokenizer.id_to_token(token_id), float(row[token_id]), filled))
     return fills
 
 

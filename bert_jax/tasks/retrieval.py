@@ -79,8 +79,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     def encode(name: str, texts: Iterable[str], max_length: int) -> dict[str, list[int]]:
         """Returns the first token ids of each text; counts the truncated texts in `notes`."""
         ids_of = tokenize(tokenizer, texts)
-        notes[f"{name} truncated"] = sum(len(ids) > max_length - 2 for ids in ids_of.values())
-        return {text: ids[: max_length - 2] for text, ids in ids_of.items()}
+        room = max_length - tokenizer.layout.num_special_tokens(1)
+        notes[f"{name} truncated"] = sum(len(ids) > room for ids in ids_of.values())
+        return {text: ids[:room] for text, ids in ids_of.items()}
 
     query_ids = encode("queries", (query.text for query in every), data.max_query_length)
     passage_ids = encode("passages", passages, config.max_seq_length)
@@ -91,7 +92,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         second = [passage_ids[text] for text in passages]
         if is_bi_encoder:
             return [make_sequence(tokenizer, ids) for ids in first + second]
-        room = config.max_seq_length - 3 - len(*first)
+        room = config.max_seq_length - tokenizer.layout.num_special_tokens(2) - len(*first)
         return [make_sequence(tokenizer, *first, ids[:room]) for ids in second]
 
     numbers = {text: number for number, text in enumerate(passage_ids)}

@@ -22,13 +22,14 @@ def make_sequences(
 ) -> tuple[list[tuple[np.ndarray, int]], list[bool]]:
     """Returns the `make_sequence` of each text or pair, and whether it was truncated.
 
-    `max_seq_length` counts [CLS] and [SEP]; the first text is first cut to `max_first` tokens.
+    `max_seq_length` counts special tokens; the first text is first cut to `max_first` tokens.
     """
     ids_of = tokenize(tokenizer, (text for pair in texts for text in pair))
     sequences, truncated = [], []
     for pair in texts:
         ids = [ids_of[text] for text in pair]
-        num_tokens, max_tokens = sum(map(len, ids)), max_seq_length - 1 - len(ids)
+        max_tokens = max_seq_length - tokenizer.layout.num_special_tokens(len(ids))
+        num_tokens = sum(map(len, ids))
         ids[0] = ids[0][:max_first]
         ids = truncate_longest_first(*ids, max_tokens) if len(ids) == 2 else [ids[0][:max_tokens]]
         truncated.append(sum(map(len, ids)) < num_tokens)

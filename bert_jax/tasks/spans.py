@@ -95,7 +95,7 @@ def make_passages(
     passages = []
     for question, (_, context) in zip(questions, pairs, strict=True):
         question, (ids, offsets) = question[:limit], encoded[context]
-        room = config.max_seq_length - len(question) - 3
+        room = config.max_seq_length - len(question) - tokenizer.layout.num_special_tokens(2)
         windows = cut_windows(len(ids), room, config.doc_stride)
         features = []
         for window in windows:
@@ -127,6 +127,11 @@ def cut_windows(num_tokens: int, room: int, stride: int) -> list[ContextWindow]:
     ]
 
 
+def context_start(feature: ModelInput, window: ContextWindow) -> int:
+    """Returns the position of the context, which ends before the last separator."""
+    return len(feature) - 1 - (window.end - window.start)
+
+
 def locate(answer: tuple[str, int], passage: Passage) -> tuple[int, int] | None:
     """Returns the first and last token of an answer; None if it is not at its answer_start."""
     text, start = answer
@@ -144,7 +149,7 @@ def label_windows(passage: Passage, tokens: tuple[int, int] | None) -> list[Mode
     for window, feature in zip(passage.windows, passage.features, strict=True):
         label = NO_ANSWER
         if tokens and window.start <= tokens[0] and tokens[1] < window.end:
-            shift = feature.second_starts[0] - window.start
+            shift = context_start(feature, window) - window.start
             label = tokens[0] + shift, tokens[1] + shift
         features.append(dataclasses.replace(feature, label=label))
     return features
@@ -176,7 +181,8 @@ def best_spans(
     text_starts, text_ends = text_limits(passage)
     spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)
     for window, feature, output in zip(passage.windows, passage.features, outputs, strict=True):
-        start, end = output[feature.second_starts[0] :][: window.end - window.start].T
+        first = context_start(feature, window)
+        start, end = output[first : first + window.end - window.start].T
         ends = np.lib.stride_tricks.sliding_window_view(np.append(end, beyond), max_answer_length)
         scores = start[:, None] + ends[: len(end)]
         scores[~window.is_max_context] = -np.inf

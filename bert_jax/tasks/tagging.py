@@ -180,13 +180,15 @@ def tagging_features(
 ) -> tuple[list[ModelInput], list[np.ndarray], dict[str, int]]:
     """Returns features, the positions in each that predict its words, and counts for the notes.
 
-    The first piece of a word predicts its tag (section 5.3 of the paper). A word that does not fit
-    keeps its first pieces. A feature holds words of one sentence, or with `document_context` of one
-    document. The features cover the words of all sentences in order.
+    The first piece of a word predicts its tag (section 5.3 of the paper). Every word, the first
+    too, is tokenized as one that follows another. A word that does not fit keeps its first pieces.
+    A feature holds words of one sentence, or with `document_context` of one document. The features
+    cover the words of all sentences in order.
     """
-    room = max_seq_length - 2  # [CLS] and [SEP].
+    room = max_seq_length - tokenizer.layout.num_special_tokens(1)
     words = [word for sentence in sentences for word in sentence.words]
-    ids_of = tokenize(tokenizer, words)
+    tokens_of = tokenize(tokenizer, (tokenizer.word_prefix + word for word in words))
+    ids_of = {word: tokens_of[tokenizer.word_prefix + word] for word in words}
     truncated = sum(len(ids_of[word]) > room for word in words)
     text_key = operator.attrgetter("document") if document_context else id
     features, positions = [], []

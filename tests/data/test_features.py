@@ -1,5 +1,7 @@
 """Packed features: none is lost or repeated, and batches are a function of (seed, step)."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from bert_jax.data.features import (
 )
 from bert_jax.model.heads import HEADS
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.stored_tokenizer import Layout
 
 HEAD_NAMES = ("classification", "regression", "tagging", "span", "multiple_choice")
 
@@ -184,13 +187,21 @@ def test_features_without_labels_have_no_weight():
     assert rows["labels"][0].tolist() == [0, 1, 0]
 
 
-def test_sequence_has_its_separators():
-    class Letters:
-        cls_id, sep_id = 8, 9
-
-    tokens, second = make_sequence(Letters, [1, 2])
+@pytest.mark.parametrize(
+    ("layout", "pair", "start"),
+    [
+        (Layout(), [8, 1, 9, 2, 3, 9], 3),
+        (Layout(1, False), [8, 1, 9, 2, 3, 9], 6),
+        (Layout(2, False), [8, 1, 9, 9, 2, 3, 9], 7),  # RoBERTa
+    ],
+)
+def test_sequence_has_the_separators_and_segments_of_its_layout(layout, pair, start):
+    tokenizer = types.SimpleNamespace(cls_id=8, sep_id=9, layout=layout)
+    tokens, second = make_sequence(tokenizer, [1, 2])
     assert tokens.tolist() == [8, 1, 2, 9] and second == 4
-    tokens, second = make_sequence(Letters, [1], [2, 3])
-    assert tokens.tolist() == [8, 1, 9, 2, 3, 9] and second == 3
-    tokens, second = make_sequence(Letters, [1], [])
-    assert tokens.tolist() == [8, 1, 9, 9] and second == 3
+    assert len(tokens) - 2 == layout.num_special_tokens(1)
+    tokens, second = make_sequence(tokenizer, [1], [2, 3])
+    assert tokens.tolist() == pair and second == start
+    assert len(tokens) - 3 == layout.num_special_tokens(2)
+    tokens, second = make_sequence(tokenizer, [1], [])
+    assert len(tokens) == len(pair) - 2 and second == (3 if layout.has_segments else len(tokens))

@@ -5,7 +5,7 @@ import numpy as np
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.tasks.masked_text import best_fills, tokenize_masked
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
-from tests.helpers import write_vocabulary
+from tests.helpers import train_bpe, write_vocabulary
 
 
 def test_sentencepiece_begins_no_word_after_a_mask_without_a_space(tmp_path):
@@ -33,3 +33,20 @@ def test_continuation_joins_the_word_before_the_mask(tmp_path):
         ("city", 0.25, "the river city and [MASK]."),
     ]
     assert fills[1][0] == ("king", 1, "the river [MASK] and king.")
+
+
+def test_a_mask_of_roberta_takes_the_space_before_it(tmp_path):
+    tokenizer = train_bpe(tmp_path, "The river and the town. The rivers and the city.\n" * 9)
+    tokens = tokenize_masked("The <mask> of  <mask>s, <mask> and<mask>.", tokenizer)
+    pieces = "".join(tokenizer.id_to_token(token) for token in tokens)
+    assert pieces == "<s>The<mask>Ġof<mask>s,<mask>Ġand<mask>.</s>"
+    probabilities = np.zeros((2, tokenizer.vocab_size), np.float32)
+    probabilities[0, tokenizer.token_to_id("Ġt")] = 0.75
+    probabilities[0, tokenizer.token_to_id("s")] = 0.25
+    probabilities[1, tokenizer.token_to_id("Ġt")] = 1
+    fills = best_fills("The river <mask>, and<mask>.", probabilities, 2, tokenizer)
+    assert [fill.text for fill in fills[0]] == [
+        "The river t, and<mask>.",
+        "The rivers, and<mask>.",
+    ]
+    assert fills[1][0] == ("Ġt", 1, "The river <mask>, and t.")

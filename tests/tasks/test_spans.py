@@ -10,6 +10,7 @@ from bert_jax.data.features import ModelInput
 from bert_jax.tasks import spans
 from bert_jax.tasks.spans import Passage, SpanConfig
 from bert_jax.tokenization import SPECIAL_TOKENS, tokenizer_from_bytes
+from tests.helpers import train_bpe
 
 # Composed and decomposed accents, CJK, Hangul (which decomposes), letters whose lower case is
 # longer, and characters that tokenization drops inside a word.
@@ -40,10 +41,14 @@ def wordpiece(letters: str):
     return tokenizer_from_bytes("vocab.txt", "\n".join(pieces).encode())
 
 
-def sentencepiece(directory):
+def random_lines() -> str:
     rng = random.Random(1)
+    return "\n".join(" ".join(random_context(rng)[0].split()) for _ in range(200))
+
+
+def sentencepiece(directory):
     path = directory / "text.txt"
-    path.write_text("\n".join(" ".join(random_context(rng)[0].split()) for _ in range(200)))
+    path.write_text(random_lines())
     return tokenizer_from_bytes("spiece.model", train_sentencepiece(str(path), 150, False))
 
 
@@ -53,10 +58,14 @@ def tokenizers(tmp_path_factory):
         "cased": wordpiece("abcxyzABC0159é北京,.)%…"),
         "uncased": wordpiece("abcxyz0159en北京,.)%…"),
         "sentencepiece": sentencepiece(tmp_path_factory.mktemp("spiece")),
+        "bpe": train_bpe(tmp_path_factory.mktemp("bpe"), random_lines()),
     }
 
 
-@pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
+KINDS = ["cased", "uncased", "sentencepiece", "bpe"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_offsets_are_ordered_and_cover_all_but_white_space_and_format(tokenizers, kind):
     rng = random.Random(0)
     for _ in range(200):
@@ -71,13 +80,13 @@ def test_offsets_are_ordered_and_cover_all_but_white_space_and_format(tokenizers
         assert visible <= covered
 
 
-@pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [24, 64])
 def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
     rng, tokenizer, recovered = random.Random(length), tokenizers[kind], 0
     config = SpanConfig(max_seq_length=length, max_query_length=8, doc_stride=5)
-    # A SentencePiece piece may hold a letter and the mark after it.
-    marks = [""] if kind == "sentencepiece" else MARKS
+    # A SentencePiece piece may hold a letter, one of BPE an accent, and the mark after it.
+    marks = [""] if kind in ("sentencepiece", "bpe") else MARKS
     for _ in range(150):
         context, words = random_context(rng, marks)
         first = rng.randrange(len(words))
@@ -89,11 +98,40 @@ def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
             passage.windows, spans.label_windows(passage, tokens), strict=True
         ):
             if feature.label != spans.NO_ANSWER:
-                low, high = np.array(feature.label) - feature.second_starts[0] + window.start
+                shift = window.start - spans.context_start(feature, window)
+                low, high = np.array(feature.label) + shift
                 found = context[passage.offsets[low, 0] : passage.offsets[high, 1]]
                 assert found == context[begin:end].rstrip(FORMAT)
                 recovered += 1
     assert recovered > 100
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "😀",
+        "👍🏽",
+        "👨‍👩‍👧",
+        "🇫🇷",
+        "❤️",
+        "café",
+        "cafe\u0301",
+        "Ångström",
+        "北京",
+        "a😀b",
+        "naïve 😀 café",
+        "½",
+    ],
+)
+def test_bytes_of_a_character_in_several_pieces_give_whole_characters(tokenizers, answer):
+    tokenizer, config = tokenizers["bpe"], SpanConfig(max_seq_length=128)
+    context = f"Ça 😀😀: {answer} 😀, and {answer}."
+    for start in (context.index(answer, 4), context.rindex(answer)):
+        (passage,) = spans.make_passages([("Où ça, 😀?", context)], tokenizer, config)
+        (feature,) = spans.label_windows(passage, spans.locate((answer, start), passage))
+        outputs = [np.eye(len(feature), dtype=np.float32)[list(feature.label)].T]
+        best = spans.best_answers(passage, outputs, config)[0]
+        assert (best.text, best.start, best.end) == (answer, start, start + len(answer))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -200,7 +238,7 @@ def test_context_without_tokens_gives_the_empty_answer(tokenizers):
     assert [passage.text(span) for span in best] == [""]
 
 
-@pytest.mark.parametrize("kind", ["cased", "uncased", "sentencepiece"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mark", [*"\u200b\u00ad\u200e\ufeff\u2060\x00\ufffd"])
 def test_an_answer_has_no_format_characters_around_it(tokenizers, kind, mark):
     context = f"xyz {mark}abc{mark} {mark}9{mark}, b{mark}"

@@ -11,10 +11,10 @@ from bert_jax.configs.finetune import conll2003
 from bert_jax.configs.finetune import tagging as tagging_config
 from bert_jax.data.features import NO_LABEL
 from bert_jax.tasks import tagging
-from bert_jax.tasks.conll import find_scheme, read_sentences
+from bert_jax.tasks.conll import Sentence, find_scheme, read_sentences
 from bert_jax.tasks.tagging import split_words, tag_texts
 from bert_jax.tokenization import load_tokenizer
-from tests.helpers import WORDS, write_vocabulary
+from tests.helpers import WORDS, train_bpe, write_vocabulary
 
 TRAIN = """-DOCSTART- -X- O
 
@@ -88,6 +88,26 @@ def test_every_word_gets_one_prediction_at_any_length(
         [*line.split(" "), line.split(" ")[1]] for line in lines if line
     ]
     assert written.count("\n\n") == 30  # A blank line after each sentence.
+
+
+def test_byte_level_pieces_predict_each_word_at_its_first_piece(tmp_path):
+    tokenizer = train_bpe(tmp_path, "the old boats of Zürich and the new boats\n" * 9)
+    words = ["Zürich", ",", "😀", "boats", "\u200b"]
+    sentence = Sentence(words, [], ["O", "X", "X", "O", "X"], 0)
+    (feature,), (positions,), _ = tagging.tagging_features(
+        [sentence], ("O", "X"), tokenizer, 64, document_context=False
+    )
+    (tokens,) = feature.sequences
+    # As transformers reads words: each follows a space, the first one too.
+    assert tokens.tolist() == [
+        tokenizer.cls_id,
+        *tokenizer.encode("".join(f" {word}" for word in words)),
+        tokenizer.sep_id,
+    ]
+    assert tokenizer.word_start[tokens[positions]].all()
+    assert np.flatnonzero(tokenizer.word_start[tokens]).tolist() == [0, *positions, len(tokens) - 1]
+    assert feature.label[positions].tolist() == [0, 1, 1, 0, 1]
+    assert feature.second_starts == (len(tokens),)
 
 
 def test_windows_extend_to_both_sides_and_predict_each_word_once():

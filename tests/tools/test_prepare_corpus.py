@@ -76,6 +76,10 @@ def test_bad_training_arguments_give_one_line_before_training(tmp_path):
     (tmp_path / "text.txt").write_text(SENTENCE)
     messages = [
         (["--output={0}/x.txt", "--kind=sentencepiece"], "SentencePiece model, and only that"),
+        (["--output={0}/x.txt", "--kind=bpe"], "and a byte-level BPE *.json"),
+        (["--output={0}/x.json"], "does not match --kind=wordpiece"),
+        (["--output={0}/x.json", "--kind=bpe", "--nocased"], "keeps case: leave out --nocased"),
+        (["--output={0}/x.json", "--kind=bpe", "--size=260"], "special tokens need 261 pieces"),
         (["--output={0}"], "(it is a directory); expected a file"),
         (["--output={0}/text.txt/v.txt"], "expected a file in a new or writable directory"),
         (["--output={0}/x.txt", "{0}/more.txt"], "more.txt']; quote a glob"),

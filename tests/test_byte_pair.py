@@ -1,0 +1,200 @@
+"""RoBERTa's byte-level BPE: every option of its files counts, or is refused by name."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from bert_jax.data.features import make_sequence
+from bert_jax.stored_tokenizer import Layout
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizer_export import transformers_files
+from tests.helpers import train_bpe
+
+TEXT = "The old boat crossed the river, and the boats of Zürich 😀 are old.\n" * 20
+TEXTS = ["The boat", " the boats,  of\n\nZürich", "😀👍🏽 \u200b <s>", "", " ", "x\x00y\ufffd 北京"]
+ROBERTA = {"tokenizer_class": "RobertaTokenizer"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train_bpe(tmp_path_factory.mktemp("bpe"), TEXT)
+
+
+@pytest.fixture(scope="module")
+def spec(tokenizer):
+    """The tokenizer.json of RoBERTa, as transformers 4 saves it."""
+    return json.loads(transformers_files(tokenizer.stored, 512)["tokenizer.json"])
+
+
+def write(directory, **files):
+    """Writes JSON files, such as tokenizer_config={...}, into a new directory."""
+    directory.mkdir()
+    for name, values in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(values))
+    return directory
+
+
+def write_older(directory, spec, **files):
+    """Writes vocab.json and merges.txt, as RoBERTa was released."""
+    write(directory, vocab=spec["model"]["vocab"], **files)
+    merges = "".join(f"{' '.join(pair)}\n" for pair in spec["model"]["merges"])
+    (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}")
+    return directory
+
+
+def test_trained_tokenizer_is_roberta_s(tokenizer):
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    assert [tokenizer.id_to_token(index) for index in range(5)] == names
+    assert tokenizer.special_ids == (1, 3, 0, 2, 4) and tokenizer.mask_token == "<mask>"
+    assert tokenizer.vocab_size == 300 and not tokenizer.lower_case
+    assert tokenizer.layout == Layout(num_separators=2, has_segments=False)
+    tokens, start = make_sequence(tokenizer, tokenizer.encode("A b"), tokenizer.encode("C"))
+    assert tokenizer.decode(tokens) == "<s>A b</s></s>C</s>" and start == len(tokens)
+
+
+def test_every_text_is_given_back_without_unknown_or_special_tokens(tokenizer):
+    for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
+        assert tokenizer.decode(ids) == text
+        assert not set(ids) & set(tokenizer.special_ids)
+
+
+def test_a_word_begins_with_its_space(tokenizer):
+    ids = tokenizer.encode("The boats, of Zürich")
+    starts = [tokenizer.piece_text(i) for i in ids if tokenizer.word_start[i]]
+    assert len(starts) == 3 and starts[0].startswith("b") and starts[1] == "of"
+    assert tokenizer.word_start[list(tokenizer.special_ids)].all()
+
+
+def test_it_is_one_file_that_is_pickled_and_read_again(tokenizer, tmp_path):
+    (tmp_path / "bpe.json").write_bytes(tokenizer.content)
+    others = [
+        pickle.loads(pickle.dumps(tokenizer)),
+        tokenizer_from_bytes("bpe.json", tokenizer.content),
+        load_tokenizer(tmp_path),
+    ]
+    for other in others:
+        assert (other.sha256, other.filename) == (tokenizer.sha256, "bpe.json")
+        assert (other.layout, other.mask_lstrip) == (tokenizer.layout, True)
+        assert other.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+
+
+def test_every_form_of_a_model_s_files_is_the_same_tokenizer(tokenizer, spec, tmp_path):
+    expected = tokenizer.encode_batch(TEXTS)
+    mask = {"content": "<mask>", "lstrip": True, "__type": "AddedToken"}
+    directories = [
+        write_older(tmp_path / "older", spec),
+        write_older(tmp_path / "named", spec, special_tokens_map={"mask_token": mask}),
+        write_older(tmp_path / "config", spec, tokenizer_config={"add_prefix_space": False}),
+        write(tmp_path / "newer", tokenizer=spec, tokenizer_config=ROBERTA),
+        write(tmp_path / "alone", tokenizer=spec),
+    ]
+    paths = [*directories, tmp_path / "older/vocab.json", tmp_path / "older/merges.txt"]
+    for path in paths:
+        found = load_tokenizer(path)
+        assert found.content == tokenizer.content, path
+        assert found.encode_batch(TEXTS) == expected
+
+
+@pytest.mark.parametrize("change", ["none", "prefix", "no lstrip", "bert", "added", "generic"])
+def test_transformers_files_are_read_back_as_the_same_tokenizer(change, spec, tmp_path):
+    spec, config = json.loads(json.dumps(spec)), dict(ROBERTA)
+    if change == "prefix":
+        config["add_prefix_space"] = True
+    elif change == "no lstrip":
+        spec["added_tokens"][4]["lstrip"] = False
+    elif change == "added":
+        token = dict(spec["added_tokens"][4], id=300, content="<URL>", special=False)
+        spec["added_tokens"].append(token)
+    elif change in ("bert", "generic"):
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        spec["normalizer"] = {"type": "NFC"}
+    if change == "bert":  # `<s> a </s> b </s>`
+        item = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
+        cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>"))
+        ids = {"<s>": 0, "</s>": 2}
+        names = {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()}
+        spec["post_processor"] = {"type": "TemplateProcessing", "special_tokens": names}
+        spec["post_processor"]["single"] = [cls, item[0], sep]
+        spec["post_processor"]["pair"] = [cls, item[0], sep, item[1], sep]
+    directory = write(tmp_path / "m", tokenizer=spec, tokenizer_config=config)
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer.layout == Layout(1 if change == "bert" else 2, False)
+    assert tokenizer.mask_lstrip == (change != "no lstrip")
+    assert tokenizer.id_to_token(tokenizer.encode("The")[0]).startswith("Ġ") == (change == "prefix")
+    assert tokenizer.encode(".", continues=True) == [tokenizer.token_to_id(".")]
+    ids = tokenizer.encode("the<URL>")
+    assert (ids[-1] == 300) == (change == "added")
+    assert change != "added" or tokenizer.word_start[300]
+    files = transformers_files(tokenizer.stored, 64)
+    is_generic = change in ("bert", "generic")
+    name = "PreTrainedTokenizerFast" if is_generic else "RobertaTokenizer"
+    assert files["tokenizer_config.json"]["tokenizer_class"] == name
+    exported = write(tmp_path / "n")
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (exported / name).write_text(text)
+    assert load_tokenizer(exported).content == tokenizer.content
+
+
+def test_a_byte_without_a_piece_is_reported(spec, tmp_path):
+    spec = json.loads(json.dumps(spec))
+    del spec["model"]["vocab"]["Q"]
+    with pytest.warns(UserWarning, match="1 of the 256 bytes have no piece, and are dropped"):
+        load_tokenizer(write(tmp_path / "m", tokenizer=spec))
+
+
+@pytest.mark.parametrize(
+    ("change", "files", "message"),
+    [
+        ({"pre_tokenizer": {"type": "Whitespace"}}, {}, "pre_tokenizer is .* expected ByteLevel"),
+        ({"model": {"dropout": 0.1}}, {}, r"model\.dropout=0\.1 is not supported"),
+        ({"model": {"end_of_word_suffix": "</w>"}}, {}, "end_of_word_suffix='</w>' is not supp"),
+        ({"post_processor": {"type": "ByteLevel"}}, {}, r"post_processor gives the ids"),
+        ({}, {"tokenizer_class": "GPT2Tokenizer"}, "'GPT2Tokenizer' is not supported, expected Ro"),
+        ({}, {"tokenizer_class": "BertTokenizer"}, "'BertTokenizer' is not supported, expected Ro"),
+        ({}, {"cls_token": "[CLS]"}, r"lacks \[CLS\]"),
+        ({}, {"do_lower_case": True}, r"say \{'do_lower_case': True\}: make them agree"),
+        ({"normalizer": {"type": "NFC"}}, ROBERTA, r"say \{'tokenizer_class': .* make them agree"),
+        ({}, {"truncation_side": "left"}, "truncation_side='left' is not supported"),
+        (
+            {},
+            {"added_tokens_decoder": {"4": {"content": "<mask>", "rstrip": True}}},
+            "rstrip of the",
+        ),
+    ],
+)
+def test_what_would_change_the_ids_is_refused_by_name(change, files, message, spec, tmp_path):
+    spec = json.loads(json.dumps(spec))
+    for name, value in change.items():
+        defaults = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        spec[name] = spec[name] | value if name == "model" else defaults | value
+    directory = write(tmp_path / "m", tokenizer=spec, tokenizer_config=files)
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(directory)
+
+
+def test_missing_and_damaged_files_are_clear_errors(spec, tokenizer, tmp_path):
+    directory = write(tmp_path / "m", vocab=spec["model"]["vocab"])
+    with pytest.raises(FileNotFoundError, match=r"has no merges\.txt"):
+        load_tokenizer(directory)
+    (directory / "merges.txt").write_text("#version: 0.2\nT h e\n")
+    with pytest.raises(ValueError, match=r"vocab\.json and merges\.txt are not intact"):
+        load_tokenizer(directory)
+    (tmp_path / "bpe.json").write_bytes(tokenizer.content[:99])
+    with pytest.raises(ValueError, match=r"is not an intact wordpiece\.json, bpe\.json or unigram"):
+        load_tokenizer(tmp_path / "bpe.json")
+    with pytest.raises(ValueError, match="the casing of a BPE tokenizer is fixed"):
+        load_tokenizer(write(tmp_path / "n", tokenizer=spec), lower_case=True)
+
+
+def test_offsets_cover_whole_characters(tokenizer):
+    text = "Zürich 😀, e\u0301"
+    ((ids, offsets),) = tokenizer.encode_with_offsets([text])
+    assert len(ids) > len(np.unique(offsets, axis=0))  # A character of several pieces.
+    covered = {text[start:end] for start, end in offsets.tolist()}
+    assert "😀" in covered and "".join(covered) >= ""
+    assert {place for span in offsets for place in range(*span)} == {
+        place for place, character in enumerate(text) if character != " "
+    }

@@ -1,0 +1,177 @@
+"""ALBERT's tokenizer: its normalization counts, with every option, or is refused by name."""
+
+import io
+import json
+import pickle
+import random
+
+import pytest
+import sentencepiece
+
+from bert_jax.stored_tokenizer import Layout
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.tokenizer_export import transformers_files
+
+TEXT = 'The boats, of Zurich, are old. In 1999, 9, 19, and 29, the "river" crossed the boat.'
+TEXTS = (TEXT, TEXT.lower())
+ALBERT = {"tokenizer_class": "AlbertTokenizer"}
+
+
+def train(texts=TEXTS, size=90, **options) -> bytes:
+    model = io.BytesIO()
+    names = {"pad_piece": "<pad>", "unk_piece": "<unk>"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*texts] * 20),
+        model_writer=model,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2,
+        **names | options,
+    )
+    return model.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return train()
+
+
+def write(directory, model=None, **files):
+    directory.mkdir()
+    if model:
+        (directory / "spiece.model").write_bytes(model)
+    for name, values in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(values))
+    return directory
+
+
+def surface(tokenizer, text):
+    return "".join(tokenizer.id_to_token(token) for token in tokenizer.encode(text))
+
+
+def test_text_is_normalized_as_albert_s(model, tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
+    assert tokenizer.filename == "unigram.json" and tokenizer.lower_case
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_token == "[MASK]"
+    assert tokenizer.layout == Layout()
+    assert surface(tokenizer, "``The''  ZÜRICH\t") == '▁"the"▁zurich'
+    assert tokenizer.decode([2, *tokenizer.encode("The boat"), 3]) == "[CLS] the boat[SEP]"
+    assert not set(tokenizer.encode("[CLS] <pad> [MASK]")) & {0, 2, 3, 4}
+
+
+def numbers(rng):
+    return " ".join(f"{rng.choice('ab')} {rng.randint(0, 10 ** rng.randint(1, 4))}," for _ in "123")
+
+
+def test_commas_after_numbers_are_pieces_of_their_own(tmp_path):
+    rng, num_joined = random.Random(0), 0
+    options = {"split_by_unicode_script": False, "split_by_number": False}
+    model = train([numbers(rng) for _ in range(100)], 200, **options)
+    tokenizer = load_tokenizer(write(tmp_path / "m", model, albert_config={}))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    for _ in range(300):
+        text = numbers(rng)
+        assert surface(tokenizer, text) == "▁" + text.replace(" ", "▁")
+        pieces = [tokenizer.id_to_token(token) for token in tokenizer.encode(text)]
+        assert pieces.count(",") == 3
+        num_joined += processor.encode(text, out_type=str).count(",") < 3  # Such as "▁9,".
+    assert num_joined
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "expected"),
+    [
+        ({"tokenizer_config": ALBERT | {"do_lower_case": False}}, "The Zürich", "▁The▁Zurich"),
+        ({"tokenizer_config": ALBERT | {"keep_accents": True}}, "é", "▁é"),
+        ({"config": {"model_type": "albert"}}, "The ``é''", '▁the▁"e"'),
+        ({"albert_config": {}}, "The ``é''", '▁the▁"e"'),  # As Google released it.
+    ],
+)
+def test_options_count(files, text, expected, model, tmp_path):
+    directory = write(tmp_path / "m", model, **files)
+    for path in (directory, directory / "spiece.model"):
+        tokenizer = load_tokenizer(path)
+        found = surface(tokenizer, text)
+        assert found == expected.replace("é", tokenizer.id_to_token(tokenizer.unk_id))
+    lower = load_tokenizer(directory, lower_case=False)
+    assert surface(lower, "The").startswith("▁T")
+
+
+def test_a_model_alone_stays_a_sentencepiece_model(tmp_path):
+    model = train(pad_piece="[PAD]", unk_piece="[UNK]")
+    directory = write(tmp_path / "m", model)
+    for path in (directory, directory / "spiece.model"):
+        assert load_tokenizer(path).filename == "spiece.model"
+
+
+def test_text_after_a_mask_begins_no_word_without_a_space(model, tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
+    for text, expected in (("s of", "s▁of"), (" s of", "▁s▁of"), (".", "."), ("", "")):
+        ids = tokenizer.encode(text, continues=True)
+        assert "".join(map(tokenizer.id_to_token, ids)) == expected
+
+
+@pytest.mark.parametrize("option", [{}, {"do_lower_case": False}, {"add_prefix_space": False}])
+def test_transformers_files_are_read_back_as_the_same_tokenizer(option, model, tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT | option))
+    exported = write(tmp_path / "n")
+    for name, content in transformers_files(tokenizer.stored, 64).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (exported / name).write_text(text)
+    spec = json.loads((exported / "tokenizer.json").read_text())
+    assert [piece for piece, _ in spec["model"]["vocab"][:3]] == ["<pad>", "<unk>", "[CLS]"]
+    (tmp_path / "stored").mkdir()
+    (tmp_path / "stored/unigram.json").write_bytes(tokenizer.content)
+    others = [
+        load_tokenizer(exported),
+        load_tokenizer(tmp_path / "stored"),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ]
+    for other in others:
+        assert (other.content, other.special_ids) == (tokenizer.content, (0, 1, 2, 3, 4))
+        assert surface(other, TEXT) == surface(tokenizer, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer_config": ALBERT | {"remove_space": False}}, "remove_space=False is not supp"),
+        (
+            {"tokenizer_config": ALBERT | {"sp_model_kwargs": {"enable_sampling": True}}},
+            "sp_model_kwargs=.* is not supported",
+        ),
+        (
+            {"tokenizer_config": {"tokenizer_class": "XLNetTokenizer"}, "albert_config": {}},
+            "'XLNetTokenizer' is not supported, expected AlbertTokenizer",
+        ),
+        ({"tokenizer_config": ALBERT | {"cls_token": "<cls>"}}, "lacks <cls>"),
+    ],
+)
+def test_what_would_change_the_ids_is_refused_by_name(files, message, model, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(write(tmp_path / "m", model, **files))
+
+
+def test_what_contradicts_the_normalizer_is_refused(model, tmp_path):
+    tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
+    spec = json.loads(transformers_files(tokenizer.stored, 64)["tokenizer.json"])
+    config = ALBERT | {"do_lower_case": False}
+    with pytest.raises(ValueError, match=r"say \{'do_lower_case': False\}: make them agree"):
+        load_tokenizer(write(tmp_path / "n", tokenizer=spec, tokenizer_config=config))
+
+
+def test_a_damaged_model_and_one_of_another_algorithm_are_clear_errors(tmp_path):
+    directory = write(tmp_path / "m", b"not a model", tokenizer_config=ALBERT)
+    with pytest.raises(ValueError, match="is not an intact SentencePiece model"):
+        load_tokenizer(directory)
+    directory = write(tmp_path / "n", train(model_type="bpe"), tokenizer_config=ALBERT)
+    with pytest.raises(ValueError, match="is not a SentencePiece unigram model"):
+        load_tokenizer(directory)
+    directory = write(tmp_path / "o", b"any", config={"model_type": "bert"})
+    with pytest.raises(ValueError, match=r"files that say it is ALBERT's .* found spiece\.model"):
+        load_tokenizer(directory)
