@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from bert_corpus import writing
-from bert_corpus.config import CorpusConfig
+from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.encoding import Encoder
 from bert_corpus.inputs import Source, Unit, find_inputs, split_into_units
 from bert_corpus.manifest import make_manifest
@@ -33,7 +33,14 @@ class Plan:
     """
 
     def __init__(self, inputs: str | Sequence[str], tokenizer: Tokenizer, config: CorpusConfig):
-        """Finds the inputs. Raises OSError or ValueError as `find_inputs` does."""
+        """Finds the inputs. Raises OSError or ValueError as `find_inputs` does, and ValueError for
+        pairs of a tokenizer without segments."""
+        if config.rows in LABELED_ROWS and not tokenizer.layout.has_segments:
+            raise ValueError(
+                f"--rows={config.rows} makes pairs, whose second text is segment 1, but sequences "
+                f"of {tokenizer.filename} have no segments: RoBERTa is trained without pairs, on "
+                "--rows=full_sentences (or document_sentences, single_segments)"
+            )
         self.tokenizer, self.encoder, self.config = tokenizer, Encoder(tokenizer), config
         self.sources: list[Source] = find_inputs(
             inputs, config.text_field, config.data_dir, config.documents

@@ -225,6 +225,9 @@ def tokenize_unit(
                 report.keys.append([document_number, *keys])
         if is_dropped:
             continue
+        if space := encoder.tokenizer.word_prefix:  # before a sentence that follows another
+            first = 0 if document.continues else 1
+            texts = [*texts[:first], *(space + text for text in texts[first:])]
         sentences = [ids for ids in encoder.encode(texts) if ids]
         count["sentences"] += len(sentences)
         count["dropped_empty_sentences"] += len(texts) - len(sentences)

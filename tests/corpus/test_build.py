@@ -22,7 +22,7 @@ from bert_corpus.readers import Document
 from bert_corpus.steps import Part, cut_into_parts, rows_of_group, split_hash
 from bert_jax.data.rows import Rows
 from bert_jax.tokenization import tokenizer_from_bytes
-from tests.helpers import ROOT, VOCABULARY, random_text
+from tests.helpers import ROOT, VOCABULARY, random_text, train_bpe
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{index}" for index in range(400)]
@@ -585,6 +585,26 @@ def interrupt(monkeypatch, function, after, calls=None):
         return original(*arguments)
 
     monkeypatch.setattr(writing, function, interrupted)
+
+
+def test_full_sentences_of_byte_level_bpe_give_the_text_back(tmp_path, capsys):
+    sentences = ["Ein Fluß.", "The river 😀 is old.", "A town, too."]
+    (tmp_path / "text.txt").write_text("\n".join(sentences) + "\n\nAnother text.\n")
+    tokenizer = train_bpe(tmp_path, "\n".join(sentences) * 9)
+    settings = {"sentences": "lines", "heldout_fraction": 0, "max_seq_length": 128}
+    arguments = str(tmp_path / "text.txt"), tokenizer, tmp_path / "corpus"
+    with pytest.raises(ValueError, match=r"bpe.json have no segments: .* --rows=full_sentences"):
+        build_corpus(*arguments, CorpusConfig(**settings), num_processes=1)
+    build_corpus(*arguments, CorpusConfig(**settings, rows="full_sentences"), num_processes=1)
+    rows = Rows(tmp_path / "corpus", "train", None)
+    batch = rows.read(0, 1)
+    (start, second, end), *others = batch["sequence_bounds"][0].tolist()
+    assert start == 0 and second == end and not np.any(others)
+    assert rows.tokenizer.sha256 == tokenizer.sha256
+    # Sentences of a document are joined by spaces, documents by a separator.
+    texts = " ".join(sentences), "Another text."
+    expected = {f"<s>{'</s>'.join(pair)}</s>" for pair in (texts, texts[::-1])}
+    assert rows.tokenizer.decode(batch["tokens"][0, :end].tolist()) in expected
 
 
 def test_interrupted_build_continues_to_the_same_corpus(tmp_path, text, monkeypatch):
