@@ -1,0 +1,194 @@
+"""Tokenizers of RoBERTa and ALBERT against transformers on 10,000 strings (`make parity`)."""
+
+import itertools
+import json
+import random
+import re
+import unicodedata
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from bert_jax.data.features import make_sequence
+from bert_jax.tasks.masked_text import tokenize_masked
+from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
+from bert_jax.tokenizer_export import transformers_files
+from tests.golden import make_tokenization as golden
+
+transformers = pytest.importorskip("transformers")
+
+NUM_TEXTS = 10_000
+ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+ADDED = ["<URL>", "covid-19", "New York"]
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = random.Random(1)
+    texts = [golden.random_text(rng) for _ in range(NUM_TEXTS - len(golden.CASES))] + golden.CASES
+    # transformers recognizes the special tokens in a text; we do not, as the released code.
+    for token in ("[CLS]", "[SEP]", "[MASK]", *ROBERTA_TOKENS):
+        texts = [text.replace(token, token[1:-1]) for text in texts]
+    numbers = ["In 1999, 9, 19, and 2,000, ``quoted'' 'it' 3,", "``a'' `b' \"c\" ''''"]
+    return [*texts[: NUM_TEXTS - len(numbers)], *numbers]
+
+
+@pytest.fixture(scope="module")
+def roberta_files(texts, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("roberta")
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator(texts[:4000], vocab_size=8000, special_tokens=ROBERTA_TOKENS)
+    trained.save_model(str(directory))
+    (directory / "config.json").write_text('{"model_type": "roberta"}')
+    return directory
+
+
+@pytest.fixture(scope="module")
+def albert_model(texts, tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("albert") / "spiece"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(" ".join(text.split()) for text in texts[:4000]),
+        model_prefix=str(prefix),
+        vocab_size=6000,
+        character_coverage=0.98,  # So that some characters are unknown.
+        hard_vocab_limit=False,
+        pad_id=0,
+        pad_piece="<pad>",
+        unk_id=1,
+        unk_piece="<unk>",
+        bos_id=-1,
+        eos_id=-1,
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2,
+    )
+    return prefix.with_suffix(".model").read_bytes()
+
+
+def assert_equal(ours, theirs, texts, tmp_path):
+    """Compares ids, offsets, sequences and pairs, and those of the stored and the exported."""
+    encoded = theirs(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids = ours.encode_batch(texts)
+    different = [t for t, a, b in zip(texts, ids, encoded["input_ids"], strict=True) if a != b]
+    assert not different, f"{len(different)} of {len(texts)} differ, first: {different[0]!r}"
+    assert tokenizer_from_bytes(ours.filename, ours.content).encode_batch(texts) == ids
+    others = ids[1:] + ids[:1]
+    pairs = theirs(texts, texts[1:] + texts[:1], return_token_type_ids=True, verbose=False)
+    for number, (first, second) in enumerate(zip(ids, others, strict=True)):
+        tokens, start = make_sequence(ours, first, second)
+        assert tokens.tolist() == pairs["input_ids"][number]
+        segments = [0] * start + [1] * (len(tokens) - start)
+        assert segments == pairs["token_type_ids"][number]
+    assert_equal_offsets(ours, encoded["offset_mapping"], texts)
+    few = texts[-1000:]
+    expected = theirs(few, verbose=False)["input_ids"]
+    assert [make_sequence(ours, each)[0].tolist() for each in ids[-1000:]] == expected
+    (tmp_path / "exported").mkdir()
+    for name, content in transformers_files(ours.stored, 10_000).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "exported" / name).write_text(text)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert exported(few, verbose=False)["input_ids"] == expected
+    again = exported(few, few[1:] + few[:1], verbose=False)["input_ids"]
+    assert again[:-1] == pairs["input_ids"][-1000:-1]
+
+
+def assert_equal_offsets(tokenizer, expected, texts):
+    """Compares the library's offsets, and ours where there are no format characters.
+
+    Ours have no white space at their ends, and what the normalizer drops belongs to the piece
+    before it.
+    """
+    assert [offsets for _, offsets in tokenizer._encode_raw(texts)] == expected
+    count = 0
+    for text, (_, offsets), theirs in zip(
+        texts, tokenizer.encode_with_offsets(texts), expected, strict=True
+    ):
+        kinds = set(map(unicodedata.category, text.replace("\ufffd", "\0")))
+        if kinds.isdisjoint({"Cc", "Cf", "Co"}):
+            spans = []
+            for (first, last), (limit, _) in itertools.pairwise([*theirs, (len(text), 0)]):
+                dropped = re.match(r"\S*", text[last:limit])[0]
+                span = text[first:last] + dropped
+                start = last + len(dropped) - len(span.lstrip())
+                spans.append([start, start + len(span.strip())])
+            assert offsets.tolist() == spans
+            count += 1
+    assert count > 0.3 * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "added", "saved"),
+    [(False, False, False), (False, True, True), (True, True, False), (True, False, True)],
+)
+def test_roberta_equals_transformers(prefix, added, saved, roberta_files, texts, tmp_path):
+    """`saved`: as transformers saves it (tokenizer.json), or in the older files."""
+    source = roberta_files
+    theirs = transformers.AutoTokenizer.from_pretrained(source, add_prefix_space=prefix)
+    assert type(theirs).__name__ == "RobertaTokenizer"
+    if added:
+        texts = [
+            f"{text}{ADDED[number % 3]} {text[:4]}" if number % 4 == 0 else text
+            for number, text in enumerate(texts)
+        ]
+        theirs.add_tokens(ADDED)
+    if saved:
+        source = tmp_path / "saved"
+        theirs.save_pretrained(source)
+    else:
+        source = tmp_path / "older"
+        source.mkdir()
+        for name in ("vocab.json", "merges.txt", "config.json"):
+            (source / name).write_bytes((roberta_files / name).read_bytes())
+        config = {"add_prefix_space": prefix}
+        (source / "tokenizer_config.json").write_text(json.dumps(config))
+        if added:
+            ids = {token: len(theirs) - len(ADDED) + i for i, token in enumerate(ADDED)}
+            (source / "added_tokens.json").write_text(json.dumps(ids))
+    ours = load_tokenizer(source)
+    assert (ours.layout.num_separators, ours.layout.has_segments) == (2, False)
+    assert_equal(ours, theirs, texts, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [({}, False), ({}, True), ({"do_lower_case": False}, True), ({"keep_accents": True}, False)],
+)
+def test_albert_equals_transformers(options, saved, albert_model, texts, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "spiece.model").write_bytes(albert_model)
+    config = options | {"tokenizer_class": "AlbertTokenizer"}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(theirs).__name__ == "AlbertTokenizer"
+    if saved:
+        source = tmp_path / "saved"
+        theirs.save_pretrained(source)
+    ours = load_tokenizer(source)
+    assert ours.filename == "unigram.json"
+    assert ours.lower_case == options.get("do_lower_case", True)
+    assert_equal(ours, theirs, texts, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["The <mask> of <mask>, <mask>s.", "<mask>", " <mask> x", "a\n<mask>"]
+)
+def test_masked_text_equals_transformers(text, roberta_files, tmp_path):
+    mask = tokenizers.AddedToken("<mask>", lstrip=True)  # As in the released files.
+    theirs = transformers.RobertaTokenizer.from_pretrained(roberta_files, mask_token=mask)
+    theirs.save_pretrained(tmp_path)
+    for source in (roberta_files, tmp_path):
+        assert tokenize_masked(text, load_tokenizer(source)) == theirs(text)["input_ids"]
+    plain = transformers.RobertaTokenizer.from_pretrained(roberta_files)  # lstrip is false.
+    plain.save_pretrained(tmp_path)
+    assert tokenize_masked(text, load_tokenizer(tmp_path)) == plain(text)["input_ids"]
+
+
+def test_words_of_a_tagged_text_equal_transformers(roberta_files):
+    words = ["Zürich", ",", "😀", "the", "EU's", "(x)", "3.5"]
+    theirs = transformers.RobertaTokenizer.from_pretrained(roberta_files, add_prefix_space=True)
+    encoded = theirs(words, is_split_into_words=True, add_special_tokens=False)
+    ours = load_tokenizer(roberta_files)
+    pieces = ours.encode_batch([ours.word_prefix + word for word in words])
+    assert [token for each in pieces for token in each] == encoded["input_ids"]
