@@ -8,10 +8,12 @@ import flax
 import numpy as np
 import safetensors.numpy
 
+from bert_jax.checkpoints.families import FORMATS
 from bert_jax.checkpoints.huggingface import (
-    CONFIG_KEYS,
+    ACTIVATIONS,
+    FIXED_LABELS,
     HEAD_KEY,
-    TASK_HEADS,
+    PROBLEM_TYPES,
     check_pooling,
     task_in_transformers,
     tensor_table,
@@ -21,14 +23,6 @@ from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
 from bert_jax.tokenizer_export import transformers_files
-
-# (has "mlm", has "nsp") -> transformers' class of a model without a task's head.
-_HEADLESS_CLASSES = {
-    (True, True): "BertForPreTraining",
-    (True, False): "BertForMaskedLM",
-    (False, True): "BertForNextSentencePrediction",
-    (False, False): "BertModel",
-}
 
 
 def save_huggingface(
@@ -44,37 +38,7 @@ def save_huggingface(
     if config.architecture != "bert":
         raise ValueError(f"only BERT can be exported to transformers, not {config.architecture}")
     check_pooling(config, head)
-    values = {
-        "model_type": "bert",
-        "architectures": [_HEADLESS_CLASSES["mlm" in params, "nsp" in params]],
-        **{key: getattr(config, field) for field, key in CONFIG_KEYS.items()},
-        "hidden_act": "gelu",
-        "attention_probs_dropout_prob": (
-            config.dropout_rate
-            if config.attention_dropout_rate is None
-            else config.attention_dropout_rate
-        ),
-        "pad_token_id": tokenizer.pad_id,
-        "dtype": "float32",
-    }
-    if config.causal and "mlm" in params:
-        values["architectures"] = ["BertLMHeadModel"]
-    if head:
-        values[HEAD_KEY] = dict(head)
-    if head and head["labels"]:  # The head of an embedding model has no parameters.
-        task = task_in_transformers(head)
-        if task not in TASK_HEADS or "lstm" in params:
-            lstm = " with a BiLSTM" * ("lstm" in params)
-            raise ValueError(f"transformers has no head for {task}{lstm}")
-        architecture, _, fixed_labels, problem_type = TASK_HEADS[task]
-        values["architectures"] = [architecture]
-        if not fixed_labels:
-            values["id2label"] = dict(enumerate(head["labels"]))
-            values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
-        if problem_type:
-            values["problem_type"] = problem_type
-        if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
-            values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
     tensors = params_to_huggingface(params, config, head)
@@ -107,6 +71,48 @@ def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> No
     path.chmod(mode)
 
 
+def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
+    """Returns the contents of `config.json`. Raises ValueError for what transformers lacks."""
+    family, modules = FORMATS[config.family], ("mlm" in params, "nsp" in params)
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    dropout_rate = config.attention_dropout_rate
+    values = {
+        "model_type": config.family,
+        **family.required,
+        **{key: getattr(config, field) for field, key in family.config_keys.items()},
+        family.activation_key: names[config.activation],
+        family.attention_dropout_key: (
+            config.dropout_rate if dropout_rate is None else dropout_rate
+        ),
+        "dtype": "float32",
+    }
+    values["max_position_embeddings"] += config.position_offset
+    if "embedding_size" in values and config.embedding_size is None:
+        values["embedding_size"] = config.hidden_size
+    if modules in family.headless:
+        values["architectures"] = [family.headless[modules]]
+    elif not head:
+        raise ValueError(f"transformers' {config.family} has no class with these heads")
+    if config.causal and "mlm" in params:
+        values["architectures"] = ["BertLMHeadModel"]
+    if head:
+        values[HEAD_KEY] = dict(head)
+    if head and head["labels"]:  # The head of an embedding model has no parameters.
+        task = task_in_transformers(head)
+        if task not in family.tasks or "lstm" in params:
+            lstm = " with a BiLSTM" * ("lstm" in params)
+            raise ValueError(f"transformers has no head for {task}{lstm}")
+        values["architectures"] = [family.tasks[task].architecture]
+        if task not in FIXED_LABELS:
+            values["id2label"] = dict(enumerate(head["labels"]))
+            values["label2id"] = {label: index for index, label in enumerate(head["labels"])}
+        if task in PROBLEM_TYPES:
+            values["problem_type"] = PROBLEM_TYPES[task]
+        if task == "regression":  # sentence-transformers' CrossEncoder defaults to a sigmoid.
+            values["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    return values
+
+
 def params_to_huggingface(
     params: Mapping, config: BertConfig, head: Mapping | None = None
 ) -> dict[str, np.ndarray]:
@@ -117,6 +123,8 @@ def params_to_huggingface(
     tensors = {}
     table = tensor_table(config, head)
     for path, value in flax.traverse_util.flatten_dict(params, sep="/").items():
+        if path not in table:
+            raise ValueError(f"transformers' models of {config.family} have no tensor for {path}")
         name, is_transposed, num_rows = table[path]
         value = np.asarray(value, np.float32)[:num_rows]
         for layer, tensor in enumerate(value if "{layer}" in name else [value]):
@@ -124,5 +132,6 @@ def params_to_huggingface(
             # safetensors ignores strides.
             tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
     if not params.keys() & {"mlm", "nsp", "head"}:
-        return {name.removeprefix("bert."): value for name, value in tensors.items()}
+        prefix = FORMATS[config.family].prefix
+        return {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors

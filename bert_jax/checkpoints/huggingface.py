@@ -1,4 +1,4 @@
-"""Converts BERT from the format of Hugging Face's transformers library.
+"""Converts BERT and its descendants from the format of Hugging Face's transformers library.
 
 Does not need transformers, and needs torch only for the old `pytorch_model.bin`.
 """
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from bert_jax.checkpoints import parameters
+from bert_jax.checkpoints.families import FORMATS
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
 from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.model.config import BertConfig
@@ -21,84 +22,54 @@ from bert_jax.transformers_tokenizer import read_json
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""
 
-# Paths of parameters or of their modules -> names in transformers, without ".weight" or ".bias".
-# `{layer}` stands for one tensor per layer.
-_LAYER = "bert.encoder.layer.{layer}"
-_NAMES = {
-    "encoder/embeddings/token_embedding": "bert.embeddings.word_embeddings",
-    "encoder/embeddings/position_embedding": "bert.embeddings.position_embeddings",
-    "encoder/embeddings/segment_embedding": "bert.embeddings.token_type_embeddings",
-    "encoder/embeddings/layer_norm": "bert.embeddings.LayerNorm",
-    "encoder/layers/query": f"{_LAYER}.attention.self.query",
-    "encoder/layers/key": f"{_LAYER}.attention.self.key",
-    "encoder/layers/value": f"{_LAYER}.attention.self.value",
-    "encoder/layers/attention_output": f"{_LAYER}.attention.output.dense",
-    "encoder/layers/attention_layer_norm": f"{_LAYER}.attention.output.LayerNorm",
-    "encoder/layers/intermediate": f"{_LAYER}.intermediate.dense",
-    "encoder/layers/output": f"{_LAYER}.output.dense",
-    "encoder/layers/output_layer_norm": f"{_LAYER}.output.LayerNorm",
-    "encoder/pooler/dense": "bert.pooler.dense",
-    "mlm": "cls.predictions",
-    "mlm/transform": "cls.predictions.transform.dense",
-    "mlm/layer_norm": "cls.predictions.transform.LayerNorm",
-    "nsp/dense": "cls.seq_relationship",
-}
-
 # Parameters whose first axis is the vocabulary, which we pad to whole tiles.
 _PADDED = ("encoder/embeddings/token_embedding/embedding", "mlm/bias")
 
-_CLASSIFIER = "BertForSequenceClassification"
-# Task -> transformers' class, the name of its head, the head's labels where they are fixed, and the
-# `problem_type`, which selects the loss of the class and the function that a pipeline applies.
-TASK_HEADS = {
-    "classification": (_CLASSIFIER, "classifier", None, "single_label_classification"),
-    "multi_label": (_CLASSIFIER, "classifier", None, "multi_label_classification"),
-    "regression": (_CLASSIFIER, "classifier", None, "regression"),
-    "tagging": ("BertForTokenClassification", "classifier", None, None),
-    "span": ("BertForQuestionAnswering", "qa_outputs", ("start", "end"), None),
-    "multiple_choice": ("BertForMultipleChoice", "classifier", ("score",), None),
+# Problem -> the `problem_type` that selects a classifier's loss in transformers, and the function
+# that a pipeline applies.
+PROBLEM_TYPES = {
+    "classification": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
 }
-# Fields of BertConfig -> keys of Hugging Face's and Google's configurations.
-CONFIG_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "initializer_range": "initializer_range",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "dropout_rate": "hidden_dropout_prob",
-    "causal": "is_decoder",
-}
-
-# Tied tensors may be stored in addition to the original, or instead of it.
-_TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
+# Labels of heads for which transformers has no names.
+FIXED_LABELS = {"span": ["start", "end"], "multiple_choice": ["score"]}
+# Names of activations in transformers -> in `BertConfig`.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
 
 
 def config_from_huggingface(values: Mapping) -> BertConfig:
     """Reads the architecture from a `config.json`. Raises ValueError if it is not supported."""
-    # The defaults are BERT_BASE in all three libraries.
-    values = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, **values}
-    required = {
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-        "add_cross_attention": False,
-        "quantization_config": None,
-        "pruned_heads": {},
-    }
-    for name, expected in required.items():
-        if values.get(name, expected) != expected:
-            raise ValueError(f"config.json: {name} is {values[name]!r}, expected {expected!r}")
-    fields = {field: values[key] for field, key in CONFIG_KEYS.items() if key in values}
-    if values["attention_probs_dropout_prob"] != values["hidden_dropout_prob"]:
-        fields["attention_dropout_rate"] = values["attention_probs_dropout_prob"]
+    name = values.get("model_type", "bert")
+    if name not in FORMATS:
+        expected = f"expected one of {', '.join(FORMATS)}"
+        raise ValueError(f"config.json: model_type {name!r} is not supported, {expected}")
+    family = FORMATS[name]
+    for key, expected in family.required.items():
+        if values.get(key, expected) != expected:
+            raise ValueError(f"config.json: {key} is {values[key]!r}, expected {expected!r}")
+    keys = family.config_keys
+    values = {**family.defaults, **values}
+    fields = {field: values[key] for field, key in keys.items() if key in values}
+    fields |= {"family": name, **family.fields}
+    activation = values.get(family.activation_key, "gelu")
+    if activation not in ACTIVATIONS:
+        expected = f"expected one of {', '.join(ACTIVATIONS)}"
+        raise ValueError(f"config.json: {family.activation_key} is {activation!r}, {expected}")
+    fields["activation"] = ACTIVATIONS[activation]
+    attention_dropout = values.get(family.attention_dropout_key, fields["dropout_rate"])
+    if attention_dropout != fields["dropout_rate"]:
+        fields["attention_dropout_rate"] = attention_dropout
     try:
+        if "max_position_embeddings" in fields:
+            fields["max_position_embeddings"] -= fields.get("position_offset", 0)
+        if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":
+            fields["embedding_size"] = None  # Without a layer that widens them.
         return BertConfig(**fields)
     except TypeError as error:
         raise ValueError(f"config.json: a value has the wrong type: {error}") from error
@@ -115,14 +86,19 @@ def head_from_huggingface(values: Mapping) -> dict | None:
     count = len(names) or values.get("num_labels", 2)
     labels = [names.get(str(i), f"LABEL_{i}") for i in range(count)]
     architectures = values.get("architectures") or ()
+    tasks = FORMATS[values.get("model_type", "bert")].tasks
     default = "regression" if count == 1 else "single_label_classification"  # In transformers.
     problem, head = values.get("problem_type") or default, None
-    if _CLASSIFIER in architectures and problem not in (default, "multi_label_classification"):
+    is_classifier = tasks["classification"].architecture in architectures
+    if is_classifier and problem not in (default, "multi_label_classification"):
         reason = f"problem_type {problem!r} with {count} labels is not supported"
         raise ValueError(f"config.json: {reason}: remove `architectures` to read the encoder alone")
-    for task, (architecture, _, fixed_labels, problem_type) in TASK_HEADS.items():
-        if architecture in architectures and problem_type in (None, problem):
-            head = {"task": task, "labels": list(fixed_labels or labels)}
+    for task, task_format in tasks.items():
+        if (
+            task_format.architecture in architectures
+            and PROBLEM_TYPES.get(task, problem) == problem
+        ):
+            head = {"task": task, "labels": list(FIXED_LABELS.get(task, labels))}
     # To transformers, an embedding model is an encoder without a head.
     expected = head or {"task": "embedding", "labels": []}
     if isinstance(stored, Mapping):
@@ -141,48 +117,60 @@ def task_in_transformers(head: Mapping) -> str | None:
     return "regression" if is_cross_encoder else head.get("task")
 
 
-def huggingface_name(path: str, head: Mapping | None = None) -> str:
-    """Returns transformers' name of a parameter, with `{layer}` where it is stacked."""
+def huggingface_name(path: str, head: Mapping | None = None, family: str = "bert") -> str:
+    """Returns transformers' name of a parameter, with `{layer}` where it is stacked.
+
+    Returns "" for a parameter that the family's models do not have.
+    """
     module, leaf = path.rsplit("/", 1)
+    names, tasks = FORMATS[family].names, FORMATS[family].tasks
+    task_format = tasks[head["task"]] if head and head["task"] in tasks else None
     if module.startswith("projection_"):  # In a file of its own in sentence-transformers.
         name = module
     elif module == "head":
-        name = TASK_HEADS[head["task"]][1]
+        name = task_format.head
+    elif module == "encoder/pooler/dense" and task_format and task_format.pooler:
+        name = task_format.pooler
     else:
-        name = _NAMES[path if path in _NAMES else module]
+        name = names.get(path) or names.get(module)
+    if not name:
+        return ""
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def tensor_table(
     config: BertConfig, head: Mapping | None = None
 ) -> dict[str, parameters.StoredTensor]:
-    """Returns how transformers stores each parameter, by its path."""
-    return {
-        path: parameters.StoredTensor(
-            name=huggingface_name(path, head),
-            is_transposed=path.endswith("/kernel"),
-            num_rows=config.vocab_size if path in _PADDED else None,
-        )
-        for path in parameters.parameter_shapes(config, head)
-    }
+    """Returns how transformers stores each parameter that it has, by its path."""
+    table = {}
+    for path in parameters.parameter_shapes(config, head):
+        if name := huggingface_name(path, head, config.family):
+            table[path] = parameters.StoredTensor(
+                name=name,
+                is_transposed=path.endswith("/kernel"),
+                num_rows=config.vocab_size if path in _PADDED else None,
+            )
+    return table
 
 
 def params_from_huggingface(
     tensors: Mapping[str, np.ndarray], config: BertConfig, head: Mapping | None = None
 ) -> tuple[dict, parameters.LoadReport]:
-    """Converts the state dict of any BERT model to a parameter tree, with a task's `head` if given.
+    """Converts the state dict of a model to a parameter tree, with a task's `head` if given.
 
     Returns and raises as `read_parameters`; also raises ValueError if the decoder is not tied.
     """
-    stored_names = {}
+    family, stored_names = FORMATS[config.family], {}
+    of_encoder = [name for name in family.names.values() if name.startswith(family.prefix)]
+    parts = {name.removeprefix(family.prefix).partition(".")[0] for name in of_encoder}
     for stored in tensors:
         name = stored.replace("LayerNorm.gamma", "LayerNorm.weight")
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-        if name.startswith(("embeddings.", "encoder.", "pooler.")):
-            name = f"bert.{name}"
+        if name.partition(".")[0] in parts:
+            name = family.prefix + name
         if stored_names.setdefault(name, stored) != stored:
             raise ValueError(f"tensor {name}: found twice, as {stored_names[name]} and {stored}")
-    for copy, original in _TIED.items():
+    for copy, original in family.tied.items():
         stored = stored_names.pop(copy, None)
         if stored and not np.array_equal(
             tensors[stored], tensors[stored_names.setdefault(original, stored)]

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from bert_jax.checkpoints.families import FORMATS
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.pretraining import PretrainingModel, example_batch
@@ -79,7 +80,13 @@ def unexpected_tensors(report: LoadReport) -> str:
     """Describes tensors other than training state and pre-training heads; "" if there are none."""
     training = r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
     unused = [name for name in report.unused if not re.fullmatch(training, name)]
-    missing = [name for name in report.missing if not re.match(r"(bert|cls)[./]", name)]
+    # Poolers and heads of pre-training.
+    optional = {name for family in FORMATS.values() for name in family.names.values()}
+    missing = [
+        name
+        for name in report.missing
+        if name.rpartition(".")[0] not in optional and not name.startswith(("bert/", "cls/"))
+    ]
     return "; ".join(
         f"{len(names)} tensors are {status}, such as {min(names)}"
         for status, names in (("unused", unused), ("missing", missing))
@@ -135,7 +142,8 @@ def read_parameters(
       table: path of a parameter -> how the file stores it.
     """
     params, loaded, missing = {}, [], []
-    shapes = parameter_shapes(config, head)
+    # A family without a part has no names for it.
+    shapes = {path: x for path, x in parameter_shapes(config, head).items() if path in table}
     present = [path for path in shapes if table[path].name in stored_names]
     parts = [f"{part}/" for part in ("head", *OPTIONAL_MODULES)]
     absent = tuple(part for part in parts if not any(path.startswith(part) for path in present))

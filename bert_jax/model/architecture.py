@@ -5,7 +5,8 @@ That file offers:
 - `Config`, a frozen dataclass with at least `vocab_size`, `hidden_size`, `num_layers`, `num_heads`,
   `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`, `causal` and
   `initializer_range`; its class attribute `architecture` is the name of the file, and an optional
-  class method `named(size, **overrides)` returns published sizes;
+  class method `named(size, **overrides)` returns published sizes, and an optional attribute
+  `num_stacked_layers` says how many layers have parameters of their own, if some share them;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
   own;

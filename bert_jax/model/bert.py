@@ -24,7 +24,7 @@ from bert_jax.model.layers import (
     LayerNorm,
     RowParallelDense,
     TokenEmbedding,
-    gelu,
+    activate,
 )
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
@@ -38,13 +38,17 @@ class Embeddings(nn.Module):
     def setup(self):
         config = self.config
         sizes = {
-            "num_features": config.hidden_size,
+            "num_features": config.embedding_size or config.hidden_size,
             "initializer_range": config.initializer_range,
         }
         self.token_embedding = TokenEmbedding(config.vocab_size, dtype=self.dtype, **sizes)
-        self.position_embedding = Embedding(config.max_position_embeddings, **sizes)
-        self.segment_embedding = Embedding(config.type_vocab_size, **sizes)
+        num_positions = config.position_offset + config.max_position_embeddings
+        self.position_embedding = Embedding(num_positions, **sizes)
+        if config.type_vocab_size:
+            self.segment_embedding = Embedding(config.type_vocab_size, **sizes)
         self.layer_norm = LayerNorm(config.layer_norm_epsilon, self.dtype)
+        if config.embedding_size:  # ALBERT and ELECTRA factorize the table of tokens.
+            self.projection = Dense(config.hidden_size, config.initializer_range)
 
     def __call__(
         self,
@@ -55,9 +59,12 @@ class Embeddings(nn.Module):
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`."""
         x = self.token_embedding(tokens)
-        x += self.position_embedding(position_ids)
-        x += self.segment_embedding(segment_ids)
-        return apply_dropout(self.layer_norm(x), dropout)
+        x += self.position_embedding(self.config.position_offset + position_ids)
+        if self.config.type_vocab_size:
+            # RoBERTa has one segment, whose vector it adds to all tokens.
+            x += self.segment_embedding(jnp.minimum(segment_ids, self.config.type_vocab_size - 1))
+        x = apply_dropout(self.layer_norm(x), dropout)
+        return self.projection(x) if self.config.embedding_size else x
 
 
 class EncoderLayer(nn.Module):
@@ -109,7 +116,7 @@ class EncoderLayer(nn.Module):
         """Returns the layer's output for its input `x` and `context`, what `attend` returned."""
         y = self.attention_output(context)  # [B, L, H]
         x = self.attention_layer_norm(add_with_dropout(x, y, dropout.attention_output))
-        y = gelu(self.intermediate(x))  # [B, L, intermediate_size]
+        y = activate(self.config.activation, self.intermediate(x))  # [B, L, intermediate_size]
         y = self.output(y)  # [B, L, H]
         return self.output_layer_norm(add_with_dropout(x, y, dropout.output))
 
@@ -123,7 +130,8 @@ class Pooler(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[B, sequences, H]` to `[B, sequences, H]`."""
         config = self.config
-        return jnp.tanh(Dense(config.hidden_size, config.initializer_range, name="dense")(x))
+        x = Dense(config.hidden_size, config.initializer_range, name="dense")(x)
+        return activate(config.pooler_activation, x)
 
 
 class MaskedLmHead(nn.Module):
@@ -139,7 +147,9 @@ class MaskedLmHead(nn.Module):
     def __call__(self, x: jax.Array, token_embedding: TokenEmbedding) -> jax.Array:
         """Returns float32 logits `[B, K, V]` for hidden states `[B, K, H]`."""
         config = self.config
-        x = gelu(Dense(config.hidden_size, config.initializer_range, name="transform")(x))
+        size = config.embedding_size or config.hidden_size
+        x = Dense(size, config.initializer_range, name="transform")(x)
+        x = activate(config.activation, x)
         x = LayerNorm(config.layer_norm_epsilon, name="layer_norm")(x)
         shape = (token_embedding.padded_vocab_size,)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
@@ -171,7 +181,7 @@ RULES = (
     (r"layers/(query|key|value|intermediate)/kernel$", P(None, "fsdp", "tensor")),
     (r"layers/(query|key|value|intermediate)/bias$", P(None, "tensor")),
     (r"layers/(attention_output|output)/kernel$", P(None, "tensor", "fsdp")),
-    (r"(pooler/dense|mlm/transform)/kernel$", P("fsdp", "tensor")),
+    (r"(pooler/dense|mlm/transform|embeddings/projection)/kernel$", P("fsdp", "tensor")),
     (r"mlm/bias$", P("tensor")),
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
@@ -190,7 +200,10 @@ def flops_per_row(
     attend = length * 3 * hidden**2 + 2 * length**2 * hidden
     finish = hidden**2 + 2 * hidden * inner  # For one position.
     positions = (config.num_layers - 1) * length + num_outputs
-    lm_head = hidden**2 + hidden * config.padded_vocab_size
+    embedding_size = config.embedding_size or hidden
+    lm_head = hidden * embedding_size + embedding_size * config.padded_vocab_size
     pair_head = hidden**2 + 2 * hidden
     layers = config.num_layers * attend + positions * finish
+    if config.embedding_size:
+        layers += length * embedding_size * hidden
     return 2.0 * (layers + num_targets * lm_head + num_pairs * pair_head)

@@ -1,4 +1,4 @@
-"""The architecture of a BERT model, and the published sizes by name."""
+"""The architecture of BERT and of its descendants, and the published sizes by name."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,6 +13,8 @@ SIZES = {
     "base": (12, 768),
     "large": (24, 1024),
 }
+FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,8 @@ class BertConfig:
     """The architecture of a model; hashable, so it can be static under jit.
 
     The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for sizes below 1,
-    heads that do not divide the hidden size, and dropout rates outside of [0, 1).
+    heads that do not divide the hidden size, groups that do not divide the layers, unknown names,
+    and dropout rates outside of [0, 1).
     """
 
     vocab_size: int = 30522
@@ -38,6 +41,19 @@ class BertConfig:
     """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
     layer_norm_epsilon: float = 1e-12
+    family: str = "bert"
+    """Which of `FAMILIES` it belongs to: how other libraries store it."""
+    embedding_size: int | None = None
+    """Width of the embeddings, which a dense layer then widens to `hidden_size`; None: the same."""
+    position_offset: int = 0
+    """Rows of the position table before the one of the first token of a sequence."""
+    activation: str = "gelu"
+    """Of feed-forward layers and of the head for tokens, one of `ACTIVATIONS`."""
+    pooler_activation: str = "tanh"
+    shares_layers: bool = False
+    """All layers have the parameters of one or, see below, of a few."""
+    num_layer_groups: int = 1
+    """With `shares_layers`: number of groups of consecutive layers that share parameters."""
 
     architecture: ClassVar[str] = "bert"
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
@@ -49,6 +65,21 @@ class BertConfig:
         if self.hidden_size % self.num_heads:
             multiple = f"a multiple of num_heads ({self.num_heads})"
             raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
+        if self.num_layers % self.num_layer_groups or (
+            self.num_layer_groups > 1 and not self.shares_layers
+        ):
+            raise ValueError(
+                f"BertConfig.num_layer_groups is {self.num_layer_groups}: expected a divisor of "
+                f"num_layers ({self.num_layers}), and 1 without shares_layers"
+            )
+        for name, allowed in (
+            ("family", FAMILIES),
+            ("activation", ACTIVATIONS),
+            ("pooler_activation", ACTIVATIONS),
+        ):
+            if (value := getattr(self, name)) not in allowed:
+                expected = ", ".join(allowed)
+                raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
         for name in ("dropout_rate", "attention_dropout_rate"):
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate < 1.0:
@@ -68,6 +99,11 @@ class BertConfig:
         sizes = {"num_layers": num_layers, "hidden_size": hidden_size}
         sizes |= {"num_heads": hidden_size // 64, "intermediate_size": 4 * hidden_size}
         return cls(**(sizes | overrides))
+
+    @property
+    def num_stacked_layers(self) -> int:
+        """The number of layers that have parameters of their own."""
+        return self.num_layer_groups if self.shares_layers else self.num_layers
 
     @property
     def padded_vocab_size(self) -> int:

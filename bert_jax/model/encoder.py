@@ -54,7 +54,7 @@ class Encoder(nn.Module):
         `apply` needs `rngs={"dropout": key}`.
         """
         x, dropouts = self._embed(batch, dropout)
-        params = self.get_variable("params", "layers")
+        params = share_layers(self.config, self.get_variable("params", "layers"))
         run = functools.partial(
             run_layers, self.config, self.execution, params, x, batch["sequence_ids"], dropouts
         )
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
     def all_hidden_states(self, batch: dict[str, jax.Array]) -> jax.Array:
         """Returns the embeddings and the output of each layer: `[1 + num_layers, B, L, H]`."""
         x, dropouts = self._embed(batch, None)
-        inputs = self.get_variable("params", "layers"), dropouts
+        inputs = share_layers(self.config, self.get_variable("params", "layers")), dropouts
         run = _layer_function(self.config, self.execution, batch["sequence_ids"])
         if _scans(self.config, self.execution):
 
@@ -106,7 +106,7 @@ class Encoder(nn.Module):
         layer = architecture_of(self.config).EncoderLayer(self.config, parent=None)
         x = jnp.zeros((1, 1, self.config.hidden_size), self.execution.dtype)
         sequence_ids = jnp.ones((1, 1), jnp.int32)
-        keys = jax.random.split(key, self.config.num_layers)
+        keys = jax.random.split(key, num_stacked_layers(self.config))
         return jax.vmap(lambda key: layer.init(key, x, sequence_ids)["params"])(keys)
 
 
@@ -124,6 +124,23 @@ class EncoderModel(nn.Module):
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`; takes the arguments of `Encoder`."""
         return self.encoder(batch, dropout)
+
+
+def num_stacked_layers(config) -> int:
+    """Returns how many layers have parameters of their own: all, unless the config says fewer."""
+    return getattr(config, "num_stacked_layers", config.num_layers)
+
+
+def share_layers(config, params: dict) -> dict:
+    """Returns the parameters of all layers, stacked, of which consecutive ones may be equal.
+
+    Layers that share parameters (Lan et al., 2019, section 3.1) store them once. The gradient sums
+    over the copies, and whatever runs the layers sees one entry for each.
+    """
+    repeats = config.num_layers // num_stacked_layers(config)
+    if repeats == 1:
+        return params
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, repeats, axis=0), params)
 
 
 def run_layers(

@@ -12,7 +12,7 @@ import tqdm
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
 from bert_jax.model.attention import attention_probabilities
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.encoder import Encoder, share_layers
 from bert_jax.model.execution import Execution
 from bert_jax.model.pretraining import PretrainingModel
 
@@ -105,7 +105,7 @@ def attention_maps(config, execution: Execution, params: dict, rows: dict) -> ja
     `params` are the encoder's, whose layers have BERT's `query` and `key`.
     """
     inputs = _all_hidden_states(config, execution, params, rows)[:-1]  # Of each layer.
-    layers = params["layers"]
+    layers = share_layers(config, params["layers"])
 
     def heads(name):
         layer = jax.tree.map(lambda leaf: leaf.astype(inputs.dtype), layers[name])

@@ -24,6 +24,14 @@ from bert_jax.sharding.rules import EMBEDDING_SPEC
 CHEAP = "cheap"
 
 
+def activate(name: str, x: jax.Array) -> jax.Array:
+    """Applies one of `config.ACTIVATIONS`."""
+    if name == "gelu":
+        return gelu(x)
+    functions = {"gelu_tanh": nn.gelu, "relu": nn.relu, "tanh": jnp.tanh}
+    return checkpoint_name(functions[name](x), CHEAP)
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """Computes x * Phi(x) with the exact erf, as the first released code; later versions have tanh.
 

@@ -148,8 +148,10 @@ def test_config_defaults_to_bert_base():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta', expected 'bert'"),
-        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', expected 'gelu'"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported, expected one of bert, rob"),
+        ({"hidden_act": "silu"}, "hidden_act is 'silu', expected one of gelu, gelu_new"),
+        ({"model_type": "roberta", "pad_token_id": 0}, "pad_token_id is 0, expected 1"),
+        ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num is 2, expected 1"),
         ({"position_embedding_type": "relative_key"}, "expected 'absolute'"),
         ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is True"),
         ({"hidden_size": "32"}, "a value has the wrong type"),

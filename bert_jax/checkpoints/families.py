@@ -1,0 +1,330 @@
+"""How transformers stores BERT and its descendants: one table of names for each family.
+
+The families are those of `model.config.FAMILIES`, by the `model_type` of their `config.json`.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class TaskFormat(NamedTuple):
+    """How transformers stores a task's head.
+
+    Attributes:
+      architecture: transformers' class.
+      head: name of the last dense layer.
+      pooler: name of the dense layer before it; None: the one of the encoder.
+    """
+
+    architecture: str
+    head: str = "classifier"
+    pooler: str | None = None
+
+
+class Family(NamedTuple):
+    """How transformers stores the models of one family.
+
+    Attributes:
+      prefix: of the encoder's tensors in a model with a head.
+      names: paths of parameters or of their modules -> names in transformers, without ".weight" or
+        ".bias". `{layer}` stands for one tensor per layer.
+      tied: tensors that may be stored in addition to the original, or instead of it -> original.
+      config_keys: fields of `BertConfig` -> keys of `config.json`.
+      activation_key: key of the activation in `config.json`.
+      attention_dropout_key: key of the dropout of attention probabilities.
+      defaults: values of keys that `config.json` may lack, where they differ from `BertConfig`.
+      fields: fields of `BertConfig` that are the same in all models of the family.
+      required: keys of `config.json` whose only supported value is this.
+      tasks: task -> `TaskFormat`.
+      headless: (has "mlm", has "nsp") -> class of a model without a task's head.
+    """
+
+    prefix: str
+    names: Mapping[str, str]
+    tied: Mapping[str, str]
+    config_keys: Mapping[str, str]
+    activation_key: str
+    attention_dropout_key: str
+    defaults: Mapping[str, object]
+    fields: Mapping[str, object]
+    required: Mapping[str, object]
+    tasks: Mapping[str, TaskFormat]
+    headless: Mapping[tuple[bool, bool], str]
+
+
+def _bert_layers(layer: str) -> dict[str, str]:
+    return {
+        "query": f"{layer}.attention.self.query",
+        "key": f"{layer}.attention.self.key",
+        "value": f"{layer}.attention.self.value",
+        "attention_output": f"{layer}.attention.output.dense",
+        "attention_layer_norm": f"{layer}.attention.output.LayerNorm",
+        "intermediate": f"{layer}.intermediate.dense",
+        "output": f"{layer}.output.dense",
+        "output_layer_norm": f"{layer}.output.LayerNorm",
+    }
+
+
+def _names(
+    encoder: str, layers: Mapping[str, str], heads: Mapping[str, str], segments: bool = True
+) -> dict[str, str]:
+    """Returns the names of a family whose embeddings are BERT's."""
+    names = {
+        "encoder/embeddings/token_embedding": f"{encoder}.embeddings.word_embeddings",
+        "encoder/embeddings/position_embedding": f"{encoder}.embeddings.position_embeddings",
+        "encoder/embeddings/layer_norm": f"{encoder}.embeddings.LayerNorm",
+    }
+    if segments:
+        names["encoder/embeddings/segment_embedding"] = (
+            f"{encoder}.embeddings.token_type_embeddings"
+        )
+    names |= {f"encoder/layers/{module}": name for module, name in layers.items()}
+    return names | dict(heads)
+
+
+def _tasks(
+    class_prefix: str,
+    pooler: str | None = None,
+    head: str = "classifier",
+    choice_pooler: str | None = None,
+) -> dict[str, TaskFormat]:
+    """Returns the formats of all tasks; classifiers have a dense layer `pooler` of their own."""
+    classifier = TaskFormat(f"{class_prefix}ForSequenceClassification", head, pooler)
+    return {
+        "classification": classifier,
+        "multi_label": classifier,
+        "regression": classifier,
+        "tagging": TaskFormat(f"{class_prefix}ForTokenClassification"),
+        "span": TaskFormat(f"{class_prefix}ForQuestionAnswering", "qa_outputs"),
+        "multiple_choice": TaskFormat(
+            f"{class_prefix}ForMultipleChoice", "classifier", choice_pooler
+        ),
+    }
+
+
+_CONFIG_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "initializer_range": "initializer_range",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "dropout_rate": "hidden_dropout_prob",
+}
+_REQUIRED = {
+    "position_embedding_type": "absolute",
+    "add_cross_attention": False,
+    "quantization_config": None,
+    "pruned_heads": {},
+}
+
+BERT = Family(
+    prefix="bert.",
+    names=_names(
+        "bert",
+        _bert_layers("bert.encoder.layer.{layer}"),
+        {
+            "encoder/pooler/dense": "bert.pooler.dense",
+            "mlm": "cls.predictions",
+            "mlm/transform": "cls.predictions.transform.dense",
+            "mlm/layer_norm": "cls.predictions.transform.LayerNorm",
+            "nsp/dense": "cls.seq_relationship",
+        },
+    ),
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    config_keys=_CONFIG_KEYS | {"causal": "is_decoder"},
+    activation_key="hidden_act",
+    attention_dropout_key="attention_probs_dropout_prob",
+    defaults={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    fields={},
+    required=_REQUIRED,
+    tasks=_tasks("Bert"),
+    headless={
+        (True, True): "BertForPreTraining",
+        (True, False): "BertForMaskedLM",
+        (False, True): "BertForNextSentencePrediction",
+        (False, False): "BertModel",
+    },
+)
+
+ROBERTA = Family(
+    prefix="roberta.",
+    names=_names(
+        "roberta",
+        _bert_layers("roberta.encoder.layer.{layer}"),
+        {
+            "encoder/pooler/dense": "roberta.pooler.dense",
+            "mlm": "lm_head",
+            "mlm/transform": "lm_head.dense",
+            "mlm/layer_norm": "lm_head.layer_norm",
+        },
+    ),
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    config_keys=_CONFIG_KEYS,
+    activation_key="hidden_act",
+    attention_dropout_key="attention_probs_dropout_prob",
+    defaults={
+        "vocab_size": 50265,
+        "max_position_embeddings": 512,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    },
+    fields={"position_offset": 2},  # Positions begin after the id of padding, 1.
+    required=_REQUIRED | {"is_decoder": False, "pad_token_id": 1, "hidden_act": "gelu"},
+    tasks=_tasks("Roberta", pooler="classifier.dense", head="classifier.out_proj"),
+    headless={(True, False): "RobertaForMaskedLM", (False, False): "RobertaModel"},
+)
+
+DISTILBERT = Family(
+    prefix="distilbert.",
+    names=_names(
+        "distilbert",
+        {
+            "query": "distilbert.transformer.layer.{layer}.attention.q_lin",
+            "key": "distilbert.transformer.layer.{layer}.attention.k_lin",
+            "value": "distilbert.transformer.layer.{layer}.attention.v_lin",
+            "attention_output": "distilbert.transformer.layer.{layer}.attention.out_lin",
+            "attention_layer_norm": "distilbert.transformer.layer.{layer}.sa_layer_norm",
+            "intermediate": "distilbert.transformer.layer.{layer}.ffn.lin1",
+            "output": "distilbert.transformer.layer.{layer}.ffn.lin2",
+            "output_layer_norm": "distilbert.transformer.layer.{layer}.output_layer_norm",
+        },
+        {
+            "encoder/pooler/dense": "distilbert.pooler",  # Only below a classifier.
+            "mlm": "vocab_projector",
+            "mlm/transform": "vocab_transform",
+            "mlm/layer_norm": "vocab_layer_norm",
+        },
+        segments=False,
+    ),
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    config_keys={
+        "vocab_size": "vocab_size",
+        "hidden_size": "dim",
+        "num_layers": "n_layers",
+        "num_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "max_position_embeddings": "max_position_embeddings",
+        "initializer_range": "initializer_range",
+        "dropout_rate": "dropout",
+    },
+    activation_key="activation",
+    attention_dropout_key="attention_dropout",
+    defaults={"n_layers": 6, "dropout": 0.1, "attention_dropout": 0.1},
+    fields={"type_vocab_size": 0, "pooler_activation": "relu"},
+    required={"quantization_config": None, "pruned_heads": {}},
+    tasks=_tasks("DistilBert", pooler="pre_classifier", choice_pooler="pre_classifier"),
+    headless={(True, False): "DistilBertForMaskedLM", (False, False): "DistilBertModel"},
+)
+
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
+ALBERT = Family(
+    prefix="albert.",
+    names=_names(
+        "albert",
+        {
+            "query": f"{_ALBERT_LAYER}.attention.query",
+            "key": f"{_ALBERT_LAYER}.attention.key",
+            "value": f"{_ALBERT_LAYER}.attention.value",
+            "attention_output": f"{_ALBERT_LAYER}.attention.dense",
+            "attention_layer_norm": f"{_ALBERT_LAYER}.attention.LayerNorm",
+            "intermediate": f"{_ALBERT_LAYER}.ffn",
+            "output": f"{_ALBERT_LAYER}.ffn_output",
+            "output_layer_norm": f"{_ALBERT_LAYER}.full_layer_layer_norm",
+        },
+        {
+            "encoder/embeddings/projection": "albert.encoder.embedding_hidden_mapping_in",
+            "encoder/pooler/dense": "albert.pooler",
+            "mlm": "predictions",
+            "mlm/transform": "predictions.dense",
+            "mlm/layer_norm": "predictions.LayerNorm",
+            "nsp/dense": "sop_classifier.classifier",
+        },
+    ),
+    tied={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    config_keys=_CONFIG_KEYS
+    | {"embedding_size": "embedding_size", "num_layer_groups": "num_hidden_groups"},
+    activation_key="hidden_act",
+    attention_dropout_key="attention_probs_dropout_prob",
+    defaults={
+        "vocab_size": 30000,
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "intermediate_size": 16384,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    fields={"shares_layers": True},
+    required=_REQUIRED | {"inner_group_num": 1},
+    tasks=_tasks("Albert"),
+    headless={
+        (True, True): "AlbertForPreTraining",
+        (True, False): "AlbertForMaskedLM",
+        (False, False): "AlbertModel",
+    },
+)
+
+ELECTRA = Family(
+    prefix="electra.",
+    names=_names(
+        "electra",
+        _bert_layers("electra.encoder.layer.{layer}"),
+        {
+            "encoder/embeddings/projection": "electra.embeddings_project",
+            "encoder/pooler/dense": "electra.pooler",  # Only below a classifier.
+            "mlm": "generator_lm_head",
+            "mlm/transform": "generator_predictions.dense",
+            "mlm/layer_norm": "generator_predictions.LayerNorm",
+        },
+    ),
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    config_keys=_CONFIG_KEYS | {"embedding_size": "embedding_size"},
+    activation_key="hidden_act",
+    attention_dropout_key="attention_probs_dropout_prob",
+    defaults={
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    },
+    fields={"pooler_activation": "gelu"},
+    required=_REQUIRED
+    | {
+        "is_decoder": False,
+        "hidden_act": "gelu",
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+    },
+    tasks=_tasks(
+        "Electra",
+        pooler="classifier.dense",
+        head="classifier.out_proj",
+        choice_pooler="sequence_summary.summary",
+    ),
+    headless={(True, False): "ElectraForMaskedLM", (False, False): "ElectraModel"},
+)
+
+FORMATS = {
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "distilbert": DISTILBERT,
+    "albert": ALBERT,
+    "electra": ELECTRA,
+}
