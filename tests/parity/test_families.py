@@ -97,7 +97,9 @@ def random_model(family: str, head: str, seed: int):
     """Returns a model of transformers whose biases and scales are random, too."""
     torch.manual_seed(seed)
     sizes = DISTILBERT_SIZES if family == "DistilBert" else SIZES
-    options = sizes | OPTIONS[family][seed] | {"num_labels": 2 if head == "ForQuestionAnswering" else 4}
+    options = (
+        sizes | OPTIONS[family][seed] | {"num_labels": 2 if head == "ForQuestionAnswering" else 4}
+    )
     config = getattr(transformers, f"{family}Config")(**options)
     model = getattr(transformers, f"{family}{head}")(config).eval()
     with torch.no_grad():
