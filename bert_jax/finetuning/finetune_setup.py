@@ -35,6 +35,7 @@ from bert_jax.model.architecture import (
     config_from_settings,
     config_to_settings,
 )
+from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import Execution
 from bert_jax.model.heads import make_model
 from bert_jax.parts import import_part
@@ -241,6 +242,13 @@ def setup_finetuning(
         ("freeze_layers", 0, architecture.num_layers),
         ("max_seq_length", 8, architecture.max_position_embeddings),
     )
+    if num_stacked_layers(architecture) < architecture.num_layers:
+        for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
+            if config[name] != expected:
+                raise ValueError(
+                    f"--config.{name}={config[name]}: expected {expected}, as the layers of this "
+                    "model share their parameters"
+                )
     saved_head = settings.get("head")
     task = read_task(config, saved_head, tokenizer)
     head_settings = {"task": task.head.name, "labels": list(task.labels)}

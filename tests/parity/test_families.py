@@ -13,6 +13,7 @@ from bert_jax.checkpoints.huggingface import (
     head_from_huggingface,
     params_from_huggingface,
 )
+from bert_jax.data.features import unpack_rows
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.layers import cross_entropy
@@ -22,7 +23,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 TOLERANCE = 1e-5  # Absolute for outputs and losses, relative for gradients; all in float32.
-LENGTHS, LENGTH = (13, 4, 9), 13
+LENGTHS, LENGTH, NUM_LABELS = (13, 4, 9), 13, 4
 
 SIZES = {
     "vocab_size": 61,
@@ -83,7 +84,7 @@ OPTIONS = {
         {"embedding_size": 8, "type_vocab_size": 1},
     ),
 }
-HEADS_OF_CLASSES = (
+CLASSES = (
     "Model",
     "ForMaskedLM",
     "ForSequenceClassification",
@@ -98,7 +99,9 @@ def random_model(family: str, head: str, seed: int):
     torch.manual_seed(seed)
     sizes = DISTILBERT_SIZES if family == "DistilBert" else SIZES
     options = (
-        sizes | OPTIONS[family][seed] | {"num_labels": 2 if head == "ForQuestionAnswering" else 4}
+        sizes
+        | OPTIONS[family][seed]
+        | {"num_labels": 2 if head == "ForQuestionAnswering" else NUM_LABELS}
     )
     config = getattr(transformers, f"{family}Config")(**options)
     model = getattr(transformers, f"{family}{head}")(config).eval()
@@ -110,25 +113,21 @@ def random_model(family: str, head: str, seed: int):
     return model
 
 
-def random_rows(config, seed: int, is_pair: bool) -> tuple[dict, dict]:
-    """Returns rows with one sequence each, and the inputs of transformers."""
+def random_rows(config, seed: int, lengths: tuple[int, ...]) -> tuple[dict, dict]:
+    """Returns rows with one pair each, and the inputs of transformers."""
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(2, config.vocab_size, (len(LENGTHS), LENGTH)).astype(np.int32)
-    bounds = np.zeros((len(LENGTHS), 1, 3), np.int32)
-    mask = np.zeros_like(tokens)
-    segments = np.zeros_like(tokens)
-    pad = 1 if config.family == "roberta" else 0
-    for row, length in enumerate(LENGTHS):
-        second = length // 2 if is_pair and config.type_vocab_size > 1 else length
+    tokens = rng.integers(2, config.vocab_size, (len(lengths), LENGTH)).astype(np.int32)
+    bounds = np.zeros((len(lengths), 1, 3), np.int32)
+    for row, length in enumerate(lengths):
+        second = length // 2 if config.type_vocab_size > 1 else length
         bounds[row, 0] = 0, second, length
-        tokens[row, length:] = pad
-        mask[row, :length] = 1
-        segments[row, second:length] = 1
-    inputs = {"input_ids": tokens, "attention_mask": mask}
+        tokens[row, length:] = config.family == "roberta"  # The id of padding.
+    rows = {"tokens": tokens, "sequence_bounds": bounds}
+    batch = unpack_rows(rows)
+    inputs = {"input_ids": tokens, "attention_mask": batch["sequence_ids"] > 0}
     if config.type_vocab_size:
-        inputs["token_type_ids"] = segments
-    inputs = {name: torch.tensor(value).long() for name, value in inputs.items()}
-    return {"tokens": tokens, "sequence_bounds": bounds}, inputs
+        inputs["token_type_ids"] = batch["segment_ids"]
+    return rows, {name: torch.tensor(np.asarray(value)).long() for name, value in inputs.items()}
 
 
 def check_round_trip(model, params, config, head) -> None:
@@ -147,117 +146,97 @@ def check_round_trip(model, params, config, head) -> None:
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
-def our_outputs(params, config, head, rows):
-    """Returns what our model computes for the first position, or the unmasked ones, of each row."""
+def our_outputs(config, head: dict | None, params: dict, rows: dict) -> jax.Array:
+    """Returns the outputs of the head, or without one the logits of all positions."""
     if head:
         return make_model(config, head).apply({"params": params}, rows)
-    model = PretrainingModel(config, next_sentence=False)
-    from bert_jax.data.features import unpack_rows
-
-    batch = unpack_rows(rows)
     positions = jnp.broadcast_to(jnp.arange(LENGTH), rows["tokens"].shape)
-    logits = model.apply({"params": params}, batch, positions, method="predict_tokens")
+    model = PretrainingModel(config, next_sentence=False)
+    logits = model.apply({"params": params}, unpack_rows(rows), positions, method="predict_tokens")
     return logits[..., : config.vocab_size]
 
 
-def loss_and_labels(head, config, rng):
-    """Returns our loss of outputs, and the labels of transformers."""
-    batch = len(LENGTHS)
-    is_real = np.arange(LENGTH) < np.array(LENGTHS)[:, None]
-    if not head:
-        labels = rng.integers(0, config.vocab_size, (batch, LENGTH))
-        weights = is_real
-
-        def loss(outputs, rows):
-            return jnp.sum(cross_entropy(outputs, jnp.asarray(labels))[0] * weights) / weights.sum()
-
-        return loss, {"labels": torch.tensor(np.where(is_real, labels, -100))}
-    task_head = HEADS[head["task"]]
-    if head["task"] == "tagging":
-        labels = rng.integers(0, 4, (batch, LENGTH))
-        theirs = {"labels": torch.tensor(np.where(is_real, labels, -100))}
-        weights = is_real
-    elif head["task"] == "span":
-        labels = np.array([[[1, 3]], [[0, 2]], [[5, 8]]])
-        theirs = {
-            "start_positions": torch.tensor(labels[:, 0, 0]),
-            "end_positions": torch.tensor(labels[:, 0, 1]),
-        }
-        weights = np.ones((batch, 1))
+def our_loss(head: dict | None, outputs: jax.Array, rows: dict, labels: np.ndarray) -> jax.Array:
+    """Returns the mean loss over the labels, of which -100 are none."""
+    weights = labels >= 0
+    if head is None:
+        losses, _ = cross_entropy(outputs, jnp.asarray(labels))
     else:
-        labels = rng.integers(0, 4, (batch, 1))
-        theirs = {"labels": torch.tensor(labels[:, 0])}
-        weights = np.ones((batch, 1))
-
-    def loss(outputs, rows):
-        losses = task_head.loss(outputs, rows | {"labels": jnp.asarray(labels, jnp.int32)})
-        return jnp.sum(losses * weights) / weights.sum()
-
-    return loss, theirs
+        losses = HEADS[head["task"]].loss(outputs, rows | {"labels": jnp.asarray(labels)})
+    weights = weights.all(-1) if weights.ndim > losses.ndim else weights
+    return jnp.sum(losses * weights) / np.sum(weights)
 
 
-@pytest.mark.parametrize("head_class", HEADS_OF_CLASSES)
+def random_labels(task: str | None, config, is_real: np.ndarray, seed: int) -> tuple:
+    """Returns labels in our layout, and as transformers takes them."""
+    rng = np.random.default_rng(seed)
+    if task in (None, "tagging"):
+        count = config.vocab_size if task is None else NUM_LABELS
+        labels = np.where(is_real, rng.integers(0, count, is_real.shape), -100)
+        return labels, {"labels": torch.tensor(labels)}
+    if task == "span":
+        labels = np.sort(rng.integers(0, LENGTH, (len(is_real), 1, 2)))
+        start, end = (torch.tensor(each) for each in labels[:, 0].T)
+        return labels, {"start_positions": start, "end_positions": end}
+    if task == "multiple_choice":
+        return np.array([1]), {"labels": torch.tensor([1])}
+    labels = rng.integers(0, NUM_LABELS, (len(is_real), 1))
+    return labels, {"labels": torch.tensor(labels[:, 0])}
+
+
+@pytest.mark.parametrize("head_class", CLASSES)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", OPTIONS)
-def test_model_equals_transformers(family, seed, head_class):
+def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed, head_class):
     model = random_model(family, head_class, seed)
     values = json.loads(model.config.to_json_string(use_diff=False))
     config, head = config_from_huggingface(values), head_from_huggingface(values)
+    task = head["task"] if head else None
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
     params, report = params_from_huggingface(tensors, config, head)
     assert all("position_ids" in name for name in report.unused)
     check_round_trip(model, params, config, head)
 
-    is_choice = head_class == "ForMultipleChoice"
-    rows, inputs = random_rows(config, seed, is_pair=head_class != "Model")
-    encoder = model.base_model
+    # transformers' loss of spans includes the scores of padding.
+    lengths = (LENGTH,) * len(LENGTHS) if task == "span" else LENGTHS
+    rows, inputs = random_rows(config, seed, lengths)
+    is_real = np.arange(LENGTH) < np.array(lengths)[:, None]
     with torch.no_grad():
-        expected = encoder(**inputs, output_hidden_states=True).hidden_states
-    from bert_jax.data.features import unpack_rows
-
+        expected = model.base_model(**inputs, output_hidden_states=True).hidden_states
     states = Encoder(config).apply(
         {"params": params["encoder"]}, unpack_rows(rows), method="all_hidden_states"
     )
-    is_real = np.arange(LENGTH) < np.array(LENGTHS)[:, None]
-    # ALBERT's first hidden states are those that the first layer reads.
-    for ours, theirs in zip(states, expected, strict=True):
-        if theirs.shape == ours.shape:
-            assert np.max(np.abs(ours - theirs.numpy())[is_real]) < TOLERANCE
+    for ours, theirs in zip(states[1:], expected[1:], strict=True):
+        assert np.max(np.abs(ours - theirs.numpy())[is_real]) < TOLERANCE
     if head_class == "Model":
         return
-    if is_choice:
-        inputs = {name: value[None] for name, value in inputs.items()}
-    if family == "Roberta" and head and head["task"] == "regression":
-        pytest.skip("no such case")
 
-    loss, labels = loss_and_labels(head, config, np.random.default_rng(seed))
-    if is_choice:
-        labels = {"labels": torch.tensor([1])}
-    theirs = model(**inputs, **labels)
+    if task == "multiple_choice":  # The rows are the choices of one example.
+        inputs = {name: value[None] for name, value in inputs.items()}
+    labels, their_labels = random_labels(task, config, is_real, seed)
+    theirs = model(**inputs, **their_labels)
     theirs.loss.backward()
 
-    def our_loss(params):
-        outputs = our_outputs(params, config, head, rows)
-        if is_choice:
-            return cross_entropy(outputs[..., 0].reshape(1, -1), jnp.array([1]))[0][0], outputs
-        return loss(outputs, rows), outputs
+    def loss_fn(params):
+        outputs = our_outputs(config, head, params, rows)
+        if task == "multiple_choice":
+            outputs = outputs.reshape(1, -1)
+            return cross_entropy(outputs, jnp.asarray(labels))[0][0], outputs
+        return our_loss(head, outputs, rows, labels), outputs
 
-    (value, outputs), gradients = jax.jit(jax.value_and_grad(our_loss, has_aux=True))(params)
-    assert abs(float(value) - theirs.loss.item()) < TOLERANCE
-    if head_class == "ForQuestionAnswering":
-        logits = torch.stack([theirs.start_logits, theirs.end_logits], -1).detach().numpy()
-        assert np.max(np.abs(outputs - logits)[is_real]) < TOLERANCE
+    (loss, outputs), gradients = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params)
+    assert abs(float(loss) - theirs.loss.item()) < TOLERANCE
+    if task == "span":
+        logits = torch.stack([theirs.start_logits, theirs.end_logits], -1)
     else:
-        logits = theirs.logits.detach().numpy()
-        outputs = np.asarray(outputs)
-        if logits.ndim == 2:
-            outputs = outputs.reshape(logits.shape)
-            assert np.max(np.abs(outputs - logits)) < TOLERANCE
-        else:
-            assert np.max(np.abs(outputs - logits)[is_real]) < TOLERANCE
+        logits = theirs.logits
+    logits = logits.detach().numpy()
+    difference = np.abs(np.reshape(outputs, logits.shape) - logits)
+    assert np.max(difference[is_real] if logits.ndim == 3 else difference) < TOLERANCE
     written = params_to_huggingface(gradients, config, head)
     for name, parameter in model.named_parameters():
-        if name in written and parameter.grad is not None and "key.bias" not in name:
-            exact = parameter.grad.numpy()
-            error = np.max(np.abs(written[name] - exact)) / max(np.max(np.abs(exact)), 0.1)
-            assert error < TOLERANCE, name
+        if name not in written or parameter.grad is None or name.endswith("key.bias"):
+            continue  # The gradient of keys' biases is 0, up to rounding.
+        exact = parameter.grad.numpy()
+        error = np.max(np.abs(written[name] - exact)) / max(np.max(np.abs(exact)), 0.1)
+        assert error < TOLERANCE, name
