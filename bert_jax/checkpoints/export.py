@@ -21,7 +21,7 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
-from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
+from bert_jax.tokenization import LibraryTokenizer, Tokenizer
 from bert_jax.tokenizer_export import transformers_files
 
 
@@ -32,11 +32,16 @@ def save_huggingface(
 
     Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
     """
-    if not isinstance(tokenizer, WordPieceTokenizer):
-        raise ValueError(f"transformers' BERT supports WordPiece only, not {tokenizer.filename}")
+    if not isinstance(tokenizer, LibraryTokenizer):
+        raise ValueError(f"a SentencePiece model, {tokenizer.filename}, cannot be exported")
     config, head = config_from_settings(settings), settings.get("head") or {}
     if config.architecture != "bert":
         raise ValueError(f"only BERT can be exported to transformers, not {config.architecture}")
+    if config.position_offset and config.position_offset != tokenizer.pad_id + 1:
+        raise ValueError(
+            f"transformers' {config.family} counts positions from the id of padding + 1: the "
+            f"tokenizer's is {tokenizer.pad_id}, expected {config.position_offset - 1}"
+        )
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)

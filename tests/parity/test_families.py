@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.checkpoints.export import params_to_huggingface
+import bert_jax
+from bert_jax.checkpoints.export import params_to_huggingface, save_huggingface
 from bert_jax.checkpoints.huggingface import (
     config_from_huggingface,
     head_from_huggingface,
@@ -18,6 +19,8 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.layers import cross_entropy
 from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.tokenizer_export import transformers_files
+from tests.helpers import train_bpe
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -240,3 +243,37 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed
         exact = parameter.grad.numpy()
         error = np.max(np.abs(written[name] - exact)) / max(np.max(np.abs(exact)), 0.1)
         assert error < TOLERANCE, name
+
+
+def test_roberta_with_its_tokenizer_encodes_and_classifies_as_transformers(tmp_path):
+    text = "the boat crossed the river . Émile paid 12 dollars 🙂 in cash " * 40
+    bpe = train_bpe(tmp_path / "bpe", text)
+    torch.manual_seed(0)
+    sizes = SIZES | {"vocab_size": bpe.vocab_size, "max_position_embeddings": 66}
+    config = transformers.RobertaConfig(**sizes, type_vocab_size=1, num_labels=3)
+    model = transformers.RobertaForSequenceClassification(config).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape))
+    source, written = tmp_path / "source", tmp_path / "written"
+    model.save_pretrained(source)
+    for name, content in transformers_files(bpe.stored, 64).items():
+        content = content if isinstance(content, str) else json.dumps(content)
+        (source / name).write_text(content)
+    loaded = bert_jax.load(source)
+    save_huggingface(written, loaded.params, loaded.settings, loaded.tokenizer)
+    texts = ["the boat paid", ("Émile crossed 🙂", "the river")]
+    for directory in (source, written):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        theirs = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+        for text in texts:
+            pair = text if isinstance(text, tuple) else (text,)
+            inputs = tokenizer(*pair, return_tensors="pt")
+            with torch.no_grad():
+                expected = torch.softmax(theirs(**inputs).logits[0], -1).numpy()
+                states = theirs.base_model(**inputs).last_hidden_state[0].numpy()
+            ours = loaded.hidden_states(text, layers=-1)[:, 0]
+            np.testing.assert_allclose(ours, states, atol=TOLERANCE)
+            ranked = {each.label: each.probability for each in loaded.classify(text, top_k=3)}
+            np.testing.assert_allclose(
+                [ranked[label] for label in loaded.head["labels"]], expected, atol=TOLERANCE
+            )
