@@ -410,7 +410,7 @@ def test_vocabulary_is_read_from_tokenizer_json(tmp_path):
     with pytest.raises(ValueError, match="has 132 ids, expected 131"):
         read_model(tmp_path)
     path.write_text(json.dumps({"model": {"type": "BPE"}}))
-    with pytest.raises(ValueError, match="is 'BPE', expected 'WordPiece'"):
+    with pytest.raises(ValueError, match="pre_tokenizer is None, expected ByteLevel"):
         read_model(tmp_path)
 
 
