@@ -49,7 +49,7 @@ def test_several_inputs_and_a_single_one(inputs, of_strings, of_a_single_tuple):
 def test_words_and_offsets_are_those_of_the_library(length):
     rng = random.Random(0)
     texts = ["".join(rng.choices("abcxyzABC ,.!-中  ?é", k=rng.randint(0, 25))) for _ in range(200)]
-    backend = TOKENIZER.wordpiece.backend
+    backend = TOKENIZER.stored.backend
     pairs = list(itertools.pairwise(texts))
     for pair, tokens in zip(pairs, described(pairs, length=length), strict=True):
         seps = np.flatnonzero(tokens.ids == TOKENIZER.sep_id)
