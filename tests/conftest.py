@@ -38,6 +38,9 @@ import jax
 import psutil
 import pytest
 
+from bert_jax.finetuning import finetune_setup
+from bert_jax.sharding import mesh
+from bert_jax.training import pretrain_setup
 from tests import helpers
 
 # Tracing makes many objects and little garbage, which Python would look for all the time.
@@ -88,6 +91,19 @@ def free_compiled_programs():
     yield
     if psutil.Process().memory_info().rss > 2 * 2**30:
         jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def two_devices():
+    """Runs on two of the eight devices: saving an array compiles a program for each of them."""
+
+    def make_mesh_of_two(devices=None, **sizes):
+        return mesh.make_mesh(**sizes, devices=devices or jax.devices()[:2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        for setup in (pretrain_setup, finetune_setup):
+            patch.setattr(setup, "make_mesh", make_mesh_of_two)
+        yield
 
 
 @pytest.fixture(scope="session")

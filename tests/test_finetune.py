@@ -1,6 +1,5 @@
 """The loop of fine-tuning: it resumes bit for bit, keeps the best, and names what is wrong."""
 
-import functools
 import json
 import random
 import shutil
@@ -15,12 +14,12 @@ from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_chec
 from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import text_classification
 from bert_jax.errors import NonFiniteLoss
-from bert_jax.finetuning import finetune_setup
 from bert_jax.finetuning.trials import Trial, summarize_seeds
-from bert_jax.sharding.mesh import make_mesh
 from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary, write_weights
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 CLASSES = ("north", "south")
 
@@ -48,15 +47,6 @@ def write_label_sets(path, count=60) -> list[str]:
         lines.append(json.dumps({"text": " ".join(words), "label": labels}))
     path.write_text("\n".join(lines) + "\n")
     return lines
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_devices():
-    """Runs on two of the eight devices: saving an array compiles a program for each of them."""
-    make = functools.partial(make_mesh, devices=jax.devices()[:2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune_setup, "make_mesh", make)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import json
 import random
 
 import flax
-import jax
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -29,15 +28,15 @@ from bert_jax.configs.finetune import (
     tagging,
     text_classification,
 )
-from bert_jax.finetuning import finetune_setup
 from bert_jax.model.config import BertConfig
 from bert_jax.runtime import command_line
-from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
 from bert_jax.tokenization import load_tokenizer
 from tests import helpers
 from tests.helpers import WORDS, write_vocabulary
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def slow(*values):
@@ -50,15 +49,6 @@ def slow(*values):
 
 LENGTHS = (23, *slow(12, 64))
 TRUNCATED = pytest.mark.filterwarnings("ignore:.*are truncated to")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_devices():
-    """Predicts on two of the eight devices: programs for eight take longer to compile."""
-    make = functools.partial(make_mesh, devices=jax.devices()[:2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune_setup, "make_mesh", make)
-        yield
 
 
 def write_head(directory, imported=False, **head):

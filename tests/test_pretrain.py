@@ -42,6 +42,8 @@ from bert_jax.training.workdir import claim_workdir
 from tests import helpers
 from tests.helpers import build_small_corpus, random_text, saved_params, small_config
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def assert_equal_trees(tree, expected):
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):

@@ -1,7 +1,6 @@
 """A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
 
 import csv
-import functools
 import json
 import math
 import os
@@ -22,10 +21,8 @@ from bert_jax import finetune, sweep
 from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
-from bert_jax.finetuning import finetune_setup
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
 from bert_jax.finetuning.trials import TrialRun
-from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps import (
     claims,
     configurations,
@@ -38,19 +35,12 @@ from bert_jax.sweeps import (
 )
 from tests import helpers
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 # Few by default, 10 in `make faults`.
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 REPORT = ("report.html", "report.md", "trials.csv")
 FIELDS = {"max_seq_length": 16, "batch_size": 16, "num_epochs": 1.0, "eval_every": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_devices():
-    """Runs on two of the eight devices: saving an array compiles a program for each of them."""
-    make = functools.partial(make_mesh, devices=jax.devices()[:2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune_setup, "make_mesh", make)
-        yield
 
 
 @pytest.fixture(scope="module")

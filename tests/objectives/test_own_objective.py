@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import bert_jax
@@ -18,6 +19,8 @@ from bert_jax.model.execution import Execution
 from bert_jax.model.layers import cross_entropy
 from bert_jax.training.pretrain_setup import open_phases, setup_pretraining
 from tests.helpers import build_small_corpus, small_config, write_vocabulary
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 class ShuffleModel(nn.Module):

@@ -1,6 +1,5 @@
 """SQuAD from its files to predictions in the official format, and `model.answer`."""
 
-import functools
 import json
 
 import jax
@@ -17,14 +16,14 @@ from bert_jax.checkpoints.read import read_model
 from bert_jax.configs.finetune import squad as squad_config
 from bert_jax.data.features import RowShape
 from bert_jax.finetune import train_and_evaluate
-from bert_jax.finetuning import finetune_setup
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import SPAN, TaskModel
-from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tasks.squad import get_task, read_questions
 from bert_jax.tasks.squad_scores import evaluate_v2
 from bert_jax.tokenization import load_tokenizer
 from tests.helpers import WORDS, write_tfds, write_vocabulary
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 CONTEXT = "the old king built a road . the small village grew north of the river ."
 
@@ -41,15 +40,6 @@ def write_squad(path, entries, context=CONTEXT):
     paragraphs = [{"context": context, "qas": list(entries)}]
     path.write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
     return str(path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_devices():
-    """Runs on two of the eight devices: saving an array compiles a program for each of them."""
-    make = functools.partial(make_mesh, devices=jax.devices()[:2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetune_setup, "make_mesh", make)
-        yield
 
 
 @pytest.fixture(scope="module")
