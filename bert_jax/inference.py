@@ -96,7 +96,7 @@ class PretrainedModel(TextEncoder):
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        parts = (("mlm", "next token" if config.causal else "masked LM"), ("nsp", "next sentence"))
+        parts = (("mlm", "next token" if config.causal else "masked LM"), ("nsp", "sentence pairs"))
         pretrained = " and ".join(name for part, name in parts if part in self.params)
         head = self.head or {"task": pretrained, "labels": ()}
         purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))

@@ -486,7 +486,7 @@ def test_tuples_and_generators_pass_like_lists_where_they_are_no_single_input(mo
 def test_repr_names_the_source_the_sizes_and_the_labels(model, workdir):
     size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     sizes = f"2 layers, hidden size 128, {size:,} parameters"
-    pretrained = "head for masked LM and next sentence"
+    pretrained = "head for masked LM and sentence pairs"
     assert repr(model) == f"PretrainedModel({workdir}: {sizes}; {pretrained})"
     bare = PretrainedModel(model.config, model.tokenizer, {"encoder": model.params["encoder"]})
     assert repr(bare).endswith(" parameters; no head)")

@@ -36,7 +36,9 @@ def save_huggingface(
         raise ValueError(f"a SentencePiece model, {tokenizer.filename}, cannot be exported")
     config, head = config_from_settings(settings), settings.get("head") or {}
     if config.architecture != "bert":
-        raise ValueError(f"only BERT can be exported to transformers, not {config.architecture}")
+        raise ValueError(
+            f"only the models of model/bert.py can be exported, not {config.architecture}"
+        )
     if config.position_offset and config.position_offset != tokenizer.pad_id + 1:
         raise ValueError(
             f"transformers' {config.family} counts positions from the id of padding + 1: the "

@@ -49,7 +49,7 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     `settings` are the checkpoint's; `result`, the contents of the `result.json` of the run that
     trained these `params`, gives the metrics, or is empty.
     """
-    kind = _kind(params, settings)
+    kind, family = _kind(params, settings), settings["architecture"]["family"]
     pipeline_tag, loader = _PIPELINES[kind]
     is_embedding = loader in ("SentenceTransformer", "CrossEncoder")
     base = settings.get("init_from") or ""
@@ -60,7 +60,7 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
         base_model="/".join(on_hub.groups()) if on_hub else None,
         library_name="sentence-transformers" if is_embedding else "transformers",
         pipeline_tag=pipeline_tag,
-        tags=["bert", "bert_jax"],
+        tags=[family, "bert_jax"],
         model_name=name if results else None,
         eval_results=results or None,
     )
@@ -74,8 +74,8 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
         "",
         f"# {name}",
         "",
-        "A BERT model trained with bert_jax. To fill in: its intended use, what it must not be",
-        "used for, and its training data.",
+        f"A `{family}` model trained with bert_jax. To fill in: its intended use, what it must not",
+        "be used for, and its training data.",
         "",
         "```python",
         f"from {library} import {loader.partition('.')[0]}",

@@ -5,7 +5,7 @@ from huggingface_hub import ModelCard
 
 from bert_jax.checkpoints.model_card import model_card
 
-ENCODER = {"architecture": {"causal": False}}
+ENCODER = {"architecture": {"family": "bert", "causal": False}}
 RETRIEVAL = {"max_query_length": 8}
 
 
@@ -42,7 +42,7 @@ def test_task_and_library_are_those_of_the_head(params, head, pipeline_tag, libr
 
 
 def test_left_to_right_model_generates_text():
-    assert card(["mlm"], architecture={"causal": True}).pipeline_tag == "text-generation"
+    assert card(["mlm"], architecture={"family": "bert", "causal": True}).pipeline_tag == "text-generation"
 
 
 def test_scores_of_each_split_become_results_but_not_those_of_single_labels():
