@@ -42,7 +42,10 @@ def test_task_and_library_are_those_of_the_head(params, head, pipeline_tag, libr
 
 
 def test_left_to_right_model_generates_text():
-    assert card(["mlm"], architecture={"family": "bert", "causal": True}).pipeline_tag == "text-generation"
+    assert (
+        card(["mlm"], architecture={"family": "bert", "causal": True}).pipeline_tag
+        == "text-generation"
+    )
 
 
 def test_scores_of_each_split_become_results_but_not_those_of_single_labels():
