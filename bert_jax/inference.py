@@ -115,7 +115,9 @@ class PretrainedModel(TextEncoder):
             raise ValueError("this model reads left to right, so it cannot fill in masks")
         missing = "" if "mlm" in self.params else "masked-LM head"
         if missing := missing or ("mask token" if self.tokenizer.mask_id is None else ""):
-            raise ValueError(f"this model has no {missing}, so it cannot fill in masks")
+            is_electra = getattr(self.config, "family", "") == "electra"
+            fix = ": load the checkpoint of the generator" * is_electra
+            raise ValueError(f"this model has no {missing}, so it cannot fill in masks{fix}")
         token_logits = functools.partial(
             forward.token_logits, self.config, self._execution, self.params
         )

@@ -243,6 +243,12 @@ def weights_of_another_architecture(inputs):
     inputs.train(init_from=str(inputs.path("weights")))
 
 
+def positions_of_another_vocabulary(inputs):
+    config = small_config(inputs.path("corpus")).unlock()
+    config.model.update({"family": "roberta", "position_offset": 2})
+    pretrain.train_and_evaluate(config.lock(), inputs.path("workdir"))
+
+
 def weights_of_another_objective(inputs):
     write_weights(inputs.path("weights"), inputs.path("vocab.txt"), causal=True)
     inputs.train(init_from=str(inputs.path("weights")))
@@ -489,6 +495,10 @@ BAD_INPUT = {
     weights_of_another_vocabulary: (
         ValueError,
         r"not built with the tokenizer of the weights in .*/weights: build it with their vocab\.",
+    ),
+    positions_of_another_vocabulary: (
+        ValueError,
+        "position_offset is 2, and so roberta expects padding to have the id 1, but .* has 0: use",
     ),
     weights_of_another_architecture: (
         ValueError,

@@ -18,7 +18,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import bert_jax
-from bert_corpus.vocabulary import train_sentencepiece
+from bert_corpus.vocabulary import train_byte_pair, train_sentencepiece
 from bert_jax import finetune, pretrain
 from bert_jax.checkpoints.native import find_checkpoint, saved_steps, write_checkpoint
 from bert_jax.checkpoints.parameters import model_settings
@@ -322,6 +322,41 @@ def test_sentencepiece_works_wherever_wordpiece_does(tmp_path):
     fill = model.fill_mask("the [MASK] of the river", top_k=1)[0]
     assert fill.text.endswith(" of the river") and fill.token.removeprefix("▁") in fill.text
     assert model.tokenizer.filename == "spiece.model"
+
+
+DESCENDANTS = {
+    "roberta_base": ("bpe.json", "full_sentences", {"position_offset": 2, "type_vocab_size": 1}),
+    "albert_base": ("spiece.model", "sentence_order", {"embedding_size": 128}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DESCENDANTS)
+def test_descendants_are_trained_by_their_recipes_and_loaded(name, tmp_path):
+    filename, rows, fields = DESCENDANTS[name]
+    text, vocabulary = tmp_path / "text.txt", tmp_path / filename
+    text.write_text(random_text(60).replace("\n\n", "\n"))
+    if filename == "bpe.json":
+        vocabulary.write_bytes(train_byte_pair(str(text), 320))
+    else:
+        vocabulary.write_bytes(train_sentencepiece(str(text), 60, lower_case=True))
+    config = importlib.import_module(f"configs.pretrain.{name}").get_config("runlocal")
+    corpus = build_small_corpus(tmp_path / "input", vocabulary=vocabulary, rows=rows)
+    config.long_phase.corpus = str(corpus)
+    config.model.update({"size": "tiny", "max_position_embeddings": 64})
+    result = pretrain.train_and_evaluate(config, tmp_path / "run")
+    assert result["steps"] == 4 and np.isfinite(result["mlm_loss"])
+    model = bert_jax.load(tmp_path / "run")
+    assert {field: getattr(model.config, field) for field in fields} == fields
+    layers = jax.tree.leaves(model.params["encoder"]["layers"])
+    assert {len(leaf) for leaf in layers} == {1 if name == "albert_base" else 2}
+    assert ("nsp" in model.params) == (name == "albert_base")
+    mask = model.tokenizer.id_to_token(model.tokenizer.mask_id)
+    assert len(model.fill_mask(f"the {mask} of the river", top_k=3)) == 3
+    config.model.activation = "relu"
+    config.init_from = str(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"model\.activation is relu, but gelu.* in .*run: set"):
+        pretrain.train_and_evaluate(config, tmp_path / "other")
 
 
 COMMAND_LINES = {

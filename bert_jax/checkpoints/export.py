@@ -8,7 +8,7 @@ import flax
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.checkpoints.families import FORMATS
+from bert_jax.checkpoints.families import FORMATS, check_positions
 from bert_jax.checkpoints.huggingface import (
     ACTIVATIONS,
     FIXED_LABELS,
@@ -39,11 +39,7 @@ def save_huggingface(
         raise ValueError(
             f"only the models of model/bert.py can be exported, not {config.architecture}"
         )
-    if config.position_offset and config.position_offset != tokenizer.pad_id + 1:
-        raise ValueError(
-            f"transformers' {config.family} counts positions from the id of padding + 1: the "
-            f"tokenizer's is {tokenizer.pad_id}, expected {config.position_offset - 1}"
-        )
+    check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)

@@ -328,3 +328,17 @@ FORMATS = {
     "albert": ALBERT,
     "electra": ELECTRA,
 }
+
+
+def check_positions(config, pad_id: int) -> None:
+    """Raises ValueError if transformers would count the positions of tokens from another row.
+
+    It has no `position_offset`: RoBERTa's positions begin after the id of padding.
+    """
+    offset = getattr(config, "position_offset", 0)
+    if offset not in (0, pad_id + 1):
+        raise ValueError(
+            f"position_offset is {offset}, and so {config.family} expects padding to have the id "
+            f"{offset - 1}, but in this vocabulary it has {pad_id}: use one that "
+            "tools/train_vocab.py --kind=bpe trained"
+        )

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-UNITS = ("token", "whole_word", "span")
-MAX_SPAN_WORDS = 10
-SPAN_CONTINUE = 0.8
+UNITS = ("token", "whole_word", "span", "ngram")
+# Relative frequencies of runs of 1, 2, ... words.
+SPAN_LENGTHS = tuple(0.8**n for n in range(10))
+NGRAM_LENGTHS = (1, 1 / 2, 1 / 3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +31,8 @@ class Masking:
       rate: fraction of a row's tokens to predict.
       unit: "token"; "whole_word" (all pieces of a word or none, as in the released whole-word
         models); "span" (SpanBERT, Joshi et al., 2020, section 3.1: runs of words of geometric
-        length, corrupted together).
+        length, corrupted together); "ngram" (ALBERT, Lan et al., 2020, section 4.1: runs of n = 1
+        to 3 words with probability proportional to 1 / n, each token corrupted on its own).
       repeat_after: number of epochs after which a row's masks repeat (static masking, the released
         `dupe_factor`); 0 draws new masks in every epoch.
       mask_fraction, keep_fraction, random_fraction: of the tokens to predict, those that become
@@ -87,11 +89,16 @@ def mask_tokens(
         else:
             starts = jnp.asarray(masking.word_start)[tokens] | ~maskable | jnp.roll(~maskable, 1)
             word = jnp.cumsum(starts) - 1
+            max_spans = masking.max_predictions
             if masking.unit == "whole_word":
                 chosen = _choose_words(choose_key, maskable, word, budget)
+            elif masking.unit == "ngram":
+                chosen, _ = choose_spans(
+                    choose_key, maskable, word, budget, max_spans, NGRAM_LENGTHS
+                )
             else:
-                chosen, group = _choose_spans(
-                    choose_key, maskable, word, budget, masking.max_predictions
+                chosen, group = choose_spans(
+                    choose_key, maskable, word, budget, max_spans, SPAN_LENGTHS
                 )
 
         is_prediction, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
@@ -152,18 +159,19 @@ def _choose_words(key, maskable, word, budget):
     return maskable & taken[word]
 
 
-def _choose_spans(key, maskable, word, budget, max_spans):
+def choose_spans(key, maskable, word, budget, max_spans, lengths):
     """Selects spans of words until the budget is spent, which may cut the last.
 
-    Anchors are uniform over free positions: until the budget is spent, each draw selects at least
-    one. A span ends
-    at a special token, so it is in one segment of one sequence. Returns bool `[length]`, and int32
+    `lengths` are the relative frequencies of spans of 1, 2, ... words. Anchors are uniform over
+    free positions: until the budget is spent, each draw selects at least one. A span ends at a
+    special token, so it is in one segment of one sequence. Returns bool `[length]`, and int32
     `[length]`, the span index of each selected position.
     """
     length, segment = maskable.shape[0], jnp.cumsum(~maskable)
     length_key, anchor_key = jax.random.split(key)
-    weights = SPAN_CONTINUE ** jnp.arange(MAX_SPAN_WORDS)
-    num_words = 1 + jax.random.categorical(length_key, jnp.log(weights), shape=(max_spans,))
+    num_words = 1 + jax.random.categorical(
+        length_key, jnp.log(jnp.array(lengths)), shape=(max_spans,)
+    )
     scores = jax.random.uniform(anchor_key, (max_spans, length))
 
     def add_span(carry, draw):

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bert_jax.checkpoints.families import check_positions
 from bert_jax.data.rows import Rows
 from bert_jax.model.architecture import architecture_of, config_from_settings
 from bert_jax.model.execution import Execution
@@ -36,6 +37,11 @@ FIXED_BY_WEIGHTS = (
     "intermediate_size",
     "max_position_embeddings",
     "layer_norm_epsilon",
+    "type_vocab_size",
+    "position_offset",
+    "embedding_size",
+    "activation",
+    "shares_layers",
 )
 # Fields of `config.model` that are not the architecture's.
 EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
@@ -123,6 +129,7 @@ def setup_pretraining(
     # Some models have padding beyond the ids of their tokenizer.
     vocab_size = max(tokenizer.vocab_size, source.vocab_size if source else 0)
     architecture = model_config(config, vocab_size, source)
+    check_positions(architecture, tokenizer.pad_id)
     max_length = max(phase.train.max_seq_length for phase in phases)
     if max_length > architecture.max_position_embeddings:
         raise ValueError(

@@ -53,7 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model = model_config()
     config.masking = ConfigDict()
     config.masking.rate = 0.15  # Fraction of the tokens to predict.
-    config.masking.unit = "token"  # Or "whole_word" or "span".
+    config.masking.unit = "token"  # Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT).
     config.masking.repeat_after = 0  # Epochs after which a row's masks repeat; 0 means never.
     # What becomes of the tokens to predict; the three fractions sum to 1.
     config.masking.mask_fraction = 0.8  # Replaced by [MASK].

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.data.masking import UNITS, Masking, mask_tokens, row_keys
+from bert_jax.data.masking import (
+    NGRAM_LENGTHS,
+    SPAN_LENGTHS,
+    UNITS,
+    Masking,
+    choose_spans,
+    mask_tokens,
+    row_keys,
+)
 
 SPECIAL = (0, 1, 2, 3, 4)
 MASK = 4
@@ -166,6 +174,26 @@ def test_spans_have_the_lengths_of_a_clipped_geometric_distribution():
     )
     # Tokens selected one by one would nearly all be isolated.
     assert lengths.mean() > 2.2 and (lengths > 1).mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        (NGRAM_LENGTHS, np.array([6, 3, 2]) / 11),  # 1/n, up to 3.
+        (SPAN_LENGTHS, 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)),  # Geometric, up to 10.
+    ],
+)
+def test_spans_have_the_lengths_of_the_paper(lengths, expected):
+    word, draws = jnp.arange(LENGTH), 4000
+
+    def one_span(key):
+        return choose_spans(key, word >= 0, word, 20, 1, lengths)[0]
+
+    chosen = np.array(jax.jit(jax.vmap(one_span))(jax.random.split(jax.random.key(0), draws)))
+    is_whole = chosen.argmax(axis=1) <= LENGTH - len(lengths)  # Not cut by the end of the row.
+    counts = np.bincount(chosen[is_whole].sum(axis=1), minlength=len(lengths) + 1)[1:]
+    sigma = np.sqrt(expected * (1 - expected) / is_whole.sum())
+    assert (abs(counts / is_whole.sum() - expected) < 4 * sigma).all()
 
 
 def test_spans_do_not_cross_special_tokens():

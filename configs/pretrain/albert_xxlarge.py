@@ -1,0 +1,24 @@
+"""ALBERT_XXLARGE: 12 layers that share their parameters, hidden 4096; 235 M parameters.
+
+Source: Lan et al. (2020), table 1. Only the size differs from albert_base.py, whose corpus it
+takes.
+
+Expected time: not run at full size; tools/tpu_report.py estimates it.
+Expected result: MNLI-m 90.6, SQuAD 1.1 F1 94.6 (released version 2). Not run at full size.
+
+    python -m bert_jax.pretrain --config=configs/pretrain/albert_xxlarge.py --workdir=runs/albert \
+        --config.long_phase.corpus=albert/512
+
+`albert_xxlarge.py:runlocal` runs a few steps of eight rows instead.
+"""
+
+from ml_collections import ConfigDict
+
+from bert_jax.configs.pretrain import albert_base
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    config = albert_base.get_config(arg)
+    config.model.size = "base"
+    config.model.hidden_size = 4096
+    return config
