@@ -227,9 +227,10 @@ def run_stack(
             )
             unreported.append(step_metrics)
             loop.limit_dispatch(unreported)
-            progress.update()
             if step == stack.first_step + 1:
+                progress.unpause()  # The time left does not count the compilation.
                 loop.log_first_step()
+            progress.update()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop()
             if step % config.log_every == 0 or should_evaluate or should_stop or step == stop:

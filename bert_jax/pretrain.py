@@ -145,6 +145,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             unreported.append(step_metrics)
             loop.limit_dispatch(unreported)
             loop.profile(workdir / "profile", step - first_step, profile_steps, state)
+            if compiles:
+                progress.unpause()  # The time left does not count the compilation.
             progress.update()
             if compiles:
                 jax.block_until_ready(state)

@@ -136,6 +136,13 @@ class TrialRun:
             if split.name == collapse_split.name:
                 outputs = predictions[split.name].outputs
                 result["collapsed"] = task.head.is_collapsed(split.features, outputs)
+                if result["collapsed"]:
+                    logging.warning(
+                        "%s collapsed: it predicts the same for all of %s; see Collapsed runs in "
+                        "docs/finetuning.md",
+                        self.trial.workdir,
+                        split.name,
+                    )
             if self.writes:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name].outputs, directory)

@@ -248,8 +248,12 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
         quoting = csv.QUOTE_NONE
         hint = f": line {line} has a quotation mark in its text, so no field is read as quoted"
         logging.info("%s%s", path, hint)
-    if other := _other_separator(text, delimiter):
-        hint = f" ({_SEPARATORS[delimiter]} separate a {path.suffix}, but its header has {other})"
+    other = _other_separator(text, delimiter)
+    wrong_separator = (
+        f"{path}, line 1: {_SEPARATORS[delimiter]} separate a {path.suffix}, but this header has "
+        f"{other}: convert the file, e.g. with pandas: read_csv(FILE, sep=None, engine='python')"
+        f".to_csv(NEW_FILE, index=False)"
+    )
     lines = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
     rows, line = [], 1
     try:
@@ -257,11 +261,9 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
             rows.append((fields, f"{path}, line {line}"))
             line = lines.line_num + 1
     except csv.Error as error:
-        problem = f"{error}: close every quoted field, and double the quotation marks inside it"
         if other:
-            problem = (
-                f"expected {_SEPARATORS[delimiter]}, found {other} in the header: convert the file"
-            )
+            raise ValueError(wrong_separator) from None
+        problem = f"{error}: close every quoted field, and double the quotation marks inside it"
         raise ValueError(f"{path}, line {line}: {problem}") from None
     records, names = [], rows[0][0] if rows else []
     if duplicates := [name for name in names if name and names.count(name) > 1]:
@@ -270,6 +272,8 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     for fields, location in rows[max(header_lines, 1) :]:
         if len(fields) == len(names):
             records.append(Record(dict(zip(names, fields, strict=True)), location))
+        elif any(fields) and other:
+            raise ValueError(wrong_separator)
         elif any(fields):
             counts = f"expected {len(names)} fields, as in the header, found {len(fields)}"
             raise ValueError(f"{location}: {counts}{hint}")
