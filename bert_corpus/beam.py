@@ -145,7 +145,7 @@ def _write_manifest(item: tuple[None, Iterable[tuple]], plan: Plan, output: str)
     report = Report()
     for _, _, part, _ in results:
         report.add(part)
-    check_skipped(report, plan.config)
+    check_skipped(report.skipped, plan.config.text_field)
     manifest = plan.manifest([entry for *_, entry in results if entry], report)
     for name, content in plan.metadata_files(report).items():
         _write(output, name, content)

@@ -64,7 +64,7 @@ def run_processes(
     with writing.open_scratch(output, plan.fingerprint(), overwrite) as scratch:
         with worker_processes(functools.partial(_run, plan, scratch), num_processes) as ordered_map:
             report, _ = _run_all(ordered_map, scratch, _spill_unit, units, "text")
-            check_skipped(report, plan.config)
+            check_skipped(report.skipped, plan.config.text_field)
             if plan.config.near_duplicates:
                 _find_near_duplicates(scratch, units)
             shard_report, entries = _run_all(ordered_map, scratch, _build_shard, names, "rows")

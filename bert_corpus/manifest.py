@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bert_corpus.config import LABELED_ROWS, CorpusConfig
 from bert_corpus.inputs import Source
@@ -26,14 +26,14 @@ def count_in_words(counts: dict[str, int]) -> str:
     return ", ".join(shown) or "nothing"
 
 
-def check_skipped(report: Report, config: CorpusConfig) -> None:
-    """Raises ValueError if too many lines of the input have no text."""
-    lines, without = report.skipped["lines"], report.skipped["lines_without_text"]
+def check_skipped(skipped: Mapping[str, int], text_field: str) -> None:
+    """Raises ValueError if too many lines of the input have no text, by what readers `skipped`."""
+    lines, without = skipped["lines"], skipped["lines_without_text"]
     if without > MAX_LINES_WITHOUT_TEXT * lines:
         raise ValueError(
             f"{without:,} of {lines:,} lines (of JSON, or rows of Parquet) have no text in "
-            f"{config.text_field!r}, expected at most {MAX_LINES_WITHOUT_TEXT:.0%}: name the field "
-            "with --text_field, or repair the input"
+            f"{text_field!r}, expected at most {MAX_LINES_WITHOUT_TEXT:.0%}: name the field "
+            "with --text_field, or repair the lines without it and those that are not JSON"
         )
 
 
@@ -122,6 +122,8 @@ def _advise(
     elif (num_heldout := splits["heldout"]["documents"]) < MIN_HELDOUT:
         fraction = min(0.2, math.ceil(100 * MIN_HELDOUT / num_documents) / 100)
         fix = f"--heldout_fraction={fraction} holds out about {fraction * num_documents:.0f}"
+        if fraction * num_documents < MIN_HELDOUT:
+            fix += f", and more text more: {MIN_HELDOUT} or more are enough"
         warnings.append(
             f"only {num_heldout} of {num_documents:,} documents "
             f"{'are' if num_heldout > 1 else 'is'} held out, with "

@@ -8,7 +8,6 @@ import collections
 import dataclasses
 import functools
 import io
-import itertools
 import json
 import re
 import tempfile
@@ -19,6 +18,7 @@ import tokenizers
 import tqdm
 
 from bert_corpus.inputs import Unit, find_inputs, split_into_units
+from bert_corpus.manifest import check_skipped
 from bert_corpus.parallel import worker_processes
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import UNREADABLE, split_sentences
@@ -37,30 +37,34 @@ MAX_SENTENCE_BYTES = 4192  # SentencePiece's default; longer ones are not traine
 
 @dataclasses.dataclass
 class CharacterCounts:
-    """Counts how often each character begins or continues a word, and how many "words" (for
-    WordPiece) and "sentences" (for SentencePiece) are too long to train on."""
+    """Counts how often each character begins or continues a word, how many "words" (for
+    WordPiece) and "sentences" (for SentencePiece) are too long to train on, and what readers
+    skipped."""
 
     word_initial: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     word_internal: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     too_long: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    skipped: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
 def text_of_units(units: list[Unit], lower_case: bool) -> tuple[list[str], CharacterCounts]:
     """Returns the sentences of units of the input, and their counts."""
     sentences: list[str] = []
-    documents = (read_documents(unit, collections.Counter()) for unit in units)
-    for document in itertools.chain.from_iterable(documents):
-        try:
-            sentences += split_sentences(document)
-        except UNREADABLE:
-            continue  # prepare_corpus counts these
+    counts = CharacterCounts()
+    for unit in units:
+        skipped: collections.Counter = collections.Counter()
+        for document in read_documents(unit, skipped):
+            try:
+                sentences += split_sentences(document)
+            except UNREADABLE:
+                continue  # prepare_corpus counts these
+        counts.skipped.update(skipped)
     normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case)
     splitter = tokenizers.pre_tokenizers.BertPreTokenizer()
     words: collections.Counter = collections.Counter()
     for sentence in sentences:
         text = normalizer.normalize_str(sentence)
         words.update(word for word, _ in splitter.pre_tokenize_str(text))
-    counts = CharacterCounts()
     counts.too_long["sentences"] = sum(
         len(text.encode()) > MAX_SENTENCE_BYTES for text in sentences
     )
@@ -80,13 +84,15 @@ def spool_text(
     stream: BinaryIO,
     num_processes: int = 0,
     data_dir: str = "",
+    text_field: str = "text",
 ) -> CharacterCounts:
     """Writes the sentences of `inputs` to `stream`, one per line, and returns their counts.
 
     Raises:
-      FileNotFoundError, ValueError: see `find_inputs` and `read_documents`; or there are no words.
+      FileNotFoundError, ValueError: see `find_inputs`, `read_documents` and `check_skipped`; or
+        there are no words.
     """
-    sources = find_inputs(inputs, data_dir=data_dir)
+    sources = find_inputs(inputs, text_field, data_dir)
     units = split_into_units(sources)
     counts = CharacterCounts()
     split = functools.partial(text_of_units, lower_case=lower_case)
@@ -96,7 +102,9 @@ def spool_text(
             counts.word_initial.update(unit_counts.word_initial)
             counts.word_internal.update(unit_counts.word_internal)
             counts.too_long.update(unit_counts.too_long)
+            counts.skipped.update(unit_counts.skipped)
     stream.flush()
+    check_skipped(counts.skipped, text_field)
     if not counts.word_initial:
         raise ValueError("the input holds no words to train on")
     return counts
@@ -201,6 +209,7 @@ def train_vocabulary(
     lower_case: bool,
     num_processes: int = 0,
     data_dir: str = "",
+    text_field: str = "text",
 ) -> bytes:
     """Returns the bytes of a vocabulary of at most `size` pieces.
 
@@ -211,11 +220,13 @@ def train_vocabulary(
         needed = f"bytes and special tokens need {MIN_BYTE_PAIR_SIZE} pieces"
         raise ValueError(f"--size={size} is too small: {needed}")
     with tempfile.NamedTemporaryFile(suffix=".txt") as spool:
-        counts = spool_text(inputs, lower_case, spool, num_processes, data_dir)
+        counts = spool_text(inputs, lower_case, spool, num_processes, data_dir, text_field)
         limits = {
             "words": f"{MAX_WORD_CHARACTERS} characters, which are [UNK] to WordPiece",
             "sentences": f"{MAX_SENTENCE_BYTES:,} bytes",
         }
+        if without := counts.skipped["lines_without_text"]:
+            print(f"lines without text in {text_field!r}, not trained on: {without:,}")
         unit = {"wordpiece": "words", "sentencepiece": "sentences"}.get(kind)
         if unit and counts.too_long[unit]:
             print(f"not trained on: {counts.too_long[unit]:,} {unit} of over {limits[unit]}")

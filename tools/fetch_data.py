@@ -158,7 +158,7 @@ def download_wheel(package: str, directory: pathlib.Path) -> pathlib.Path:
             f"could not download {package} (exit code {finished.returncode}):\n"
             f"{finished.stderr.strip()}\n"
             "Check that a package index can be reached, and that pip is installed "
-            f"({sys.executable} -m pip --version)."
+            f"({sys.executable} -m pip --version): uv's environments need `uv pip install pip`."
         )
     return wheels[0]
 

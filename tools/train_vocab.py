@@ -36,6 +36,7 @@ FILENAME_OF_KIND = {
 }
 KIND = flags.DEFINE_enum("kind", "wordpiece", [*FILENAME_OF_KIND], "Algorithm; bpe: byte-level.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "The same as for tools/prepare_corpus.py.")
+TEXT_FIELD = flags.DEFINE_string("text_field", "text", "The same as for tools/prepare_corpus.py.")
 CASED = flags.DEFINE_bool(
     "cased", None, "Keep case (and, in WordPiece, accents). Byte-level BPE always does."
 )
@@ -66,11 +67,17 @@ def main(argv: list[str]) -> None:
         )
     try:
         content = train_vocabulary(
-            INPUT.value, KIND.value, SIZE.value, not is_cased, data_dir=DATA_DIR.value
+            INPUT.value,
+            KIND.value,
+            SIZE.value,
+            not is_cased,
+            data_dir=DATA_DIR.value,
+            text_field=TEXT_FIELD.value,
         )
         tokenizer = tokenizer_from_bytes(filename, content)
         with open(partial, "wb") as stream:
             stream.write(content)
+        is_replaced = os.path.exists(output)
         os.replace(partial, output)
     except (BrokenProcessPool, ImportError, OSError, ValueError) as error:
         sys.exit(f"train_vocab: {error}")
@@ -80,7 +87,8 @@ def main(argv: list[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.remove(partial)
     case = "uncased" if tokenizer.lower_case else "cased"
-    print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}")
+    replaced = ", in place of the file that was there" * is_replaced
+    print(f"{output}: {tokenizer.vocab_size:,} pieces, {case} {KIND.value}{replaced}")
     if tokenizer.lower_case == is_cased:
         print(
             f"warning: --cased={is_cased}, but by its pieces this vocabulary is {case}. Is all "

@@ -3,7 +3,6 @@
 Does not need transformers, and needs torch only for the old `pytorch_model.bin`.
 """
 
-import math
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -56,6 +55,9 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     keys = family.config_keys
     values = {**family.defaults, **values}
     fields = {field: values[key] for field, key in keys.items() if key in values}
+    for key in (*keys.values(), family.attention_dropout_key):
+        if not isinstance(values.get(key, 0), int | float):
+            raise ValueError(f"config.json: {key} is {values[key]!r}, expected a number")
     fields |= {"family": name, **family.fields}
     activation = values.get(family.activation_key, "gelu")
     if activation not in ACTIVATIONS:
@@ -65,14 +67,14 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     attention_dropout = values.get(family.attention_dropout_key, fields["dropout_rate"])
     if attention_dropout != fields["dropout_rate"]:
         fields["attention_dropout_rate"] = attention_dropout
+    if "max_position_embeddings" in fields:
+        fields["max_position_embeddings"] -= fields.get("position_offset", 0)
+    if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":
+        fields["embedding_size"] = None  # Without a layer that widens them.
     try:
-        if "max_position_embeddings" in fields:
-            fields["max_position_embeddings"] -= fields.get("position_offset", 0)
-        if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":
-            fields["embedding_size"] = None  # Without a layer that widens them.
         return BertConfig(**fields)
-    except TypeError as error:
-        raise ValueError(f"config.json: a value has the wrong type: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"config.json: {error}") from None
 
 
 def head_from_huggingface(values: Mapping) -> dict | None:
@@ -199,14 +201,18 @@ def load_huggingface(directory: pathlib.Path) -> parameters.LoadedModel:
         modules = read_modules(directory)
         encoder = modules.encoder
     path, legacy_path = encoder / "config.json", encoder / "bert_config.json"
-    values = read_json(legacy_path if legacy_path.exists() and not path.exists() else path)
-    config, head = config_from_huggingface(values), head_from_huggingface(values)
-    if modules and modules.head:
-        limit = min(modules.head.get("max_seq_length", math.inf), config.max_position_embeddings)
-        # The files that sentence-transformers reads count more than what we wrote beside them.
-        head = (head or {}) | modules.head | {"max_seq_length": limit}
-    check_pooling(config, head)
+    if not path.exists() and not legacy_path.exists():
+        fix = "copy it from the place that the weights come from"
+        raise FileNotFoundError(f"{encoder} has weights, but no config.json: {fix}")
+    values = read_json(path if path.exists() else legacy_path)
     try:
+        config, head = config_from_huggingface(values), head_from_huggingface(values)
+        if modules and modules.head:
+            limit = modules.head.get("max_seq_length", config.max_position_embeddings)
+            limit = min(limit, config.max_position_embeddings)
+            # The files that sentence-transformers reads count more than what we wrote beside them.
+            head = (head or {}) | modules.head | {"max_seq_length": limit}
+        check_pooling(config, head)
         tensors = read_tensors(encoder) | (modules.tensors if modules else {})
         params, report = params_from_huggingface(tensors, config, head)
     except ValueError as error:

@@ -22,8 +22,8 @@ class BertConfig:
     """The architecture of a model; hashable, so it can be static under jit.
 
     The defaults are BERT_BASE, uncased (Devlin et al., 2018). Raises ValueError for sizes below 1,
-    heads that do not divide the hidden size, groups that do not divide the layers, unknown names,
-    and dropout rates outside of [0, 1).
+    heads that do not divide the hidden size, an epsilon that is not positive, groups that do not
+    divide the layers, unknown names, and dropout rates outside of [0, 1).
     """
 
     vocab_size: int = 30522
@@ -80,6 +80,9 @@ class BertConfig:
             if (value := getattr(self, name)) not in allowed:
                 expected = ", ".join(allowed)
                 raise ValueError(f"BertConfig.{name} is {value!r}: expected one of {expected}")
+        if self.layer_norm_epsilon <= 0:
+            epsilon = self.layer_norm_epsilon
+            raise ValueError(f"BertConfig.layer_norm_epsilon must be positive, got {epsilon}")
         for name in ("dropout_rate", "attention_dropout_rate"):
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate < 1.0:

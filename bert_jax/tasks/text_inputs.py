@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
+from bert_jax.tasks.sequences import truncate_longest_first
 from bert_jax.tokenization import Tokenizer
 
 Texts = str | Iterable[str]
@@ -86,14 +87,19 @@ def describe_tokens(
         (ids,), (second,) = feature.sequences, feature.second_starts
         words = np.full(len(ids), -1, np.int32)
         offsets = np.zeros((len(ids), 2), np.int32)
-        # Where each text begins, and the [SEP] at its end.
-        places = ((1, second - 1), (second, len(ids) - 1))[: len(text)]
-        for start, end in places:
-            text_ids, text_offsets = next(encoded)
-            begins_word = tokenizer.word_start[text_ids]
+        parts, layout = [next(encoded) for _ in text], tokenizer.layout
+        kept = [part_ids for part_ids, _ in parts]
+        if len(text) == 2:  # As the features were truncated.
+            num_tokens = len(ids) - layout.num_special_tokens(2)
+            kept = truncate_longest_first(*kept, num_tokens)
+        start = 1
+        for (part_ids, part_offsets), kept_ids in zip(parts, kept, strict=True):
+            begins_word = tokenizer.word_start[part_ids]
             begins_word[:1] = True  # Whatever its piece.
+            end = min(start + len(kept_ids), len(ids) - 1)
             words[start:end] = (np.cumsum(begins_word) - 1)[: end - start]
-            offsets[start:end] = text_offsets[: end - start]
+            offsets[start:end] = part_offsets[: end - start]
+            start = end + layout.num_separators
         segment_ids = (np.arange(len(ids)) >= second).astype(np.int32)
         tokens = [tokenizer.id_to_token(index) for index in ids.tolist()]
         described.append(Tokens(tokens, ids, segment_ids, words, offsets))

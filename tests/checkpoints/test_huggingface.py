@@ -154,7 +154,10 @@ def test_config_defaults_to_bert_base():
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num is 2, expected 1"),
         ({"position_embedding_type": "relative_key"}, "expected 'absolute'"),
         ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is True"),
-        ({"hidden_size": "32"}, "a value has the wrong type"),
+        ({"hidden_size": "32"}, r"config\.json: hidden_size is '32', expected a number"),
+        ({"num_attention_heads": None}, "num_attention_heads is None, expected a number"),
+        ({"num_attention_heads": 5}, r"config\.json: .*hidden_size \(12\) must be a multiple of"),
+        ({"layer_norm_eps": -1}, "layer_norm_epsilon must be positive, got -1"),
         (
             {"attention_probs_dropout_prob": 1.2},
             r"attention_dropout_rate must be in \[0, 1\), got 1",
@@ -458,7 +461,7 @@ def test_damaged_file_is_an_error(name, content, message, tmp_path):
 
 def test_missing_config_is_an_error(tmp_path):
     (write_directory(tmp_path, state_dict()) / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"has weights, but no config\.json: copy it"):
         read_model(tmp_path)
 
 

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from bert_corpus.vocabulary import train_byte_pair
 from bert_jax.data.features import ModelInput
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.text_inputs import as_list, build_batch, describe_tokens
@@ -23,6 +24,29 @@ def described(texts, tokenizer=TOKENIZER, length=64):
     sequences, _ = make_sequences(texts, tokenizer, length)
     features = [ModelInput((ids,), (second,)) for ids, second in sequences]
     return describe_tokens(texts, features, tokenizer)
+
+
+@pytest.mark.parametrize("length", [64, 12])
+def test_tokens_of_a_pair_without_segments_are_those_of_its_texts(tmp_path, length):
+    """RoBERTa's: two separators between the texts, and no segment to tell them apart."""
+    (tmp_path / "text.txt").write_text("the old king built a road\nthe river made a village\n" * 9)
+    content = train_byte_pair(str(tmp_path / "text.txt"), 290)
+    tokenizer = tokenizer_from_bytes("bpe.json", content)
+    pair = ("the old king", "the river made a village")
+    (found,) = described([pair], tokenizer, length)
+    names = [tokenizer.id_to_token(index) for index in (tokenizer.cls_id, tokenizer.sep_id)]
+    assert found.tokens[0] == names[0] and found.tokens.count(names[1]) == 3
+    second = len(found.tokens) - found.tokens[::-1].index(names[1], 1)
+    assert len(found.tokens) <= length and not found.segment_ids.any()
+    of_text = [0] * second + [1] * (len(found.tokens) - second)
+    for text, token, word, (start, end) in zip(
+        of_text, found.ids, found.words, found.offsets, strict=True
+    ):
+        if word >= 0:
+            assert pair[text][start:end] == tokenizer.decode([token]).strip()
+            assert pair[text].split()[word].find(pair[text][start:end]) >= 0
+        else:
+            assert tokenizer.id_to_token(token) in names and (start, end) == (0, 0)
 
 
 @pytest.mark.parametrize(
