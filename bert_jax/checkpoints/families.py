@@ -333,7 +333,8 @@ FORMATS = {
 def check_positions(config, pad_id: int) -> None:
     """Raises ValueError if transformers would count the positions of tokens from another row.
 
-    It has no `position_offset`: RoBERTa's positions begin after the id of padding.
+    `config` is an architecture, or `config.model` of a run. transformers has no `position_offset`:
+    RoBERTa's positions begin after the id of padding.
     """
     offset = getattr(config, "position_offset", 0)
     if offset not in (0, pad_id + 1):

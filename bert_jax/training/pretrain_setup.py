@@ -129,7 +129,6 @@ def setup_pretraining(
     # Some models have padding beyond the ids of their tokenizer.
     vocab_size = max(tokenizer.vocab_size, source.vocab_size if source else 0)
     architecture = model_config(config, vocab_size, source)
-    check_positions(architecture, tokenizer.pad_id)
     max_length = max(phase.train.max_seq_length for phase in phases)
     if max_length > architecture.max_position_embeddings:
         raise ValueError(
@@ -295,6 +294,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             f"{config.corpus} and {config.long_phase.corpus} hold out other documents, as they are "
             "small: build both with a larger --heldout_fraction"
         )
+    check_positions(config.model, phases[0].train.tokenizer.pad_id)
     return phases
 
 

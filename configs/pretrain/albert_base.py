@@ -32,7 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.family = "albert"  # How other libraries store it.
     config.model.embedding_size = 128  # A dense layer widens it to the hidden size.
     config.model.shares_layers = True  # All layers have the parameters of one.
-    config.model.activation = "gelu_tanh"
+    config.model.activation = "gelu_tanh"  # Of feed-forward layers and the head for tokens.
     config.model.dropout_rate = 0.0
     config.masking.unit = "ngram"
 
