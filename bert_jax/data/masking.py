@@ -89,17 +89,14 @@ def mask_tokens(
         else:
             starts = jnp.asarray(masking.word_start)[tokens] | ~maskable | jnp.roll(~maskable, 1)
             word = jnp.cumsum(starts) - 1
-            max_spans = masking.max_predictions
             if masking.unit == "whole_word":
                 chosen = _choose_words(choose_key, maskable, word, budget)
-            elif masking.unit == "ngram":
-                chosen, _ = choose_spans(
-                    choose_key, maskable, word, budget, max_spans, NGRAM_LENGTHS
-                )
             else:
-                chosen, group = choose_spans(
-                    choose_key, maskable, word, budget, max_spans, SPAN_LENGTHS
+                lengths = SPAN_LENGTHS if masking.unit == "span" else NGRAM_LENGTHS
+                chosen, span = choose_spans(
+                    choose_key, maskable, word, budget, masking.max_predictions, lengths
                 )
+                group = span if masking.unit == "span" else group
 
         is_prediction, positions = jax.lax.top_k(chosen.astype(jnp.int32), masking.max_predictions)
         draw = jax.random.uniform(replace_key, tokens.shape)[group]

@@ -25,7 +25,7 @@ CHEAP = "cheap"
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """Applies one of `config.ACTIVATIONS`."""
+    """Applies the activation `name`, one of `config.ACTIVATIONS`, to `x`."""
     if name == "gelu":
         return gelu(x)
     functions = {"gelu_tanh": nn.gelu, "relu": nn.relu, "tanh": jnp.tanh}

@@ -252,7 +252,7 @@ def _read_delimited(path: pathlib.Path, header_lines: int) -> list[Record]:
     wrong_separator = (
         f"{path}, line 1: {_SEPARATORS[delimiter]} separate a {path.suffix}, but this header has "
         f"{other}: convert the file, e.g. with pandas: read_csv(FILE, sep=None, engine='python')"
-        f".to_csv(NEW_FILE, index=False)"
+        ".to_csv(NEW_FILE, index=False)"
     )
     lines = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
     rows, line = [], 1

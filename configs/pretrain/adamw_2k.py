@@ -41,7 +41,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.optimizer = "adamw"
     config.learning_rate = 7e-4
     config.beta2 = 0.98
-    config = bert_base.apply_runlocal(config, arg)
-    if arg:
-        config.num_steps = 0
-    return config
+    return bert_base.apply_runlocal(config, arg)

@@ -128,7 +128,8 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
             f"unknown argument {arg!r} after the colon: expected 'runlocal' or nothing"
         )
     config.model.dtype = "float32"
-    config.num_steps = 10
+    config.num_steps = 10 if config.num_steps else 0
+    config.per_device_batch_size = 0
     config.batch_size = config.long_phase.batch_size = config.eval_batch_size = 8
     config.long_phase.num_steps = 4 if config.long_phase.num_steps else 0
     config.warmup_steps = 2

@@ -51,7 +51,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.warmup_steps = 2_000
     config.long_phase.learning_rate = 4e-3
     config.long_phase.warmup_steps = 200
-    config = bert_base.apply_runlocal(config, arg)
-    if arg:
-        config.per_device_batch_size = 0
-    return config
+    return bert_base.apply_runlocal(config, arg)

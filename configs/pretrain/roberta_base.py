@@ -10,9 +10,10 @@ warmup_steps).
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: MNLI-m 87.6 in the paper, on 160 GB of text. Not run at full size.
 
-    python tools/train_vocab.py --kind=bpe --input=text --output=roberta/bpe.json --size=50265
-    python tools/prepare_corpus.py --input=text --vocab=roberta/bpe.json --output=roberta/512 \
-        --rows=full_sentences --max_seq_length=512
+    python tools/train_vocab.py --kind=bpe --size=50265 --input='texts/*.txt' \
+        --output=roberta/bpe.json
+    python tools/prepare_corpus.py --input='texts/*.txt' --vocab=roberta/bpe.json \
+        --rows=full_sentences --max_seq_length=512 --output=roberta/512
     python -m bert_jax.pretrain --config=configs/pretrain/roberta_base.py --workdir=runs/roberta \
         --config.long_phase.corpus=roberta/512
 
@@ -46,8 +47,4 @@ def get_config(arg: str = "") -> ConfigDict:
     config.warmup_steps = 24_000
     config.beta2 = 0.98
     config.clip_norm = 1e9  # No clipping.
-    config = bert_base.apply_runlocal(config, arg)
-    if arg:
-        config.num_steps = 0
-        config.per_device_batch_size = 0
-    return config
+    return bert_base.apply_runlocal(config, arg)
