@@ -38,7 +38,12 @@ from bert_jax.training.pretrain_setup import (
     open_phases,
     setup_pretraining,
 )
-from bert_jax.training.pretrain_step import make_eval_step, make_pretrain_step, mean_metrics
+from bert_jax.training.pretrain_step import (
+    make_eval_step,
+    make_pretrain_step,
+    mean_losses,
+    mean_metrics,
+)
 from bert_jax.training.state import TrainState, parameters_hash
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
@@ -162,7 +167,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 values = loop.check_finite(jax.device_get(unreported), step)
             if should_report:
                 values |= mean_metrics(values.pop("sums"))
-                values["loss"] = sum(values[name] for name in values if name.endswith("_loss"))
+                values["loss"] = objective.total_loss(mean_losses(values))
                 values = {f"train/{name}": value for name, value in values.items()}
                 values["learning_rate"] = float(setup.schedule(step - 1))
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step

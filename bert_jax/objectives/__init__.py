@@ -9,6 +9,7 @@ A file offers `Objective`, a frozen dataclass with
 - `make_model(model_config, execution)`, and `example_batch()` to initialize it;
 - `prepare(rows, key)`: the batch of packed rows, on the device that holds them;
 - `counts(batch)`: what each loss is normalized by, over the global batch;
+- `total_loss(losses)`: the loss to minimize, from the mean of each;
 - `sums(model, params, batch, dropout)`: sums of losses and correct predictions, and counts;
 - `flops_per_row(model_config, length, max_sequences)`.
 """

@@ -84,6 +84,11 @@ class MaskedLm:
         """Returns the numbers of targets, at least 1."""
         return target_counts(batch, self.main_loss, self.next_sentence)
 
+    @staticmethod
+    def total_loss(losses: dict[str, jax.Array | float]) -> jax.Array | float:
+        """Returns the sum of the mean losses of tokens and of pairs."""
+        return sum(losses.values())
+
     def sums(
         self,
         model: PretrainingModel,

@@ -37,7 +37,7 @@ def make_pretrain_step(
     """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
 
     The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective` (see
-    `bert_jax/objectives`). The loss is the sum of its losses, each a mean over the global batch,
+    `bert_jax/objectives`). The loss is its total of several, each a mean over the global batch,
     whatever the number of devices and microbatches. Masks are a function of (seed, row, epoch),
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
@@ -89,7 +89,8 @@ def accumulate_gradients(model, objective, num_microbatches, params, batch, coun
 
     def loss_fn(params, batch):
         sums = objective.sums(model, params, batch, step_dropout(model.config, batch, key))
-        return sum(sums[f"{name}_loss"] / counts[name] for name in counts), sums
+        losses = {name: sums[f"{name}_loss"] / counts[name] for name in counts}
+        return objective.total_loss(losses), sums
 
     def value_and_gradients(batch):
         values, gradients = jax.value_and_grad(loss_fn, has_aux=True)(params, batch)
@@ -163,3 +164,10 @@ def mean_metrics(sums: dict) -> dict[str, float]:
         result[f"{task}_loss"] = float(sums[f"{task}_loss"]) / count
         result[f"{task}_accuracy"] = float(sums[f"{task}_correct"]) / count
     return result
+
+
+def mean_losses(means: dict[str, float]) -> dict[str, float]:
+    """Returns the losses of `mean_metrics` by the names that `objective.total_loss` expects."""
+    return {
+        name.removesuffix("_loss"): value for name, value in means.items() if name.endswith("_loss")
+    }

@@ -69,6 +69,9 @@ class WasShuffled:
     def counts(self, batch):
         return {"shuffled": jnp.sum(batch["weights"])}
 
+    def total_loss(self, losses):
+        return losses["shuffled"]
+
     def sums(self, model, params, batch, dropout=None):
         logits = model.apply({"params": params}, batch, dropout)
         losses, correct = cross_entropy(logits, batch["replaced"].astype(jnp.int32))
