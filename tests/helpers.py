@@ -16,6 +16,7 @@ import time
 import flax
 import jax
 import numpy as np
+import sentencepiece
 
 import bert_jax
 from bert_corpus.build import build_corpus
@@ -62,6 +63,25 @@ def train_bpe(directory: pathlib.Path, text: str, size: int = 300):
     content = train_byte_pair(str(directory / "bpe_text.txt"), size)
     (directory / "bpe.json").write_bytes(content)
     return load_tokenizer(directory / "bpe.json")
+
+
+def write_albert_vocabulary(path: pathlib.Path) -> None:
+    """Writes a SentencePiece model of some 40 pieces, with ALBERT's special tokens."""
+    with open(path, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(random_text(20).split("\n")),
+            model_writer=file,
+            vocab_size=40,
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            pad_piece="<pad>",
+            unk_piece="<unk>",
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            minloglevel=2,
+        )
 
 
 def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
