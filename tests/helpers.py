@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -343,12 +344,16 @@ TORCH_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in
 
 
 def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
-    """Writes and returns a transformers model with all parameters random, biases included."""
+    """Writes and returns a transformers model with all parameters random, biases included.
+
+    `architecture` is of BERT or of a descendant with its vocabulary.
+    """
     import torch
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.BertConfig(**TORCH_SIZES, **settings)
+    family = re.match("(.+?)(Model|For)", architecture)[1]
+    config = getattr(transformers, f"{family}Config")(**TORCH_SIZES | settings)
     model = getattr(transformers, architecture)(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=std)
