@@ -126,7 +126,7 @@ def _suffix(module: str, leaf: str) -> str:
 def is_google(directory: pathlib.Path) -> bool:
     """Returns whether a directory looks like one of Google's archives."""
     has_config = any((directory / filename).exists() for filename in CONFIG_FAMILIES)
-    return has_config or any(directory.glob("*.index"))
+    return has_config or any(directory.glob("*.data-00000-of-*"))
 
 
 def load_google(directory: pathlib.Path) -> LoadedModel:

@@ -279,7 +279,8 @@ def electra_directory(tmp_path, monkeypatch, **settings):
     values = CONFIG_JSON | {"model_type": "electra", "embedding_size": 6} | settings
     (tmp_path / "config.json").write_text(json.dumps(values))
     (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
-    (tmp_path / "electra_small.index").write_text("")
+    for suffix in ("index", "data-00000-of-00001"):
+        (tmp_path / f"electra_small.{suffix}").write_text("")
     return tmp_path, discriminator, generator
 
 

@@ -6,6 +6,7 @@ import math
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -24,8 +25,10 @@ from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import Execution
 from bert_jax.model.span_boundary import NUM_PLACES
 from bert_jax.objectives.span_boundary import SpanBoundary
-from bert_jax.sharding.mesh import make_mesh
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
+from bert_jax.training.pretrain_step import make_pretrain_step, mean_metrics
+from bert_jax.training.state import TrainState
 from tests.helpers import build_small_corpus
 
 LENGTH, VOCAB, HIDDEN, EMBEDDING = 64, 60, 16, 8
@@ -209,6 +212,39 @@ def test_every_parameter_of_the_head_has_a_sharding_rule():
     assert shardings["dense_1"]["kernel"].spec == P("fsdp", "tensor")
     assert shardings["bias"].spec == P("tensor")
     assert shardings["position_embedding"]["embedding"].spec == P()
+
+
+def one_step(num_microbatches: int, **mesh) -> tuple[dict, dict]:
+    """Returns parameters and metrics after an update, whose size is the gradient's, on the host."""
+    mesh = make_mesh(**mesh) if mesh else make_mesh(devices=jax.devices()[:1])
+    optimizer = optax.sgd(1.0)
+    params = random_params()
+    state = TrainState(np.int32(0), params, optimizer.init(params))
+    shardings = infer_shardings(state, mesh, (*OBJECTIVE.rules, *RULES))
+    update = make_pretrain_step(
+        OBJECTIVE.make_model(dataclasses.replace(CONFIG, dropout_rate=0.0), Execution()),
+        optimizer,
+        shardings,
+        OBJECTIVE,
+        seed=0,
+        num_microbatches=num_microbatches,
+    )
+    rows = jax.device_put(make_rows(16), batch_sharding(mesh))
+    state, metrics = update(jax.device_put(state, shardings), rows)
+    return jax.device_get((state.params, metrics))
+
+
+@pytest.mark.slow
+def test_a_mesh_and_microbatches_equal_one_device():
+    params, metrics = one_step(1)
+    means = mean_metrics(metrics["sums"])
+    assert metrics["loss"] == pytest.approx(means["mlm_loss"] + means["sbo_loss"], rel=1e-6)
+    sharded, sharded_metrics = one_step(2, data=2, fsdp=2, tensor=2)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5),
+        (sharded, sharded_metrics),
+        (params, metrics),
+    )
 
 
 class Stop(Exception):
