@@ -604,7 +604,15 @@ BAD_FIELDS = [
     ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
     (
         {"objective": "causal"},
-        r"^--config\.objective=causal: .*expected left_to_right, masked_lm, or the",
+        r"^--config\.objective=causal: .*expected left_to_right, masked_lm, span_boundary, or",
+    ),
+    (
+        {"objective": "span_boundary"},
+        r"trains on single segments, without sentence pairs: set --config\.next_sentence=False",
+    ),
+    (
+        {"objective": "span_boundary", "next_sentence": False},
+        r"span_boundary predicts spans, but masking\.unit is 'token': set --config\.masking\.unit",
     ),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]
