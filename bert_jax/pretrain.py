@@ -48,7 +48,14 @@ from bert_jax.training.state import TrainState, parameters_hash
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
-PROGRESS = ("loss", "mlm_accuracy", "next_token_accuracy", "rows_per_second", "mfu")
+PROGRESS = (
+    "loss",
+    "mlm_accuracy",
+    "next_token_accuracy",
+    "replaced_accuracy",
+    "rows_per_second",
+    "mfu",
+)
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
