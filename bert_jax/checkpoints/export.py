@@ -8,7 +8,7 @@ import flax
 import numpy as np
 import safetensors.numpy
 
-from bert_jax.checkpoints.families import FORMATS, check_positions
+from bert_jax.checkpoints.families import FORMATS, PRETRAINING_HEADS, check_positions
 from bert_jax.checkpoints.huggingface import (
     ACTIVATIONS,
     FIXED_LABELS,
@@ -30,7 +30,8 @@ def save_huggingface(
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
-    Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
+    Of an ELECTRA run it writes the discriminator; `generator_of` is the other model. Raises OSError
+    if the directory exists, ValueError if transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError(f"a SentencePiece model, {tokenizer.filename}, cannot be exported")
@@ -39,6 +40,7 @@ def save_huggingface(
         raise ValueError(
             f"only the models of model/bert.py can be exported, not {config.architecture}"
         )
+    params = {name: tree for name, tree in params.items() if name != "generator"}
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
@@ -76,7 +78,8 @@ def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> No
 
 def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
     """Returns the contents of `config.json`. Raises ValueError for what transformers lacks."""
-    family, modules = FORMATS[config.family], ("mlm" in params, "nsp" in params)
+    family = FORMATS[config.family]
+    modules = tuple(name for name in PRETRAINING_HEADS if name in params)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     dropout_rate = config.attention_dropout_rate
     values = {
@@ -134,7 +137,7 @@ def params_to_huggingface(
             tensor = tensor.T if is_transposed else tensor
             # safetensors ignores strides.
             tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
-    if not params.keys() & {"mlm", "nsp", "head"}:
+    if not params.keys() & {*PRETRAINING_HEADS, "head"}:
         prefix = FORMATS[config.family].prefix
         return {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors

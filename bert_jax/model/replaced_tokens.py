@@ -5,8 +5,8 @@
             -> for each position, the logit of "this token was replaced"
 
 Only the discriminator is used afterwards. Unless the generator has embeddings of its own, both read
-the discriminator's, and the generator predicts with them. They are in the parameter tree once, under
-`encoder/embeddings`: what `generator/encoder/embeddings` lacks is taken from there, whenever the
+the discriminator's, and the generator predicts with them. The parameter tree has them once, under
+`encoder/embeddings`: what `generator/encoder/embeddings` lacks is taken from there whenever the
 generator is applied.
 """
 
@@ -23,8 +23,8 @@ from bert_jax.model.execution import Execution
 from bert_jax.model.layers import Dense, activate
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 
-# As in the released code, which shares all that its scope "electra/embeddings" holds; the layer that
-# brings them to the width of an encoder is each encoder's own.
+# As in the released code, which shares what is in its scope "electra/embeddings"; the layer that
+# widens or narrows them for an encoder is each encoder's own.
 SHARED = ("token_embedding", "position_embedding", "segment_embedding", "layer_norm")
 
 
@@ -54,8 +54,8 @@ class GeneratorSettings:
         fraction = self.hidden_fraction
         if not 0 < fraction <= 1:
             raise ValueError(
-                f"--config.generator.hidden_fraction={fraction}: expected a number above 0, and at "
-                "most 1: a generator reads the embeddings of a discriminator that is as wide or wider"
+                f"--config.generator.hidden_fraction={fraction}: expected more than 0 and at most "
+                "1, as a generator is no wider than the discriminator whose embeddings it reads"
             )
         hidden_size = round(discriminator.hidden_size * fraction)
         num_heads = max(round(discriminator.num_heads * fraction), 1)
@@ -80,7 +80,7 @@ class GeneratorSettings:
 
 
 class ReplacedTokenHead(nn.Module):
-    """Says of each token whether it was replaced (the released code's `discriminator_predictions`)."""
+    """Predicts of each token whether it was replaced (section 2)."""
 
     config: BertConfig
 

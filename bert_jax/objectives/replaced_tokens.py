@@ -78,8 +78,8 @@ class ReplacedTokens:
     def prepare(self, rows: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
         """Unpacks and masks rows, as `MaskedLm` does with the same key.
 
-        Adds int32 `original_tokens` `[B, L]`, and uint32 `sampling_keys` `[B, words]`, the data of a
-        PRNG key for the samples of each row. Like masks, they are a function of (key, row, epoch).
+        Adds int32 `original_tokens` `[B, L]`, and uint32 `sampling_keys` `[B, words]`: the data of
+        a PRNG key for the samples of each row, like its masks a function of (key, row, epoch).
         """
         batch = MaskedLm(self.masking, next_sentence=False).prepare(rows, key)
         key = jax.random.fold_in(key, zlib.crc32(b"samples"))

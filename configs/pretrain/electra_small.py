@@ -1,4 +1,4 @@
-"""ELECTRA_SMALL: 12 layers, hidden 256, embeddings of 128; a generator of a quarter; 14 M parameters.
+"""ELECTRA_SMALL: 12 layers, hidden 256, embeddings 128; a generator of a quarter; 14 M parameters.
 
 Source: Clark et al. (2020), sections 2 and 3, table 6 and the released code: a generator replaces
 15 % of the tokens, of which its input shows 85 % as [MASK] and the others as they are; the
