@@ -118,8 +118,13 @@ class ReplacedTokens:
         token_logits, _ = model.generator.apply(variables, batch, generator_dropout)
         samples = sample_tokens(batch["sampling_keys"], token_logits)
         batch, is_replaced = replace_tokens(batch, samples)
+        sums = self.model_sums(model, params, batch, is_replaced, dropout)
+        return generator_sums(token_logits, batch) | sums
+
+    def model_sums(self, model, params, batch, is_replaced, dropout) -> dict[str, jax.Array]:
+        """Returns the sums of the discriminator on the rows that the generator made."""
         logits = model.apply({"params": params}, batch, dropout)
-        return generator_sums(token_logits, batch) | discriminator_sums(logits, is_replaced, batch)
+        return discriminator_sums(logits, is_replaced, batch)
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
         """Returns the FLOPs of a training step for one row: of generator and discriminator."""
