@@ -5,12 +5,13 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from bert_jax.checkpoints.parameters import unexpected_tensors
 from bert_jax.checkpoints.read import read_model
@@ -21,6 +22,7 @@ from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import CHOICES
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.model.replaced_tokens import Discriminator
 from bert_jax.tasks import spans
 from bert_jax.tasks.masked_text import Fill, fill_texts
 from bert_jax.tasks.multiple_choice import Ranked
@@ -65,6 +67,13 @@ def load(
     return PretrainedModel(config, tokenizer, params, settings, str(directory), name)
 
 
+class Replaced(NamedTuple):
+    """The tokens of a text, and the probability of each to be replaced, float32 `[length]`."""
+
+    tokens: list[str]
+    probabilities: np.ndarray
+
+
 class PretrainedModel(TextEncoder):
     """A model on one device, restored by `load` or of parameters of your own.
 
@@ -77,7 +86,8 @@ class PretrainedModel(TextEncoder):
     Attributes:
       config: the architecture.
       tokenizer: the tokenizer of its vocabulary.
-      params: the parameter tree: "encoder", and "mlm", "nsp" and "head" where the model has them.
+      params: the parameter tree: "encoder", and "mlm", "nsp", "discriminator" (with, in an ELECTRA
+        run, its "generator") and "head" where the model has them.
       settings: the resolved configuration, as stored in the checkpoint. For own parameters only
         the head is needed: `{"head": {"task": "classification", "labels": ["no", "yes"]}}`.
       source: the directory given to `load`.
@@ -89,6 +99,8 @@ class PretrainedModel(TextEncoder):
         """The Flax module of `params`: with the fine-tuned or pre-training heads that it has."""
         if self.head:
             return make_model(self.config, self.head, self._execution)
+        if "discriminator" in self.params:
+            return Discriminator(self.config, self._execution)
         if "mlm" not in self.params:
             return EncoderModel(self.config, self._execution)
         return PretrainingModel(self.config, "nsp" in self.params, self._execution)
@@ -96,7 +108,8 @@ class PretrainedModel(TextEncoder):
     def __repr__(self) -> str:
         config, size = self.config, sum(leaf.size for leaf in jax.tree.leaves(self.params))
         sizes = f"{config.num_layers} layers, hidden size {config.hidden_size}, {size:,} parameters"
-        parts = (("mlm", "next token" if config.causal else "masked LM"), ("nsp", "sentence pairs"))
+        parts = [("mlm", "next token" if config.causal else "masked LM"), ("nsp", "sentence pairs")]
+        parts.append(("discriminator", "replaced tokens"))
         pretrained = " and ".join(name for part, name in parts if part in self.params)
         head = self.head or {"task": pretrained, "labels": ()}
         purpose = ": ".join(filter(None, (head["task"], ", ".join(head["labels"])[:200])))
@@ -115,14 +128,40 @@ class PretrainedModel(TextEncoder):
             raise ValueError("this model reads left to right, so it cannot fill in masks")
         missing = "" if "mlm" in self.params else "masked-LM head"
         if missing := missing or ("mask token" if self.tokenizer.mask_id is None else ""):
-            is_electra = getattr(self.config, "family", "") == "electra"
-            fix = ": load the checkpoint of the generator" * is_electra
+            fix = ""
+            if "generator" in self.params:
+                command = f"--to=native --generator {self.source or 'SRC'} DST"
+                fix = (
+                    f": run tools/convert_checkpoint.py {command}, and load the generator from DST"
+                )
+            elif getattr(self.config, "family", "") == "electra":
+                fix = ": load the checkpoint of the generator"
             raise ValueError(f"this model has no {missing}, so it cannot fill in masks{fix}")
         token_logits = functools.partial(
             forward.token_logits, self.config, self._execution, self.params
         )
         limit = self.config.max_position_embeddings
         return fill_texts(texts, top_k, self.tokenizer, limit, token_logits)[chosen]
+
+    def replaced_tokens(self, texts: TextsOrPairs) -> Replaced | list[Replaced]:
+        """Computes the probability of each token of texts or pairs to be replaced (ELECTRA).
+
+        [CLS] and [SEP] are included.
+        """
+        if "discriminator" not in self.params:
+            fix = "load the discriminator of an ELECTRA run, or its ElectraForPreTraining"
+            raise ValueError(f"this model has no head for replaced tokens: {fix}")
+        parts, chosen = self._parts(texts)
+        features = self._features(parts, self._max_length())
+
+        def finish(index: int, logits: np.ndarray) -> Replaced:
+            tokens = features[index].sequences[0].tolist()
+            return Replaced(list(map(self.tokenizer.id_to_token, tokens)), expit(logits))
+
+        function = functools.partial(
+            forward.replaced_logits, self.config, self._execution, self.params
+        )
+        return self._apply(function, features, ROWS_PER_BATCH, finish=finish)[chosen]
 
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None

@@ -48,7 +48,14 @@ from bert_jax.training.state import TrainState, parameters_hash
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
-PROGRESS = ("loss", "mlm_accuracy", "next_token_accuracy", "rows_per_second", "mfu")
+PROGRESS = (
+    "loss",
+    "mlm_accuracy",
+    "next_token_accuracy",
+    "replaced_accuracy",
+    "rows_per_second",
+    "mfu",
+)
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
@@ -78,7 +85,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         setup = setup_pretraining(config, phases, tokenizer, source_settings=source_settings)
         modules = modules_of(setup.abstract_state.params)
         if source:
-            source = keep_modules(source, modules, config)
+            source = keep_modules(source, setup)
         sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
@@ -261,14 +268,29 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     return source
 
 
-def keep_modules(source: LoadedModel, modules: list[str], config: ConfigDict) -> LoadedModel:
-    """Returns the weights that a model with these `modules` starts from; logs what is fresh."""
+def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
+    """Returns the weights that the model of `setup` starts from; logs what is fresh.
+
+    Raises ValueError if a module has other parameters in the weights.
+    """
+    config, modules = setup.config, modules_of(setup.abstract_state.params)
     fresh = sorted(set(modules) - set(source.settings["modules"]))
     names = ", ".join(fresh + ["optimizer"] * (not config.init_optimizer)) or "nothing"
     logging.info("Starting from %s; newly initialized: %s", config.init_from, names)
     params = flatten_dict(source.params, sep="/")
     kept = tuple(f"{module}/" for module in modules)
     params = {path: leaf for path, leaf in params.items() if path.startswith(kept)}
+    expected = flatten_dict(setup.abstract_state.params, sep="/")
+    for module in set(modules) - set(fresh):
+        found, wanted = (
+            {path: leaf.shape for path, leaf in tree.items() if path.startswith(f"{module}/")}
+            for tree in (params, expected)
+        )
+        if found != wanted:
+            raise ValueError(
+                f"{module} has other parameters in {config.init_from} than in this run: set the "
+                "fields that decide its size, such as those of config.generator, as that run did"
+            )
     return source._replace(params=unflatten_dict(params, sep="/"))
 
 

@@ -110,8 +110,9 @@ class Row:
     The encoder is that of a pre-training run with the fields `pretraining`, on a corpus of the
     `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, that of
     `weights`; with a `pretraining` of None the row is only quoted from the paper.
-    `finetuning` has fields of the tasks in this row, and `finetune_config` replaces that of the
-    tasks. At pod scale the model has the `size`. `paper` has the paper's scores by column.
+    `finetuning` has fields of the tasks in this row. `pretrain_config` and `finetune_config`
+    replace the configurations of the pre-training run and of the tasks. At pod scale the model has
+    the `size`. `paper` has the paper's scores by column.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Row:
     weights: str = ""
     finetuning: Settings = dataclasses.field(default_factory=dict)
     finetune_config: str = ""
+    pretrain_config: str = ""
     size: str = "base"
 
 
@@ -278,7 +280,7 @@ def pretraining(row: Row, scale: str) -> tuple[str, Settings]:
         config, settings = "bert_tiny", settings | PRETRAINING
     else:
         config, settings = f"pod_{row.size}", settings | {"keep_every": 100_000}
-    return config, settings | row.pretraining
+    return row.pretrain_config or config, settings | row.pretraining
 
 
 def pretrain_command(row: Row, scale: str) -> Command:

@@ -604,7 +604,7 @@ BAD_FIELDS = [
     ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
     (
         {"objective": "causal"},
-        r"^--config\.objective=causal: .*expected left_to_right, masked_lm, span_boundary, or",
+        r"^--config\.objective=causal: .*expected left_to_right, masked_lm, .*, span_boundary, or",
     ),
     (
         {"objective": "span_boundary"},
@@ -613,6 +613,10 @@ BAD_FIELDS = [
     (
         {"objective": "span_boundary", "next_sentence": False},
         r"span_boundary predicts spans, but masking\.unit is 'token': set --config\.masking\.unit",
+    ),
+    (
+        {"objective": "replaced_tokens"},
+        r"needs the fields of config\.generator, .*: start from configs/pretrain/electra_small\.py",
     ),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]

@@ -2,6 +2,7 @@
 
 python tools/convert_checkpoint.py --to=native uncased_L-12_H-768_A-12 checkpoints/bert_base
 python tools/convert_checkpoint.py --to=huggingface runs/base exported
+python tools/convert_checkpoint.py --to=huggingface --generator runs/electra electra_generator
 
 SRC is a workdir (its best checkpoint is converted, or else its last) or a single checkpoint, a
 directory that transformers' `save_pretrained` wrote, or one of Google's release (which needs `pip
@@ -25,20 +26,29 @@ from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
-from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.read import generator_of, read_model
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime.command_line import parse_flags
 
 WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 
 TO = flags.DEFINE_enum("to", None, list(WRITERS), "Format of DST.", required=True)
+GENERATOR = flags.DEFINE_bool(
+    "generator", False, "Of an ELECTRA run, write the generator, not the discriminator."
+)
 
 
-def convert(source: pathlib.Path, destination: pathlib.Path, target_format: str) -> None:
+def convert(
+    source: pathlib.Path, destination: pathlib.Path, target_format: str, generator: bool = False
+) -> None:
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: choose another DST")
     model = read_model(source)
     print(format_report(model.report))
+    if generator:
+        model = generator_of(model)
+    elif "generator" in model.params and target_format == "huggingface":
+        print("Writing the discriminator; --generator writes the generator")
     unfinished = destination.with_name(f"{destination.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +82,7 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # Orbax logs a lot.
     source, destination = (pathlib.Path(argument).absolute() for argument in argv[1:])
     try:
-        convert(source, destination, TO.value)
+        convert(source, destination, TO.value, GENERATOR.value)
     except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"convert_checkpoint: {error}")
 

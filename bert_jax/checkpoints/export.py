@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 from absl import logging
 
-from bert_jax.checkpoints.families import FORMATS, check_positions
+from bert_jax.checkpoints.families import FORMATS, PRETRAINING_HEADS, check_positions
 from bert_jax.checkpoints.huggingface import (
     ACTIVATIONS,
     FIXED_LABELS,
@@ -32,8 +32,9 @@ def save_huggingface(
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
-    Leaves out, with a warning, heads that only an objective of pre-training has. Raises OSError if
-    the directory exists, ValueError if transformers does not support its vocabulary or head.
+    Leaves out, with a warning, heads that only an objective of pre-training has. Of an ELECTRA run
+    it writes the discriminator; `generator_of` is the other model. Raises OSError if the directory
+    exists, ValueError if transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError(f"a SentencePiece model, {tokenizer.filename}, cannot be exported")
@@ -42,12 +43,13 @@ def save_huggingface(
         raise ValueError(
             f"only the models of model/bert.py can be exported, not {config.architecture}"
         )
+    params = _without_own_heads(params, config, head)
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
-    tensors = params_to_huggingface(_without_own_heads(params, config, head), config, head)
+    tensors = params_to_huggingface(params, config, head)
     directory.mkdir()
     if head.get("task") == "embedding":
         files |= embedding_files(config.hidden_size, head)
@@ -68,7 +70,7 @@ def save_huggingface(
 def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> dict:
     """Returns the parameters of the encoder, of its heads for tokens and pairs, and of the task."""
     known = {path.partition("/")[0] for path in parameter_shapes(config, head)}
-    if own := sorted(params.keys() - known):
+    if own := sorted(params.keys() - known - {"generator"}):
         reason = "only the objective of pre-training reads it, and transformers has no such head"
         logging.warning("not exported: %s; %s", ", ".join(own), reason)
     return {name: module for name, module in params.items() if name in known}
@@ -88,7 +90,8 @@ def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> No
 
 def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
     """Returns the contents of `config.json`. Raises ValueError for what transformers lacks."""
-    family, modules = FORMATS[config.family], ("mlm" in params, "nsp" in params)
+    family = FORMATS[config.family]
+    modules = tuple(name for name in PRETRAINING_HEADS if name in params)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     dropout_rate = config.attention_dropout_rate
     values = {
@@ -146,7 +149,7 @@ def params_to_huggingface(
             tensor = tensor.T if is_transposed else tensor
             # safetensors ignores strides.
             tensors[name.format(layer=layer)] = np.ascontiguousarray(tensor)
-    if not params.keys() & {"mlm", "nsp", "head"}:
+    if not params.keys() & {*PRETRAINING_HEADS, "head"}:
         prefix = FORMATS[config.family].prefix
         return {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors

@@ -6,6 +6,8 @@ The families are those of `model.config.FAMILIES`, by the `model_type` of their 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+PRETRAINING_HEADS = ("mlm", "nsp", "discriminator")
+
 
 class TaskFormat(NamedTuple):
     """How transformers stores a task's head.
@@ -36,7 +38,8 @@ class Family(NamedTuple):
       fields: fields of `BertConfig` that are the same in all models of the family.
       required: keys of `config.json` whose only supported value is this.
       tasks: task -> `TaskFormat`.
-      headless: (has "mlm", has "nsp") -> class of a model without a task's head.
+      headless: heads of pre-training that a model has, in the order of `PRETRAINING_HEADS` -> its
+        class, without a task's head.
     """
 
     prefix: str
@@ -49,7 +52,7 @@ class Family(NamedTuple):
     fields: Mapping[str, object]
     required: Mapping[str, object]
     tasks: Mapping[str, TaskFormat]
-    headless: Mapping[tuple[bool, bool], str]
+    headless: Mapping[tuple[str, ...], str]
 
 
 def _bert_layers(layer: str) -> dict[str, str]:
@@ -146,10 +149,10 @@ BERT = Family(
     required=_REQUIRED,
     tasks=_tasks("Bert"),
     headless={
-        (True, True): "BertForPreTraining",
-        (True, False): "BertForMaskedLM",
-        (False, True): "BertForNextSentencePrediction",
-        (False, False): "BertModel",
+        ("mlm", "nsp"): "BertForPreTraining",
+        ("mlm",): "BertForMaskedLM",
+        ("nsp",): "BertForNextSentencePrediction",
+        (): "BertModel",
     },
 )
 
@@ -181,7 +184,7 @@ ROBERTA = Family(
     fields={"position_offset": 2},  # Positions begin after the id of padding, 1.
     required=_REQUIRED | {"is_decoder": False, "pad_token_id": 1, "hidden_act": "gelu"},
     tasks=_tasks("Roberta", pooler="classifier.dense", head="classifier.out_proj"),
-    headless={(True, False): "RobertaForMaskedLM", (False, False): "RobertaModel"},
+    headless={("mlm",): "RobertaForMaskedLM", (): "RobertaModel"},
 )
 
 DISTILBERT = Family(
@@ -223,7 +226,7 @@ DISTILBERT = Family(
     fields={"type_vocab_size": 0, "pooler_activation": "relu"},
     required={"quantization_config": None, "pruned_heads": {}},
     tasks=_tasks("DistilBert", pooler="pre_classifier", choice_pooler="pre_classifier"),
-    headless={(True, False): "DistilBertForMaskedLM", (False, False): "DistilBertModel"},
+    headless={("mlm",): "DistilBertForMaskedLM", (): "DistilBertModel"},
 )
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{layer}.albert_layers.0"
@@ -272,9 +275,9 @@ ALBERT = Family(
     required=_REQUIRED | {"inner_group_num": 1},
     tasks=_tasks("Albert"),
     headless={
-        (True, True): "AlbertForPreTraining",
-        (True, False): "AlbertForMaskedLM",
-        (False, False): "AlbertModel",
+        ("mlm", "nsp"): "AlbertForPreTraining",
+        ("mlm",): "AlbertForMaskedLM",
+        (): "AlbertModel",
     },
 )
 
@@ -289,6 +292,8 @@ ELECTRA = Family(
             "mlm": "generator_lm_head",
             "mlm/transform": "generator_predictions.dense",
             "mlm/layer_norm": "generator_predictions.LayerNorm",
+            "discriminator/dense": "discriminator_predictions.dense",
+            "discriminator/output": "discriminator_predictions.dense_prediction",
         },
     ),
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
@@ -318,7 +323,11 @@ ELECTRA = Family(
         head="classifier.out_proj",
         choice_pooler="sequence_summary.summary",
     ),
-    headless={(True, False): "ElectraForMaskedLM", (False, False): "ElectraModel"},
+    headless={
+        ("mlm",): "ElectraForMaskedLM",
+        ("discriminator",): "ElectraForPreTraining",
+        (): "ElectraModel",
+    },
 )
 
 FORMATS = {

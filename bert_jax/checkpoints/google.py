@@ -78,7 +78,11 @@ DISCRIMINATOR = _names(
     "electra/embeddings",
     "electra/encoder/layer_{layer}",
     _BERT_LAYER,
-    {"encoder/embeddings/projection": "electra/embeddings_project"},
+    {
+        "encoder/embeddings/projection": "electra/embeddings_project",
+        "discriminator/dense": "discriminator_predictions/dense",
+        "discriminator/output": "discriminator_predictions/dense_1",
+    },
 )
 # It shares the discriminator's embeddings.
 GENERATOR = _names(

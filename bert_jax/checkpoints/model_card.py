@@ -54,7 +54,7 @@ def model_card(name: str, params: Mapping, settings: Mapping, result: Mapping) -
     is_embedding = loader in ("SentenceTransformer", "CrossEncoder")
     base = settings.get("init_from") or ""
     on_hub = re.search(r"models--([\w.-]+?)--([\w.-]+)", base)
-    results = _eval_results(pipeline_tag, settings, result)
+    results = _eval_results(pipeline_tag, settings, result, "discriminator" in params)
     data = ModelCardData(
         license="unknown",
         base_model="/".join(on_hub.groups()) if on_hub else None,
@@ -100,11 +100,15 @@ def _kind(params: Mapping, settings: Mapping) -> str:
     return "causal" if settings["architecture"].get("causal") else "mlm"
 
 
-def _eval_results(pipeline_tag: str, settings: Mapping, result: Mapping) -> list[EvalResult]:
+def _eval_results(
+    pipeline_tag: str, settings: Mapping, result: Mapping, is_discriminator: bool
+) -> list[EvalResult]:
     """Returns an entry for each score, but none for those of single labels, such as f1/PER."""
     splits = {name: scores for name, scores in result.items() if isinstance(scores, dict)}
     if not splits:  # Of pre-training: held-out rows of the corpus.
         names = ("perplexity", "mlm_accuracy", "nsp_accuracy", "next_token_accuracy")
+        if is_discriminator:  # The others are the generator's.
+            names = ("replaced_accuracy", "replaced_recall", "replaced_precision")
         splits = {"heldout": {name: result[name] for name in names if name in result}}
     return [
         EvalResult(

@@ -13,13 +13,14 @@ import jax
 import numpy as np
 from absl import logging
 
-from bert_jax.checkpoints.families import FORMATS
+from bert_jax.checkpoints.families import FORMATS, PRETRAINING_HEADS
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.model.replaced_tokens import ReplacedTokenHead
 from bert_jax.tokenization import Tokenizer
 
-OPTIONAL_MODULES = ("encoder/pooler", "mlm", "nsp")
+OPTIONAL_MODULES = ("encoder/pooler", *PRETRAINING_HEADS)
 """Parts that a model may lack, besides a task's head."""
 
 
@@ -106,9 +107,10 @@ def model_settings(config, params: Mapping) -> dict:
 
 
 def parameter_shapes(config, head: Mapping | None = None) -> dict:
-    """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of a head.
+    """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of other heads.
 
-    `config` is the configuration of an architecture.
+    `config` is the configuration of an architecture. The heads are a task's, if given, and that of
+    ELECTRA's discriminator.
     """
     return dict(_traced_shapes(config, json.dumps(head)))
 
@@ -117,6 +119,10 @@ def parameter_shapes(config, head: Mapping | None = None) -> dict:
 def _traced_shapes(config, head_json: str) -> dict:
     key, head = jax.random.key(0), json.loads(head_json)
     params = jax.eval_shape(PretrainingModel(config).init, key, example_batch())["params"]
+    if config.architecture == "bert":
+        x = np.zeros((1, 1, config.hidden_size), np.float32)
+        discriminator = jax.eval_shape(ReplacedTokenHead(config).init, key, x)["params"]
+        params |= {"discriminator": discriminator}
     if head and (head["labels"] or head.get("projections")):  # Others have no parameters.
         bounds = np.zeros((1, 1, 3), np.int32)
         rows = {"tokens": np.zeros((1, 2), np.int32), "sequence_bounds": bounds}

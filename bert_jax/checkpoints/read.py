@@ -8,10 +8,16 @@ import flax
 from bert_jax.checkpoints.google import is_google, load_google
 from bert_jax.checkpoints.huggingface import load_huggingface
 from bert_jax.checkpoints.native import load_checkpoint
-from bert_jax.checkpoints.parameters import LoadedModel, LoadReport, parameter_shapes
+from bert_jax.checkpoints.parameters import (
+    LoadedModel,
+    LoadReport,
+    model_settings,
+    parameter_shapes,
+)
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
 from bert_jax.model.architecture import config_from_settings
+from bert_jax.model.replaced_tokens import GeneratorSettings, generator_params
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:
@@ -47,6 +53,23 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))
     unused = ("training",) if settings.get("has_training_state", True) else ()
     return LoadedModel(params, settings, tokenizer, LoadReport(paths, (), unused))
+
+
+def generator_of(model: LoadedModel) -> LoadedModel:
+    """Returns the generator of an ELECTRA run as a masked LM of its own, embeddings included.
+
+    Raises ValueError if the model has none.
+    """
+    if "generator" not in model.params:
+        raise ValueError(
+            "the weights have no generator: only the checkpoints of a run with "
+            "objective=replaced_tokens have one beside the discriminator"
+        )
+    generator = GeneratorSettings(**model.settings["generator"])
+    config = generator.config(config_from_settings(model.settings))
+    params = generator_params(model.params)
+    settings = model.settings | model_settings(config, params)
+    return model._replace(params=params, settings=settings)
 
 
 def find_snapshot(directory: pathlib.Path) -> pathlib.Path:

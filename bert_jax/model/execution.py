@@ -9,7 +9,7 @@ layers with TPU kernels and a gradient of its own. Only this file imports it; th
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 from absl import logging
@@ -132,19 +132,25 @@ class StepParameters:
     def __init__(
         self,
         execution: Execution,
-        config,
+        encoders: Mapping[str, object],
         shardings: dict,
         length: int,
         overlaps_collectives: bool = False,
     ):
-        """Plans the preparation for rows of `length`; `shardings` has one for each parameter."""
+        """Plans the preparation for rows of `length`; `shardings` has one for each parameter.
+
+        `encoders` has the configuration of each encoder by its path, such as "encoder".
+        """
         self._dtype = execution.dtype
         self._original_shardings = self.shardings = shardings
         mesh = jax.tree.leaves(shardings)[0].mesh.abstract_mesh
-        self._fuses = uses_fast_path(execution, config, length, mesh)
-        if self._fuses:
-            # The three matrices have the same sharding.
-            self.shardings = _fuse_matrices(shardings, join=lambda query, key, value: query)
+        self._fused = [
+            path.split("/")
+            for path, config in encoders.items()
+            if uses_fast_path(execution, config, length, mesh)
+        ]
+        # The three matrices have the same sharding.
+        self.shardings = self._fuse(shardings, join=lambda query, key, value: query)
 
         def spec(path, sharding: NamedSharding) -> P:
             axes = data_axes(sharding)
@@ -171,15 +177,21 @@ class StepParameters:
         (gradients,) = jax.linear_transpose(self._fuse, params)(gradients)
         return jax.lax.with_sharding_constraint(gradients, self._original_shardings)
 
-    def _fuse(self, params):
-        return _fuse_matrices(params) if self._fuses else params
+    def _fuse(self, params, **options):
+        for path in self._fused:
+            params = _fuse_matrices(params, path, **options)
+        return params
 
 
-def _fuse_matrices(params: dict, **options) -> dict:
-    """Applies `fuse_projections` to the matrices: before gathering, on shards of them."""
-    encoder = params["encoder"]
-    layers = fuse_projections(encoder["layers"], leaves=("kernel",), **options)
-    return params | {"encoder": encoder | {"layers": layers}}
+def _fuse_matrices(params: dict, path: Sequence[str], **options) -> dict:
+    """Applies `fuse_projections` to the matrices of the encoder at `path`.
+
+    Before gathering, on shards of them.
+    """
+    if path:
+        name, *rest = path
+        return params | {name: _fuse_matrices(params[name], rest, **options)}
+    return params | {"layers": fuse_projections(params["layers"], leaves=("kernel",), **options)}
 
 
 def is_layer_matrix(path) -> bool:

@@ -24,10 +24,10 @@ DTYPES = {16: "bfloat16", 32: "float32"}  # By their bits.
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
 MODEL_PARTS = (
-    ("masking", r"^(?!.*PretrainingModel).*(vmap\(|row_key|mask)"),
+    ("masking", r"^(?!.*(Pretraining|ReplacedToken)Model).*(vmap\(|row_key|mask)"),
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
-    ("heads", r"/(mlm|nsp|pooler)\b|/encoder\.pool\b|jvp\(\)"),
+    ("heads", r"/(mlm|nsp|pooler|discriminator)\b|/encoder\.pool\b|jvp\(\)"),
     ("sublayer output", r"/sublayer/"),
     (
         "attention",

@@ -65,7 +65,9 @@ def make_pretrain_step(
         batch["dropout_rows"] = jnp.arange(len(rows["tokens"]))
         counts = objective.counts(batch)
         length = rows["tokens"].shape[1]
-        layout = StepParameters(model.execution, model.config, shardings.params, length, overlaps)
+        # Few models have more than one encoder: those say which.
+        encoders = getattr(model, "encoders", {"encoder": model.config})
+        layout = StepParameters(model.execution, encoders, shardings.params, length, overlaps)
         params = layout.prepare(state.params)
         # Devices exchange gradients once, after all layers and microbatches (but for matrices
         # that layers gather), and each receives the sum for its own shard of the parameters.
@@ -157,12 +159,16 @@ def prepare_batch(objective, mesh: Mesh, rows: dict, key: jax.Array) -> dict[str
 
 
 def mean_metrics(sums: dict) -> dict[str, float]:
-    """Returns mean losses (nats) and accuracies from sums; 0, not NaN, without targets."""
+    """Returns mean losses (nats), accuracies and other ratios; 0, not NaN, without targets.
+
+    `x_loss`, `x_correct` and `x_hits` are divided by `x_count`; the last gives the ratio `x`.
+    """
     result = {}
     for task in (name.removesuffix("_count") for name in sums if name.endswith("_count")):
         count = float(sums[f"{task}_count"]) or 1.0
-        result[f"{task}_loss"] = float(sums[f"{task}_loss"]) / count
-        result[f"{task}_accuracy"] = float(sums[f"{task}_correct"]) / count
+        for kind, metric in (("_loss", "_loss"), ("_correct", "_accuracy"), ("_hits", "")):
+            if f"{task}{kind}" in sums:
+                result[f"{task}{metric}"] = float(sums[f"{task}{kind}"]) / count
     return result
 
 

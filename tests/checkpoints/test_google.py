@@ -76,6 +76,8 @@ RELEASED_DISCRIMINATOR = [
     *ELECTRA_EMBEDDINGS,
     *(name.replace("bert/", "electra/") for name in LAYERS),
     *("electra/embeddings_project/bias", "electra/embeddings_project/kernel"),
+    *("discriminator_predictions/dense/bias", "discriminator_predictions/dense/kernel"),
+    *("discriminator_predictions/dense_1/bias", "discriminator_predictions/dense_1/kernel"),
 ]
 RELEASED_GENERATOR = [
     *ELECTRA_EMBEDDINGS,
@@ -111,7 +113,7 @@ def test_names_equal_the_released_ones(config, is_generator, released):
 def variables() -> dict[str, np.ndarray]:
     """Returns `state_dict()` as Google stores it: kernels are `[inputs, outputs]`."""
     tensors, stored, table = state_dict(), {}, tensor_table(CONFIG)
-    for path in parameter_shapes(CONFIG):
+    for path in table:
         for layer in (0, 1):
             value = tensors[huggingface_name(path).format(layer=layer)]
             transpose = path.endswith("/kernel") and path != "nsp/dense/kernel"
@@ -272,8 +274,7 @@ def electra_directory(tmp_path, monkeypatch, **settings):
     discriminator, generator = (
         random_variables(ELECTRA_CONFIG, is_generator) for is_generator in (False, True)
     )
-    heads = {"discriminator_predictions/dense_1/bias": np.zeros(1)}
-    stored = generator[0] | discriminator[0] | heads
+    stored = generator[0] | discriminator[0]
     slots = {f"{name}/adam_{moment}": stored[name] for name in stored for moment in "mv"}
     stub_tensorflow(monkeypatch, stored | slots | {"global_step": np.zeros(())})
     values = CONFIG_JSON | {"model_type": "electra", "embedding_size": 6} | settings
@@ -294,6 +295,7 @@ def test_architectures_choose_one_of_electras_networks(name, tmp_path, monkeypat
             np.testing.assert_array_equal(value, params[path], err_msg=path)
     assert flat(read.params).keys() == params.keys()
     assert ("mlm" in read.params) == is_generator
+    assert ("discriminator" in read.params) != is_generator
     assert set(read.report.loaded) == stored.keys() and not read.report.missing
     other = "generator/" if not is_generator else "electra/encoder/"
     assert any(name.startswith(other) for name in read.report.unused)

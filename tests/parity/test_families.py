@@ -19,6 +19,8 @@ from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import HEADS, make_model
 from bert_jax.model.layers import cross_entropy
 from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.model.replaced_tokens import Discriminator
+from bert_jax.objectives.replaced_tokens import discriminator_sums
 from bert_jax.tokenizer_export import transformers_files
 from tests.helpers import train_bpe
 
@@ -95,6 +97,8 @@ CLASSES = (
     "ForQuestionAnswering",
     "ForMultipleChoice",
 )
+# Of ELECTRA alone: the discriminator.
+CASES = [(family, each) for family in OPTIONS for each in CLASSES] + [("Electra", "ForPreTraining")]
 
 
 def random_model(family: str, head: str, seed: int):
@@ -153,6 +157,8 @@ def our_outputs(config, head: dict | None, params: dict, rows: dict) -> jax.Arra
     """Returns the outputs of the head, or without one the logits of all positions."""
     if head:
         return make_model(config, head).apply({"params": params}, rows)
+    if "discriminator" in params:
+        return Discriminator(config).apply({"params": params}, unpack_rows(rows))
     positions = jnp.broadcast_to(jnp.arange(LENGTH), rows["tokens"].shape)
     model = PretrainingModel(config, next_sentence=False)
     logits = model.apply({"params": params}, unpack_rows(rows), positions, method="predict_tokens")
@@ -162,6 +168,10 @@ def our_outputs(config, head: dict | None, params: dict, rows: dict) -> jax.Arra
 def our_loss(head: dict | None, outputs: jax.Array, rows: dict, labels: np.ndarray) -> jax.Array:
     """Returns the mean loss over the labels, of which -100 are none."""
     weights = labels >= 0
+    if outputs.ndim == labels.ndim and head is None:  # Whether each token was replaced.
+        batch = unpack_rows(rows)
+        sums = discriminator_sums(outputs, jnp.asarray(labels == 1), batch)
+        return sums["replaced_loss"] / sums["replaced_count"]
     if head is None:
         losses, _ = cross_entropy(outputs, jnp.asarray(labels))
     else:
@@ -173,6 +183,9 @@ def our_loss(head: dict | None, outputs: jax.Array, rows: dict, labels: np.ndarr
 def random_labels(task: str | None, config, is_real: np.ndarray, seed: int) -> tuple:
     """Returns labels in our layout, and as transformers takes them."""
     rng = np.random.default_rng(seed)
+    if task == "replaced_tokens":
+        labels = rng.integers(0, 2, is_real.shape)
+        return labels, {"labels": torch.tensor(labels)}
     if task in (None, "tagging"):
         count = config.vocab_size if task is None else NUM_LABELS
         labels = np.where(is_real, rng.integers(0, count, is_real.shape), -100)
@@ -187,14 +200,13 @@ def random_labels(task: str | None, config, is_real: np.ndarray, seed: int) -> t
     return labels, {"labels": torch.tensor(labels[:, 0])}
 
 
-@pytest.mark.parametrize("head_class", CLASSES)
+@pytest.mark.parametrize(("family", "head_class"), CASES)
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("family", OPTIONS)
 def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed, head_class):
     model = random_model(family, head_class, seed)
     values = json.loads(model.config.to_json_string(use_diff=False))
     config, head = config_from_huggingface(values), head_from_huggingface(values)
-    task = head["task"] if head else None
+    task = "replaced_tokens" if head_class == "ForPreTraining" else head and head["task"]
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
     params, report = params_from_huggingface(tensors, config, head)
     assert all("position_ids" in name for name in report.unused)
@@ -235,7 +247,8 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed
         logits = theirs.logits
     logits = logits.detach().numpy()
     difference = np.abs(np.reshape(outputs, logits.shape) - logits)
-    assert np.max(difference[is_real] if logits.ndim == 3 else difference) < TOLERANCE
+    per_position = logits.shape[:2] == is_real.shape
+    assert np.max(difference[is_real] if per_position else difference) < TOLERANCE
     written = params_to_huggingface(gradients, config, head)
     for name, parameter in model.named_parameters():
         if name not in written or parameter.grad is None or name.endswith("key.bias"):

@@ -1,0 +1,69 @@
+"""ELECTRA_SMALL: 12 layers, hidden 256, embeddings 128; a generator of a quarter; 14 M parameters.
+
+Source: Clark et al. (2020), sections 2 and 3, table 6 and the released code: a generator replaces
+15 % of the tokens, of which its input shows 85 % as [MASK] and the others as they are; the
+discriminator, with 50 times the generator's weight, finds the replaced ones. A million steps of 128
+rows of 128 tokens; Adam, learning rate 5e-4 after 10,000 steps of warm-up; no next-sentence
+prediction. The released code's rows are two consecutive spans; the nearest rows here are those of
+sentence order, in half of which the spans are swapped. The released small model has a generator of
+its own size and more steps: --config.generator.hidden_fraction=1.0.
+
+Expected time: 4 days on one V100 in the paper; tools/tpu_report.py estimates it on TPUs.
+Expected result: MNLI-m 81.3 for the released model, 78.9 for one trained for a million steps on
+OpenWebText (README of the released code). Not run at full size.
+
+    python tools/prepare_corpus.py --input='texts/*.txt' --vocab=vocab.txt \
+        --rows=sentence_order --max_seq_length=128 --output=corpus/128
+    python -m bert_jax.pretrain --config=configs/pretrain/electra_small.py --workdir=runs/electra \
+        --config.corpus=corpus/128
+
+The topology is v4's: `electra_small.py:v4`, the default. `electra_small.py:runlocal` runs a few
+steps of eight rows instead. The run's workdir is the discriminator's, to fine-tune; its generator
+is written by tools/convert_checkpoint.py --generator.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from bert_jax.configs.pretrain import bert_base, pod_base
+
+TOPOLOGIES = {"v4": "v4:2x2x1"}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
+    config = bert_base.get_config()
+    config.topology = topology  # The default of tools/tpu_report.py.
+    config.model.family = "electra"  # How other libraries store it.
+    config.model.hidden_size = 256
+    # A dense layer widens it to the hidden size; None: the embeddings have that size themselves.
+    config.model.embedding_size = placeholder(int)
+    config.model.embedding_size = 128
+    config.model.pooler_activation = "gelu"  # Of the dense layer below a classifier.
+
+    config.objective = "replaced_tokens"
+    config.next_sentence = False
+    config.generator = generator_config()
+    config.masking.mask_fraction = 0.85
+    config.masking.keep_fraction = 0.15
+    config.masking.random_fraction = 0.0
+
+    config.num_steps = 1_000_000
+    config.batch_size = 128
+    config.long_phase.num_steps = 0  # All rows have 128 tokens.
+    config.shard_weight_update = True
+    config.learning_rate = 5e-4
+    config.warmup_steps = 10_000
+    return bert_base.apply_runlocal(config, arg)
+
+
+def generator_config() -> ConfigDict:
+    """Returns the fields of `bert_jax.model.replaced_tokens.GeneratorSettings`."""
+    generator = ConfigDict()
+    # Its hidden size, heads and feed-forward size, as a fraction of the discriminator's.
+    generator.hidden_fraction = 0.25
+    generator.num_layers = placeholder(int)  # None: as many as the discriminator.
+    # It reads and predicts with the discriminator's embeddings; False: it has its own.
+    generator.ties_embeddings = True
+    generator.discriminator_weight = 50.0  # Of the discriminator's loss; the generator's is 1.
+    return generator

@@ -1,0 +1,463 @@
+"""ELECTRA's objective: against formulas in float64, what is shared, samples, packing, meshes."""
+
+import dataclasses
+import importlib
+import json
+import math
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import bert_jax
+from bert_jax import finetune, pretrain
+from bert_jax.configs.finetune import text_classification
+from bert_jax.data.features import unpack_rows
+from bert_jax.data.masking import Masking
+from bert_jax.data.packing import row_dtype
+from bert_jax.model.bert import RULES
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout
+from bert_jax.model.execution import Execution
+from bert_jax.model.pretraining import PretrainingModel
+from bert_jax.model.replaced_tokens import (
+    GeneratorSettings,
+    ReplacedTokenModel,
+    generator_params,
+)
+from bert_jax.objectives import replaced_tokens
+from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.objectives.replaced_tokens import ReplacedTokens
+from bert_jax.sharding.mesh import batch_sharding, make_mesh
+from bert_jax.sharding.rules import infer_shardings
+from bert_jax.training.metrics import perplexity
+from bert_jax.training.pretrain_step import make_pretrain_step, mean_metrics
+from bert_jax.training.state import TrainState
+from tests.helpers import build_small_corpus, saved_params, write_vocabulary
+
+LENGTH, VOCAB = 32, 200
+MASKING = Masking(
+    special_ids=(0, 1, 2, 3, 4),
+    mask_id=4,
+    vocab_size=VOCAB,
+    word_start=np.ones(VOCAB, bool),
+    max_predictions=6,
+    mask_fraction=0.85,
+    keep_fraction=0.15,
+    random_fraction=0.0,
+)
+OBJECTIVE = ReplacedTokens(MASKING, GeneratorSettings(hidden_fraction=0.5, num_layers=1))
+CONFIG = BertConfig(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=LENGTH,
+    dropout_rate=0.0,
+    initializer_range=0.2,
+    family="electra",
+    embedding_size=24,
+)
+
+
+def random_rows(num_rows: int, lengths=(14, 11), seed: int = 0) -> dict[str, np.ndarray]:
+    """Returns rows with sequences of the given lengths, then padding."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(num_rows, row_dtype(LENGTH, 2))
+    for row in rows:
+        start = 0
+        for number, length in enumerate(lengths):
+            end = start + length
+            row["tokens"][start:end] = rng.integers(5, VOCAB, length)
+            row["tokens"][[start, end - 1]] = 2, 3
+            row["sequence_bounds"][number] = start, start + length // 2, end
+            start = end
+    return {name: rows[name] for name in rows.dtype.names} | {
+        "row_ids": np.arange(num_rows, dtype=np.uint32),
+        "epochs": np.zeros(num_rows, np.uint32),
+    }
+
+
+prepare = jax.jit(OBJECTIVE.prepare)
+
+
+def make_model(config=CONFIG, objective=OBJECTIVE, execution=Execution()):
+    """Returns a model and random parameters."""
+    model = objective.make_model(config, execution)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), objective.example_batch())["params"]
+    rng, scale = np.random.default_rng(0), config.initializer_range
+    params = {
+        path: rng.normal(path[-1] == "scale", scale, leaf.shape).astype(np.float32)
+        for path, leaf in flax.traverse_util.flatten_dict(shapes).items()
+    }
+    return model, flax.traverse_util.unflatten_dict(params)
+
+
+def paths(tree) -> set[str]:
+    return set(flax.traverse_util.flatten_dict(tree, sep="/"))
+
+
+def test_losses_equal_formulas_in_float64():
+    model, params = make_model()
+    params["discriminator"]["output"]["bias"][:] = 1.7  # It predicts either.
+    batch = jax.device_get(prepare(random_rows(5), jax.random.key(1)))
+
+    @jax.jit
+    def generate(params):
+        token_logits, _ = model.generator.apply({"params": generator_params(params)}, batch)
+        return token_logits, replaced_tokens.sample_tokens(batch["sampling_keys"], token_logits)
+
+    token_logits, samples = jax.device_get(generate(params))
+    tokens, mlm, labels = batch["original_tokens"].copy(), [], np.zeros((5, LENGTH), int)
+    for row, slot in np.argwhere(batch["target_weights"]):
+        position, target = batch["target_positions"][row, slot], batch["targets"][row, slot]
+        assert tokens[row, position] == target
+        logits = np.asarray(token_logits[row, slot, :VOCAB], np.float64)
+        mlm.append(np.log(np.sum(np.exp(logits))) - logits[target])
+        labels[row, position] = samples[row, slot] != target
+        tokens[row, position] = samples[row, slot]
+    logits = jax.jit(model.apply)({"params": params}, batch | {"tokens": tokens})
+    probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
+    is_real = batch["sequence_ids"] > 0
+    losses = -np.log(np.where(labels == 1, probabilities, 1 - probabilities))[is_real]
+    found = (probabilities > 0.5) & is_real
+    assert found.any() and not found[is_real].all()
+
+    sums = jax.jit(lambda params: OBJECTIVE.sums(model, params, batch))(params)
+    scores = mean_metrics(sums)
+    assert labels.sum() > 10 and len(mlm) == 5 * 4 and losses.size == 5 * 25
+    assert scores["mlm_loss"] == pytest.approx(np.mean(mlm), rel=1e-6)
+    assert scores["replaced_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    counts = OBJECTIVE.counts(batch)
+    total = OBJECTIVE.total_loss({name: sums[f"{name}_loss"] / counts[name] for name in counts})
+    assert float(total) == pytest.approx(np.mean(mlm) + 50 * np.mean(losses), rel=1e-6)
+    assert scores["replaced_accuracy"] == pytest.approx(np.mean((found == labels)[is_real]))
+    assert scores["replaced_recall"] == pytest.approx(np.mean(found[labels == 1]))
+    assert scores["replaced_precision"] == pytest.approx(np.mean(labels[found]))
+
+
+def test_a_million_samples_follow_the_generator():
+    rows, slots, vocab = 50, 20_000, 20
+    logits = np.random.default_rng(0).normal(size=vocab).astype(np.float32) * 2
+    padded = np.append(logits, [np.finfo(np.float32).min] * 4).astype(np.float32)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), rows))
+    sample = jax.jit(replaced_tokens.sample_tokens)
+    samples = sample(keys, jnp.broadcast_to(padded, (rows, slots, vocab + 4)))
+    counts = np.bincount(np.ravel(samples), minlength=vocab + 4)
+    assert counts.sum() == 10**6 and not counts[vocab:].any()
+    probabilities = np.exp(logits.astype(np.float64))
+    expected = 10**6 * probabilities / probabilities.sum()
+    assert stats.chisquare(counts[:vocab], expected).pvalue > 0.01
+
+
+def test_exactly_the_embeddings_are_shared():
+    shared = {
+        "encoder/embeddings/token_embedding/embedding",
+        "encoder/embeddings/position_embedding/embedding",
+        "encoder/embeddings/segment_embedding/embedding",
+        "encoder/embeddings/layer_norm/scale",
+        "encoder/embeddings/layer_norm/bias",
+    }
+    of_the_generator = ("mlm/", "encoder/")
+    for embedding_size, fraction, projections in (
+        (24, 0.5, {"discriminator", "generator"}),
+        (None, 0.5, {"generator"}),
+        (None, 1.0, set()),
+        (16, 0.5, {"discriminator"}),
+    ):
+        generator = dataclasses.replace(OBJECTIVE.generator, hidden_fraction=fraction)
+        objective = dataclasses.replace(OBJECTIVE, generator=generator)
+        config = dataclasses.replace(CONFIG, embedding_size=embedding_size)
+        model, params = make_model(config, objective)
+        whole = generator_params(params)
+        assert paths(whole) - paths(params["generator"]) == shared
+        assert all(path.startswith(of_the_generator) for path in paths(whole))
+        flat = flax.traverse_util.flatten_dict(params, sep="/")
+        for path in shared:
+            assert flax.traverse_util.flatten_dict(whole, sep="/")[path] is flat[path]
+        roots = {"discriminator": "encoder", "generator": "generator/encoder"}
+        found = {
+            name for name, root in roots.items() if f"{root}/embeddings/projection/kernel" in flat
+        }
+        assert found == projections
+    untied = dataclasses.replace(OBJECTIVE.generator, ties_embeddings=False)
+    model, params = make_model(objective=dataclasses.replace(OBJECTIVE, generator=untied))
+    assert paths(generator_params(params)) == paths(params["generator"])
+    table = params["generator"]["encoder"]["embeddings"]["token_embedding"]["embedding"]
+    assert table.shape[1] == 16 and model.generator.config.embedding_size is None
+
+
+def test_gradients_of_both_losses_reach_the_shared_embeddings_and_no_other():
+    model, params = make_model()
+    batch = prepare(random_rows(5), jax.random.key(0))
+
+    def gradients(name):
+        loss = jax.grad(lambda params: OBJECTIVE.sums(model, params, batch)[f"{name}_loss"])
+        flat = flax.traverse_util.flatten_dict(jax.jit(loss)(params), sep="/")
+        # The biases of keys have no effect.
+        return {path for path, leaf in flat.items() if np.any(leaf) and "key/bias" not in path}
+
+    everything = {path for path in paths(params) if "key/bias" not in path}
+    shared = {path for path in everything if path.startswith("encoder/embeddings/")}
+    shared = {path for path in shared if "projection" not in path}
+    assert len(shared) == 5
+    of_generator = {path for path in everything if path.startswith("generator/")}
+    assert gradients("mlm") == shared | of_generator
+    # Nothing passes through the samples.
+    assert gradients("replaced") == everything - of_generator
+
+
+def test_generator_and_discriminator_drop_other_elements(monkeypatch):
+    model, keys = OBJECTIVE.make_model(CONFIG, Execution()), []
+
+    def record(self, batch, dropout):
+        keys.append(tuple(jax.random.key_data(dropout.key).tolist()))
+        if isinstance(self, ReplacedTokenModel):
+            return jnp.zeros(batch["tokens"].shape)
+        return jnp.zeros((*batch["targets"].shape, VOCAB)), None
+
+    monkeypatch.setattr(ReplacedTokenModel, "__call__", record)
+    monkeypatch.setattr(PretrainingModel, "__call__", record)
+    batch = prepare(random_rows(5), jax.random.key(0))
+    params = {"encoder": {"embeddings": {}}, "generator": {"encoder": {}}}
+    OBJECTIVE.sums(model, params, batch, Dropout(jax.random.key(3), jnp.arange(5), 0.5))
+    assert len(keys) == len(set(keys)) == 2
+
+
+def test_samples_are_a_function_of_row_and_epoch():
+    rows = random_rows(5)
+    key = jax.random.key(0)
+    keys = jax.device_get(prepare(rows, key)["sampling_keys"])
+    assert len({tuple(each) for each in keys.tolist()}) == 5
+    reordered = prepare({name: values[::-1] for name, values in rows.items()}, key)
+    np.testing.assert_array_equal(reordered["sampling_keys"][::-1], keys)
+    later = prepare(rows | {"epochs": rows["epochs"] + 1}, key)["sampling_keys"]
+    assert (np.asarray(later) != keys).any(axis=1).all()
+    masked = jax.jit(MaskedLm(MASKING, next_sentence=False).prepare)(rows, key)
+    batch = prepare(rows, key)
+    for name, values in masked.items():
+        np.testing.assert_array_equal(batch[name], values)
+
+
+def moved(part: slice, values: np.ndarray) -> np.ndarray:
+    """Returns a part of a row at the start of a row of its own."""
+    return np.append(values[part], np.zeros(LENGTH - (part.stop - part.start), int))
+
+
+def unpacked(batch: dict, rows: dict) -> dict:
+    """Returns a batch of packed rows with each sequence in a row of its own.
+
+    Its "sampling_keys" are samples; see `test_packed_equals_unpacked`.
+    """
+    alone = {"tokens": [], "sequence_bounds": []}
+    targets = {name: [] for name in ("target_positions", "target_weights", "targets")}
+    targets |= {"sampling_keys": [], "original_tokens": [], "masked": []}
+    for row, bounds in enumerate(rows["sequence_bounds"].astype(int)):
+        for start, second, end in bounds:
+            positions = batch["target_positions"][row]
+            is_inside = (
+                (positions >= start) & (positions < end) & (batch["target_weights"][row] > 0)
+            )
+            alone["tokens"].append(moved(slice(start, end), rows["tokens"][row]))
+            alone["sequence_bounds"].append([[0, second - start, end - start], [0, 0, 0]])
+            targets["masked"].append(moved(slice(start, end), batch["tokens"][row]))
+            targets["original_tokens"].append(
+                moved(slice(start, end), batch["original_tokens"][row])
+            )
+            targets["target_positions"].append(np.where(is_inside, positions - start, 0))
+            targets["target_weights"].append(is_inside.astype(np.float32))
+            targets["targets"].append(batch["targets"][row] * is_inside)
+            targets["sampling_keys"].append(batch["sampling_keys"][row])
+    targets = {name: np.array(values) for name, values in targets.items()}
+    result = unpack_rows({name: np.array(values) for name, values in alone.items()}) | targets
+    return result | {"tokens": result.pop("masked")}
+
+
+def test_packed_equals_unpacked(monkeypatch):
+    # Samples are drawn for whole rows: here, they are given.
+    monkeypatch.setattr(replaced_tokens, "sample_tokens", lambda samples, logits: samples)
+    model, params = make_model()
+    rows = random_rows(5)
+    batch = jax.device_get(prepare(rows, jax.random.key(0)))
+    samples = np.random.default_rng(1).integers(5, VOCAB, batch["targets"].shape)
+    samples[:, ::3] = batch["targets"][:, ::3]
+    batch["sampling_keys"] = samples
+
+    def loss(params, batch):
+        means = mean_losses(OBJECTIVE.sums(model, params, batch))
+        return OBJECTIVE.total_loss(means)
+
+    def mean_losses(sums):
+        return {name: sums[f"{name}_loss"] / sums[f"{name}_count"] for name in ("mlm", "replaced")}
+
+    loss_and_gradients = jax.jit(jax.value_and_grad(loss))
+    values, gradients = loss_and_gradients(params, batch)
+    others, of_others = loss_and_gradients(params, unpacked(batch, rows))
+    assert float(values) == pytest.approx(float(others), rel=1e-6)
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(of_others), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(np.max(np.abs(b)), 1))
+
+
+def updated(rows, execution=Execution(), config=CONFIG, num_microbatches=1, **mesh):
+    """Returns the parameters and metrics after one step of gradient descent on a mesh."""
+    objective = dataclasses.replace(OBJECTIVE, generator=GeneratorSettings(hidden_fraction=0.5))
+    model, params = make_model(config, objective, execution)
+    optimizer = optax.sgd(0.01)
+    state = TrainState(np.zeros([], np.int32), params, optimizer.init(params))
+    mesh = make_mesh(**mesh, devices=jax.devices()[: math.prod(mesh.values())])
+    rules = (*OBJECTIVE.rules, *RULES)
+    shardings = infer_shardings(state, mesh, rules)
+    update = make_pretrain_step(
+        model, optimizer, shardings, objective, seed=0, num_microbatches=num_microbatches
+    )
+    state = jax.device_put(state, shardings)
+    state, metrics = update(state, jax.device_put(rows, batch_sharding(mesh)))
+    return jax.device_get((state.params, metrics))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "num_microbatches"),
+    [({"data": 8}, 1), ({"data": 8}, 2), ({"data": 2, "fsdp": 2, "tensor": 2}, 1)],
+    ids=str,
+)
+def test_eight_devices_agree_with_one(mesh, num_microbatches):
+    config = dataclasses.replace(CONFIG, dropout_rate=0.1)
+    rows = random_rows(16)
+    expected = updated(rows, config=config)
+    actual = updated(rows, config=config, num_microbatches=num_microbatches, **mesh)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_both_encoders_take_the_fast_path_and_it_changes_nothing(caplog):
+    config = dataclasses.replace(
+        CONFIG, hidden_size=256, intermediate_size=256, initializer_range=0.05
+    )
+    rows = random_rows(4)
+    expected = updated(rows, Execution(kernels="plain"), config)
+    actual = updated(rows, Execution(kernels="tpu"), config)
+    assert "run without the fast path" not in caplog.text
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_flops_are_those_of_generator_and_discriminator():
+    generator = MaskedLm(MASKING, next_sentence=False).flops_per_row(
+        OBJECTIVE.generator.config(CONFIG), LENGTH, 2
+    )
+    size, inner, length = 32, 64, LENGTH
+    layer = 4 * size**2 + 2 * size * inner + 2 * length * size  # Per position.
+    per_position = 2 * layer + 24 * size + size**2 + size  # Projection, head.
+    expected = generator + 6 * length * per_position
+    assert OBJECTIVE.flops_per_row(CONFIG, LENGTH, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_fraction": 1.5}, r"hidden_fraction=1.5: expected more than 0 and at most 1"),
+        ({"hidden_fraction": 0.0}, r"hidden_fraction=0.0: expected more than 0 and at most 1"),
+        ({"hidden_fraction": 0.7}, r"hidden size 32 with 4 heads: .*\(22\) must be a multiple of"),
+        ({"num_layers": 0}, r"num_layers=0 give no generator .*num_layers must be at least 1"),
+    ],
+)
+def test_a_generator_that_does_not_fit_is_a_clear_error(settings, message):
+    objective = ReplacedTokens(MASKING, GeneratorSettings(**settings))
+    with pytest.raises(ValueError, match=message):
+        objective.make_model(CONFIG, Execution())
+
+
+def electra_config(corpus, **fields):
+    config = importlib.import_module("configs.pretrain.electra_small").get_config("runlocal")
+    config.corpus, config.num_steps = str(corpus), 4
+    sizes = {"size": "tiny", "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
+    sizes |= {"num_layers": 1, "embedding_size": 24, "max_position_embeddings": 64}
+    config.model.update(sizes)
+    config.generator.hidden_fraction = 0.5
+    config.eval_every = config.checkpoint_every = 2
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("electra")
+    return build_small_corpus(directory, write_vocabulary(directory / "vocab.txt"))
+
+
+@pytest.fixture(scope="module")
+def finished(small_corpus, two_devices, tmp_path_factory):
+    """A run of the recipe, of a very small model."""
+    workdir = tmp_path_factory.mktemp("run")
+    return workdir, pretrain.train_and_evaluate(electra_config(small_corpus), workdir)
+
+
+@pytest.mark.slow
+def test_a_run_reports_both_parts(finished):
+    workdir, result = finished
+    assert result["perplexity"] == perplexity(result["mlm_loss"])
+    names = {"replaced_loss", "replaced_accuracy", "replaced_recall", "replaced_precision"}
+    assert names <= result.keys() and 0 < result["replaced_accuracy"] < 1
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    losses = [record for record in records if "train/loss" in record]
+    assert len(losses) == 4
+    for record in losses:
+        total = record["train/mlm_loss"] + 50 * record["train/replaced_loss"]
+        assert record["train/loss"] == pytest.approx(total)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_devices")
+def test_a_resumed_run_equals_an_uninterrupted_one(finished, small_corpus, tmp_path, monkeypatch):
+    workdir, result = finished
+
+    class Stop(Exception):
+        pass
+
+    class StoppingCheckpointer(pretrain.Checkpointer):
+        def save(self, state):
+            super().save(state)
+            self.wait()
+            raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(pretrain, "Checkpointer", StoppingCheckpointer)
+        pretrain.train_and_evaluate(electra_config(small_corpus), tmp_path)
+    resumed = pretrain.train_and_evaluate(electra_config(small_corpus), tmp_path)
+    assert {k: v for k, v in resumed.items() if k != "seconds"} == {
+        k: v for k, v in result.items() if k != "seconds"
+    }
+    for a, b in zip(
+        jax.tree.leaves(saved_params(tmp_path)), jax.tree.leaves(saved_params(workdir)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_devices")
+def test_its_discriminator_is_fine_tuned_and_its_pre_training_continued(
+    finished, small_corpus, tmp_path, caplog
+):
+    workdir, _ = finished
+    (tmp_path / "data.csv").write_text("text,label\n" + "the king,north\nthe war,south\n" * 8)
+    config = text_classification.get_config()
+    config.init_from, config.max_seq_length, config.num_epochs = str(workdir), 16, 1.0
+    config.data.train = config.data.dev = str(tmp_path / "data.csv")
+    finetune.train_and_evaluate(config, tmp_path / "tuned")
+    tuned = bert_jax.load(tmp_path / "tuned")
+    assert set(tuned.params) == {"encoder", "head"} and tuned.config.family == "electra"
+
+    caplog.set_level("INFO", "absl")
+    source = {"init_from": str(workdir)}
+    pretrain.train_and_evaluate(electra_config(small_corpus, **source), tmp_path / "again")
+    assert f"Starting from {workdir}; newly initialized: optimizer" in caplog.text
+    source["generator.num_layers"] = 2
+    with pytest.raises(ValueError, match=r"generator has other parameters in .* than in this run"):
+        pretrain.train_and_evaluate(electra_config(small_corpus, **source), tmp_path / "other")
