@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import jax
 from ml_collections import ConfigDict
 
+from bert_jax.sharding.rules import path_name
 from bert_jax.tpu import compilation
 from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import metrics
@@ -239,6 +240,11 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
 def num_params(setup: PretrainSetup) -> int:
     """Counts the parameters, without vocabulary padding."""
     config = setup.model.config
-    total = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     padding_rows = config.padded_vocab_size - config.vocab_size
-    return total - padding_rows * (config.hidden_size + 1)
+
+    def count(path, leaf) -> int:
+        is_padded = re.search(r"(token_embedding/embedding|mlm/bias)$", path_name(path))
+        return leaf.size - bool(is_padded) * padding_rows * math.prod(leaf.shape[1:])
+
+    counts = jax.tree_util.tree_map_with_path(count, setup.abstract_state.params)
+    return sum(jax.tree.leaves(counts))
