@@ -75,8 +75,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         phases = open_phases(config)
         num_steps = phases[-1].stop
         tokenizer = phases[0].train.tokenizer
-        source = read_source(config, tokenizer)
         teacher = read_teacher(config, tokenizer)
+        source = read_source(config, tokenizer)
         setup = setup_pretraining(
             config,
             phases,

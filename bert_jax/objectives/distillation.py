@@ -211,7 +211,11 @@ class Distillation:
         `params` has the student's parameters and, under "teacher", those of `frozen_params`.
         """
         student = model.apply({"params": params}, batch, dropout)
-        teacher = jax.lax.stop_gradient(self._teacher_outputs(model, params["teacher"], batch))
+        teacher = self._teacher_outputs(model, params["teacher"], batch)
+        return self.compare(student, jax.lax.stop_gradient(teacher), batch)
+
+    def compare(self, student: dict, teacher: dict, batch: dict) -> dict[str, jax.Array]:
+        """Returns the `sums` for what a student and a teacher return; see `ComparedModel`."""
         found = {}
         if "mlm" in self.losses:
             found["mlm"], correct = cross_entropy(student["mlm"], batch["targets"])
