@@ -41,6 +41,8 @@ def save_huggingface(
         )
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
+    # A distilled student's map to the width of its teacher, which only its training needs.
+    params = {name: each for name, each in params.items() if name != "projection"}
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
