@@ -5,9 +5,9 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
-from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.read import abstract_params, read_model
 from bert_jax.model.architecture import architecture_of, config_from_settings
-from bert_jax.sharding.rules import infer_shardings
+from bert_jax.sharding.rules import infer_shardings, with_shardings
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.pretrain_setup import Phase, PretrainSetup, find_objective
 
@@ -65,5 +65,18 @@ def place_frozen(setup: PretrainSetup, phase: Phase, teacher: LoadedModel | None
     if not teacher:
         return {}
     frozen = setup.objective(phase).frozen_params(teacher.params)
-    rules = architecture_of(config_from_settings(teacher.settings)).RULES
-    return jax.device_put(frozen, infer_shardings(frozen, setup.mesh, rules))
+    return jax.device_put(frozen, _shardings(setup, frozen))
+
+
+def abstract_frozen(setup: PretrainSetup, phase: Phase) -> dict:
+    """Returns the shapes, dtypes and shardings of `place_frozen`."""
+    if not setup.teacher_settings:
+        return {}
+    params = abstract_params(setup.teacher_settings)
+    frozen = setup.objective(phase).frozen_params(params)
+    return with_shardings(frozen, _shardings(setup, frozen))
+
+
+def _shardings(setup: PretrainSetup, frozen: dict) -> dict:
+    rules = architecture_of(config_from_settings(setup.teacher_settings)).RULES
+    return infer_shardings(frozen, setup.mesh, rules)

@@ -159,36 +159,15 @@ def test_stacked_seeds_learn_from_the_teacher_alone(given, tmp_path):
 
 
 BAD = [
-    (
-        {"labels": ["south", "north"]},
-        {},
-        "has the labels south,north, and the task north,south: exp",
-    ),
-    ({"labels": ["north", "west"]}, {}, "has the labels north,west, and the task north,south"),
-    (
-        {"task": "multi_label"},
-        {},
-        "has a head for multi_label, and this task needs one for classif",
-    ),
-    ({}, {"distillation": {"alpha": 1.5}}, r"distillation.alpha=1\.5: expected .* at most 1"),
-    (
-        {},
-        {"distillation": {"temperature": 0.0}},
-        r"distillation.temperature=0\.0: expected at least",
-    ),
-    (
-        {},
-        {"data": {"label_separator": "|"}},
-        "expected none, as there are no soft targets for multi",
-    ),
+    ({"labels": ["south", "north"]}, "has the labels south,north, and the task north,south: exp"),
+    ({"labels": ["north", "west"]}, "has the labels north,west, and the task north,south"),
+    ({"task": "multi_label"}, "has a head for multi_label, and this task needs one for classif"),
 ]
 
 
-@pytest.mark.parametrize(("head", "fields", "message"), BAD, ids=lambda value: str(value)[:50])
-def test_bad_teacher_is_a_clear_error(head, fields, message, given, tmp_path):
-    if head:
-        given.teacher = changed_head(given.teacher, tmp_path / "changed", **head)
-    given.update(fields)
+@pytest.mark.parametrize(("head", "message"), BAD, ids=lambda value: str(value)[:50])
+def test_bad_teacher_is_a_clear_error(head, message, given, tmp_path):
+    given.teacher = changed_head(given.teacher, tmp_path / "changed", **head)
     with pytest.raises(ValueError, match=message):
         finetune.prepare(given)
 
