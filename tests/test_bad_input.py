@@ -615,7 +615,7 @@ BAD_FIELDS = [
     ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
     (
         {"objective": "causal"},
-        r"^--config\.objective=causal: .*expected left_to_right, masked_lm, or the",
+        r"^--config\.objective=causal: .*expected .*left_to_right, masked_lm.*, or the",
     ),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]
