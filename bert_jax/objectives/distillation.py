@@ -40,6 +40,7 @@ FIELDS_OF_LAYERS = (
     "max_position_embeddings",
     "position_offset",
     "activation",
+    "layer_norm_epsilon",
 )
 
 
@@ -132,9 +133,16 @@ class Distillation:
         teacher, prefix = self.teacher, "config.distillation"
         if self.losses & OF_LAYERS:
             teacher_layers(self.layers, config.num_layers, teacher.num_layers)
-        for name, needed in (("hidden_size", "cosine"), ("num_heads", "attention")):
+        for name, needed in (
+            ("hidden_size", "cosine"),
+            ("num_heads", "attention"),
+            (
+                "vocab_size",
+                "soft",
+            ),  # It differs if `init_from` has another padding than the teacher.
+        ):
             ours, theirs = getattr(config, name), getattr(teacher, name)
-            if needed in self.losses and ours != theirs:
+            if self.weights[needed] and ours != theirs:
                 raise ValueError(
                     f"model.{name} is {ours}, and the teacher's is {theirs}: the loss {needed!r} "
                     f"needs the same, or set --{prefix}.weights.{needed}=0"
@@ -144,14 +152,15 @@ class Distillation:
 
     def _check_initial_layers(self, config) -> None:
         chosen, field = self.init_layers, "config.distillation.init_layers"
-        if len(chosen) != config.num_layers or not _are_layers(chosen, self.teacher):
+        if not _are_layers(chosen, config.num_layers, self.teacher.num_layers):
             raise ValueError(
                 f"--{field}={','.join(map(str, chosen))}: expected a layer of the teacher, 1 to "
                 f"{self.teacher.num_layers}, for each of the student's {config.num_layers}"
             )
         if getattr(config, "shares_layers", False):
             raise ValueError(f"model.shares_layers is True: set it to False, or --{field}=()")
-        for name in FIELDS_OF_LAYERS:
+        has_segments = getattr(config, "type_vocab_size", 0)  # Those of the teacher may be dropped.
+        for name in (*FIELDS_OF_LAYERS, *["type_vocab_size"] * bool(has_segments)):
             ours, theirs = (getattr(each, name, None) for each in (config, self.teacher))
             if ours != theirs:
                 raise ValueError(
@@ -280,7 +289,7 @@ def teacher_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -
     if not layers:
         step = num_teacher // num_layers
         return tuple(range(step, num_teacher + 1, step))
-    if len(layers) != num_layers or not all(1 <= layer <= num_teacher for layer in layers):
+    if not _are_layers(layers, num_layers, num_teacher):
         raise ValueError(
             f"{field}={','.join(map(str, layers))}: expected a layer of the teacher, 1 to "
             f"{num_teacher}, for each of the student's {num_layers}"
@@ -288,8 +297,8 @@ def teacher_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -
     return layers
 
 
-def _are_layers(layers: tuple[int, ...], teacher) -> bool:
-    return all(1 <= layer <= teacher.num_layers for layer in layers)
+def _are_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -> bool:
+    return len(layers) == num_layers and all(1 <= layer <= num_teacher for layer in layers)
 
 
 def loss_weights(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -447,6 +447,11 @@ BAD = [
         {},
         "distillation.layers=1,5: expected a layer of the teacher, 1 to 4, for each of the",
     ),
+    (
+        {"distillation__init_layers": (1, 2), "model__type_vocab_size": 2},
+        {"type_vocab_size": 1},
+        "model.type_vocab_size is 2, and the teacher's is 1: with config.distillation.init_layers",
+    ),
     ({"distillation__init_layers": (1,)}, {}, "init_layers=1: expected a layer of the teacher, 1 "),
     ({"distillation__init_layers": (0, 1)}, {}, "init_layers=0,1: expected a layer of the teacher"),
     (
