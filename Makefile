@@ -65,7 +65,7 @@ parity: .venv-parity/installed
 # Imports a checkpoint that TensorFlow writes; downloads TensorFlow.
 tf-parity: .venv-parity/tensorflow
 	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v \
-		tests/parity/test_interop.py -k tensorflow
+		tests/parity/test_google.py
 
 # Kills a run of two processes at 20 random moments, a sweep at 10, and the building of a corpus at 10.
 faults: .venv/installed

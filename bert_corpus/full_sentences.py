@@ -42,7 +42,7 @@ def make_segments(
 ) -> list[array]:
     """Returns segments of `max_tokens` consecutive token ids of a document; its last is the rest.
 
-    From Joshi et al. (2020), section 3.2, which trains on single segments.
+    From Joshi et al. (2020), section 3.3, which trains on single segments.
     """
     segments = []
     for document in documents:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import time
 import flax
 import jax
 import numpy as np
+import sentencepiece
 
 import bert_jax
 from bert_corpus.build import build_corpus
@@ -62,6 +64,25 @@ def train_bpe(directory: pathlib.Path, text: str, size: int = 300):
     content = train_byte_pair(str(directory / "bpe_text.txt"), size)
     (directory / "bpe.json").write_bytes(content)
     return load_tokenizer(directory / "bpe.json")
+
+
+def write_albert_vocabulary(path: pathlib.Path) -> None:
+    """Writes a SentencePiece model of some 40 pieces, with ALBERT's special tokens."""
+    with open(path, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(random_text(20).split("\n")),
+            model_writer=file,
+            vocab_size=40,
+            hard_vocab_limit=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            pad_piece="<pad>",
+            unk_piece="<unk>",
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            minloglevel=2,
+        )
 
 
 def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
@@ -323,12 +344,16 @@ TORCH_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in
 
 
 def write_torch_model(directory: pathlib.Path, architecture: str, std: float = 0.3, **settings):
-    """Writes and returns a transformers model with all parameters random, biases included."""
+    """Writes and returns a transformers model with all parameters random, biases included.
+
+    `architecture` is of BERT or of a descendant with its vocabulary.
+    """
     import torch
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.BertConfig(**TORCH_SIZES, **settings)
+    family = re.match("(.+?)(Model|For)", architecture)[1]
+    config = getattr(transformers, f"{family}Config")(**TORCH_SIZES | settings)
     model = getattr(transformers, architecture)(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=std)

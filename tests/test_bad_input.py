@@ -617,6 +617,14 @@ BAD_FIELDS = [
         {"objective": "causal"},
         r"^--config\.objective=causal: .*expected .*left_to_right, masked_lm.*, or the",
     ),
+    (
+        {"objective": "span_boundary"},
+        r"trains on single segments, without sentence pairs: set --config\.next_sentence=False",
+    ),
+    (
+        {"objective": "span_boundary", "next_sentence": False},
+        r"span_boundary predicts spans, but masking\.unit is 'token': set --config\.masking\.unit",
+    ),
     ({"mesh__data": 16}, "does not divide the 8 devices"),
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import flax
 import numpy as np
 import safetensors.numpy
+from absl import logging
 
 from bert_jax.checkpoints.families import FORMATS, check_positions
 from bert_jax.checkpoints.huggingface import (
@@ -18,6 +19,7 @@ from bert_jax.checkpoints.huggingface import (
     task_in_transformers,
     tensor_table,
 )
+from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
@@ -30,7 +32,8 @@ def save_huggingface(
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
-    Raises OSError if it exists, ValueError if transformers does not support its vocabulary or head.
+    Leaves out, with a warning, heads that only an objective of pre-training has. Raises OSError if
+    the directory exists, ValueError if transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError(f"a SentencePiece model, {tokenizer.filename}, cannot be exported")
@@ -41,12 +44,10 @@ def save_huggingface(
         )
     check_positions(config, tokenizer.pad_id)
     check_pooling(config, head)
-    # A distilled student's map to the width of its teacher, which only its training needs.
-    params = {name: each for name, each in params.items() if name != "projection"}
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
-    tensors = params_to_huggingface(params, config, head)
+    tensors = params_to_huggingface(_without_own_heads(params, config, head), config, head)
     directory.mkdir()
     if head.get("task") == "embedding":
         files |= embedding_files(config.hidden_size, head)
@@ -62,6 +63,15 @@ def save_huggingface(
         text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
         (directory / name).write_text(text)
     _save_tensors(tensors, directory)
+
+
+def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> dict:
+    """Returns the parameters of the encoder, of its heads for tokens and pairs, and of the task."""
+    known = {path.partition("/")[0] for path in parameter_shapes(config, head)}
+    if own := sorted(params.keys() - known):
+        reason = "only the objective of pre-training reads it, and transformers has no such head"
+        logging.warning("not exported: %s; %s", ", ".join(own), reason)
+    return {name: module for name, module in params.items() if name in known}
 
 
 def _save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ import re
 
 import flax
 
-from bert_jax.checkpoints.google import load_google
+from bert_jax.checkpoints.google import is_google, load_google
 from bert_jax.checkpoints.huggingface import load_huggingface
 from bert_jax.checkpoints.native import load_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, LoadReport, parameter_shapes
@@ -24,7 +24,7 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
     directory = find_snapshot(directory)
     if any((directory / filename).exists() for filename in (*WEIGHTS_FILENAMES, MODULES_FILENAME)):
         return load_huggingface(directory)
-    if (directory / "bert_config.json").exists():
+    if is_google(directory):
         return load_google(directory)
     if not directory.exists():
         hint = "expected a workdir, a checkpoint, or a directory of another library"

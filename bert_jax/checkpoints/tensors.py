@@ -18,6 +18,8 @@ UNREADABLE = {
     "AutoModel.from_pretrained(DIR, from_flax=True).save_pretrained(NEW_DIR)",
     "tf_model.h5": "save them with transformers 4 for PyTorch, "
     "AutoModel.from_pretrained(DIR, from_tf=True).save_pretrained(NEW_DIR)",
+    "saved_model.pb": "a module of TensorFlow Hub; download the same model's checkpoint, with its "
+    "*.index and *.data-00000-of-00001",
     "adapter_model.safetensors": "an adapter needs its model: merge both with peft, "
     "model.merge_and_unload().save_pretrained(NEW_DIR)",
     "model.safetensors.index.json": MERGE,

@@ -114,6 +114,31 @@ def mask_tokens(
     return jax.vmap(mask_row)(keys, tokens, sequence_ids)
 
 
+def span_boundaries(
+    target_positions: jax.Array, target_weights: jax.Array, length: int
+) -> dict[str, jax.Array]:
+    """Finds the tokens around the span of each target, a maximal run of masked positions.
+
+    Takes what `mask_tokens` returns for rows of `length`. Returns int32 `[batch, K]`, with any
+    values in unused slots: `left_positions` and `right_positions`, of the last token before the
+    span and the first one after it; and `places`, 0 for the first token of the span.
+    """
+
+    def find(positions, weights):
+        position = jnp.arange(length)
+        is_masked = jnp.zeros(length).at[positions].max(weights) > 0
+        left = jax.lax.cummax(jnp.where(is_masked, 0, position))
+        right = jax.lax.cummin(jnp.where(is_masked, length - 1, position), reverse=True)
+        left, right = left[positions], right[positions]
+        return {
+            "left_positions": left,
+            "right_positions": right,
+            "places": positions - left - 1,
+        }
+
+    return jax.vmap(find)(target_positions, target_weights)
+
+
 def next_tokens(tokens: jax.Array, sequence_ids: jax.Array) -> dict[str, jax.Array]:
     """Returns the targets of left-to-right training: the next token within each sequence.
 

@@ -330,8 +330,8 @@ def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
     if task.splits:
         splits = (f"{split.name} ({len(split.features)})" for split in task.splits)
         logging.info("Splits: %s", ", ".join(splits))
-    if task.notes:
-        notes = (f"{name}: {count}" for name, count in task.notes.items())
+    if any(task.notes.values()):
+        notes = (f"{name}: {count}" for name, count in task.notes.items() if count)
         logging.info("Notes: %s", "; ".join(notes))
 
 

@@ -5,8 +5,9 @@ That file offers:
 - `Config`, a frozen dataclass with at least `vocab_size`, `hidden_size`, `num_layers`, `num_heads`,
   `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`, `causal` and
   `initializer_range`; its class attribute `architecture` is the name of the file, and an optional
-  class method `named(size, **overrides)` returns published sizes, and an optional attribute
-  `num_stacked_layers` says how many layers have parameters of their own, if some share them;
+  class method `named(size, **overrides)` returns published sizes; two attributes are optional,
+  `num_stacked_layers`, the number of layers that have parameters of their own, if some share them,
+  and `drops_pooler_input`, whether classifiers have dropout before the pooler, too;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
   own;

@@ -109,6 +109,11 @@ class BertConfig:
         return self.num_layer_groups if self.shares_layers else self.num_layers
 
     @property
+    def drops_pooler_input(self) -> bool:
+        """Whether a classifier has dropout before its pooler, too, and not only after it."""
+        return self.family in ("roberta", "electra")
+
+    @property
     def padded_vocab_size(self) -> int:
         """The vocabulary size rounded up to whole tiles of 128: the rows of the embedding."""
         return pad_to_tiles(self.vocab_size)

@@ -77,6 +77,8 @@ class Head:
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       has_dropout: whether the input of the dense layer has dropout, as in the released code.
+      is_classifier: whether it is one of transformers' classifiers of sequences, whose pooler is
+        their own in some families: there its input has dropout, too (`drops_pooler_input`).
       trains_encoder: False if the encoder is frozen.
       module: its Flax module; None for `TaskModel`.
       options: names of the module's fields that are stored in the settings.
@@ -90,6 +92,7 @@ class Head:
     is_collapsed: Callable[[Sequence[ModelInput], Outputs], bool] = _one_class
     batch_loss: Callable[..., jax.Array] | None = None
     has_dropout: bool = True
+    is_classifier: bool = False
     trains_encoder: bool = True
     module: type[nn.Module] | None = None
     options: tuple[str, ...] = ("lstm_size",)
@@ -182,6 +185,8 @@ class TaskModel(nn.Module):
             x = self.lstm(x, batch["sequence_ids"])
             x = gather_positions(x, positions) if is_pooled else x
         if is_pooled:
+            if self.task_head.is_classifier and getattr(self.config, "drops_pooler_input", False):
+                x = dropout_at(dropout, "pooler", x)
             x = self.encoder.pool(x)
         if self.task_head.input_kind == "sequences":
             vectors = x
@@ -277,12 +282,13 @@ def in_batch_loss(
     return jnp.sum(cross_entropy(scores, targets)[0] * weights)
 
 
-CLASSIFICATION = Head("classification", _classification_loss)
+CLASSIFICATION = Head("classification", _classification_loss, is_classifier=True)
 REGRESSION = Head(
     "regression",
     lambda outputs, rows: jnp.square(outputs[..., 0] - rows["labels"]),
     label_layout=LabelLayout(dtype=np.float32),
     is_collapsed=_one_value,
+    is_classifier=True,
 )
 # Any number of labels per text. Tasks set the shape of `labels`.
 MULTI_LABEL = dataclasses.replace(

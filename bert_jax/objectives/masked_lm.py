@@ -120,13 +120,16 @@ def target_sums(
 ) -> dict[str, jax.Array]:
     """Returns the sums of `MaskedLm.sums` for the targets of a batch."""
     token_logits, pair_logits = model.apply({"params": params}, batch, dropout)
-    sums = _sums(main_loss, token_logits, batch["targets"], batch["target_weights"])
+    sums = loss_sums(main_loss, token_logits, batch["targets"], batch["target_weights"])
     if pair_logits is not None:
-        sums |= _sums("nsp", pair_logits, batch["nsp_labels"], batch["nsp_weights"])
+        sums |= loss_sums("nsp", pair_logits, batch["nsp_labels"], batch["nsp_weights"])
     return sums
 
 
-def _sums(name, logits, targets, weights) -> dict[str, jax.Array]:
+def loss_sums(
+    name: str, logits: jax.Array, targets: jax.Array, weights: jax.Array
+) -> dict[str, jax.Array]:
+    """Returns the float32 sums of one loss: its nats, correct predictions and count, by name."""
     losses, correct = cross_entropy(logits, targets)
     return {
         f"{name}_loss": jnp.sum(losses * weights),

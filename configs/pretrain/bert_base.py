@@ -27,7 +27,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.batch_size = 256  # Rows per update, over all devices.
     # A file in bert_jax/objectives, or the dotted name of a module of one's own. "left_to_right":
     # causal attention, and the next token is predicted at every position; `masking` and
-    # `max_predictions` then have no effect.
+    # `max_predictions` then have no effect. "span_boundary": masked LM, and also each token of a
+    # span from the two tokens around it (SpanBERT).
     config.objective = "masked_lm"
     config.next_sentence = True  # False: without next-sentence loss, its head and the pooler.
     # Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).

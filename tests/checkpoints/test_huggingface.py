@@ -349,6 +349,15 @@ def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
         save_huggingface(tmp_path / "tagger", params | {"lstm": {}}, settings, tokenizer)
 
 
+def test_head_of_an_objective_is_left_out_with_a_warning(tmp_path, caplog):
+    params, _ = params_from_huggingface(state_dict(), CONFIG)
+    tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(PIECES).encode())
+    own = params | {"sbo": {"bias": np.zeros(256, np.float32)}}
+    save_huggingface(tmp_path / "out", own, model_settings(CONFIG, own), tokenizer)
+    assert "not exported: sbo; only the objective of pre-training reads it" in caplog.text
+    assert_trees_equal(read_model(tmp_path / "out").params, params)
+
+
 def test_bfloat16_is_read_and_an_unsupported_dtype_is_named_with_its_tensor(tmp_path):
     rounded = {name: value.astype(jnp.bfloat16) for name, value in state_dict().items()}
     path = write_directory(tmp_path, rounded) / "model.safetensors"

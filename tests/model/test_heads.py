@@ -1,5 +1,7 @@
 """Collapsed predictions are recognized for each head; what an output depends on."""
 
+import functools
+
 import flax
 import jax
 import numpy as np
@@ -83,3 +85,30 @@ def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, cau
     np.testing.assert_allclose(others, np.broadcast_to(others[0], others.shape), atol=1e-6)
     together = np.concatenate([first[0], others[0]])
     np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "places"),
+    [
+        ("bert", "classification", 1),
+        ("roberta", "classification", 2),
+        ("electra", "regression", 2),
+        ("roberta", "multiple_choice", 1),  # transformers pools it with the encoder's own pooler.
+    ],
+)
+def test_dropout_is_before_the_head_and_in_some_families_before_the_pooler(family, head, places):
+    size, rate = 64, 0.3
+    config = BertConfig(20, size, 1, 2, 16, 4, family=family)
+    model = TaskModel(config, HEADS[head], num_outputs=size)
+    tokens = np.random.default_rng(0).integers(5, 20, (64, 4))
+    bounds = np.broadcast_to(np.array([0, 4, 4], np.int32), (64, 1, 3))
+    rows = {"tokens": tokens.astype(np.int32), "sequence_bounds": bounds}
+    params = jax.jit(model.init)(jax.random.key(0), rows)["params"]
+    # Pooler and head only pass on what is not dropped: elsewhere, hidden states are never 0.
+    identity = {"kernel": np.eye(size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
+    params |= {"head": identity, "encoder": params["encoder"] | {"pooler": {"dense": identity}}}
+    apply = jax.jit(functools.partial(model.apply, dropout=rate))
+    outputs = apply({"params": params}, rows, rngs={"dropout": jax.random.key(1)})
+    kept = (1 - rate) ** places
+    sigma = np.sqrt(kept * (1 - kept) / outputs.size)
+    assert abs(np.mean(np.asarray(outputs) != 0) - kept) < 4 * sigma

@@ -1,6 +1,7 @@
 """Fine-tuning against transformers and torch, batch by batch (`make parity`)."""
 
 import dataclasses
+import json
 import pathlib
 import sys
 
@@ -21,9 +22,10 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.heads import HEADS, label_weights, make_model
 from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
+from bert_jax.tokenizer_export import transformers_files
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
-from tests.helpers import write_torch_model
+from tests.helpers import train_bpe, write_torch_model
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
@@ -38,6 +40,18 @@ CONFIG = ConfigDict(
         "clip_norm": 1.0,
     }
 )
+
+# Positions begin at 2, and there is one segment.
+ROBERTA = {"vocab_size": 300, "max_position_embeddings": 18, "type_vocab_size": 1}
+ELECTRA = {"embedding_size": 8}
+
+
+def write_byte_pairs(directory: pathlib.Path) -> None:
+    """Writes a tokenizer of RoBERTa's kind in place of the WordPiece vocabulary."""
+    (directory / "vocab.txt").unlink()
+    for name, content in transformers_files(train_bpe(directory, "old king ").stored, 16).items():
+        content = content if isinstance(content, str) else json.dumps(content)
+        (directory / name).write_text(content)
 
 
 def make_features(kind: str) -> list[ModelInput]:
@@ -96,7 +110,7 @@ def theirs(model, features, kind: str, monkeypatch) -> None:
 
     def collate(chosen):
         batch = {
-            "input_ids": np.zeros((len(chosen), LENGTH), int),
+            "input_ids": np.full((len(chosen), LENGTH), model.config.pad_token_id),
             "attention_mask": np.zeros((len(chosen), LENGTH), int),
             "token_type_ids": np.zeros((len(chosen), LENGTH), int),
         }
@@ -104,7 +118,8 @@ def theirs(model, features, kind: str, monkeypatch) -> None:
             length = len(feature)
             batch["input_ids"][row, :length] = feature.sequences[0]
             batch["attention_mask"][row, :length] = 1
-            batch["token_type_ids"][row, feature.second_starts[0] : length] = 1
+            segment = min(1, model.config.type_vocab_size - 1)  # RoBERTa has one.
+            batch["token_type_ids"][row, feature.second_starts[0] : length] = segment
         if kind == "tagging":
             batch["labels"] = np.full((len(chosen), LENGTH), -100)
             for row, feature in enumerate(chosen):
@@ -133,6 +148,8 @@ def theirs(model, features, kind: str, monkeypatch) -> None:
         ("BertForSequenceClassification", "classification", {"num_labels": 3}),
         ("BertForTokenClassification", "tagging", {"num_labels": 5}),
         ("BertForQuestionAnswering", "span", {}),
+        ("RobertaForSequenceClassification", "classification", ROBERTA | {"num_labels": 3}),
+        ("ElectraForSequenceClassification", "classification", ELECTRA | {"num_labels": 3}),
     ],
 )
 def test_the_same_batches_lead_to_the_same_parameters(
@@ -140,6 +157,8 @@ def test_the_same_batches_lead_to_the_same_parameters(
 ):
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = write_torch_model(tmp_path, architecture, std=0.05, **settings, **no_dropout)
+    if architecture.startswith("Roberta"):
+        write_byte_pairs(tmp_path)
     features, read = make_features(kind), read_model(tmp_path)
     before = load_file(tmp_path / "model.safetensors")
 
@@ -154,7 +173,9 @@ def test_the_same_batches_lead_to_the_same_parameters(
     compared = actual.keys() - {"qa_outputs.bias"}
     worst = max(float(np.abs(actual[name] - expected[name]).max()) for name in compared)
     moved = max(float(np.abs(actual[name] - before[name]).max()) for name in actual)
-    print(f"{kind}: parameters moved by up to {moved:.3f}, and end at most {worst:.1e} apart")
+    print(
+        f"{architecture}: parameters moved by up to {moved:.3f}, and end at most {worst:.1e} apart"
+    )
     assert moved > 0.005 and worst < (2e-5 if kind == "span" else 1e-6)
 
 

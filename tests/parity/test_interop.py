@@ -1,7 +1,6 @@
-"""Imported and exported weights against transformers and TensorFlow (`make parity`)."""
+"""Imported and exported weights against transformers (`make parity`)."""
 
 import copy
-import json
 import os
 import pathlib
 
@@ -15,7 +14,7 @@ from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.read import read_model
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.heads import HEADS, make_model
-from tests.helpers import TORCH_PIECES, TORCH_SIZES, write_torch_model
+from tests.helpers import write_torch_model
 
 SENTENCES = [
     "The river rises in the mountains and flows north to the sea.",
@@ -172,92 +171,6 @@ def test_attention_of_released_weights_equals_transformers(minilm):
         with torch.no_grad():
             expected = theirs(**inputs, output_attentions=True).attentions
         np.testing.assert_allclose(probabilities, torch.cat(expected), atol=1e-5)
-
-
-def test_tensorflow_checkpoint_with_the_released_names_is_read_exactly(tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    hidden, feed_forward, rng = 24, 20, np.random.default_rng(0)
-    layer = {
-        **{f"attention/self/{part}/kernel": (hidden, hidden) for part in ("query", "key", "value")},
-        **{f"attention/self/{part}/bias": (hidden,) for part in ("query", "key", "value")},
-        "attention/output/dense/kernel": (hidden, hidden),
-        "attention/output/dense/bias": (hidden,),
-        "attention/output/LayerNorm/gamma": (hidden,),
-        "attention/output/LayerNorm/beta": (hidden,),
-        "intermediate/dense/kernel": (hidden, feed_forward),
-        "intermediate/dense/bias": (feed_forward,),
-        "output/dense/kernel": (feed_forward, hidden),
-        "output/dense/bias": (hidden,),
-        "output/LayerNorm/gamma": (hidden,),
-        "output/LayerNorm/beta": (hidden,),
-    }
-    shapes = {
-        "bert/embeddings/word_embeddings": (40, hidden),
-        "bert/embeddings/position_embeddings": (16, hidden),
-        "bert/embeddings/token_type_embeddings": (2, hidden),
-        "bert/embeddings/LayerNorm/gamma": (hidden,),
-        "bert/embeddings/LayerNorm/beta": (hidden,),
-        **{f"bert/encoder/layer_{i}/{name}": size for i in (0, 1) for name, size in layer.items()},
-        "bert/pooler/dense/kernel": (hidden, hidden),
-        "bert/pooler/dense/bias": (hidden,),
-        "cls/predictions/transform/dense/kernel": (hidden, hidden),
-        "cls/predictions/transform/dense/bias": (hidden,),
-        "cls/predictions/transform/LayerNorm/gamma": (hidden,),
-        "cls/predictions/transform/LayerNorm/beta": (hidden,),
-        "cls/predictions/output_bias": (40,),
-        "cls/seq_relationship/output_weights": (2, hidden),
-        "cls/seq_relationship/output_bias": (2,),
-    }
-    values = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    slots = {f"{name}/adam_{m}": values[name] for name in values for m in "mv"}
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        for name, value in (values | slots | {"global_step": np.int64(7)}).items():
-            tf.compat.v1.get_variable(name, initializer=value, use_resource=False)
-        session.run(tf.compat.v1.global_variables_initializer())
-        tf.compat.v1.train.Saver().save(session, str(tmp_path / "bert_model.ckpt"))
-    (tmp_path / "bert_config.json").write_text(json.dumps(TORCH_SIZES | {"type_vocab_size": 2}))
-    (tmp_path / "vocab.txt").write_text("\n".join(TORCH_PIECES) + "\n")
-
-    params, _, _, report = read_model(tmp_path)
-    assert set(report.loaded) == set(values) and not report.missing
-    assert set(report.unused) == {*slots, "global_step"}
-    bert, layers = params["encoder"], params["encoder"]["layers"]
-    embeddings = bert["embeddings"]
-    expected = {
-        "bert/embeddings/word_embeddings": embeddings["token_embedding"]["embedding"][:40],
-        "bert/embeddings/position_embeddings": bert["embeddings"]["position_embedding"][
-            "embedding"
-        ],
-        "bert/embeddings/token_type_embeddings": bert["embeddings"]["segment_embedding"][
-            "embedding"
-        ],
-        "bert/embeddings/LayerNorm": bert["embeddings"]["layer_norm"],
-        "bert/pooler/dense": bert["pooler"]["dense"],
-        "cls/predictions/transform/dense": params["mlm"]["transform"],
-        "cls/predictions/transform/LayerNorm": params["mlm"]["layer_norm"],
-        "cls/predictions/output_bias": params["mlm"]["bias"][:40],
-        "cls/seq_relationship/output_weights": params["nsp"]["dense"]["kernel"].T,
-        "cls/seq_relationship/output_bias": params["nsp"]["dense"]["bias"],
-    }
-    modules = {
-        "attention/self/query": "query",
-        "attention/self/key": "key",
-        "attention/self/value": "value",
-        "attention/output/dense": "attention_output",
-        "attention/output/LayerNorm": "attention_layer_norm",
-        "intermediate/dense": "intermediate",
-        "output/dense": "output",
-        "output/LayerNorm": "output_layer_norm",
-    }
-    for index in (0, 1):
-        for theirs, ours in modules.items():
-            one_layer = {leaf: value[index] for leaf, value in layers[ours].items()}
-            expected[f"bert/encoder/layer_{index}/{theirs}"] = one_layer
-    leaves = {"kernel": "kernel", "bias": "bias", "gamma": "scale", "beta": "bias"}
-    for name, value in values.items():
-        module, leaf = name.rsplit("/", 1)
-        actual = expected[name] if name in expected else expected[module][leaves[leaf]]
-        np.testing.assert_array_equal(actual, value, err_msg=name)
 
 
 TORCH_TEXTS = ["w3 w1 w30", "", "w7 " * 8, "w2 w9 w11 w4"]
