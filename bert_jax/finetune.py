@@ -28,6 +28,7 @@ from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, set
 from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
+from bert_jax.finetuning.teacher import with_teacher
 from bert_jax.finetuning.trials import (
     Trial,
     TrialRun,
@@ -94,7 +95,7 @@ def prepare(config: ConfigDict) -> FinetuneSetup:
     if head and only_predicts(config) and not config.new_head:
         max_length = source.settings["architecture"]["max_position_embeddings"]
         config = with_settings_of_head(config, head, max_length, command_line.given_fields())
-    return setup_finetuning(config, source.params, source.settings, source.tokenizer)
+    return with_teacher(setup_finetuning(config, source.params, source.settings, source.tokenizer))
 
 
 def read_weights(config: ConfigDict) -> LoadedModel:
@@ -210,7 +211,7 @@ def run_stack(
         hyperparameters = stack_trees([run.hyperparameters for run in members])
         batches = finetune_batches(
             task.train,
-            setup.shape,
+            setup.train_shape,
             sharding,
             batch_size=config.batch_size,
             rows_per_microbatch=setup.rows_per_microbatch,

@@ -11,6 +11,7 @@ import itertools
 import json
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 from absl import logging
@@ -45,6 +46,7 @@ from bert_jax.training.pretrain_step import (
     mean_metrics,
 )
 from bert_jax.training.state import TrainState, parameters_hash
+from bert_jax.training.teacher import place_frozen, read_teacher, student_weights
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
@@ -80,17 +82,23 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         phases = open_phases(config)
         num_steps = phases[-1].stop
         tokenizer = phases[0].train.tokenizer
+        teacher = read_teacher(config, tokenizer)
         source = read_source(config, tokenizer)
-        source_settings = source and source.settings
-        setup = setup_pretraining(config, phases, tokenizer, source_settings=source_settings)
+        setup = setup_pretraining(
+            config,
+            phases,
+            tokenizer,
+            source_settings=source and source.settings,
+            teacher_settings=teacher and teacher.settings,
+        )
         modules = modules_of(setup.abstract_state.params)
-        if source:
-            source = keep_modules(source, setup)
+        source = source and keep_modules(source, setup)
+        source = source or student_weights(setup, phases[0], teacher)
         sharding = batch_sharding(setup.mesh)
 
     # The configuration is valid: claim the workdir.
     watchdog.beat("claiming the workdir with all processes")
-    settings = run_settings(setup, phases, modules, source)
+    settings = run_settings(setup, phases, modules, {"init_from": source, "teacher": teacher})
     exit_stack.enter_context(claim_workdir(workdir, settings))
     loop.enable_compilation_cache(workdir)
     kept = {"keep_last": config.keep_checkpoints, "keep_every": config.keep_every}
@@ -113,7 +121,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     else:
         watchdog.beat("initializing the parameters")
         state = initial_state(setup, source, checkpointer)
-    del source
+    frozen = place_frozen(setup, phases[0], teacher)
+    del source, teacher
 
     writer = metrics.MetricsWriter(
         workdir, first_step, writes=is_main, tracker=config.tracker, settings=settings
@@ -124,10 +133,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     began = started - writer.seconds  # As if the run had never been interrupted.
 
     objectives = [setup.objective(phase) for phase in phases]
-    eval_steps = [
-        make_eval_step(setup.model, setup.mesh, objective, seed=config.seed)
-        for objective in objectives
-    ]
+    eval_steps = make_eval_steps(setup, objectives, frozen)
     for phase, objective, eval_step in zip(phases, objectives, eval_steps, strict=True):
         if first_step >= phase.stop and phase.stop != num_steps:
             continue
@@ -140,8 +146,6 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             num_microbatches=setup.num_microbatches(phase),
             overlap_collectives=config.overlap_collectives,
         )
-        if limit := config.max_eval_batches * config.eval_batch_size:
-            logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
         rows, row_flops = phase.train, setup.flops_per_row(phase)
         start = max(first_step, phase.start)
         batches = pretrain_batches(
@@ -153,7 +157,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         for step, batch in enumerate(metrics.timed(batches, waits), start + 1):
             compiles = step == start + 1
             watchdog.beat(f"running step {step}", limited=not compiles)
-            state, step_metrics = update_step(state, batch)
+            state, step_metrics = update_step(state, batch, frozen)
             unreported.append(step_metrics)
             loop.limit_dispatch(unreported)
             loop.profile(workdir / "profile", step - first_step, profile_steps, state)
@@ -173,10 +177,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if should_report or should_save:  # Never save a state with a non-finite loss.
                 values = loop.check_finite(jax.device_get(unreported), step)
             if should_report:
-                values |= mean_metrics(values.pop("sums"))
-                values["loss"] = objective.total_loss(mean_losses(values))
-                values = {f"train/{name}": value for name, value in values.items()}
-                values["learning_rate"] = float(setup.schedule(step - 1))
+                values = train_metrics(setup, objective, step, values)
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values["seconds"] = time.monotonic() - began
                 if step > timed_step:
@@ -219,6 +220,24 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     return result
 
 
+def train_metrics(setup: PretrainSetup, objective, step: int, values: dict) -> dict[str, float]:
+    """Returns the metrics of training up to `step` from the mean `values` of its steps."""
+    values = values | mean_metrics(values["sums"])
+    del values["sums"]
+    values["loss"] = objective.total_loss(mean_losses(values))
+    values = {f"train/{name}": value for name, value in values.items()}
+    return values | {"learning_rate": float(setup.schedule(step - 1))}
+
+
+def make_eval_steps(setup: PretrainSetup, objectives: list, frozen: dict) -> list[Callable]:
+    """Builds the jitted (params, rows) -> sums of each objective."""
+    steps = []
+    for objective in objectives:
+        step = make_eval_step(setup.model, setup.mesh, objective, seed=setup.config.seed)
+        steps.append(functools.partial(step, frozen=frozen))
+    return steps
+
+
 def initial_state(
     setup: PretrainSetup, source: LoadedModel | None, checkpointer: Checkpointer
 ) -> TrainState:
@@ -232,9 +251,15 @@ def initial_state(
 
 
 def run_settings(
-    setup: PretrainSetup, phases: list[Phase], modules: list[str], source: LoadedModel | None
+    setup: PretrainSetup,
+    phases: list[Phase],
+    modules: list[str],
+    weights: dict[str, LoadedModel | None],
 ) -> dict:
-    """Returns what checkpoints store of the run; it is resumed only with the same."""
+    """Returns what checkpoints store of the run; it is resumed only with the same.
+
+    `weights` are those that it reads, by the name of their field.
+    """
     corpora = [
         {name: phase.train.manifest[name] for name in ("splits", "vocabulary")} for phase in phases
     ]
@@ -242,7 +267,9 @@ def run_settings(
         "architecture": config_to_settings(setup.model.config),
         "modules": modules,
         "corpora": corpora,
-        "contents": {"init_from": parameters_hash(source.params)} if source else {},
+        "contents": {
+            name: parameters_hash(model.params) for name, model in weights.items() if model
+        },
     }
 
 
@@ -307,7 +334,9 @@ def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, floa
         # at once in different orders, and their collectives then wait for each other forever.
         totals.update(jax.tree.map(float, eval_step(params, rows)))
     scores = mean_metrics(totals)
-    loss = scores[f"{find_objective(config).main_loss}_loss"]
+    loss = scores.get(f"{find_objective(config).main_loss}_loss")
+    if loss is None:  # A distilled model may learn without a head for tokens.
+        return scores
     return scores | {"perplexity": metrics.perplexity(loss)}
 
 

@@ -35,6 +35,7 @@ from bert_jax.checkpoints.parameters import LoadedModel
 from bert_jax.errors import RunStopped
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.finetuning.stacks import saved_trials, trial_name
+from bert_jax.finetuning.teacher import with_teacher
 from bert_jax.finetuning.trials import Trial
 from bert_jax.runtime import distributed, main
 from bert_jax.sweeps import claims, report, search
@@ -299,6 +300,7 @@ def prepare(
             weights[source] = weights.get(source) or finetune.read_weights(trial.config)
             loaded = weights[source]
             setup = setup_finetuning(trial.config, loaded.params, loaded.settings, loaded.tokenizer)
+            setup = with_teacher(setup)
         for trial in trials:
             setup.check(trial.config)
     except (ValueError, OSError) as error:

@@ -331,7 +331,8 @@ def sweep_command(study: Study, row: Row, task: Task, scale: str) -> Command:
 def sweep_workdir(row: Row, task: Task, scale: str) -> pathlib.Path:
     """Returns the directory of a sweep, which is named after its settings."""
     config, settings = finetuning(row, task, scale)
-    names = "_".join([config.replace(":", "_"), *map(str, row.finetuning.values())])
+    values = (pathlib.Path(str(value)).name for value in row.finetuning.values())  # Of a path.
+    names = "_".join([config.replace(":", "_"), *values])
     return pathlib.Path(runs(scale), "finetune", f"{names}_{digest(sorted(settings.items()))}")
 
 

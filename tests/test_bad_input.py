@@ -558,6 +558,17 @@ BAD_INPUT = {
 }
 # Single fields and their errors.
 BAD_FIELDS = [
+    (
+        {"objective": "distillation", "next_sentence": False},
+        r"no teacher: set --config\.distillati",
+    ),
+    ({"objective": "distillation"}, "next_sentence=True: distillation has no loss for pairs"),
+    (
+        {"distillation__teacher": "x"},
+        "distillation.teacher=x: objective masked_lm has no teacher: s",
+    ),
+    ({"distillation__temperature": 0.5}, r"distillation\.temperature=0\.5: expected at least 1"),
+    ({"distillation__weights__mlm": -1.0}, r"weights\.mlm=-1\.0: expected at least 0"),
     ({"max_predictions": 65}, r"--config\.max_predictions=65: expected 10 \(masking.rate .* to 64"),
     (
         {"max_predictions": 20, "masking__rate": 0.4},
@@ -604,7 +615,7 @@ BAD_FIELDS = [
     ({"masking__keep_fraction": -0.1, "masking__random_fraction": 0.3}, "0.8, -0.1, 0.3: expected"),
     (
         {"objective": "causal"},
-        r"^--config\.objective=causal: .*expected left_to_right, masked_lm, .*, span_boundary, or",
+        r"^--config\.objective=causal: .*expected .*left_to_right, masked_lm.*, or the",
     ),
     (
         {"objective": "span_boundary"},
@@ -624,6 +635,12 @@ BAD_FIELDS = [
 
 # The same of fine-tuning, on two labels, with an encoder of two layers.
 BAD_FINETUNING = [
+    ({"distillation__alpha": 1.5}, r"distillation\.alpha=1\.5: expected .* at most 1"),
+    ({"distillation__temperature": 0.0}, r"distillation\.temperature=0\.0: expected at least 1"),
+    (
+        {"teacher": "x", "data__label_separator": "|"},
+        r"teacher=x: expected none, as there are no soft targets for multi_label, only for classif",
+    ),
     ({"decay_from": "end"}, "unknown decay_from 'end': expected step_0 or warmup_end"),
     ({"num_epochs": float("inf")}, r"num_epochs=inf: expected at least 0 and less than infinity"),
     ({"layer_decay": 0.0}, r"--config\.layer_decay=0\.0: expected at least 1e-30 and at most 1"),

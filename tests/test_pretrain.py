@@ -143,7 +143,7 @@ def initial_state(config, workdir, monkeypatch):
         pass
 
     def make_step(*args, **kwargs):
-        def step(state, rows):
+        def step(state, rows, frozen):
             raise Stop(jax.device_get(state))
 
         return step
@@ -440,8 +440,8 @@ def test_two_steps_are_dispatched_ahead_and_the_watchdog_knows_the_stage(
     def make_recording_step(*args, **kwargs):
         step = make(*args, **kwargs)
 
-        def run(state, rows):
-            state, metrics = step(state, rows)
+        def run(state, rows, frozen):
+            state, metrics = step(state, rows, frozen)
             dispatched.append(metrics)
             return state, metrics
 

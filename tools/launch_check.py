@@ -35,10 +35,12 @@ def check_paths(config: ConfigDict) -> None:
     if "task" in run:
         names = ("train", "dev", "test", "passages", "directory", "data_dir")
         paths |= {f"{prefix}.data.{name}": run.data.get(name) for name in names}
+        paths[f"{prefix}.teacher"] = run.teacher
     else:
         for name, phase in (("corpus", config), ("long_phase.corpus", config.long_phase)):
             if phase.num_steps:
                 paths[f"config.{name}"] = phase.corpus
+        paths["config.distillation.teacher"] = config.distillation.teacher
     paths[f"{prefix}.init_from"] = run.init_from
     paths = {n: path for n, path in paths.items() if path and not path.startswith("tfds:")}
     for name, path in paths.items():
@@ -68,7 +70,8 @@ def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
             )
     check_numbers(config)
     phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
-    setup_pretraining(config, phases, compilation.UNCASED_ENGLISH)
+    teacher = compilation.assumed_teacher(config)
+    setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, teacher_settings=teacher)
 
 
 def main(argv: list[str]) -> None:

@@ -31,11 +31,14 @@ class ModelInput:
       label: target, None if unknown. Classification: index of the class; regression: value;
         multiple choice: index of the choice; tagging: int32 `[length]`, NO_LABEL where nothing is
         predicted; span: first, last position; embedding: int32 `[passages]`, equal for equal texts.
+      teacher_outputs: what a teacher's head returns for it, an entry of `model.heads.Outputs`; None
+        without a teacher.
     """
 
     sequences: tuple[np.ndarray, ...]
     second_starts: tuple[int, ...]
     label: int | float | np.ndarray | tuple[int, int] | None = None
+    teacher_outputs: np.ndarray | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.sequences))
@@ -70,13 +73,17 @@ class LabelLayout:
 
 @dataclasses.dataclass(frozen=True)
 class RowShape:
-    """Rows of `length` tokens with at most `max_sequences` sequences, and the head's labels."""
+    """Rows of `length` tokens with at most `max_sequences` sequences, and the head's labels.
+
+    With a `teacher_layout`, features have `teacher_outputs`, and so have rows.
+    """
 
     length: int
     max_sequences: int
     label_layout: LabelLayout
     pad_id: int
     sequences_per_feature: int = 1
+    teacher_layout: LabelLayout | None = None
 
     def pack(self, features: Sequence[ModelInput]) -> list[list[int]]:
         """Returns the indices of the features in each row; ValueError if one is too long."""
@@ -97,6 +104,7 @@ class RowShape:
         if not layout.per_position:
             passages = (each - 1,) * layout.per_passage
             labels = np.zeros((*weights.shape, *layout.shape, *passages), layout.dtype)
+        row_features = list(row_features)
         for row, features in enumerate(row_features):
             end = slot = 0
             for index, feature in enumerate(features):
@@ -110,7 +118,25 @@ class RowShape:
                     weights[row, index] = 1
                     slots = slice(first, end) if layout.per_position else index
                     labels[row, slots] = np.add(feature.label, first * layout.holds_positions)
-        return dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
+        rows = dict(tokens=tokens, sequence_bounds=bounds, weights=weights, labels=labels)
+        if self.teacher_layout:
+            rows["teacher_outputs"] = self._lay_out_teacher(row_features, num_rows)
+        return rows
+
+    def _lay_out_teacher(
+        self, row_features: Sequence[Sequence[ModelInput]], num_rows: int
+    ) -> np.ndarray:
+        """Returns float32 `[num_rows, length, outputs]` if per position, else `[.., slots, ..]`."""
+        layout, slots = self.teacher_layout, self.max_sequences // self.sequences_per_feature
+        size = self.length if layout.per_position else slots
+        outputs = np.zeros((num_rows, size, *layout.shape), layout.dtype)
+        for row, features in enumerate(row_features):
+            end = 0
+            for index, feature in enumerate(features):
+                start, end = end, end + len(feature)
+                places = slice(start, end) if layout.per_position else index
+                outputs[row, places] = feature.teacher_outputs
+        return outputs
 
     def batches(
         self, features: Sequence[ModelInput], num_rows: int

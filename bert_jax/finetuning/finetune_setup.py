@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -18,17 +18,18 @@ from ml_collections import ConfigDict
 from bert_jax.checkpoints.parameters import modules_of
 from bert_jax.data.features import (
     NO_LABEL,
-    ModelInput,
+    LabelLayout,
     RowShape,
-    batch_indices,
     steps_per_epoch,
 )
 from bert_jax.finetuning.pretrained_head import initial_params, only_predicts, with_labels_of_head
+from bert_jax.finetuning.soft_targets import with_soft_targets
 from bert_jax.finetuning.step import (
     default_rows_per_microbatch,
     fit_rows_per_microbatch,
     make_finetune_step,
     make_predict_step,
+    sample_batch_sizes,
 )
 from bert_jax.model.architecture import (
     architecture_of,
@@ -72,7 +73,8 @@ class FinetuneSetup:
     Their configurations differ from `config` at most in `PER_TRIAL`. `head_settings` and `contents`
     (hashes of the files, weights and vocabulary that are read, by name) are stored in checkpoints;
     `rows_per_prediction` is the number of rows per forward pass in prediction; the hyperparameters
-    given to `schedule` and `optimizer` may be traced.
+    given to `schedule` and `optimizer` may be traced. `teacher_layout` is that of a teacher's
+    outputs, which the training features then have.
     """
 
     config: ConfigDict
@@ -87,6 +89,12 @@ class FinetuneSetup:
     rows_per_microbatch: int
     rows_per_prediction: int
     steps_per_epoch: int
+    teacher_layout: LabelLayout | None = None
+
+    @property
+    def train_shape(self) -> RowShape:
+        """The rows to train on, which also hold the outputs of any teacher."""
+        return dataclasses.replace(self.shape, teacher_layout=self.teacher_layout)
 
     def num_steps(self, trial: ConfigDict) -> int:
         return round(trial.num_epochs * self.steps_per_epoch)
@@ -210,8 +218,11 @@ class FinetuneSetup:
 
     @functools.cached_property
     def update_step(self) -> Callable:
+        head = self.task.head
+        if self.teacher_layout:
+            head = with_soft_targets(head, **self.config.distillation)
         return make_finetune_step(
-            self.model, self.task.head, self.optimizer, self.shardings, self.rows_per_microbatch
+            self.model, head, self.optimizer, self.shardings, self.rows_per_microbatch
         )
 
     @functools.cached_property
@@ -305,17 +316,6 @@ def setup_finetuning(
     return setup
 
 
-def sample_batch_sizes(
-    features: Sequence[ModelInput], shape: RowShape, batch_size: int
-) -> list[int]:
-    """Returns the number of rows in each of the first batches, as a sample of all batches."""
-    sizes = []
-    for step in range(min(50, steps_per_epoch(len(features), batch_size))):
-        indices = batch_indices(len(features), batch_size, 0, step)
-        sizes.append(len(shape.pack([features[index] for index in indices])))
-    return sizes
-
-
 def log_task(task: Task, shape: RowShape, num_steps: int) -> None:
     """Logs the sizes of the task's splits, and how full the rows of its training set are."""
     if task.train:
@@ -384,5 +384,6 @@ def check_numbers(config: ConfigDict) -> None:
         ("num_seeds batch_size log_every stall_seconds", 1, math.inf),
         ("learning_rate clip_norm", 1e-30, math.inf),
         ("layer_decay", 1e-30, 1),
-        ("warmup_fraction", 0, 1),
+        ("warmup_fraction distillation.alpha", 0, 1),
+        ("distillation.temperature", 1, math.inf),
     )

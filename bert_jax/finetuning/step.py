@@ -13,7 +13,13 @@ import tqdm
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.data.features import ModelInput, RowShape, to_devices
+from bert_jax.data.features import (
+    ModelInput,
+    RowShape,
+    batch_indices,
+    steps_per_epoch,
+    to_devices,
+)
 from bert_jax.finetuning.gradient_cache import add_vector_gradients, microbatch_at
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.heads import Head, Outputs, label_weights
@@ -238,3 +244,14 @@ def fit_rows_per_microbatch(maximum: int, rows_of_batches: Sequence[int], num_sh
         return num_microbatches * (rows_per_microbatch + maximum / 8)
 
     return min(range(num_shards, maximum + 1, num_shards), key=cost)
+
+
+def sample_batch_sizes(
+    features: Sequence[ModelInput], shape: RowShape, batch_size: int
+) -> list[int]:
+    """Returns the number of rows in each of the first batches, as a sample of all batches."""
+    sizes = []
+    for step in range(min(50, steps_per_epoch(len(features), batch_size))):
+        indices = batch_indices(len(features), batch_size, 0, step)
+        sizes.append(len(shape.pack([features[index] for index in indices])))
+    return sizes

@@ -62,9 +62,11 @@ class Encoder(nn.Module):
             return run(positions)
         return gather_positions(run(), positions)
 
-    def all_hidden_states(self, batch: dict[str, jax.Array]) -> jax.Array:
+    def all_hidden_states(
+        self, batch: dict[str, jax.Array], dropout: Dropout | None = None
+    ) -> jax.Array:
         """Returns the embeddings and the output of each layer: `[1 + num_layers, B, L, H]`."""
-        x, dropouts = self._embed(batch, None)
+        x, dropouts = self._embed(batch, dropout)
         inputs = share_layers(self.config, self.get_variable("params", "layers")), dropouts
         run = _layer_function(self.config, self.execution, batch["sequence_ids"])
         if _scans(self.config, self.execution):

@@ -245,14 +245,21 @@ def _choice_loss(outputs, rows):
     return cross_entropy(scores, rows["labels"])[0]
 
 
-def _span_loss(outputs, rows):
-    """Averages two losses over the sequence's own positions: of the span's first and last token."""
+def span_logits(outputs: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
+    """Returns the logits of a span's first and last position for each sequence: `[B, P, 2, L]`.
+
+    `outputs` are `[B, L, 2]`. Positions of other sequences get the minimum float32.
+    """
     position = jnp.arange(outputs.shape[1])[None, None]
     start, _, end = jnp.moveaxis(rows["sequence_bounds"], -1, 0)
     inside = (position >= start[..., None]) & (position < end[..., None])  # [B, P, L]
     outputs = jnp.swapaxes(outputs, 1, 2)[:, None]
-    logits = jnp.where(inside[:, :, None], outputs, jnp.finfo(jnp.float32).min)  # [B, P, 2, L]
-    return jnp.mean(cross_entropy(logits, rows["labels"])[0], axis=-1)
+    return jnp.where(inside[:, :, None], outputs, jnp.finfo(jnp.float32).min)
+
+
+def _span_loss(outputs, rows):
+    """Averages two losses over the sequence's own positions: of the span's first and last token."""
+    return jnp.mean(cross_entropy(span_logits(outputs, rows), rows["labels"])[0], axis=-1)
 
 
 def in_batch_loss(

@@ -1,4 +1,4 @@
-"""What every model is made of: embeddings, dense layers, GELU, LayerNorm, and the cross-entropy.
+"""What every model is made of: embeddings, dense layers, GELU, LayerNorm, and losses of logits.
 
 Parameters are float32; dense layers compute in the dtype of their input. Where a parameter is
 sharded over `fsdp`, the layer gathers it. LayerNorm has a hand-written gradient, which needs less
@@ -80,6 +80,18 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
     maximum = lax.stop_gradient(jnp.max(logits, axis=-1))
     log_sum = maximum + jnp.log(jnp.sum(jnp.exp(logits - maximum[..., None]), axis=-1))
     return log_sum - target_logit, target_logit >= maximum
+
+
+def kl_divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
+    """Computes temperature^2 * KL(teacher || student), in nats, of the softmax at `temperature`.
+
+    The soft targets of Hinton et al. (2015, section 2): with the square, the size of the gradients
+    hardly depends on the temperature. For float32 `[..., classes]` returns float32 `[...]`.
+    """
+    log_student = jax.nn.log_softmax(logits / temperature)
+    log_teacher = jax.nn.log_softmax(teacher_logits / temperature)
+    divergence = jnp.sum(jnp.exp(log_teacher) * (log_teacher - log_student), axis=-1)
+    return temperature**2 * divergence
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

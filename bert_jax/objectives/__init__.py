@@ -12,7 +12,11 @@ A file offers `Objective`, a frozen dataclass with
 - `prepare(rows, key)`: the batch of packed rows, on the device that holds them;
 - `counts(batch)`: what each loss is normalized by, over the global batch;
 - `total_loss(losses)`: the loss to minimize, from the mean of each;
-- `sums(model, params, batch, dropout)`: sums of losses and correct predictions, and counts, as
+- `sums(model, params, batch, dropout)`: sums of losses and any correct predictions, and counts, as
   `training.pretrain_step.mean_metrics` names them;
 - `flops_per_row(model_config, length, max_sequences)`.
+
+One that learns from a teacher also has `with_teacher(settings)`, the objective with that teacher;
+`frozen_params(teacher_params)`, which the step adds to the `params` of `sums` but does not update;
+and `initial_params(teacher_params, modules)`, for a student that starts from the teacher.
 """

@@ -18,11 +18,13 @@ from ml_collections import ConfigDict
 
 from bert_corpus.config import CorpusConfig
 from bert_jax.data.packing import row_dtype
+from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.training.pretrain_setup import Phase, PretrainSetup, plan_phase
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
+from bert_jax.training.teacher import abstract_frozen
 
 jax.config.update("jax_platforms", "cpu")
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
@@ -132,7 +134,24 @@ def compile_step(setup: PretrainSetup, phase: Phase) -> tuple[dict[str, int], st
         num_microbatches=setup.num_microbatches(phase),
         overlap_collectives=setup.config.overlap_collectives,
     )
-    return compile_program(update_step, state, batch)
+    frozen = abstract_frozen(setup, phase)
+    hbm, hlo = compile_program(update_step, state, batch, frozen)
+    if frozen:  # So far it is counted with what the compiler adds.
+        hbm["teacher"] = bytes_per_device(frozen)
+        hbm["padding"] -= hbm["teacher"]
+    return hbm, hlo
+
+
+def assumed_teacher(config: ConfigDict) -> dict | None:
+    """Returns the settings of the teacher that a report assumes, as it reads no weights.
+
+    It is BERT of `config.model.size`, whose fields the student overrides; None without a teacher.
+    """
+    if config.objective != "distillation":
+        return None
+    modules = ["encoder/embeddings", "encoder/layers", "mlm"]
+    teacher = BertConfig.named(config.model.size or "base")
+    return {"architecture": config_to_settings(teacher), "modules": modules}
 
 
 def compile_program(update_step, state: TrainState, batch, *rest) -> tuple[dict[str, int], str]:

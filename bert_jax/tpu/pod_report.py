@@ -40,7 +40,8 @@ def report(
     the first phase to `hlo_path`. Raises ValueError if the topology, mesh or batch is invalid.
     """
     chip, devices = compilation.describe_topology(topology)
-    setup = setup_pretraining(config, phases, tokenizer, devices)
+    teacher = compilation.assumed_teacher(config)
+    setup = setup_pretraining(config, phases, tokenizer, devices, teacher_settings=teacher)
     figures = []
     for phase in phases:
         started = time.monotonic()

@@ -33,8 +33,11 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
     a CPU would take days."""
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     logging.info("The model has %s parameters", in_words(num_parameters))
+    limit = setup.config.max_eval_batches * setup.config.eval_batch_size
     for phase in phases:
         logging.info(describe_phase(phase))
+        if limit:
+            logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
     if jax.default_backend() != "cpu":
         return
     num_cores = len(os.sched_getaffinity(0))  # That this process may use.

@@ -74,7 +74,7 @@ class PretrainSetup:
 
     `schedule` is the learning rate of a step, counted from 0; `init` (key, `pretrained` parameters
     -> initial state) is to be jitted with `shardings`; `abstract_state` has shapes, dtypes and
-    shardings.
+    shardings; `teacher_settings` come with the weights of a teacher, if there is one.
     """
 
     config: ConfigDict
@@ -86,10 +86,11 @@ class PretrainSetup:
     init: Callable[..., TrainState]
     abstract_state: TrainState
     shardings: TrainState
+    teacher_settings: Mapping | None = None
 
     def objective(self, phase: Phase):
         """Returns the objective of a phase: how its rows become a batch, and its losses."""
-        return build_objective(self.config, self.tokenizer, phase)
+        return build_objective(self.config, self.tokenizer, phase, self.teacher_settings)
 
     def flops_per_row(self, phase: Phase) -> float:
         """Returns the FLOPs of an update for each of its rows."""
@@ -117,25 +118,23 @@ def setup_pretraining(
     tokenizer: Tokenizer,
     devices=None,
     source_settings: Mapping | None = None,
+    teacher_settings: Mapping | None = None,
 ) -> PretrainSetup:
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    `source_settings` come with the weights to start from, if there are any. Raises ValueError if
-    `model_config` does, if the mesh does not fit the devices, or if a batch or the rows do not fit
-    the mesh or the model.
+    `source_settings` come with the weights to start from, `teacher_settings` with those of a
+    teacher, if there are any. Raises ValueError if `model_config` does, if the mesh does not fit
+    the devices, or if a batch or the rows do not fit the mesh or the model.
     """
-    objective = build_objective(config, tokenizer, phases[0])
-    source = config_from_settings(source_settings) if source_settings else None
+    objective = build_objective(config, tokenizer, phases[0], teacher_settings)
+    source, teacher = (
+        config_from_settings(settings) if settings else None
+        for settings in (source_settings, teacher_settings)
+    )
     # Some models have padding beyond the ids of their tokenizer.
-    vocab_size = max(tokenizer.vocab_size, source.vocab_size if source else 0)
+    vocab_size = max([tokenizer.vocab_size, *(x.vocab_size for x in (source, teacher) if x)])
     architecture = model_config(config, vocab_size, source)
-    max_length = max(phase.train.max_seq_length for phase in phases)
-    if max_length > architecture.max_position_embeddings:
-        raise ValueError(
-            f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
-            f"{architecture.max_position_embeddings}: build the corpus with a smaller "
-            f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
-        )
+    check_lengths(phases, architecture, teacher)
     model = objective.make_model(architecture, model_execution(config))
     mesh = make_mesh(**config.mesh, devices=devices)
     if config.eval_batch_size % (num_shards := mesh.shape["data"] * mesh.shape["fsdp"]):
@@ -169,6 +168,7 @@ def setup_pretraining(
         init=init,
         abstract_state=with_shardings(shapes, shardings),
         shardings=shardings,
+        teacher_settings=teacher_settings,
     )
     for phase in phases:  # Raise now, not hours later, after the previous phase.
         setup.objective(phase)
@@ -184,9 +184,31 @@ def find_objective(config: ConfigDict):
         raise ValueError(f"--config.objective={config.objective}: {error}") from None
 
 
-def build_objective(config: ConfigDict, tokenizer: Tokenizer, phase: Phase):
-    """Builds the objective of a phase. Raises ValueError."""
-    return find_objective(config).from_config(config, tokenizer, phase.max_predictions)
+def build_objective(
+    config: ConfigDict,
+    tokenizer: Tokenizer,
+    phase: Phase,
+    teacher_settings: Mapping | None = None,
+):
+    """Builds the objective of a phase, with its teacher if it has one. Raises ValueError."""
+    objective = find_objective(config).from_config(config, tokenizer, phase.max_predictions)
+    return objective.with_teacher(teacher_settings) if teacher_settings else objective
+
+
+def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
+    """Raises ValueError if a model, or any teacher, has too few positions for the rows."""
+    max_length = max(phase.train.max_seq_length for phase in phases)
+    if max_length > architecture.max_position_embeddings:
+        raise ValueError(
+            f"the corpus has rows of {max_length} tokens, but max_position_embeddings is "
+            f"{architecture.max_position_embeddings}: build the corpus with a smaller "
+            f"--max_seq_length, or set --config.model.max_position_embeddings={max_length}"
+        )
+    if teacher and max_length > teacher.max_position_embeddings:
+        raise ValueError(
+            f"the corpus has rows of {max_length} tokens, and the teacher only "
+            f"{teacher.max_position_embeddings} positions: build it with a smaller --max_seq_length"
+        )
 
 
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
@@ -321,6 +343,7 @@ def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, st
 
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a pre-training configuration. Raises ValueError."""
+    weights = config.distillation.weights
     check_bounds(
         config,
         ("num_steps long_phase.num_steps per_device_batch_size", 0, math.inf),
@@ -329,6 +352,8 @@ def check_numbers(config: ConfigDict) -> None:
         ("batch_size long_phase.batch_size eval_batch_size keep_checkpoints", 1, math.inf),
         ("log_every eval_every checkpoint_every stall_seconds", 1, math.inf),
         ("learning_rate long_phase.learning_rate clip_norm epsilon", 1e-30, math.inf),
+        ("distillation.temperature", 1, math.inf),
+        (" ".join(f"distillation.weights.{each}" for each in weights), 0, math.inf),
         ("masking.rate", 0.001, 0.999),
         ("beta1 beta2", 0, 1 - 1e-9),
         ("warmup_steps profile_steps", 0, config.num_steps + config.long_phase.num_steps),

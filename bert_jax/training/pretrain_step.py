@@ -33,14 +33,17 @@ def make_pretrain_step(
     seed: int,
     num_microbatches: int = 1,
     overlap_collectives: bool = False,
-) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
-    """Builds the jitted update step (state, rows) -> (state, metrics), which donates the state.
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Builds the jitted (state, rows, frozen=None) -> (state, metrics), which donates the state.
 
     The metrics are `loss`, `gradient_norm`, `parameter_norm` and the `sums` of the `objective` (see
     `bert_jax/objectives`). The loss is its total of several, each a mean over the global batch,
     whatever the number of devices and microbatches. Masks are a function of (seed, row, epoch),
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
+
+    `frozen` has parameters that the objective reads beside those of the state, such as a teacher's,
+    and that are not updated: an argument, so that they are no constants of the program.
 
     With `overlap_collectives`, each layer gathers its matrices, which `shardings` shard over
     `data`, and exchanges their gradients, while others are computed; where `why_not_overlapped`
@@ -60,7 +63,7 @@ def make_pretrain_step(
     options = compiler_options(mesh, model.config.hidden_size, overlaps) | product_options(mesh)
 
     @jit(compiler_options=options)
-    def update_step(state, rows):
+    def update_step(state, rows, frozen=None):
         batch = prepare_batch(objective, mesh, rows, mask_key)
         batch["dropout_rows"] = jnp.arange(len(rows["tokens"]))
         counts = objective.counts(batch)
@@ -78,7 +81,7 @@ def make_pretrain_step(
             layout.specs,
         )
         key = jax.random.fold_in(dropout_key, state.step)
-        (loss, sums), gradients = value_and_gradients(params, batch, counts, key)
+        (loss, sums), gradients = value_and_gradients(params, batch, counts, key, frozen or {})
         gradients = layout.transpose(gradients, state.params)
         state, norms = apply_gradients(state, gradients, optimizer)
         return state, {"loss": loss, "sums": sums} | norms
@@ -86,11 +89,12 @@ def make_pretrain_step(
     return update_step
 
 
-def accumulate_gradients(model, objective, num_microbatches, params, batch, counts, key):
+def accumulate_gradients(model, objective, num_microbatches, params, batch, counts, key, frozen):
     """Returns the contribution of one data-parallel shard: ((loss, sums), float32 gradients)."""
 
     def loss_fn(params, batch):
-        sums = objective.sums(model, params, batch, step_dropout(model.config, batch, key))
+        dropout = step_dropout(model.config, batch, key)
+        sums = objective.sums(model, params | frozen, batch, dropout)
         losses = {name: sums[f"{name}_loss"] / counts[name] for name in counts}
         return objective.total_loss(losses), sums
 
@@ -121,14 +125,21 @@ def step_dropout(config, batch: dict[str, jax.Array], key: jax.Array) -> Dropout
 
 def make_eval_step(
     model: nn.Module, mesh: Mesh, objective, *, seed: int
-) -> Callable[[dict, dict[str, jax.Array]], dict[str, jax.Array]]:
-    """Builds the jitted (params, rows) -> sums of the objective; masks depend on (seed, row)."""
+) -> Callable[..., dict[str, jax.Array]]:
+    """Builds the jitted (params, rows, frozen=None) -> sums of the objective.
+
+    Masks are a function of (seed, row); `frozen` is as in `make_pretrain_step`.
+    """
     mask_key = jax.random.key(seed)
     replicated = NamedSharding(mesh, P())
-    shard_sums = sum_over_data(functools.partial(objective.sums, model), mesh, replicated)
 
-    def eval_step(params, rows):
-        return shard_sums(params, prepare_batch(objective, mesh, rows, mask_key))
+    def sums(params, batch, frozen):
+        return objective.sums(model, params | frozen, batch)
+
+    shard_sums = sum_over_data(sums, mesh, replicated)
+
+    def eval_step(params, rows, frozen=None):
+        return shard_sums(params, prepare_batch(objective, mesh, rows, mask_key), frozen or {})
 
     return jax.jit(eval_step, out_shardings=replicated)
 

@@ -29,6 +29,8 @@ CHANGEABLE_ON_RESUME = (
     "long_phase.corpus",
     "topology",
     "init_from",
+    "teacher",
+    "distillation.teacher",
     "data.train",
     "data.dev",
     "data.test",

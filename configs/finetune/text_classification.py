@@ -30,6 +30,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.task = "text_classification"
     config.init_from = ""  # Workdir, checkpoint, or Hugging Face or Google directory.
     config.new_head = False  # Ignore the head of `init_from` and train a new one.
+    # A model that was fine-tuned for the same task and labels, as in `init_from`: its outputs for
+    # the training examples are learned, too. Default: none.
+    config.teacher = ""
+    config.distillation = ConfigDict()  # How, for classes, tags, choices, spans and numbers.
+    # Loss: alpha * that of the labels + (1 - alpha) * that of the teacher's outputs.
+    config.distillation.alpha = 0.5
+    config.distillation.temperature = 2.0  # Divides the logits of both models; not of numbers.
 
     config.data = ConfigDict()
     config.data.train = ""  # Examples to train on; without them the head of `init_from` predicts.

@@ -61,6 +61,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.masking.keep_fraction = 0.1  # Predicted, but not changed.
     config.masking.random_fraction = 0.1  # Replaced by a random token.
 
+    config.distillation = distillation_config()  # Only objective "distillation" reads it.
+
     config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
     config.learning_rate = 1e-4  # The highest, after the warm-up.
     config.warmup_steps = 10_000  # Steps in which the learning rate rises from 0.
@@ -118,6 +120,29 @@ def model_config() -> ConfigDict:
     model.scan_layers = True  # Compile one layer and loop over it; False: all layers.
     model.remat = "none"  # Recompute in the backward pass: none, dots (all but products) or full.
     return model
+
+
+def distillation_config() -> ConfigDict:
+    """Returns the fields of objective "distillation"; the defaults are DistilBERT's."""
+    distillation = ConfigDict()
+    # The model to learn from, as in `init_from`, with the vocabulary of the corpus.
+    distillation.teacher = ""
+    distillation.temperature = 2.0  # Divides the logits of both models for the soft targets.
+    # Weights of the losses; 0: a loss is not computed.
+    distillation.weights = ConfigDict()
+    distillation.weights.soft = 5.0  # The teacher's distribution at the masked positions.
+    distillation.weights.mlm = 2.0  # The masked tokens.
+    distillation.weights.cosine = 1.0  # The direction of the last hidden states.
+    distillation.weights.attention = 0.0  # Attention scores before the softmax.
+    distillation.weights.hidden = 0.0  # The outputs of all layers of the student.
+    distillation.weights.embeddings = 0.0  # The input of the first layer.
+    # The teacher's layer, from 1, that each layer of the student is compared with in "attention"
+    # and "hidden". Default: in equal steps up to its last.
+    distillation.layers = ()
+    # The teacher's layers, from 1, from which those of the student start, with its embeddings and
+    # its head for tokens, such as 1,3,5,8,10,12. Default: they are randomly initialized.
+    distillation.init_layers = ()
+    return distillation
 
 
 def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:

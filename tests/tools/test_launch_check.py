@@ -57,6 +57,10 @@ def test_flags_of_the_job_are_checked():
         base | {"config.corpus": "/gcs/c", "config.long_phase.corpus": "/gcs/c"},
         [
             ({"workdir": "runs/a"}, "--workdir=runs/a: expected a directory below /gcs"),
+            (
+                {"config.distillation.teacher": "runs/b"},
+                "teacher=runs/b: expected a directory below",
+            ),
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
             ({"config.mesh.fdsp": "4"}, "fdsp"),
             (

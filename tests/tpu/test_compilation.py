@@ -7,13 +7,21 @@ import types
 import jax
 import pytest
 
-from bert_jax.configs.pretrain import adamw_2k, lamb_64k, pod_base, pod_large
+from bert_jax.configs.pretrain import (
+    adamw_2k,
+    distilbert,
+    lamb_64k,
+    pod_base,
+    pod_large,
+    tinybert,
+)
 from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tpu import compilation
 from bert_jax.training import metrics
-from bert_jax.training.pretrain_setup import Phase
+from bert_jax.training.pretrain_setup import Phase, setup_pretraining
+from bert_jax.training.teacher import abstract_frozen
 
 ROWS = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
 
@@ -94,3 +102,27 @@ def test_pod_configuration_has_a_topology_that_divides_its_batches(module):
         assert small.per_device_batch_size == 0 and small.long_phase.num_steps == 4
     with pytest.raises(ValueError, match="after the colon"):
         module.get_config("v4,runlocl")
+
+
+@pytest.mark.parametrize("recipe", [distilbert, tinybert])
+def test_reports_of_distillation_assume_a_teacher_of_the_base_size(recipe):
+    config = recipe.get_config()
+    (phase,) = compilation.planned_phases(config, (128, 512))
+    teacher = compilation.assumed_teacher(config)
+    setup = setup_pretraining(
+        config, [phase], compilation.UNCASED_ENGLISH, teacher_settings=teacher
+    )
+    frozen = abstract_frozen(setup, phase)
+    assert {
+        len(leaf.shape) and leaf.shape[0]
+        for leaf in jax.tree.leaves(frozen["teacher"]["encoder"]["layers"])
+    } == {12}
+    assert ("mlm" in frozen["teacher"]) == (recipe is distilbert)
+    student, size = setup.flops_per_row(phase), setup.model.config.hidden_size
+    assert size == (768 if recipe is distilbert else 312)
+    base = pod_base.get_config()
+    base.num_steps, base.long_phase.num_steps = config.num_steps, config.long_phase.num_steps
+    (phase,) = compilation.planned_phases(base, (128, 512))
+    teacher_step = setup_pretraining(base, [phase], compilation.UNCASED_ENGLISH)
+    assert student < teacher_step.flops_per_row(phase)
+    assert compilation.assumed_teacher(base) is None

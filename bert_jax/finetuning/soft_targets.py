@@ -1,0 +1,48 @@
+"""The loss of fine-tuning beside a teacher, whose outputs are stored with the examples."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.model.heads import Head, span_logits
+from bert_jax.model.layers import kl_divergence
+
+
+def with_soft_targets(head: Head, alpha: float, temperature: float) -> Head:
+    """Returns `head` with alpha * its loss + (1 - alpha) * that of the teacher's outputs.
+
+    The second is `kl_divergence` (Hinton et al., 2015, section 2), for spans the mean of those of
+    the first and last position, and for regression the squared difference.
+    """
+    soft_loss = SOFT_LOSSES[head.name]
+
+    def loss(outputs, rows):
+        soft = soft_loss(outputs, rows["teacher_outputs"], rows, temperature)
+        return alpha * head.loss(outputs, rows) + (1 - alpha) * soft
+
+    return dataclasses.replace(head, loss=loss)
+
+
+def _of_classes(outputs, teacher, rows, temperature):
+    # The outputs for choices, one per sequence, become classes of their example.
+    return kl_divergence(outputs.reshape(teacher.shape), teacher, temperature)
+
+
+def _of_spans(outputs, teacher, rows, temperature):
+    logits = (span_logits(each, rows) for each in (outputs, teacher))
+    return jnp.mean(kl_divergence(*logits, temperature), axis=-1)
+
+
+def _of_values(outputs, teacher, rows, temperature) -> jax.Array:
+    return jnp.square(outputs[..., 0] - teacher[..., 0])
+
+
+SOFT_LOSSES = {
+    "classification": _of_classes,
+    "multiple_choice": _of_classes,
+    "tagging": _of_classes,
+    "span": _of_spans,
+    "regression": _of_values,
+}
+"""By the name of the head: (outputs, the teacher's, rows, temperature) -> loss of each label."""

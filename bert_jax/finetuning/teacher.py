@@ -1,0 +1,124 @@
+"""Adds to the training examples what a teacher predicts for them.
+
+The teacher neither changes nor has dropout, so that each example needs it once. It reads the
+examples itself, with its own tokenizer and as it was trained to: only where there is an output for
+each token must both models see the same tokens.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from bert_jax.checkpoints.parameters import log_report
+from bert_jax.checkpoints.read import read_model
+from bert_jax.data.features import LabelLayout, ModelInput
+from bert_jax.finetuning.finetune_setup import FinetuneSetup, setup_finetuning
+from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
+from bert_jax.finetuning.soft_targets import SOFT_LOSSES
+from bert_jax.finetuning.step import predict
+from bert_jax.finetuning.trials import pad_to_trial_axis, stack_trees
+from bert_jax.sharding.mesh import batch_sharding
+from bert_jax.tasks.task import Task
+
+
+def with_teacher(setup: FinetuneSetup) -> FinetuneSetup:
+    """Returns the setup with the outputs of `config.teacher`, if there is one to learn from.
+
+    Raises ValueError if it has another head or other labels, or does not fit the examples.
+    """
+    config, task = setup.config, setup.task
+    if not config.teacher or only_predicts(config):
+        return setup
+    if task.head.name not in SOFT_LOSSES:
+        raise ValueError(
+            f"--config.teacher={config.teacher}: expected none, as there are no soft targets for "
+            f"{task.head.name}, only for {', '.join(SOFT_LOSSES)}"
+        )
+    teacher = read_teacher(config, task)
+    is_per_position = task.head.input_kind == "positions"
+    if is_per_position:
+        check_same_tokens(config, teacher.task.train, task.train)
+    outputs = predict_examples(teacher)
+    train = [
+        dataclasses.replace(feature, teacher_outputs=output)
+        for feature, output in zip(task.train, outputs, strict=True)
+    ]
+    shape = outputs[0].shape[-1:]
+    layout = LabelLayout(dtype=np.float32, per_position=is_per_position, shape=shape)
+    return dataclasses.replace(
+        setup,
+        task=dataclasses.replace(task, train=train),
+        contents=setup.contents | {"teacher": teacher.contents["init_from"]},
+        teacher_layout=layout,
+    )
+
+
+def read_teacher(config: ConfigDict, task: Task) -> FinetuneSetup:
+    """Returns the setup with which the teacher predicts the training examples of `config`."""
+    teacher = read_model(config.teacher)
+    log_report(config.teacher, teacher.report)
+    head = teacher.settings.get("head")
+    check_head(config, task, head)
+    config = config.copy_and_resolve_references()
+    config.update({"init_from": config.teacher, "teacher": "", "new_head": False})
+    # It only predicts: how the student trains does not concern it.
+    config.update({"layer_decay": 1.0, "freeze_layers": 0, "class_weights": ()})
+    config.model.lstm_size = 0
+    config.max_eval_examples = 1
+    max_length = teacher.settings["architecture"]["max_position_embeddings"]
+    config = with_settings_of_head(config, head, max_length, given=())
+    logging.info("Reading the training examples as the teacher in %s does", config.init_from)
+    return setup_finetuning(config, teacher.params, teacher.settings, teacher.tokenizer)
+
+
+def check_head(config: ConfigDict, task: Task, head: dict | None) -> None:
+    """Raises ValueError if the teacher's head has another task or other labels than the run's."""
+    name = task.head.name
+    if not head or head["task"] != name:
+        has = f"a head for {head['task']}" if head else "no head"
+        raise ValueError(
+            f"--config.teacher={config.teacher} has {has}, and this task needs one for {name}: "
+            "expected a model that was fine-tuned for it"
+        )
+    labels, expected = ",".join(head["labels"]), ",".join(task.labels)
+    if labels != expected and name != "regression":  # Where it is only a name.
+        raise ValueError(
+            f"--config.teacher={config.teacher} has the labels {labels}, and the task {expected}: "
+            "expected the same in the same order; where the task has --config.data.labels, it sets "
+            "the order"
+        )
+
+
+def check_same_tokens(
+    config: ConfigDict, teacher: Sequence[ModelInput], student: Sequence[ModelInput]
+) -> None:
+    """Raises ValueError if the examples are not the same tokens for the teacher and the student."""
+    is_same = len(teacher) == len(student) and all(
+        np.array_equal(np.concatenate(x.sequences), np.concatenate(y.sequences))
+        for x, y in zip(teacher, student, strict=True)
+    )
+    if not is_same:
+        raise ValueError(
+            f"--config.teacher={config.teacher} reads the training examples as other tokens, and "
+            "this task has an output for each: expected the student's vocabulary, and the same "
+            "max_seq_length and fields of config.data"
+        )
+
+
+def predict_examples(teacher: FinetuneSetup) -> list[np.ndarray]:
+    """Returns the outputs of the teacher's head for each training example."""
+    stack = stack_trees(pad_to_trial_axis([teacher.pretrained], teacher.mesh))
+    prediction, *_ = predict(
+        teacher.predict_step,
+        jax.device_put(stack, teacher.stack_shardings.params),
+        teacher.task.head,
+        teacher.task.train,
+        teacher.shape,
+        teacher.rows_per_prediction,
+        batch_sharding(teacher.mesh),
+    )
+    return prediction.outputs

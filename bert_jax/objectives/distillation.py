@@ -1,0 +1,329 @@
+"""Distillation: a student learns what a teacher, whose parameters stay as they are, computes.
+
+The weights in `config.distillation.weights` choose the losses:
+
+- "soft": the teacher's distribution over the vocabulary, "mlm": the masked tokens themselves, and
+  "cosine": the direction of the last hidden states (DistilBERT; Sanh et al., 2019, section 3);
+- "attention": attention scores, "hidden": the outputs of layers, and "embeddings": the input of
+  the first layer (TinyBERT; Jiao et al., 2020, section 3.1). As in the released code, one dense
+  layer maps the student's hidden states and embeddings to the width of the teacher.
+
+All are means over what a model sees of its text, so that padding and packing change nothing; the
+released code of TinyBERT counts padding in its means, with a difference of 0 of masked scores.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.model import pretraining
+from bert_jax.model.architecture import architecture_of, config_from_settings
+from bert_jax.model.compared import OF_LAYERS, OF_TOKENS, ComparedModel
+from bert_jax.model.dropout import Dropout
+from bert_jax.model.encoder import is_few, share_layers
+from bert_jax.model.execution import Execution
+from bert_jax.model.layers import cross_entropy, kl_divergence
+from bert_jax.objectives.masked_lm import MaskedLm
+
+# Fields in which a student must agree with the teacher whose layers it starts from.
+FIELDS_OF_LAYERS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "embedding_size",
+    "max_position_embeddings",
+    "position_offset",
+    "activation",
+    "layer_norm_epsilon",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Distillation:
+    """The weighted sum of the losses of a student beside its teacher.
+
+    Attributes:
+      masked_lm: how rows are masked.
+      weights: weight of each loss, by name.
+      temperature: divides the logits of both for the loss "soft".
+      layers: the teacher's layer for each layer of the student, counted from 1; if empty, in equal
+        steps up to the last.
+      init_layers: the teacher's layers from which those of the student start; if empty, none.
+      teacher: the teacher's architecture.
+    """
+
+    masked_lm: MaskedLm
+    weights: Mapping[str, float]
+    temperature: float = 2.0
+    layers: tuple[int, ...] = ()
+    init_layers: tuple[int, ...] = ()
+    teacher: object = None
+
+    causal: ClassVar[bool] = False
+    main_loss: ClassVar[str] = "mlm"
+    rules: ClassVar[tuple] = ((r"projection/kernel$", P("fsdp", "tensor")),)
+    max_predictions = staticmethod(MaskedLm.max_predictions)
+
+    @classmethod
+    def from_config(cls, config, tokenizer, max_predictions: int) -> "Distillation":
+        """Builds the objective of a phase, without its teacher. Raises ValueError."""
+        settings = config.distillation
+        if config.next_sentence:
+            raise ValueError(
+                "--config.next_sentence=True: distillation has no loss for pairs, set it to False"
+            )
+        if not any(settings.weights.values()):
+            names = ", ".join(settings.weights)
+            raise ValueError(f"all of config.distillation.weights are 0: set one ({names})")
+        return cls(
+            masked_lm=MaskedLm.from_config(config, tokenizer, max_predictions),
+            weights=settings.weights.to_dict(),
+            temperature=settings.temperature,
+            layers=tuple(settings.layers),
+            init_layers=tuple(settings.init_layers),
+        )
+
+    def with_teacher(self, settings: Mapping) -> "Distillation":
+        """Returns the objective with the teacher that the `settings` of its checkpoint describe.
+
+        Raises ValueError if the teacher lacks what the losses need.
+        """
+        teacher = config_from_settings(settings)
+        if teacher.causal:
+            raise ValueError(
+                "config.distillation.teacher is left to right, and the student sees the tokens "
+                "after a mask: choose a teacher that was trained with masked_lm"
+            )
+        if self.weights["soft"] and "mlm" not in settings["modules"]:
+            raise ValueError(
+                "config.distillation.teacher has no head for masked tokens, which the loss 'soft' "
+                "needs: set --config.distillation.weights.soft=0, or choose a teacher with it"
+            )
+        return dataclasses.replace(self, teacher=teacher)
+
+    @property
+    def losses(self) -> frozenset[str]:
+        """The names of the losses that are computed: also "mlm" for a student with "soft"."""
+        names = {name for name, weight in self.weights.items() if weight}
+        return frozenset(names | ({"mlm"} if "soft" in names else set()))
+
+    def make_model(self, config, execution: Execution) -> ComparedModel:
+        """Builds the student. Raises ValueError if it does not fit the teacher."""
+        if self.teacher is None:
+            raise ValueError(
+                "objective is distillation, and there is no teacher: set "
+                "--config.distillation.teacher=DIR, a model with the vocabulary of the corpus"
+            )
+        self._check_student(config)
+        if self.losses & OF_LAYERS and execution.kernels != "plain":
+            logging.info("Layers run without the fast path: the losses compare each of them")
+            execution = dataclasses.replace(execution, kernels="plain")
+        maps_width = bool(self.losses & {"hidden", "embeddings"})
+        layers = tuple(range(1, config.num_layers + 1))
+        size = self.teacher.hidden_size if maps_width else None
+        return ComparedModel(config, self.losses, layers, size, execution)
+
+    def _check_student(self, config) -> None:
+        teacher, prefix = self.teacher, "config.distillation"
+        if self.losses & OF_LAYERS:
+            teacher_layers(self.layers, config.num_layers, teacher.num_layers)
+        for name, needed in (
+            ("hidden_size", "cosine"),
+            ("num_heads", "attention"),
+            (
+                "vocab_size",
+                "soft",
+            ),  # It differs if `init_from` has another padding than the teacher.
+        ):
+            ours, theirs = getattr(config, name), getattr(teacher, name)
+            if self.weights[needed] and ours != theirs:
+                raise ValueError(
+                    f"model.{name} is {ours}, and the teacher's is {theirs}: the loss {needed!r} "
+                    f"needs the same, or set --{prefix}.weights.{needed}=0"
+                )
+        if self.init_layers:
+            self._check_initial_layers(config)
+
+    def _check_initial_layers(self, config) -> None:
+        chosen, field = self.init_layers, "config.distillation.init_layers"
+        if not _are_layers(chosen, config.num_layers, self.teacher.num_layers):
+            raise ValueError(
+                f"--{field}={','.join(map(str, chosen))}: expected a layer of the teacher, 1 to "
+                f"{self.teacher.num_layers}, for each of the student's {config.num_layers}"
+            )
+        if getattr(config, "shares_layers", False):
+            raise ValueError(f"model.shares_layers is True: set it to False, or --{field}=()")
+        has_segments = getattr(config, "type_vocab_size", 0)  # Those of the teacher may be dropped.
+        for name in (*FIELDS_OF_LAYERS, *["type_vocab_size"] * bool(has_segments)):
+            ours, theirs = (getattr(each, name, None) for each in (config, self.teacher))
+            if ours != theirs:
+                raise ValueError(
+                    f"model.{name} is {ours}, and the teacher's is {theirs}: with {field} they "
+                    f"must be the same; set --config.model.{name}={theirs}"
+                )
+
+    def initial_params(self, teacher_params: Mapping, modules: Mapping) -> dict:
+        """Returns the teacher's embeddings, `init_layers` and head, for a student to start from.
+
+        `modules` has the modules of the student, of which the teacher may have more.
+        """
+        encoder = teacher_params["encoder"]
+        layers = share_layers(self.teacher, encoder["layers"])
+        chosen = np.array(self.init_layers) - 1
+        embeddings = {
+            name: encoder["embeddings"][name] for name in modules["encoder"]["embeddings"]
+        }
+        layers = jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], layers)
+        params = {"encoder": {"embeddings": embeddings, "layers": layers}}
+        if "mlm" in modules and "mlm" in teacher_params:
+            params["mlm"] = teacher_params["mlm"]
+        return params
+
+    def frozen_params(self, teacher_params: Mapping) -> dict:
+        """Returns the part of the teacher's parameters that `sums` needs, under "teacher"."""
+        encoder = {name: teacher_params["encoder"][name] for name in ("embeddings", "layers")}
+        head = {"mlm": teacher_params["mlm"]} if self.weights["soft"] else {}
+        return {"teacher": {"encoder": encoder} | head}
+
+    def example_batch(self) -> dict[str, jax.Array]:
+        """Returns a batch to initialize the model."""
+        return pretraining.example_batch()
+
+    def prepare(self, rows: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array]:
+        """Unpacks and masks rows, as `MaskedLm` does."""
+        return self.masked_lm.prepare(rows, key)
+
+    def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Returns the numbers of masked tokens, of tokens and of pairs of tokens; at least 1."""
+        numbers = {name: jnp.sum(weights) for name, weights in loss_weights(batch).items()}
+        return {name: jnp.maximum(numbers[name], 1) for name in sorted(self.losses)}
+
+    def total_loss(self, losses: dict[str, jax.Array | float]) -> jax.Array | float:
+        """Returns the weighted sum of the mean losses."""
+        return sum(self.weights[name] * loss for name, loss in losses.items())
+
+    def sums(
+        self,
+        model: ComparedModel,
+        params: dict,
+        batch: dict[str, jax.Array],
+        dropout: Dropout | None = None,
+    ) -> dict[str, jax.Array]:
+        """Returns sums over a batch, float32: losses, their counts, and correct predictions.
+
+        `params` has the student's parameters and, under "teacher", those of `frozen_params`.
+        """
+        student = model.apply({"params": params}, batch, dropout)
+        teacher = self._teacher_outputs(model, params["teacher"], batch)
+        return self.compare(student, jax.lax.stop_gradient(teacher), batch)
+
+    def compare(self, student: dict, teacher: dict, batch: dict) -> dict[str, jax.Array]:
+        """Returns the `sums` for what a student and a teacher return; see `ComparedModel`."""
+        found = {}
+        if "mlm" in self.losses:
+            found["mlm"], correct = cross_entropy(student["mlm"], batch["targets"])
+        if "soft" in self.losses:
+            found["soft"] = kl_divergence(student["soft"], teacher["soft"], self.temperature)
+        if "cosine" in self.losses:
+            found["cosine"] = 1 - cosine(student["cosine"], teacher["cosine"])
+        if "embeddings" in self.losses:
+            found["embeddings"] = mean_square(student["embeddings"], teacher["embeddings"], -1)
+        if "hidden" in self.losses:
+            found["hidden"] = mean_square(student["hidden"], teacher["hidden"], -1).sum(0)
+        if "attention" in self.losses:
+            found["attention"] = mean_square(student["attention"], teacher["attention"], 2).sum(0)
+        weights, sums = loss_weights(batch), {}
+        for name, losses in found.items():
+            sums |= {
+                f"{name}_loss": jnp.sum(losses * weights[name]),
+                f"{name}_count": jnp.sum(weights[name]),
+            }
+        if "mlm" in self.losses:
+            sums["mlm_correct"] = jnp.sum(correct * weights["mlm"])
+        return sums
+
+    def _teacher_outputs(self, student: ComparedModel, params: dict, batch: dict) -> dict:
+        layers = ()
+        if self.losses & OF_LAYERS:
+            sizes = student.config.num_layers, self.teacher.num_layers
+            layers = teacher_layers(self.layers, *sizes)
+        losses = self.losses - {"mlm"}
+        model = ComparedModel(self.teacher, losses, layers, execution=student.execution)
+        return model.apply({"params": params}, batch)
+
+    def flops_per_row(self, config, length: int, max_sequences: int) -> float:
+        """Returns the FLOPs of a training step for one row, with the teacher's forward pass."""
+        num_targets = self.masked_lm.masking.max_predictions
+        needs_all = self.losses & (OF_LAYERS | {"cosine"}) or not is_few(num_targets, length)
+
+        def forward(config, predicts):
+            return architecture_of(config).flops_per_row(
+                config,
+                length,
+                num_outputs=length if needs_all else num_targets,
+                num_targets=num_targets if predicts else 0,
+                num_pairs=0,
+            )
+
+        student = forward(config, bool(self.losses & OF_TOKENS))
+        return 3 * student + forward(self.teacher, bool(self.weights["soft"]))
+
+
+def teacher_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -> tuple[int, ...]:
+    """Returns the teacher's layer for each of the student's; without `layers`, in equal steps.
+
+    Raises ValueError if they do not fit.
+    """
+    field = "--config.distillation.layers"
+    if not layers and num_teacher % num_layers:
+        raise ValueError(
+            f"the teacher's {num_teacher} layers are no multiple of the student's {num_layers}: "
+            f"set {field}, the teacher's layer for each of the student's"
+        )
+    if not layers:
+        step = num_teacher // num_layers
+        return tuple(range(step, num_teacher + 1, step))
+    if not _are_layers(layers, num_layers, num_teacher):
+        raise ValueError(
+            f"{field}={','.join(map(str, layers))}: expected a layer of the teacher, 1 to "
+            f"{num_teacher}, for each of the student's {num_layers}"
+        )
+    return layers
+
+
+def _are_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -> bool:
+    return len(layers) == num_layers and all(1 <= layer <= num_teacher for layer in layers)
+
+
+def loss_weights(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns float32 weights, 1 where a loss counts: masked tokens, tokens, or pairs of tokens.
+
+    Pairs, `[B, from, to]`, are of tokens that attend to each other: of the same sequence.
+    """
+    sequence_ids = batch["sequence_ids"]
+    tokens = (sequence_ids > 0).astype(jnp.float32)
+    pairs = (sequence_ids[:, :, None] == sequence_ids[:, None]) * tokens[:, None]
+    masked = batch["target_weights"]
+    of_tokens = dict.fromkeys(("cosine", "hidden", "embeddings"), tokens)
+    return {"mlm": masked, "soft": masked, "attention": pairs} | of_tokens
+
+
+def cosine(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns the cosine of the angle between vectors on the last axis, float32 `[...]`."""
+    x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+    squares = jnp.sum(x**2, axis=-1) * jnp.sum(y**2, axis=-1)
+    return jnp.sum(x * y, axis=-1) * jax.lax.rsqrt(squares + 1e-12)
+
+
+def mean_square(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+    """Returns the mean of squared differences over `axis`, in float32."""
+    return jnp.mean(jnp.square(x.astype(jnp.float32) - y.astype(jnp.float32)), axis=axis)
+
+
+Objective = Distillation
