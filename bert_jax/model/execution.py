@@ -93,8 +93,6 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
         return "scan_layers is False"
     if config.num_layers == 1:
         return "a single layer needs no loop"
-    if config.activation != "gelu":
-        return f"its kernels compute gelu, not {config.activation}"
     head_dim = config.hidden_size // config.num_heads
     shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
     return attention_kernel.why_unsupported(length, shard_size, head_dim)
