@@ -70,11 +70,10 @@ def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array
     if name == "gelu_tanh":
         square = x * x
         cdf = 0.5 + 0.5 * jnp.tanh(x * (TANH_SCALE + TANH_SCALE * 0.044715 * square))
-        density = 2 * cdf * (1 - cdf) * (TANH_SCALE + 3 * TANH_SCALE * 0.044715 * square)
-    else:
-        cdf = _normal_cdf(x) if dtype == jnp.bfloat16 else 0.5 + 0.5 * lax.erf(x * 2**-0.5)
-        density = _normal_density(x)
-    return x * cdf, cdf + x * density
+        slope_of_exponent = TANH_SCALE + 3 * TANH_SCALE * 0.044715 * square
+        return x * cdf, cdf + 2 * x * cdf * (1 - cdf) * slope_of_exponent
+    cdf = _normal_cdf(x) if dtype == jnp.bfloat16 else 0.5 + 0.5 * lax.erf(x * 2**-0.5)
+    return x * cdf, cdf + x * _normal_density(x)
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -68,7 +68,8 @@ def run_encoder_layers(
 ) -> jax.Array:
     """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
 
-    `params` and `dropout` are stacked over layers. `checkpoint` wraps a layer in `jax.checkpoint`;
+    `params` are stacked over the layers that have their own (`config.num_stacked_layers`), and
+    `dropout` over all. `checkpoint` wraps a layer in `jax.checkpoint`;
     with None, a layer chooses what it saves.
     """
 
@@ -91,6 +92,7 @@ def run_encoder_layers(
         (sequence_ids, positions),
         dropout,
         last_layer if positions is not None else None,
+        config.num_layers // config.num_stacked_layers,
     )
 
 
