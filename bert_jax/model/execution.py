@@ -68,7 +68,7 @@ class Execution:
 def uses_fast_path(
     execution: Execution, config, length: int, mesh: AbstractMesh | None = None
 ) -> bool:
-    """Returns whether the layers run on the fast path in rows of `length`; logs why not, once.
+    """Returns whether the layers run on the fast path in rows of `length`; logs it, once.
 
     `mesh` is the one they run on; None: the mesh of the current computation. A step asks twice, to
     prepare its parameters and in the encoder, and the answers agree as both are for the same mesh.
@@ -82,6 +82,8 @@ def uses_fast_path(
     reason = why_not_fast(execution, config, length, mesh)
     if reason:
         _log_refusal(reason)
+    else:
+        _log_use()
     return not reason
 
 
@@ -101,6 +103,11 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
 @functools.cache  # Once for each reason.
 def _log_refusal(reason: str) -> None:
     logging.warning("The layers run without the fast path for TPUs: %s", reason)
+
+
+@functools.cache
+def _log_use() -> None:
+    logging.info("The layers run on the fast path for TPUs")
 
 
 def run_fast_path(
