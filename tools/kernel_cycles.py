@@ -9,7 +9,7 @@ from absl import app, flags
 
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tpu.hlo_cost import KERNEL_TABLE
-from bert_jax.tpu.kernel_cycles import compile_kernels, measure_all
+from bert_jax.tpu.kernel_cycles import Shape, compile_kernels, measure_all
 
 CHIP = flags.DEFINE_string("chip", None, "Only compile the kernels for this chip and --shape.")
 SHAPE = flags.DEFINE_string("shape", None, "JSON list: an entry of `shapes`.")
@@ -17,7 +17,7 @@ SHAPE = flags.DEFINE_string("shape", None, "JSON list: an entry of `shapes`.")
 
 def main(_) -> None:
     if CHIP.value:  # In a process of its own, with the compiler's dump switched on.
-        compile_kernels(CHIP.value, *json.loads(SHAPE.value))
+        compile_kernels(CHIP.value, Shape(*json.loads(SHAPE.value)))
         return
     KERNEL_TABLE.write_text(json.dumps(measure_all(), indent=1) + "\n")
 

@@ -115,7 +115,7 @@ def plan_phases(config: ConfigDict) -> tuple[list[pretrain_setup.Phase], object]
         tokenizer = phases[0].train.tokenizer
     else:
         phases = compilation.planned_phases(config, (LENGTH.value, LONG_LENGTH.value))
-        tokenizer = compilation.UNCASED_ENGLISH
+        tokenizer = compilation.released_tokenizer(config.model.get("family"))
     return {"all": phases, "first": phases[:1], "last": phases[-1:]}[PHASES.value], tokenizer
 
 

@@ -54,7 +54,7 @@ class Encoder(nn.Module):
         `apply` needs `rngs={"dropout": key}`.
         """
         x, dropouts = self._embed(batch, dropout)
-        params = share_layers(self.config, self.get_variable("params", "layers"))
+        params = self.get_variable("params", "layers")
         run = functools.partial(
             run_layers, self.config, self.execution, params, x, batch["sequence_ids"], dropouts
         )
@@ -137,7 +137,7 @@ def share_layers(config, params: dict) -> dict:
     """Returns the parameters of all layers, stacked, of which consecutive ones may be equal.
 
     Layers that share parameters (Lan et al., 2019, section 3.1) store them once. The gradient sums
-    over the copies, and whatever runs the layers sees one entry for each.
+    over the copies.
     """
     repeats = config.num_layers // num_stacked_layers(config)
     if repeats == 1:
@@ -156,11 +156,11 @@ def run_layers(
 ) -> jax.Array:
     """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
 
-    `params` and `dropout` are stacked over layers.
+    `params` are stacked as `Encoder` stores them, and `dropout` is stacked over layers.
     """
     if uses_fast_path(execution, config, x.shape[1]):
         return run_fast_path(execution, config, params, x, sequence_ids, dropout, positions)
-    inputs, last = (params, dropout), None
+    inputs, last = (share_layers(config, params), dropout), None
     if positions is not None:
         inputs, last = _split(inputs, (config.num_layers - 1, 1))
     run = _layer_function(config, execution, sequence_ids)

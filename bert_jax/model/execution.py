@@ -68,7 +68,7 @@ class Execution:
 def uses_fast_path(
     execution: Execution, config, length: int, mesh: AbstractMesh | None = None
 ) -> bool:
-    """Returns whether the layers run on the fast path in rows of `length`; logs why not, once.
+    """Returns whether the layers run on the fast path in rows of `length`; logs it, once.
 
     `mesh` is the one they run on; None: the mesh of the current computation. A step asks twice, to
     prepare its parameters and in the encoder, and the answers agree as both are for the same mesh.
@@ -82,6 +82,8 @@ def uses_fast_path(
     reason = why_not_fast(execution, config, length, mesh)
     if reason:
         _log_refusal(reason)
+    else:
+        _log_use()
     return not reason
 
 
@@ -93,8 +95,6 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
         return "scan_layers is False"
     if config.num_layers == 1:
         return "a single layer needs no loop"
-    if config.activation != "gelu":
-        return f"its kernels compute gelu, not {config.activation}"
     head_dim = config.hidden_size // config.num_heads
     shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
     return attention_kernel.why_unsupported(length, shard_size, head_dim)
@@ -103,6 +103,11 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
 @functools.cache  # Once for each reason.
 def _log_refusal(reason: str) -> None:
     logging.warning("The layers run without the fast path for TPUs: %s", reason)
+
+
+@functools.cache
+def _log_use() -> None:
+    logging.info("The layers run on the fast path for TPUs")
 
 
 def run_fast_path(

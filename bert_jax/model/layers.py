@@ -22,6 +22,7 @@ from bert_jax.sharding.rules import EMBEDDING_SPEC
 
 # The name, for `jax.checkpoint`, of activations that are computed again rather than saved.
 CHEAP = "cheap"
+TANH_SCALE = math.sqrt(2 / math.pi)  # Of the tanh form of GELU.
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
@@ -61,8 +62,16 @@ def _normal_density(x):
 _normal_cdf.defjvps(lambda dx, _, x: dx * _normal_density(x))
 
 
-def gelu_and_slope(x: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
-    """Returns GELU and its derivative at float32 `x`, as `gelu` computes them in `dtype`."""
+def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
+    """Returns the activation `name` and its derivative at float32 `x`, for results in `dtype`.
+
+    "gelu" is computed as `gelu` does in `dtype`, and "gelu_tanh" in float32.
+    """
+    if name == "gelu_tanh":
+        square = x * x
+        cdf = 0.5 + 0.5 * jnp.tanh(x * (TANH_SCALE + TANH_SCALE * 0.044715 * square))
+        slope_of_exponent = TANH_SCALE + 3 * TANH_SCALE * 0.044715 * square
+        return x * cdf, cdf + 2 * x * cdf * (1 - cdf) * slope_of_exponent
     cdf = _normal_cdf(x) if dtype == jnp.bfloat16 else 0.5 + 0.5 * lax.erf(x * 2**-0.5)
     return x * cdf, cdf + x * _normal_density(x)
 

@@ -33,13 +33,25 @@ os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v4-8")  # Required by libtpu, but
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 GIB = 2**30
-# The attributes that a step reads from a tokenizer with the released uncased English vocabulary.
-UNCASED_ENGLISH = types.SimpleNamespace(
-    vocab_size=BertConfig().vocab_size,
-    special_ids=(0, 100, 101, 102, 103),
-    mask_id=103,
-    word_start=(True,) * BertConfig().vocab_size,
-)
+# Sizes of the released English vocabularies that differ from BERT's.
+VOCAB_SIZES = {"roberta": 50265, "albert": 30000}
+
+
+def released_tokenizer(family: str | None) -> types.SimpleNamespace:
+    """Returns what a step reads from a tokenizer with the released English vocabulary of a family.
+
+    None stands for BERT; all but the size is that of BERT's, as it changes no shape.
+    """
+    vocab_size = VOCAB_SIZES.get(family, BertConfig().vocab_size)
+    return types.SimpleNamespace(
+        vocab_size=vocab_size,
+        special_ids=(0, 100, 101, 102, 103),
+        mask_id=103,
+        word_start=(True,) * vocab_size,
+    )
+
+
+UNCASED_ENGLISH = released_tokenizer("bert")
 
 
 @dataclasses.dataclass(frozen=True)

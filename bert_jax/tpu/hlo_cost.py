@@ -323,11 +323,12 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     if instruction.kind != "tpu_custom_call" or not name:
         return None
     operands, (direction, variant) = _arrays(instruction.operands), name.groups()
-    if variant in ("gelu", "linear"):
+    has_activation = variant in sublayer_kernel.ACTIVATIONS
+    if has_activation or variant == "linear":
         (bits, (*_, num_tokens, inner)), (_, (*batch, _, hidden)) = operands[1], operands[3]
         tokens, _ = sublayer_kernel.block_sizes(num_tokens, inner, hidden, DTYPES[bits])
         programs = math.prod(batch) * num_tokens / tokens
-        sizes, num_inputs = f"{variant} {tokens} {inner} {hidden}", 8 + (variant == "gelu")
+        sizes, num_inputs = f"{variant} {tokens} {inner} {hidden}", 8 + has_activation
         kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
     else:
         (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,21 +39,54 @@ SUBLAYERS = [
     for inner in (hidden, 4 * hidden)
     for tokens in (2304, 4096)
 ]
+# ALBERT's own: the hidden sizes with the tanh form of GELU for which blocks fit; the length and
+# size of the heads of ALBERT_XLARGE.
+TANH_HIDDEN = (768, 1024)
+LARGE_HEADS = (512, 128)
 
 
-def shapes(chip: str) -> list[tuple]:
-    """Returns the shapes to compile for a chip: with dropout, dtype, and sizes."""
-    attention = itertools.product((False, True), DTYPES, LENGTHS)
-    sublayers = [
-        (has_dropout, dtype, sizes)
-        for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
-        if chip != "v3" and sublayer_kernel.block_sizes(*sizes, dtype)
-    ]
-    return list({entry(*shape): shape for shape in (*attention, *sublayers)}.values())
+class Shape(NamedTuple):
+    """What a kernel is compiled for.
+
+    `sizes` are the length of rows and the size of a head, for attention; or tokens, inner and
+    hidden size, for the output of a sublayer with an `activation`, if there is one.
+    """
+
+    has_dropout: bool
+    dtype: str
+    sizes: tuple[int, ...]
+    activation: str | None = None
+
+    @property
+    def is_sublayer(self) -> bool:
+        return len(self.sizes) == 3
 
 
-def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[int]) -> None:
+def shapes(chip: str) -> list[Shape]:
+    """Returns the shapes to compile for a chip."""
+    attention = itertools.product((False, True), DTYPES, [(n, HEAD_DIM) for n in LENGTHS])
+    found = [Shape(*each) for each in attention]
+    found += [Shape(has_dropout, "bfloat16", LARGE_HEADS) for has_dropout in (False, True)]
+    if chip != "v3":
+        found += [
+            Shape(has_dropout, dtype, sizes, activation)
+            for has_dropout, dtype, sizes in itertools.product((False, True), DTYPES, SUBLAYERS)
+            for activation in activations(*sizes)
+            if sublayer_kernel.block_sizes(*sizes, dtype)
+        ]
+    return list({entry(shape): shape for shape in found}.values())
+
+
+def activations(tokens: int, inner: int, hidden: int) -> tuple[str | None, ...]:
+    """Returns the activations with which a sublayer of these sizes is compiled."""
+    if inner == hidden:
+        return (None,)
+    return ("gelu", "gelu_tanh") if hidden in TANH_HIDDEN else ("gelu",)
+
+
+def compile_kernels(chip: str, shape: Shape) -> None:
     """Compiles both kernels for one chip; to be run with the compiler's dump switched on."""
+    has_dropout, dtype, sizes, activation = shape
     mesh = make_mesh(devices=[compilation.describe_device(chip)])
     sharding = NamedSharding(mesh, P())
 
@@ -62,7 +96,7 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
     def float32(*sizes):
         return abstract(*sizes, dtype="float32")
 
-    if isinstance(sizes, list):
+    if shape.is_sublayer:
         tokens, inner, hidden = sizes
         words, dropout = abstract(1, tokens), None
         if has_dropout:
@@ -71,28 +105,28 @@ def compile_kernels(chip: str, has_dropout: bool, dtype: str, sizes: int | list[
         saved = sublayer_kernel.Saved(
             inputs=abstract(1, *inputs.shape, dtype=dtype), sums=abstract(1, *x.shape, dtype=dtype)
         )
-        has_gelu = inner > hidden
         params = sublayer_kernel.SublayerParams(
             matrix=abstract(inner, hidden, dtype=dtype),
             bias=float32(hidden),
             scale=float32(hidden),
             shift=float32(hidden),
-            inner_bias=float32(inner) if has_gelu else None,
+            inner_bias=float32(inner) if activation else None,
         )
         arguments = inputs, x, params, saved, dropout
 
         def loss(inputs, x, params, saved, dropout):
-            settings = sublayer_kernel.Settings(has_gelu, epsilon=1e-12)
+            settings = sublayer_kernel.Settings(activation, epsilon=1e-12)
             y, _ = sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
     else:
-        batch, num_pairs = 2 * attention_kernel.MAX_LENGTH // sizes, 256 // HEAD_DIM // 2
-        words = abstract(batch, num_pairs, 2, sizes), abstract(2, sizes)
+        length, head_dim = sizes
+        batch, num_pairs = 2 * attention_kernel.MAX_LENGTH // length, 256 // head_dim // 2
+        words = abstract(batch, num_pairs, 2, length), abstract(2, length)
         dropout = AttentionDropout(*words, abstract(), float32()) if has_dropout else None
-        projections = abstract(batch, sizes, 3 * 256, dtype=dtype)
-        arguments = projections, float32(3 * 256), abstract(batch, sizes), dropout
-        settings = {"head_dim": HEAD_DIM}
+        projections = abstract(batch, length, 3 * 256, dtype=dtype)
+        arguments = projections, float32(3 * 256), abstract(batch, length), dropout
+        settings = {"head_dim": head_dim}
         settings["float32_blocks"] = needs_float32(mesh.devices.item().device_kind)
 
         def loss(*arguments):
@@ -135,12 +169,12 @@ def count_cycles(schedule: str, runs: Sequence[int] = ()) -> int:
     return sum(runs) * outside + sum(n * each for n, each in zip(runs, taken, strict=True))
 
 
-def measure(chip: str, *shape) -> dict[str, int]:
+def measure(chip: str, shape: Shape) -> dict[str, int]:
     """Returns the cycles of the forward and of the backward kernel."""
     runs = {"forward": (), "backward": ()}
-    if isinstance(shape[-1], tuple):
-        tokens, inner, hidden = shape[-1]
-        num_chunks = inner // sublayer_kernel.block_sizes(tokens, inner, hidden, shape[1])[1]
+    if shape.is_sublayer:
+        _, chunk = sublayer_kernel.block_sizes(*shape.sizes, shape.dtype)
+        num_chunks = shape.sizes[1] // chunk
         if num_chunks > 1:  # Forward, the last, the first, and the others; backward, the first.
             runs = {"forward": (1, 1, num_chunks - 2), "backward": (1, num_chunks - 1)}
     with tempfile.TemporaryDirectory() as directory:
@@ -163,13 +197,14 @@ def measure(chip: str, *shape) -> dict[str, int]:
         }
 
 
-def entry(has_dropout: bool, dtype: str, sizes: int | tuple[int, ...]) -> str:
+def entry(shape: Shape) -> str:
     """Returns the name of an entry of the table, as `hlo_cost` looks it up."""
-    name = f"{sizes} {HEAD_DIM}"
-    if isinstance(sizes, tuple):
-        block, _ = sublayer_kernel.block_sizes(*sizes, dtype)
-        name = f"{'gelu' if sizes[1] > sizes[2] else 'linear'} {block} {sizes[1]} {sizes[2]}"
-    return f"{name} {dtype}{' dropout' * has_dropout}"
+    name = "{} {}".format(*shape.sizes)
+    if shape.is_sublayer:
+        block, _ = sublayer_kernel.block_sizes(*shape.sizes, shape.dtype)
+        _, inner, hidden = shape.sizes
+        name = f"{shape.activation or 'linear'} {block} {inner} {hidden}"
+    return f"{name} {shape.dtype}{' dropout' * shape.has_dropout}"
 
 
 def measure_all() -> dict[str, dict[str, dict[str, int]]]:
@@ -177,6 +212,6 @@ def measure_all() -> dict[str, dict[str, dict[str, int]]]:
     table = {}
     for chip in compilation.CHIPS:
         for shape in shapes(chip):
-            table.setdefault(chip, {})[entry(*shape)] = cycles = measure(chip, *shape)
-            print(chip, entry(*shape), cycles, flush=True)
+            table.setdefault(chip, {})[entry(shape)] = cycles = measure(chip, shape)
+            print(chip, entry(shape), cycles, flush=True)
     return table

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.dropout import Dropout
+from bert_jax.model.encoder import num_stacked_layers
 from bert_jax.model.execution import StepParameters
 from bert_jax.sharding.collectives import sum_over_data
 from bert_jax.sharding.compiler_options import (
@@ -54,6 +55,8 @@ def make_pretrain_step(
     mask_key, dropout_key = jax.random.split(jax.random.key(seed))
 
     refusal = why_not_overlapped(mesh, model.config.hidden_size, num_microbatches)
+    if num_stacked_layers(model.config) < model.config.num_layers:
+        refusal = refusal or "layers share parameters, whose gradients are exchanged once"
     if not any("data" in data_axes(each) for each in jax.tree.leaves(shardings.params)):
         refusal = refusal or "no parameters are sharded over data: set shard_weight_update"
     overlaps = overlap_collectives and not refusal

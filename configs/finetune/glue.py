@@ -11,6 +11,9 @@ mismatched accuracy), QQP 71.2 (F1), QNLI 90.5, SST-2 93.5 (accuracy), CoLA 52.1
     python -m bert_jax.finetune --config=configs/finetune/glue.py:mrpc --workdir=runs/mrpc \
         --config.init_from=runs/base --config.data.directory=glue_data
 
+`glue.py:mrpc,roberta` has the recipe of a descendant, from configs/recipes.py: roberta, distilbert,
+albert, electra_small, electra_base, electra_large or spanbert.
+
 `directory` is the GLUE download (with the folders CoLA, SST-2, ...), or tfds:glue/mrpc, prepared as
 ArrayRecord. A run writes the file for the benchmark's server to `predictions` in its workdir, such
 as MRPC.tsv; `python tools/glue_submission.py runs/* --output=submission.zip` collects these files.
@@ -22,6 +25,7 @@ the download has it; `:ax` predicts only that. The paper omits WNLI and submits 
 
 from ml_collections import ConfigDict
 
+from bert_jax.configs import recipes
 from bert_jax.configs.finetune import text_classification
 
 
@@ -37,6 +41,11 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.metric = ""  # Selects the best checkpoint; default: the one in table 1.
     config.num_epochs = 0.0 if name == "ax" else 3.0
     config.learning_rate = 2e-5
+    recipe, arg = recipes.split_recipe(arg)
+    if recipe and name == "ax":
+        raise ValueError(f"'ax,{recipe}' after the colon: ax is only predicted, use ax alone")
+    if recipe:
+        recipes.apply_recipe(config, recipe, name)
     epochs = config.num_epochs
     config = text_classification.apply_runlocal(config, arg)
     config.num_epochs = min(config.num_epochs, epochs)

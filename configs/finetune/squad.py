@@ -21,12 +21,14 @@ on each line, with `[]` for no answer (`:v2`). Ids are text or whole numbers, an
 `predictions/dev` in the workdir holds predictions.json, nbest_predictions.json and, for 2.0,
 null_odds.json, as the official scripts expect. In 2.0 a question is left unanswered if its null
 odds exceed the threshold that is best on dev, which the checkpoint stores. Without `data.train` the
-head of `init_from` predicts. `:runlocal` and `:v2,runlocal` are smoke runs.
+head of `init_from` predicts. `:runlocal` and `:v2,runlocal` are smoke runs; `:v1,electra_base` has
+the recipe of a descendant, from configs/recipes.py.
 """
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from bert_jax.configs import recipes
 from bert_jax.configs.finetune import text_classification
 
 
@@ -55,6 +57,9 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.batch_size = 48 if version == "v2" else 32
     config.num_epochs = 2.0 if version == "v2" else 3.0
     config.learning_rate = 5e-5
+    recipe, rest = recipes.split_recipe(rest)
+    if recipe:
+        recipes.apply_recipe(config, recipe, "squad")
     config = text_classification.apply_runlocal(config, rest)
     if rest:  # With 32 tokens a context takes many windows.
         config.data.doc_stride, config.data.max_query_length = 8, 8

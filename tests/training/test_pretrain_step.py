@@ -332,16 +332,19 @@ def collectives(
 
 
 @pytest.mark.parametrize(
-    ("mesh", "message"),
+    ("mesh", "fields", "message"),
     [
-        ({"data": 4, "fsdp": 2}, "the mesh {.*'fsdp': 2.*} has other axes than data"),
-        ({"data": 8}, "no parameters are sharded over data"),
+        ({"data": 4, "fsdp": 2}, {}, "the mesh {.*'fsdp': 2.*} has other axes than data"),
+        ({"data": 8}, {}, "no parameters are sharded over data"),
+        ({"data": 8}, {"shares_layers": True}, "layers share parameters"),
     ],
     ids=str,
 )
-def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(caplog, mesh, message):
+def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(
+    caplog, mesh, fields, message
+):
     caplog.set_level("INFO", "absl")
-    model, optimizer = small_model(hidden_size=128), optax.sgd(1.0)
+    model, optimizer = small_model(hidden_size=128, **fields), optax.sgd(1.0)
     init = functools.partial(pretrain_step.init_state, model=model, optimizer=optimizer)
     state = jax.eval_shape(init, jax.random.key(0), example_batch=OBJECTIVE.example_batch())
     shardings = infer_shardings(state, make_mesh(**mesh), RULES)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout, add_with_dropout
-from bert_jax.model.layers import dense_product, gather_positions, gelu, layer_norm
+from bert_jax.model.layers import activate, dense_product, gather_positions, layer_norm
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel
 from bert_jax.model.tpu.blocks import LANES, needs_float32
 from bert_jax.model.tpu.loop import SavedActivations, loop_over_layers
@@ -68,7 +68,8 @@ def run_encoder_layers(
 ) -> jax.Array:
     """Runs all layers on hidden states `[B, L, H]`; with int32 `[B, K]` positions: `[B, K, H]`.
 
-    `params` and `dropout` are stacked over layers. `checkpoint` wraps a layer in `jax.checkpoint`;
+    `params` are stacked over the layers that have their own (`config.num_stacked_layers`), and
+    `dropout` over all. `checkpoint` wraps a layer in `jax.checkpoint`;
     with None, a layer chooses what it saves.
     """
 
@@ -91,6 +92,7 @@ def run_encoder_layers(
         (sequence_ids, positions),
         dropout,
         last_layer if positions is not None else None,
+        config.num_layers // config.num_stacked_layers,
     )
 
 
@@ -159,7 +161,7 @@ def _finish(config, params, x, context, dropout, saved):
     x = saved.save("attention_hidden", x) if saved else x
     y = _dense(params, "intermediate", x, fsdp_axis=0)
     y = saved.save("intermediate", y, reread=True) if saved else y
-    x = add_with_dropout(x, _dense_after_gelu(params, y), dropout.output)
+    x = add_with_dropout(x, _dense_after_activation(config.activation, params, y), dropout.output)
     return _layer_norm(config, params, "output_layer_norm", x)
 
 
@@ -170,10 +172,10 @@ def _dense(params, name: str, x: jax.Array, fsdp_axis: int) -> jax.Array:
 
 
 @jax.named_scope("feed_forward")
-@functools.partial(jax.checkpoint, prevent_cse=False)
-def _dense_after_gelu(params, x):
-    """Recomputes GELU in the backward pass, so that only `x` is saved: half as much."""
-    return _dense(params, "output", gelu(x), fsdp_axis=1)
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _dense_after_activation(activation, params, x):
+    """Recomputes the activation in the backward pass, so that only `x` is saved: half as much."""
+    return _dense(params, "output", activate(activation, x), fsdp_axis=1)
 
 
 def _layer_norm(config, params, name: str, x: jax.Array) -> jax.Array:
@@ -233,6 +235,9 @@ def uses_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> bool:
 def why_no_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> str:
     """Returns why the kernel cannot compute the outputs of sublayers; "" if it can."""
     mesh, device = mesh_and_device()
+    if config.activation not in sublayer_kernel.ACTIVATIONS:
+        computed = " and ".join(sublayer_kernel.ACTIVATIONS)
+        return f"the kernel computes {computed}, not {config.activation}"
     if needs_float32(device.device_kind):
         return f"kernels on {device.device_kind} cannot multiply bfloat16"
     if "trial" in mesh.manual_axes:
@@ -270,7 +275,8 @@ def sublayer_output(
 ) -> jax.Array:
     """Returns LayerNorm(x + dropout(dense layer)) for `[batch, length, hidden]` in the kernel.
 
-    The dense layer reads `inputs`, `[batch, length, inner]`, or with a `bias` GELU(inputs + bias).
+    The dense layer reads `inputs`, `[batch, length, inner]`, or with a `bias` the activation of
+    inputs + bias.
     `dense` and `norm` are names in `params`; `inputs_name` and `sum_name`, of the sum before
     LayerNorm, are names in `saved`.
     """
@@ -283,7 +289,8 @@ def sublayer_output(
     )
     mesh, device = mesh_and_device()
     interpret = device.platform != "tpu"
-    settings = sublayer_kernel.Settings(bias is not None, config.layer_norm_epsilon, interpret)
+    activation = None if bias is None else config.activation
+    settings = sublayer_kernel.Settings(activation, config.layer_norm_epsilon, interpret)
     kernel = functools.partial(sublayer_kernel.sublayer, settings)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         specs = {"in_specs": P(), "out_specs": P(), "axis_names": axes}

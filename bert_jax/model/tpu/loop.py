@@ -19,7 +19,8 @@ class SavedActivations:
 
     Layer `index` writes what it saves itself; `loop_over_layers` writes the rest, which the
     compiler may compute again or copy. `values` are the saved arrays of this layer alone. `params`
-    are the parameters of all layers, for kernels that read them in place; None if they are shards.
+    are the parameters of all layers, for kernels that read them in place; None if they are shards,
+    or if layers share them.
     """
 
     def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
@@ -52,7 +53,7 @@ def _save(stack, index, x, reread):
 _save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args[-1][1]))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 6, 7))
 def loop_over_layers(
     layer: Callable,
     saves: bool,
@@ -61,28 +62,31 @@ def loop_over_layers(
     shared,
     stacked=None,
     last_layer: Callable | None = None,
+    repeats: int = 1,
 ) -> jax.Array:
     """Applies `layer(params, x, shared, stacked, saved)` with each layer's `params` and `stacked`.
 
     The last layer, whose output may have another shape, is `last_layer` if that is given: it runs
     after the loop, with None as `saved`. Sharded parameters are gathered in each layer, and in the
-    loop again for its backward pass.
+    loop again for its backward pass. Each entry of `params` is that of `repeats` consecutive
+    layers; its gradient is their sum, in float32 until it is complete.
 
     `shared` (the same for all layers) and `stacked` receive no gradient. `saved` are
     `SavedActivations` if there is a gradient and the layer `saves` some itself; else None.
     """
-    return _forward(layer, False, params, x, shared, stacked, last_layer)[0]
+    return _forward(layer, False, params, x, shared, stacked, last_layer, repeats)[0]
 
 
-def _forward(layer, saves, params, x, shared, stacked, last_layer):
-    num_layers, rebuild_vjp = _num_in_loop(params, last_layer), None
+def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
+    num_layers, rebuild_vjp = _num_in_loop(params, last_layer, repeats), None
+    in_place = None if has_shards(params) or repeats > 1 else params
 
     def apply(index, x, arrays):
         """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
         nonlocal rebuild_vjp
-        layer_params, layer_inputs = _at((params, stacked), index)
+        layer_params, layer_inputs = _at_layer(params, (stacked,), index, repeats)
         layer_params = gather_data(layer_params, x.dtype)
-        saved = SavedActivations(arrays, index, num_layers, None if has_shards(params) else params)
+        saved = SavedActivations(arrays, index, num_layers, in_place)
 
         def run(layer_params, x):
             y = layer(layer_params, x, shared, layer_inputs, saved if saves else None)
@@ -123,7 +127,7 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer):
     x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays), unroll=unroll)
     last_vjp = None
     if last_layer:
-        last_params, last_inputs = _at((params, stacked), num_layers)
+        last_params, last_inputs = _at_layer(params, (stacked,), num_layers, repeats)
 
         def run_last(params, x):
             return last_layer(gather_data(params, x.dtype), x, shared, last_inputs, None)
@@ -132,33 +136,48 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer):
     return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks), last_vjp)
 
 
-def _backward(layer, saves, last_layer, residuals, dx):
+def _backward(layer, saves, last_layer, repeats, residuals, dx):
     params, shared, stacked, rebuild_vjp, last_vjp = residuals
-    num_layers = _num_in_loop(params, last_layer)
+    num_layers = _num_in_loop(params, last_layer, repeats)
+
+    def write(dstacks, index, dparams):
+        """Writes the gradients of a layer, or adds them to those of layers that share them."""
+        if repeats == 1:
+            return _write(dstacks, index, dparams)
+        total = jax.tree.map(jnp.add, _at(dstacks, index // repeats), dparams)
+        return _write(dstacks, index // repeats, total)
 
     def body(step, carry):
         dx, dstacks = carry
         index = num_layers - 1 - step
         xs, arrays = rebuild_vjp.args
-        layer_params, x, layer_inputs = _at((params, xs, stacked), index)
+        layer_params, x, layer_inputs = _at_layer(params, (xs, stacked), index, repeats)
         layer_params, scatter = jax.vjp(lambda shards: gather_data(shards, x.dtype), layer_params)
         given = layer_params, x, index, params, shared, layer_inputs, arrays
         dparams, dx = rebuild_vjp.func(*given)(dx)
-        return dx, _write(dstacks, index, *scatter(dparams))
+        return dx, write(dstacks, index, *scatter(dparams))
 
-    dparams = jax.tree.map(lambda leaf: lax.empty(leaf.shape, leaf.dtype), params)
+    if repeats == 1:
+        dparams = jax.tree.map(lambda leaf: lax.empty(leaf.shape, leaf.dtype), params)
+    else:
+        dparams = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
     if last_layer:
         last_dparams, dx = last_vjp(dx)
-        dparams = _write(dparams, num_layers, last_dparams)
+        dparams = write(dparams, num_layers, last_dparams)
     dx, dparams = lax.fori_loop(0, num_layers, body, (dx, dparams))
-    return dparams, dx, None, None
+    return jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), dparams, params), dx, None, None
 
 
 loop_over_layers.defvjp(_forward, _backward)
 
 
-def _num_in_loop(params, last_layer):
-    return len(jax.tree.leaves(params)[0]) - (last_layer is not None)
+def _num_in_loop(params, last_layer, repeats):
+    return repeats * len(jax.tree.leaves(params)[0]) - (last_layer is not None)
+
+
+def _at_layer(params, stacks, index, repeats):
+    """Returns what layer `index` reads: `repeats` layers share an entry of `params`."""
+    return _at(params, index if repeats == 1 else index // repeats), *_at(stacks, index)
 
 
 def _at(stacks, index):

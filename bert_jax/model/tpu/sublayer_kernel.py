@@ -1,9 +1,10 @@
 """The output of a sublayer in one TPU kernel: LayerNorm(x + dropout(f(inputs) @ kernel + bias)).
 
-`f` is GELU or nothing. The compiler runs GELU, the product and what follows it one after another;
-in a kernel, the vector units work while the matrix units multiply. A program takes a block of rows
-of tokens and, one after another, chunks of the product's inner dimension. The gradient
-computes LayerNorm's statistics again from the saved sum, and dropout from the same words.
+`f` is GELU, exact or in its tanh form, or nothing. The compiler runs GELU, the product and what
+follows it one after another; in a kernel, the vector units work while the matrix units multiply. A
+program takes a block of rows of tokens and, one after another, chunks of the product's inner
+dimension. The gradient computes LayerNorm's statistics again from the saved sum, and dropout from
+the same words.
 """
 
 import functools
@@ -20,13 +21,18 @@ from bert_jax.model.dropout import HiddenDropout, column_words, random_bits
 from bert_jax.model.layers import gelu_and_slope
 from bert_jax.model.tpu.blocks import LANES, dot
 
+ACTIVATIONS = ("gelu", "gelu_tanh")
 BLOCK_BYTES = 3 * 2**18  # Several such blocks fit into 16 MiB of on-chip memory.
 
 
 class Settings(NamedTuple):
-    """What is static: `epsilon` of LayerNorm; `interpret` runs kernels on any device, for tests."""
+    """What is static: `epsilon` of LayerNorm; `interpret` runs kernels on any device, for tests.
 
-    has_gelu: bool
+    `activation`, one of `ACTIVATIONS`, is applied to the inputs and their bias; None: the inputs
+    are multiplied as they are.
+    """
+
+    activation: str | None
     epsilon: float
     interpret: bool = False
 
@@ -48,7 +54,7 @@ class SublayerParams(NamedTuple):
       matrix: `[inner, hidden]`.
       bias: of the product, `[hidden]`.
       scale, shift: of LayerNorm, `[hidden]`.
-      inner_bias: of the inputs, `[inner]`; None without GELU.
+      inner_bias: of the inputs, `[inner]`; None without an activation.
     """
 
     matrix: jax.Array
@@ -120,7 +126,7 @@ def _sublayer_backward(settings, residuals, gradients):
     dy, _ = gradients
     arrays = _Arrays.from_shapes(saved, dy)
     outputs = [arrays.like_x, arrays.like_x, arrays.like_inputs, arrays.column_sums]
-    if settings.has_gelu:
+    if settings.activation:
         outputs.append(arrays.inner_sums)
     dx, dproduct, dinputs, column_sums, *inner_sums = _call(
         _backward_kernel,
@@ -135,16 +141,16 @@ def _sublayer_backward(settings, residuals, gradients):
     )
     inputs = saved.inputs.reshape(len(saved.inputs), *dinputs.shape)
     inputs = lax.dynamic_index_in_dim(inputs, layer, 0, keepdims=False)
-    if settings.has_gelu:
+    if settings.activation:
         inputs = inputs.astype(jnp.float32) + params.inner_bias
-        inputs = gelu_and_slope(inputs, dx.dtype)[0].astype(dx.dtype)
+        inputs = gelu_and_slope(settings.activation, inputs, dx.dtype)[0].astype(dx.dtype)
     dbias, dscale, dshift = jnp.sum(column_sums, (0, 2))
     dparams = SublayerParams(
         matrix=dot(inputs, dproduct, 0, 0),
         bias=dbias,
         scale=dscale,
         shift=dshift,
-        inner_bias=jnp.sum(inner_sums[0], (0, 1)) if settings.has_gelu else None,
+        inner_bias=jnp.sum(inner_sums[0], (0, 1)) if settings.activation else None,
     )
     dparams = jax.tree.map(lambda d, param: d.astype(param.dtype), dparams, params)
     return None, None, None, dinputs, dx, dparams
@@ -234,7 +240,7 @@ def _call(
         vector,
         vector,
     ]
-    if settings.has_gelu:
+    if settings.activation:
         in_specs.append(pl.BlockSpec((1, chunk), lambda block, n, _: (0, n)))
         vectors.append(params.inner_bias)
     arrays = [saved.inputs.reshape(-1, num_tokens, inner), saved.sums, x, matrices.astype(x.dtype)]
@@ -249,7 +255,7 @@ def _call(
         drop = functools.partial(_drop, *refs[num_given : len(arrays)])
         kernel(settings, num_chunks, drop, refs[:num_given], *refs[len(arrays) :])
 
-    variant = "gelu" if settings.has_gelu else "linear"
+    variant = settings.activation or "linear"
     buffer_dtype = jnp.float32 if writes_sums else x.dtype
     return pl.pallas_call(
         run,
@@ -295,9 +301,10 @@ def _forward_kernel(settings, num_chunks, drop, given, y_ref, sum_ref, buffer):
 
     def product():
         inputs = inputs_ref[...]
-        if settings.has_gelu:
+        if settings.activation:
             biased = inputs.astype(jnp.float32) + inner_bias_ref[0][...]
-            inputs = gelu_and_slope(biased, inputs.dtype)[0].astype(inputs.dtype)
+            activated, _ = gelu_and_slope(settings.activation, biased, inputs.dtype)
+            inputs = activated.astype(inputs.dtype)
         return dot(inputs, kernel_ref[...], 1, 0)
 
     def add(is_first):
@@ -345,9 +352,9 @@ def _backward_kernel(
 
     def finish():
         dinputs = dot(buffer[...], kernel_ref[...], 1, 1)
-        if settings.has_gelu:
+        if settings.activation:
             biased = inputs_ref[...].astype(jnp.float32) + inner_bias_ref[0][...]
-            dinputs *= gelu_and_slope(biased, inputs_ref.dtype)[1]
+            dinputs *= gelu_and_slope(settings.activation, biased, inputs_ref.dtype)[1]
             dinner_ref[0][...] = _sum_rows(dinputs)
         dinputs_ref[...] = dinputs.astype(dinputs_ref.dtype)
 

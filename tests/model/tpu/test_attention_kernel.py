@@ -250,7 +250,23 @@ def test_what_the_fast_path_does_not_support_falls_back_and_says_so_once(
         assert not uses_fast_path(execution, config, length)
     found = [record.message for record in caplog.records]
     assert len(found) == bool(reason) and all(reason in message for message in found)
-    assert uses_fast_path(Execution(kernels="tpu"), BertConfig(), 512)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"activation": "relu"},
+        # ALBERT_XLARGE: heads of 128.
+        {"hidden_size": 2048, "activation": "gelu_tanh", "shares_layers": True, "num_heads": 16},
+    ],
+)
+def test_fast_path_says_once_that_it_runs(caplog, fields):
+    caplog.set_level("INFO", "absl")
+    execution_module._log_use.cache_clear()
+    for _ in range(2):
+        assert uses_fast_path(Execution(kernels="tpu"), BertConfig(**fields), 512)
+    assert [each.message for each in caplog.records] == ["The layers run on the fast path for TPUs"]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from bert_jax.model.bert import RULES
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, layer_dropout
-from bert_jax.model.encoder import Encoder, run_layers
-from bert_jax.model.execution import Execution
+from bert_jax.model.encoder import Encoder, EncoderModel, run_layers
+from bert_jax.model.execution import Execution, StepParameters
 from bert_jax.model.layers import gather_positions
 from bert_jax.model.pretraining import example_batch
 from bert_jax.model.tpu import attention_kernel, loop
@@ -151,6 +151,51 @@ def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(siz
     batch = jax.device_put(batch, batch_sharding(mesh))
     compute = jax.jit(compute, out_shardings=shardings)
     assert_equal(compute(jax.device_put(params, shardings), batch), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2])
+def test_shared_layers_have_the_sum_of_the_gradients_of_layers_of_their_own(groups):
+    # As ALBERT: narrow embeddings, the tanh form of GELU, and parameters prepared once per step.
+    config = dataclasses.replace(
+        CONFIG,
+        vocab_size=100,
+        hidden_size=128,
+        num_heads=2,
+        num_layers=4,
+        embedding_size=32,
+        activation="gelu_tanh",
+        shares_layers=True,
+        num_layer_groups=groups,
+    )
+    model = EncoderModel(config, FAST)
+    params = jax.jit(model.init)(jax.random.key(0), example_batch())["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype("float32"), params)
+    assert {len(leaf) for leaf in jax.tree.leaves(params["encoder"]["layers"])} == {groups}
+    shardings = infer_shardings(params, make_mesh(devices=jax.devices()[:1]), RULES)
+    layout = StepParameters(FAST, config, shardings, LENGTH)
+    dy = rng.normal(size=(BATCH, LENGTH, 128)).astype(np.float32)
+    batch = {"tokens": rng.integers(0, 100, (BATCH, LENGTH)), "sequence_ids": make_batch()["ids"]}
+    batch["segment_ids"] = np.zeros_like(batch["tokens"])
+    batch["position_ids"] = np.tile(np.arange(LENGTH), (BATCH, 1))
+
+    def loss(model, params):
+        return jnp.sum(model.apply({"params": params}, batch) * dy)
+
+    @jax.jit
+    def gradients(params):
+        prepared = jax.grad(functools.partial(loss, model))(layout.prepare(params))
+        return layout.transpose(prepared, params)
+
+    own = EncoderModel(dataclasses.replace(config, shares_layers=False, num_layer_groups=1), PLAIN)
+    layers = jax.tree.map(lambda leaf: leaf.repeat(4 // groups, 0), params["encoder"]["layers"])
+    copies = {"encoder": params["encoder"] | {"layers": layers}}
+    expected = jax.device_get(jax.jit(jax.grad(functools.partial(loss, own)))(copies))["encoder"]
+    expected["layers"] = jax.tree.map(
+        lambda leaf: leaf.reshape(groups, 4 // groups, *leaf.shape[1:]).sum(1), expected["layers"]
+    )
+    assert_equal(gradients(params)["encoder"], expected)
 
 
 def test_gradient_saves_what_the_layer_saves_only_once():

@@ -15,7 +15,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, hidden_dropout, layer_dropout
 from bert_jax.model.encoder import Encoder, run_layers
 from bert_jax.model.execution import Execution
-from bert_jax.model.layers import gelu
+from bert_jax.model.layers import activate, gelu_and_slope
 from bert_jax.model.pretraining import example_batch
 from bert_jax.model.tpu import sublayer_kernel
 from bert_jax.model.tpu.layer import uses_sublayer_kernel
@@ -26,19 +26,20 @@ from bert_jax.sharding.rules import infer_shardings
 EPSILON = 1e-12
 
 
-def make_arguments(tokens: int, inner: int, hidden: int, has_gelu: bool, dtype="float32"):
+def make_arguments(tokens: int, inner: int, hidden: int, activation: str | None, dtype="float32"):
     """Returns inputs, x, params and the gradient of the output."""
     normal = np.random.default_rng(0).normal
     shapes = [(tokens, inner), (tokens, hidden), (inner, hidden), *[(hidden,)] * 3]
     inputs, x, kernel, *vectors = (np.float32(normal(size=shape)) for shape in shapes)
-    vectors += [np.float32(normal(size=inner))] * has_gelu
+    vectors += [np.float32(normal(size=inner))] if activation else []
     params = sublayer_kernel.SublayerParams(kernel / math.sqrt(inner), *vectors)
     return *jax.tree.map(lambda each: jnp.asarray(each, dtype), (inputs, x)), params
 
 
-def plain(has_gelu, dropout, inputs, x, params):
+def plain(activation, dropout, inputs, x, params):
     kernel, bias, scale, shift, inner_bias = params
-    inputs = gelu(inputs + inner_bias.astype(inputs.dtype)) if has_gelu else inputs
+    if activation:
+        inputs = activate(activation, inputs + inner_bias.astype(inputs.dtype))
     product = inputs @ kernel.astype(inputs.dtype) + bias.astype(inputs.dtype)
     total = (x + (dropout.apply(product[None])[0] if dropout else product)).astype(jnp.float32)
     centered = total - jnp.mean(total, axis=-1, keepdims=True)
@@ -46,19 +47,19 @@ def plain(has_gelu, dropout, inputs, x, params):
     return (centered / jnp.sqrt(variance + EPSILON) * scale + shift).astype(x.dtype)
 
 
-def in_kernel(has_gelu, dropout, inputs, x, params):
-    settings = sublayer_kernel.Settings(has_gelu, EPSILON, interpret=True)
+def in_kernel(activation, dropout, inputs, x, params):
+    settings = sublayer_kernel.Settings(activation, EPSILON, interpret=True)
     saved = sublayer_kernel.Saved(inputs[None], jnp.zeros((1, *x.shape), x.dtype))
     return sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def run(function, has_gelu, dropout, *arguments):
+def run(function, activation, dropout, *arguments):
     """Returns the output and the gradients of inputs, x and params, in float32."""
     weights = np.random.default_rng(1).normal(size=arguments[1].shape)
 
     def loss(*arguments):
-        y = function(has_gelu, dropout, *arguments)
+        y = function(activation, dropout, *arguments)
         return jnp.sum(weights * y.astype(jnp.float32)), y
 
     (_, y), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*arguments)
@@ -72,6 +73,18 @@ def errors(actual, expected) -> list[float]:
     return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs]
 
 
+def test_tanh_form_of_gelu_and_its_derivative_equal_float64_formulas():
+    x = np.linspace(-8, 8, 1601)
+    scale = math.sqrt(2 / math.pi)  # Hendrycks and Gimpel (2016), section 2.
+    tanh = np.tanh(scale * (x + 0.044715 * x**3))
+    slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * scale * (1 + 3 * 0.044715 * x**2)
+    for dtype in ("float32", "bfloat16"):
+        actual = gelu_and_slope("gelu_tanh", jnp.float32(x), dtype)
+        np.testing.assert_allclose(actual[0], 0.5 * x * (1 + tanh), atol=1e-6)
+        # Where it vanishes, a rounding error of tanh counts |x| times its slope, up to 20 times.
+        np.testing.assert_allclose(actual[1], slope, atol=2e-5)
+
+
 def make_dropout(tokens: int, rate: float = 0.1):
     @jax.jit
     def make(rate):
@@ -81,24 +94,26 @@ def make_dropout(tokens: int, rate: float = 0.1):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "inner", "hidden", "has_gelu", "has_dropout"),
+    ("tokens", "inner", "hidden", "activation", "has_dropout"),
     [
-        (512, 128, 128, False, True),
-        (512, 2304, 128, True, True),  # Three chunks: the first, one between, and the last.
-        (768, 1024, 256, True, False),
-        pytest.param(1024, 1536, 768, False, True, marks=pytest.mark.slow),  # Two chunks.
+        (512, 128, 128, None, True),
+        (512, 2304, 128, "gelu", True),  # Three chunks: the first, one between, and the last.
+        (768, 1024, 256, "gelu", False),
+        (512, 256, 128, "gelu_tanh", True),
+        pytest.param(1024, 1536, 768, None, True, marks=pytest.mark.slow),  # Two chunks.
     ],
 )
-def test_kernel_equals_plain_jax(tokens, inner, hidden, has_gelu, has_dropout):
+def test_kernel_equals_plain_jax(tokens, inner, hidden, activation, has_dropout):
     dropout = make_dropout(tokens) if has_dropout else None
-    arguments = has_gelu, dropout, *make_arguments(tokens, inner, hidden, has_gelu)
+    arguments = activation, dropout, *make_arguments(tokens, inner, hidden, activation)
     assert max(errors(run(in_kernel, *arguments), run(plain, *arguments))) < 1e-5
 
 
-def test_bfloat16_error_is_at_most_twice_that_of_plain_jax():
-    sizes, dropout = (512, 1536, 128, True), make_dropout(512)
-    arguments = True, dropout, *make_arguments(*sizes, dtype="bfloat16")
-    exact = run(plain, True, dropout, *jax.tree.map(jnp.float32, arguments[2:]))
+@pytest.mark.parametrize("activation", sublayer_kernel.ACTIVATIONS)
+def test_bfloat16_error_is_at_most_twice_that_of_plain_jax(activation):
+    sizes, dropout = (512, 1536, 128, activation), make_dropout(512)
+    arguments = activation, dropout, *make_arguments(*sizes, dtype="bfloat16")
+    exact = run(plain, activation, dropout, *jax.tree.map(jnp.float32, arguments[2:]))
     for error, plain_error in zip(
         *(errors(run(function, *arguments), exact) for function in (in_kernel, plain)), strict=True
     ):
@@ -106,27 +121,27 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_jax():
 
 
 def test_kernel_reads_and_writes_what_is_saved_at_its_layer():
-    inputs, x, params = jax.device_get(make_arguments(512, 128, 128, False))
+    inputs, x, params = jax.device_get(make_arguments(512, 128, 128, None))
     of_layers = [np.stack([each + n for n in range(3)]) for each in (inputs, params.matrix)]
     sums = np.full((3, *x.shape), 7, np.float32)
     saved = sublayer_kernel.Saved(of_layers[0], sums, of_layers[1])
-    settings = sublayer_kernel.Settings(False, EPSILON, interpret=True)
+    settings = sublayer_kernel.Settings(None, EPSILON, interpret=True)
     kernel = jax.jit(functools.partial(sublayer_kernel.sublayer, settings), static_argnums=1)
     y, sums = jax.device_get(kernel(saved, 1, None, inputs, x, params))
     of_layer = inputs + 1, x, params._replace(matrix=params.matrix + 1)
     np.testing.assert_array_equal(sums[::2], 7)
     expected = x + of_layer[0] @ (params.matrix + 1) + params.bias
     np.testing.assert_allclose(sums[1], expected, atol=1e-5 * np.abs(expected).max())
-    assert max(errors(y, plain(False, None, *of_layer))) < 1e-5
+    assert max(errors(y, plain(None, None, *of_layer))) < 1e-5
 
 
 def test_kernel_works_under_vmap_with_a_rate_for_each_trial():
     rates = np.array([0.1, 0.4], np.float32)
-    arguments = jax.device_get(make_arguments(512, 128, 128, True))
+    arguments = jax.device_get(make_arguments(512, 128, 128, "gelu"))
     arguments = jax.tree.map(lambda each: np.float32(np.stack([each, 1.1 * each])), arguments)
 
     def trial(function, rate, *arguments):
-        return run(function, True, make_dropout(512, rate), *arguments)
+        return run(function, "gelu", make_dropout(512, rate), *arguments)
 
     together = jax.vmap(functools.partial(trial, in_kernel))(rates, *arguments)
     apart = [
@@ -206,6 +221,8 @@ KERNELS = [(name, kind) for name in ("forward", "backward") for kind in ("gelu",
         ({"hidden_size": 1024, "intermediate_size": 4096}, "bfloat16", 512, True),
         ({"intermediate_size": 200}, "float32", 512, False),
         ({"hidden_size": 64}, "float32", 512, False),
+        ({"activation": "gelu_tanh"}, "float32", 512, True),
+        ({"activation": "relu"}, "float32", 512, False),
     ],
 )
 def test_kernel_runs_where_its_blocks_are_whole_and_fit(fields, dtype, num_tokens, expected):
