@@ -26,7 +26,7 @@ from absl import app, flags
 from bert_jax.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tpu.job import LaunchError, check_bucket, check_job, last_commit, print_status
-from bert_jax.tpu.jobset import Job, make_jobset, parse_topology
+from bert_jax.tpu.jobset import Job, check_placement, make_jobset, parse_topology
 from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -37,6 +37,9 @@ TOPOLOGY = flags.DEFINE_string("topology", None, "Slices, such as v6e:4x4, or v6
 CONTEXT = flags.DEFINE_string("context", "", "Context of kubectl; default: the current one.")
 PROGRAM = flags.DEFINE_enum(
     "program", "pretrain", ["pretrain", "finetune", "sweep"], "Module of bert_jax to run."
+)
+POLICY = flags.DEFINE_string(
+    "placement_policy", "", "Workload policy, which slices of tpu7x with several hosts need."
 )
 SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
 GRACE_SECONDS = flags.DEFINE_integer(
@@ -56,6 +59,7 @@ def read_settings() -> Job:
     return Job(
         name=NAME.value,
         topology=parse_topology(TOPOLOGY.value or ""),
+        placement_policy=POLICY.value,
         spot=SPOT.value,
         grace_seconds=(15 if SPOT.value else 300) if grace_seconds is None else grace_seconds,
         bucket=BUCKET.value,
@@ -74,6 +78,7 @@ def run(action: str, arguments: list[str]) -> str | None:
     gke_job = GkeJob(NAME.value, CONTEXT.value, POLL_SECONDS.value)
     if action == "launch":
         settings = read_settings()
+        check_placement(settings)
         topology = settings.topology
         num_devices = topology.num_chips * (2 if topology.chip == "tpu7x" else 1)
         job = [PROGRAM.value, *arguments]

@@ -58,6 +58,8 @@ class Job:
     Attributes:
       name: of the JobSet.
       topology: the slices.
+      placement_policy: workload policy of the slices, which those of tpu7x with several hosts
+        need; "": none.
       spot: whether they may be preempted.
       grace_seconds: between SIGTERM and SIGKILL.
       bucket: mounted at /gcs in every pod.
@@ -68,6 +70,7 @@ class Job:
 
     name: str
     topology: Topology
+    placement_policy: str
     spot: bool
     grace_seconds: int
     bucket: str
@@ -97,6 +100,18 @@ def parse_topology(text: str) -> Topology:
     if topology.num_slices > 1 and topology.hosts_per_slice == 1:
         raise LaunchError(f"--topology={text}: GKE connects only slices of several hosts")
     return topology
+
+
+def check_placement(settings: Job) -> None:
+    """Raises LaunchError if GKE could not place the slices without a workload policy."""
+    topology = settings.topology
+    if topology.chip == "tpu7x" and topology.hosts_per_slice > 1 and not settings.placement_policy:
+        raise LaunchError(
+            f"slices of tpu7x:{topology.shape} need a workload policy: create one with `gcloud "
+            "compute resource-policies create workload-policy NAME --type=HIGH_THROUGHPUT "
+            f"--accelerator-topology={topology.shape} --region=REGION`, and set "
+            "--placement_policy=NAME"
+        )
 
 
 def make_jobset(settings: Job, commit: str, arguments: list[str]) -> dict:
@@ -134,6 +149,8 @@ def make_pod(settings: Job, command: str) -> dict:
         "cloud.google.com/gke-tpu-accelerator": ACCELERATORS[settings.topology.chip],
         "cloud.google.com/gke-tpu-topology": settings.topology.shape,
     }
+    if settings.placement_policy:
+        node["cloud.google.com/placement-policy-name"] = settings.placement_policy
     tolerations = []
     if settings.spot:
         node["cloud.google.com/gke-spot"] = "true"

@@ -319,7 +319,7 @@ def test_error_of_kubectl_is_passed_on_with_advice(cloud, answer, advice):
 
 
 def test_print_shows_the_jobset_without_a_cloud(cloud):
-    result = cloud.run("launch", "--print", topology="tpu7x:2x2x4:2")
+    result = cloud.run("launch", "--print", topology="tpu7x:2x2x4:2", placement_policy="near")
     assert result.returncode == 0 and not cloud.calls()
     jobset = json.loads(result.stdout)
     assert jobset["metadata"]["name"] == "tiny" and jobset["kind"] == "JobSet"
@@ -341,6 +341,7 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
             "has no v3: use the Cloud TPU API (tools/launch_tpu.py)",
         ),
         ("launch", {"topology": "v6e:2x2:2"}, "GKE connects only slices of several hosts"),
+        ("launch", {"topology": "tpu7x:4x4x4"}, "need a workload policy: create one with `gcloud"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
         ("launch", {"bucket": None}, "--bucket=: expected a bucket's name"),
         ("launch", {"name": None}, "--name must have a value"),
@@ -360,7 +361,7 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
 def test_job_that_would_fail_is_refused_before_a_cloud_is_called(cloud):
     check = "import os, sys; sys.exit(f'{sys.argv[1:]} {os.environ[\"XLA_FLAGS\"]}')"
     (cloud.checkout / "tools/launch_check.py").write_text(check)
-    result = cloud.run("launch", topology="tpu7x:2x2x2")
+    result = cloud.run("launch", topology="tpu7x:2x2x2", placement_policy="near")
     words = ["tpu7x", "8", "pretrain", *JOB]
     message = f"the job would fail: {words} --xla_force_host_platform_device_count=16"
     assert result.returncode == 1 and message in result.stderr and not cloud.calls()

@@ -18,6 +18,7 @@ from bert_jax.tpu.job import LaunchError
 from bert_jax.tpu.jobset import (
     RESTARTABLE,
     Job,
+    check_placement,
     make_environment,
     make_jobset,
     parse_topology,
@@ -29,8 +30,8 @@ ARGUMENTS = ["--config=configs/tiny.py", "--workdir=/gcs/runs/tiny"]
 
 
 def settings(topology="v6e:4x4", **changes) -> Job:
-    values = {"name": "tiny", "topology": parse_topology(topology), "spot": True}
-    values |= {"grace_seconds": 15, "bucket": "data", "image": "python:3.11"}
+    values = {"name": "tiny", "topology": parse_topology(topology), "placement_policy": ""}
+    values |= {"spot": True, "grace_seconds": 15, "bucket": "data", "image": "python:3.11"}
     return Job(**(values | {"program": "pretrain", "max_restarts": 20} | changes))
 
 
@@ -123,6 +124,16 @@ def test_several_slices_get_a_node_pool_each():
     assert (slices_of(one)["replicas"], slices_of(two)["replicas"]) == (1, 2)
     assert slices_of(two)["template"]["spec"]["completions"] == 4
     assert "--num_processes=8" in pod_command(settings("v5e:4x4:2"), COMMIT, ARGUMENTS)
+
+
+def test_slices_of_tpu7x_with_several_hosts_need_a_workload_policy():
+    for topology in ("tpu7x:2x2x1", "v4:2x2x4"):
+        check_placement(settings(topology))
+    with pytest.raises(LaunchError, match="need a workload policy: create one"):
+        check_placement(settings("tpu7x:2x2x4"))
+    check_placement(settings("tpu7x:2x2x4", placement_policy="near"))
+    pod = slices_of(jobset("tpu7x:2x2x4", placement_policy="near"))["template"]["spec"]["template"]
+    assert pod["spec"]["nodeSelector"]["cloud.google.com/placement-policy-name"] == "near"
 
 
 def test_spot_pods_are_selected_and_tolerated():
