@@ -163,7 +163,10 @@ def make_pod(settings: Job, command: str) -> dict:
         "env": make_environment(settings),
         # Of the TPU runtime, of JAX's coordinator, and of the exchange between slices.
         "ports": [{"containerPort": port} for port in (8471, 8482, 8080)],
-        "resources": {"limits": {"google.com/tpu": str(CHIPS_PER_HOST)}},
+        # Autopilot would evict a pod that installs more than its default of 1 GiB.
+        "resources": {
+            "limits": {"google.com/tpu": str(CHIPS_PER_HOST), "ephemeral-storage": "10Gi"}
+        },
         "volumeMounts": [{"name": "bucket", "mountPath": "/gcs"}],
     }
     attributes = {"bucketName": settings.bucket, "mountOptions": MOUNT_OPTIONS}
