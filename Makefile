@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity faults report-test beam-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity faults report-test manifest-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -77,6 +77,15 @@ faults: .venv/installed
 report-test: .venv/compiler
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/tools/test_tpu_report.py \
 		tests/sharding/test_mesh.py
+
+# Validates the JobSet of tools/launch_gke.py with the schemas of Kubernetes and JobSet.
+JOBSET := https://raw.githubusercontent.com/kubernetes-sigs/jobset/v0.12.0
+manifest-test: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[manifests]"
+	mkdir -p runs/data
+	curl --fail --silent --show-error --output runs/data/jobset.yaml \
+		$(JOBSET)/config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml
+	BERT_JAX_JOBSET_CRD=runs/data/jobset.yaml $(BIN)/python -m pytest -rs tests/tpu/test_jobset.py
 
 # Builds a corpus with Apache Beam on three runners, one of them a cluster of processes.
 beam-test: .venv/beam

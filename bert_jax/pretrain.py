@@ -30,6 +30,7 @@ from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import forecast, loop, metrics
 from bert_jax.training.bounds import check_bounds
+from bert_jax.training.goodput import StepTimer
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.pretrain_setup import (
     Phase,
@@ -128,9 +129,9 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         workdir, first_step, writes=is_main, tracker=config.tracker, settings=settings
     )
     exit_stack.callback(writer.close)
+    timer = StepTimer(workdir, writer, started, writes=is_main)
     progress = loop.progress_bar(first_step, num_steps)
     preemption = exit_stack.enter_context(contextlib.closing(distributed.Preemption()))
-    began = started - writer.seconds  # As if the run had never been interrupted.
 
     objectives = [setup.objective(phase) for phase in phases]
     eval_steps = make_eval_steps(setup, objectives, frozen)
@@ -167,7 +168,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if compiles:
                 jax.block_until_ready(state)
                 loop.log_first_step(f" on rows of {rows.max_seq_length} tokens")
-                timed_step, timed_at = step, time.monotonic()
+                timer.start(step)
 
             is_early = forecast.is_early(step, phase, config.log_every)
             should_report = is_early or step % config.log_every == 0 or step == phase.stop
@@ -176,13 +177,12 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             should_save = step % config.checkpoint_every == 0 or step == phase.stop or should_stop
             if should_report or should_save:  # Never save a state with a non-finite loss.
                 values = loop.check_finite(jax.device_get(unreported), step)
+            if pauses := should_report or should_evaluate or should_save:
+                timer.stop()
             if should_report:
                 values = train_metrics(setup, objective, step, values)
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
-                values["seconds"] = time.monotonic() - began
-                if step > timed_step:
-                    num_rows = (step - timed_step) * phase.batch_size
-                    values |= metrics.throughput(num_rows, time.monotonic() - timed_at, row_flops)
+                values |= timer.measure(step, phase.batch_size, row_flops)
                 writer.write(step, values)
                 shown = {name.removeprefix("train/"): value for name, value in values.items()}
                 if is_early or step - start <= config.log_every:
@@ -202,8 +202,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
             if should_stop:
                 checkpointer.wait()
                 raise RunStopped(step, preemption.interrupted)
-            if should_report or should_evaluate:
-                timed_step, timed_at = step, time.monotonic()  # Excludes the evaluation.
+            if pauses:
+                timer.start(step)
 
     # The evaluation on the last phase's rows is the result of the run.
     watchdog.beat("waiting for the last save", limited=False)
@@ -214,7 +214,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     scores = evaluate(eval_steps[-1], state.params, last, sharding, config, beat)
     writer.write(num_steps, {f"heldout/{name}": value for name, value in scores.items()})
     result = scores | metrics.unigram_baseline(last.heldout.count_tokens(), tokenizer.special_ids)
-    result |= {"steps": num_steps, "seconds": time.monotonic() - began}
+    result |= {"steps": num_steps, "seconds": timer.seconds()}
+    timer.log()
     if is_main:
         write_json(result_path, result)
     return result

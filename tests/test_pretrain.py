@@ -79,6 +79,8 @@ def test_run_leaves_what_the_readme_promises(finished):
     steps = [record["step"] for record in records(workdir)]
     assert steps == sorted(steps) and (steps[0], steps[-1]) == (1, 9)
     assert all(np.isfinite(list(record.values())).all() for record in records(workdir))
+    goodput = [record["goodput"] for record in records(workdir) if "goodput" in record]
+    assert 0 <= goodput[0] < goodput[-1] < 1  # The first step compiled.
 
 
 def test_load_needs_only_the_directory(finished, tmp_path):
@@ -125,6 +127,7 @@ def test_resumed_run_equals_uninterrupted_run(
     resumed = pretrain.train_and_evaluate(config, tmp_path)
     lengths = re.findall(r"First step on rows of (\d+) tokens done [\d.]+ s after", caplog.text)
     assert lengths == (["64", "128"] if stop_at == 2 else ["128"])
+    assert re.findall(r"Goodput [\d.]+%: [\d.]+ hours of training steps in", caplog.text)
 
     assert_equal_trees(saved_params(workdir), saved_params(tmp_path))
     for name in ("mlm_loss", "nsp_loss", "mlm_accuracy"):

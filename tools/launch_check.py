@@ -1,10 +1,10 @@
-r"""Checks, before anything costs money, that a job can run on the slice of tools/launch_tpu.py.
+r"""Checks, before anything costs money, that a job can run on the chips of a launcher.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=N \
     python tools/launch_check.py CHIP NUM_CHIPS pretrain|finetune|sweep FLAG...
 
 Builds the run's mesh, and for pre-training its optimizer and state shapes, on as many simulated
-devices as the slice has, but compiles nothing and opens no corpus, weights or examples.
+devices as the chips have, but compiles nothing and opens no corpus, weights or examples.
 """
 
 import math
@@ -65,7 +65,7 @@ def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
         expected_chip, sizes, num_slices = compilation.parse_topology(config.topology)
         if (expected_chip, math.prod(sizes) * num_slices) != (chip, num_chips):
             raise ValueError(
-                f"the configuration is for {config.topology}, but --accelerator_type has "
+                f"the configuration is for {config.topology}, but the job gets "
                 f"{num_chips} chips of {chip}: change it, or set --config.topology=..."
             )
     check_numbers(config)

@@ -20,7 +20,6 @@ docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the fir
 """
 
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -28,7 +27,8 @@ from absl import app, flags
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tpu.launch import RESOURCE_IS_KEPT, LaunchError, Slice, print_status, slice_size
+from bert_jax.tpu.job import LaunchError, check_bucket, print_status
+from bert_jax.tpu.launch import RESOURCE_IS_KEPT, Slice, slice_size
 
 ACTIONS = ("launch", "create", "copy", "run", "follow", "status", "delete")
 
@@ -77,8 +77,8 @@ def main(argv: list[str]) -> None:
         if bool(arguments) != (action in ("launch", "run")):
             raise LaunchError("`launch` and `run` need the arguments of the job after `--`")
         slice_size(TYPE.value)  # Raises for an unknown type.
-        if action in ("launch", "copy") and not re.fullmatch(r"[a-z0-9._-]+", BUCKET.value):
-            raise LaunchError(f"--bucket={BUCKET.value}: expected a bucket's name, without gs://")
+        if action in ("launch", "copy"):
+            check_bucket(BUCKET.value)
         if arguments:
             tpu.check_job(*arguments)
         state = tpu.slice_state(tries=1)  # Fails now if a flag is wrong or nobody is logged in.

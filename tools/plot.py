@@ -20,6 +20,7 @@ PRETRAINING = {
     "next_token_loss": ("next-token loss (nats)", None),
     "next_token_accuracy": ("next-token accuracy", None),
     "nsp_accuracy": ("next-sentence accuracy", "chance"),
+    "goodput": ("goodput, since the first start", None),
 }
 TITLES = {name: title for name, (title, _) in PRETRAINING.items()}
 COLORS = {"train": "tab:blue", "held-out": "tab:red", "dev": "tab:red", "": "tab:green"}

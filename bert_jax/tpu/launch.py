@@ -4,16 +4,16 @@
 """
 
 import dataclasses
-import os
 import pathlib
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 
 from bert_jax.errors import PREEMPTED
+from bert_jax.tpu import job
+from bert_jax.tpu.job import LaunchError, print_status
 
 WORKER = "launch/code/tools/tpu_worker.sh"
 RUNTIME_VERSIONS = {  # From cloud.google.com/tpu/docs/runtimes.
@@ -31,14 +31,6 @@ RESOURCE_IS_KEPT = (
 )
 
 
-class LaunchError(RuntimeError):
-    """The job cannot run. `launch` deletes its slice."""
-
-
-def print_status(text: str) -> None:
-    print(f"launch_tpu: {text}", file=sys.stderr, flush=True)
-
-
 def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     """Returns (type of chip, number of chips, number of hosts); see cloud.google.com/tpu/docs."""
     chip, _, suffix = accelerator_type.partition("-")
@@ -47,17 +39,11 @@ def slice_size(accelerator_type: str) -> tuple[str, int, int]:
         return chip, size // 2, size // 8
     if chip in ("v5litepod", "v6e") and (size in (1, 4, 8) or (size >= 16 and size % 4 == 0)):
         return chip.replace("litepod", "e"), size, size // 4 if size > 8 else 1
+    job.check_served(chip, "launch_tpu")
     raise LaunchError(
         f"--accelerator_type={accelerator_type} is unknown: expected v2-N, v3-N, v4-N or v5p-N, N "
         "a multiple of 8; or v5litepod-N or v6e-N, N 1, 4, 8, or a multiple of 4 from 16"
     )
-
-
-def last_commit(root: pathlib.Path) -> str:
-    """Returns the last commit of the clone `root`. Raises LaunchError if it has changes."""
-    if changed := subprocess.check_output(["git", "status", "--short"], cwd=root, text=True):
-        raise LaunchError(f"only commits are copied: commit, stash or ignore these\n{changed}")
-    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True).strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +153,7 @@ class Slice:
     def copy(self, commit: str = "") -> None:
         """Copies a commit (default: the last one) to every host and installs it."""
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
-            pack = ["git", "archive", f"--output={archive.name}", commit or last_commit(self.root)]
-            subprocess.run(pack, cwd=self.root, check=True)
+            job.pack_commit(self.root, commit or job.last_commit(self.root), archive.name)
             target = f"{self.name}:launch.tar"
             copied = self.gcloud("tpu-vm", "scp", archive.name, target, "--worker=all", tries=3)
         unpack = "rm -rf launch/code && mkdir -p launch/code && tar -xf launch.tar -C launch/code"
@@ -211,7 +196,7 @@ class Slice:
 
     def launch(self, *arguments: str) -> str:
         """Creates the slice, copies the code, and runs the job; again after each preemption."""
-        commit = last_commit(self.root)  # Restarts run the same code.
+        commit = job.last_commit(self.root)  # Restarts run the same code.
         for restart in range(self.max_restarts + 1):
             if restart:
                 print_status(f"{self.name} was preempted; restart {restart} of {self.max_restarts}")
@@ -260,13 +245,5 @@ class Slice:
     def check_job(self, *arguments: str) -> None:
         """Raises LaunchError for a job that would fail on the slice, simulated on this machine."""
         chip, num_chips, _ = slice_size(self.accelerator_type)
-        devices = num_chips * (2 if chip in ("v2", "v3") else 1)
-        devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-        words = (chip, str(num_chips), self.program, *arguments)
-        command = [sys.executable, "tools/launch_check.py", *words]
-        environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
-        check = subprocess.run(
-            command, cwd=self.root, env=environment, capture_output=True, text=True
-        )
-        if check.returncode:
-            raise LaunchError(f"the job would fail: {check.stderr.strip()}")
+        num_devices = num_chips * (2 if chip in ("v2", "v3") else 1)
+        job.check_job(self.root, chip, num_chips, num_devices, [self.program, *arguments])

@@ -113,6 +113,7 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
     )
     rate = phase.batch_size / seconds / num_chips
     peak = metrics.PEAK_FLOPS[devices.flat[0].device_kind] * chip.devices_per_chip
+    interval = min(setup.config.checkpoint_every, phase.num_steps)
     used = sum(hbm.values())
     cycles_by_part = {}
     for (part, direction), cycles in cost.cycles.most_common():
@@ -136,6 +137,8 @@ def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, 
         "exposed_seconds": exposed_seconds,
         "rows_per_second_per_chip": rate,
         "mfu": row_flops * rate / peak,
+        "checkpoint_every": interval,
+        "chip_hours_per_checkpoint": num_chips * interval * (seconds + exposed_seconds) / 3600,
         "hours": phase.num_steps * seconds / 3600,
         "hours_with_exposed_collectives": phase.num_steps * (seconds + exposed_seconds) / 3600,
         "without_estimate": cost.without_estimate,

@@ -54,6 +54,13 @@ def format_hours(figures: dict, prefix: str = "") -> str:
     )
 
 
+def format_preemption(phase: dict) -> str:
+    """Returns what a preemption costs that leaves no time to save: half an interval, on average."""
+    most = phase["chip_hours_per_checkpoint"]
+    interval = f"checkpoint_every={phase['checkpoint_every']:,}"
+    return f"costs {most / 2:.2g} chip-hours on average, {most:.2g} at most, with {interval}"
+
+
 def format_failure(phase: dict) -> str:
     over = phase["hbm_bytes_over"]
     if over is None:
@@ -100,6 +107,7 @@ def format_step(phase: dict) -> list[str]:
         "per chip": f"{phase['rows_per_second_per_chip']:,.1f} rows per second, "
         f"MFU {phase['mfu']:.1%}",
         f"{phase['num_steps']:,} steps": format_hours(phase),
+        "a preemption": format_preemption(phase),
         "compile time": f"{phase['compile_seconds']:.0f} s",
         "no estimate for": ", ".join(
             f"{name} x{n}" for name, n in phase["without_estimate"].items()

@@ -37,7 +37,8 @@ PEAK_FLOPS = {
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
-    Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then.
+    Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then,
+    and `productive_seconds` those that `goodput.StepTimer` counted.
     Pass `writes=True` in one process only. `tracker` is a name in `trackers.TRACKERS`, or "" for
     none; it also gets the run's `settings`. Raises OSError, and what the tracker's start raises.
     """
@@ -56,7 +57,10 @@ class MetricsWriter:
         # The last line of a killed run may be incomplete.
         records = [json.loads(line) for line in lines if line.endswith("}\n")]
         kept = [record for record in records if record["step"] <= first_step]
-        self.seconds = max((record.get("seconds", 0.0) for record in kept), default=0.0)
+        self.seconds, self.productive_seconds = (
+            max((record.get(name, 0.0) for record in kept), default=0.0)
+            for name in ("seconds", "productive_seconds")
+        )
         self._writes, self._tracker = writes, None
         if tracker:
             with distributed.raise_on_all_processes():

@@ -26,8 +26,8 @@ def test_job_that_suits_its_slice_is_accepted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topology": "v5e:2x4"}, "for v5e:2x4, but --accelerator_type has 8 chips of v6e"),
-        ({"topology": "v6e:2x2"}, "for v6e:2x2, but --accelerator_type has 8 chips of v6e"),
+        ({"topology": "v5e:2x4"}, "for v5e:2x4, but the job gets 8 chips of v6e"),
+        ({"topology": "v6e:2x2"}, "for v6e:2x2, but the job gets 8 chips of v6e"),
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
         ({"eval_batch_size": 12}, "eval_batch_size=12: expected a multiple of the 8 shards"),

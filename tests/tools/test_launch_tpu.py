@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.tpu.launch import LaunchError, slice_size
+from bert_jax.tpu.job import LaunchError
+from bert_jax.tpu.launch import slice_size
 from tests import helpers
 
 TOOLS = helpers.ROOT / "tools"
@@ -319,6 +320,7 @@ def test_uncommitted_changes_are_refused(cloud):
 def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
     messages = [
         ("launch", {"accelerator_type": "v4-33"}, "--accelerator_type=v4-33 is unknown: expected"),
+        ("launch", {"accelerator_type": "tpu7x-16"}, "has no tpu7x: use GKE (tools/launch_gke.py)"),
         ("launch", {"zone": None}, "--zone must have a value"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
         ("launch", {"bucket": None}, "--bucket=: expected a bucket's name"),

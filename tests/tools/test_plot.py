@@ -29,6 +29,7 @@ def curves(workdir) -> dict[str, list[str]]:
 
 def test_pretraining(tmp_path):
     names = "train/loss train/mlm_loss train/mlm_accuracy train/nsp_accuracy learning_rate seconds"
+    names += " productive_seconds goodput"
     names += " heldout/mlm_loss heldout/mlm_accuracy heldout/nsp_accuracy heldout/perplexity"
     write_metrics(tmp_path / "run", names)
     (tmp_path / "run" / "result.json").write_text(json.dumps({"unigram_entropy": 6.8}))
@@ -36,6 +37,7 @@ def test_pretraining(tmp_path):
         "masked-LM loss (nats)": ["train", "held-out", "unigram entropy"],
         "masked-LM accuracy": ["train", "held-out"],
         "next-sentence accuracy": ["train", "held-out", "chance"],
+        "goodput, since the first start": [],
         "learning rate": [],
     }
 

@@ -1,13 +1,14 @@
 """What a report makes of compiled steps, with a compiler that only pretends to compile."""
 
 import collections
+import dataclasses
 import types
 
 import jax
 import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
-from bert_jax.tpu import compilation, pod_report
+from bert_jax.tpu import compilation, pod_report, report_text
 from bert_jax.tpu.hlo_cost import Cost
 from bert_jax.training import metrics
 from bert_jax.training.pretrain_setup import Phase, setup_pretraining
@@ -164,3 +165,22 @@ def test_memory_at_the_top_level_is_that_of_the_largest_phase(
     assert report["hbm_parts"] == ({"activations": needed} if needed in outcomes else None)
     assert report["fits"] == (over == 0) and report["compile_seconds"] == seconds
     assert report["batch_size"] == 8  # The first phase's.
+
+
+@pytest.mark.parametrize(("num_steps", "interval"), [(10_000, 5_000), (1_000, 1_000)])
+def test_preemption_costs_up_to_the_interval_between_checkpoints(monkeypatch, num_steps, interval):
+    # A step takes 3.6 seconds, and 5,000 of them five hours on eight chips.
+    cycles = collections.Counter({("other", "update"): 3.6 * 1050e6})
+    cost = Cost(cycles, 1.0, {}, {}, 0.0, [], {}, [])
+    monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
+    monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
+    phases = [dataclasses.replace(make_phase(8), stop=num_steps)]
+    config = bert_tiny.get_config()
+    config.checkpoint_every = 5_000
+    report = pod_report.report(config, TOPOLOGY, phases, compilation.UNCASED_ENGLISH)
+    assert report["checkpoint_every"] == interval
+    most = 8 * 3.6 * interval / 3600
+    assert report["chip_hours_per_checkpoint"] == pytest.approx(most)
+    line = f"costs {most / 2:.2g} chip-hours on average, {most:.2g} at most"
+    assert f"{line}, with checkpoint_every={interval:,}" in report_text.format_report(report)

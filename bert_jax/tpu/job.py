@@ -1,0 +1,68 @@
+"""What both launchers do before a job costs money: find its commit, and check it on this machine.
+
+`launch.py` runs the job through the Cloud TPU API, `launch_gke.py` on a GKE cluster.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from bert_jax.runtime.command_line import program_name
+
+# From cloud.google.com/tpu/docs. The Cloud TPU API gets no further chips.
+SERVED_BY = {
+    "the Cloud TPU API (tools/launch_tpu.py)": ("v2", "v3", "v4", "v5e", "v5p", "v6e"),
+    "GKE (tools/launch_gke.py)": ("v4", "v5e", "v5p", "v6e", "tpu7x"),
+    "Compute Engine (docs/cloud_tpu.md)": ("v5p", "v6e", "tpu7x"),
+}
+
+
+class LaunchError(RuntimeError):
+    """The job cannot run."""
+
+
+def print_status(text: str) -> None:
+    print(f"{program_name()}: {text}", file=sys.stderr, flush=True)
+
+
+def check_served(chip: str, launcher: str) -> None:
+    """Raises LaunchError for a chip that only other APIs than that of `launcher` serve."""
+    serving = [api for api, chips in SERVED_BY.items() if chip in chips]
+    if serving and not any(launcher in api for api in serving):
+        raise LaunchError(f"tools/{launcher}.py has no {chip}: use {' or '.join(serving)}")
+
+
+def check_bucket(bucket: str) -> None:
+    """Raises LaunchError unless `bucket` can be the name of a bucket."""
+    if not re.fullmatch(r"[a-z0-9._-]+", bucket):
+        raise LaunchError(f"--bucket={bucket}: expected a bucket's name, without gs://")
+
+
+def last_commit(root: pathlib.Path) -> str:
+    """Returns the last commit of the clone `root`. Raises LaunchError if it has changes."""
+    if changed := subprocess.check_output(["git", "status", "--short"], cwd=root, text=True):
+        raise LaunchError(f"only commits are copied: commit, stash or ignore these\n{changed}")
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, text=True).strip()
+
+
+def pack_commit(root: pathlib.Path, commit: str, archive: str) -> None:
+    """Writes the files of a commit, and nothing else, to the tar file `archive`."""
+    subprocess.run(["git", "archive", f"--output={archive}", commit], cwd=root, check=True)
+
+
+def check_job(
+    root: pathlib.Path, chip: str, num_chips: int, num_devices: int, job: list[str]
+) -> None:
+    """Raises LaunchError for a job that would fail on the chips, simulated on this machine.
+
+    `num_devices` is the number of JAX devices on `num_chips` chips, and `job` the module of
+    bert_jax to run, such as "pretrain", and its flags.
+    """
+    devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
+    command = [sys.executable, "tools/launch_check.py", chip, str(num_chips), *job]
+    environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
+    check = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    if check.returncode:
+        raise LaunchError(f"the job would fail: {check.stderr.strip()}")

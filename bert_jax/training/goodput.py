@@ -1,0 +1,74 @@
+"""Times the steps of a pre-training run: throughput, and goodput over all its restarts."""
+
+import json
+import pathlib
+import time
+
+import psutil
+from absl import logging
+
+from bert_jax.training.metrics import MetricsWriter, throughput
+from bert_jax.training.workdir import write_json
+
+
+class StepTimer:
+    """Measures throughput between reports, and the goodput of the run.
+
+    Goodput is productive seconds over wall seconds since the run's first start, the start of its
+    first process, which the workdir holds in `first_start.json`. Productive are the seconds in
+    training steps that the run keeps, including the wait for their batches; they are counted with
+    each report. Lost are: start and restore; compiling, and the first step after it; evaluating and
+    saving; the time between two processes of the run, such as the wait for a new slice; and the
+    steps after the last checkpoint, which a restart repeats. For the last, `writer` removes the
+    records after the checkpoint, and the count goes on from the last one that is left, up to
+    `log_every` steps before it.
+
+    `started` is the `time.monotonic()` at which this process began the run, and `writes` says
+    whether it writes shared files.
+    """
+
+    def __init__(
+        self, workdir: pathlib.Path, writer: MetricsWriter, started: float, *, writes: bool
+    ):
+        self._began = started - writer.seconds
+        self._productive = writer.productive_seconds
+        path, self._first_start = workdir / "first_start.json", psutil.Process().create_time()
+        if path.exists():
+            self._first_start = json.loads(path.read_text())["unix_time"]
+        elif writes:
+            write_json(path, {"unix_time": self._first_start})
+        self._step, self._since, self._seconds = 0, 0.0, 0.0
+        if self._productive:
+            self.log()
+
+    def seconds(self) -> float:
+        """Returns the seconds of the run, as if it had never been interrupted."""
+        return time.monotonic() - self._began
+
+    def start(self, step: int) -> None:
+        """Starts to count, after `step`: the next ones are training steps and nothing else."""
+        self._step, self._since = step, time.monotonic()
+
+    def stop(self) -> None:
+        """Counts the seconds since `start`, before a report, an evaluation or a save."""
+        self._seconds = time.monotonic() - self._since
+        self._productive += self._seconds
+
+    def measure(self, step: int, batch_size: int, row_flops: float) -> dict[str, float]:
+        """Returns the metrics at the `stop` after `step`, with throughput unless it compiled."""
+        values = {"seconds": self.seconds(), "productive_seconds": self._productive}
+        values["goodput"] = self.goodput()
+        if step > self._step:
+            num_rows = (step - self._step) * batch_size
+            values |= throughput(num_rows, self._seconds, row_flops)
+        return values
+
+    def goodput(self) -> float:
+        """Returns productive seconds over wall seconds since the first start, in [0, 1]."""
+        return self._productive / (time.time() - self._first_start)
+
+    def log(self) -> None:
+        """Logs the goodput up to now."""
+        hours = (time.time() - self._first_start) / 3600
+        text = "Goodput %.1f%%: %.2f hours of training steps in %.2f hours since the first start"
+        logging.info(text, 100 * self.goodput(), self._productive / 3600, hours)

@@ -1,0 +1,112 @@
+r"""Runs a job on TPU slices of a GKE cluster, which restarts it after each preemption.
+
+python tools/launch_gke.py launch --name=base --topology=v6e:4x4 --spot --bucket=BUCKET -- \
+    --config=configs/pretrain/pod_base.py:v6e --workdir=/gcs/runs/base \
+    --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
+
+Everything after `--` is passed to `python -m bert_jax.pretrain`, or to another --program. The
+cluster is kubectl's current one. v6e:4x4:2 are two slices. The actions:
+
+launch    copy the last commit to --bucket, create the job (a JobSet), and follow it; with --print,
+          only print the JobSet
+follow    show the log of process 0 until the job ends; Ctrl-C leaves the job running
+status    show the state of the job and of its pods
+delete    delete the job, which ends it
+
+docs/cloud_tpu.md explains each step. Not yet run on a real cloud: watch the first launch.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+from absl import app, flags
+
+from bert_jax.errors import INTERRUPTED, PREEMPTED
+from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tpu.job import LaunchError, check_bucket, check_job, last_commit, print_status
+from bert_jax.tpu.jobset import Job, check_placement, make_jobset, parse_topology
+from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ACTIONS = ("launch", "follow", "status", "delete")
+
+NAME = flags.DEFINE_string("name", None, "Name of the job.", required=True)
+TOPOLOGY = flags.DEFINE_string("topology", None, "Slices, such as v6e:4x4, or v6e:4x4:2 for two.")
+CONTEXT = flags.DEFINE_string("context", "", "Context of kubectl; default: the current one.")
+PROGRAM = flags.DEFINE_enum(
+    "program", "pretrain", ["pretrain", "finetune", "sweep"], "Module of bert_jax to run."
+)
+POLICY = flags.DEFINE_string(
+    "placement_policy", "", "Workload policy, which slices of tpu7x with several hosts need."
+)
+SPOT = flags.DEFINE_bool("spot", False, "Use spot capacity: cheaper, but may be preempted.")
+GRACE_SECONDS = flags.DEFINE_integer(
+    "grace_seconds", None, "Seconds between SIGTERM and SIGKILL; default: 15 with --spot, else 300."
+)
+BUCKET = flags.DEFINE_string("bucket", "", "Cloud Storage bucket to mount at /gcs in every pod.")
+IMAGE = flags.DEFINE_string("image", "python:3.11", "Container image with Python 3.11 or newer.")
+MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 20, "Maximum number of restarts.", 0)
+POLL_SECONDS = flags.DEFINE_float("poll_seconds", 30, "Seconds between polls of the job.", 0)
+PRINT = flags.DEFINE_bool("print", False, "Print the JobSet of `launch`, and call no cloud.")
+
+
+def read_settings() -> Job:
+    """Returns the job that the flags describe. Raises LaunchError."""
+    check_bucket(BUCKET.value)
+    grace_seconds = GRACE_SECONDS.value
+    return Job(
+        name=NAME.value,
+        topology=parse_topology(TOPOLOGY.value or ""),
+        placement_policy=POLICY.value,
+        spot=SPOT.value,
+        grace_seconds=(15 if SPOT.value else 300) if grace_seconds is None else grace_seconds,
+        bucket=BUCKET.value,
+        image=IMAGE.value,
+        program=PROGRAM.value,
+        max_restarts=MAX_RESTARTS.value,
+    )
+
+
+def run(action: str, arguments: list[str]) -> str | None:
+    """Performs the action; returns the result of `launch` or `follow`. Raises LaunchError."""
+    if action not in ACTIONS:
+        raise LaunchError(f"expected one of {', '.join(ACTIONS)}, got {action or 'nothing'}")
+    if bool(arguments) != (action == "launch"):
+        raise LaunchError("`launch`, and only it, needs the arguments of the job after `--`")
+    gke_job = GkeJob(NAME.value, CONTEXT.value, POLL_SECONDS.value)
+    if action == "launch":
+        settings = read_settings()
+        check_placement(settings)
+        topology = settings.topology
+        num_devices = topology.num_chips * (2 if topology.chip == "tpu7x" else 1)
+        job = [PROGRAM.value, *arguments]
+        check_job(ROOT, topology.chip, topology.num_chips, num_devices, job)
+        if PRINT.value:
+            print(json.dumps(make_jobset(settings, last_commit(ROOT), arguments), indent=2))
+            return None
+    exists = gke_job.check_cluster()
+    if action == "launch":
+        return gke_job.launch(ROOT, settings, arguments)
+    if not exists:
+        raise LaunchError(f"there is no job {NAME.value}")
+    return getattr(gke_job, action)()
+
+
+def main(argv: list[str]) -> None:
+    try:
+        result = run("".join(argv[1:2]), argv[2:])
+    except (LaunchError, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"launch_gke: {error}")
+    except KeyboardInterrupt:
+        print_status(f"interrupted. {JOB_IS_KEPT}")
+        sys.exit(INTERRUPTED)
+    if result:
+        print_status(f"the job {NAME.value} {'has ' if result == 'finished' else 'was '}{result}")
+        sys.exit({"finished": 0, "preempted": PREEMPTED}.get(result, 1))
+
+
+if __name__ == "__main__":
+    flags.FLAGS.set_gnu_getopt()  # Flags may follow the action.
+    app.run(main, flags_parser=parse_flags)
