@@ -1,5 +1,6 @@
 """Distillation in pre-training: its losses, what is trained and stored, and wrong teachers."""
 
+import dataclasses
 import functools
 import math
 
@@ -35,7 +36,7 @@ from bert_jax.training.state import TrainState
 from bert_jax.training.teacher import read_teacher
 from tests.helpers import assert_trees_equal, saved_params, small_config, write_vocabulary
 
-VOCAB, LENGTH = 150, 24
+VOCAB, LENGTH = 150, 64
 LOSSES = ("soft", "mlm", "cosine", "attention", "hidden", "embeddings")
 WEIGHTS = dict(zip(LOSSES, (5.0, 2.0, 1.0, 0.5, 0.25, 0.125), strict=True))
 SIZES = {
@@ -283,20 +284,26 @@ def random_rows(num_rows: int) -> dict[str, np.ndarray]:
     return rows | {"row_ids": numbers, "epochs": numbers * 0}
 
 
-def one_step(num_microbatches: int = 1, num_rows: int = 16, **axes) -> tuple[dict, dict]:
-    """Returns the parameters and metrics after a step of gradient descent on a mesh."""
-    objective, optimizer = make_objective(), optax.sgd(1.0)
-    model = make_student(objective)
+def one_step(num_microbatches: int = 1, **axes) -> tuple[dict, dict]:
+    """Returns the parameters and metrics after a step of the student on a mesh."""
+    objective = make_objective()
+    return step_of(objective, make_student(objective), num_microbatches, **axes)
+
+
+def step_of(objective, model, num_microbatches: int = 1, **axes) -> tuple[dict, dict]:
+    """Returns the parameters and metrics after a step of gradient descent."""
+    optimizer = optax.sgd(1.0)
     mesh = make_mesh(**axes, devices=jax.devices()[: math.prod(axes.values())])
     params = random_params(model)
     state = TrainState(np.zeros([], np.int32), params, optimizer.init(params))
     shardings = infer_shardings(state, mesh, (*objective.rules, *RULES))
-    frozen = frozen_params(objective)
+    teacher = PretrainingModel(objective.teacher, next_sentence=False)
+    frozen = objective.frozen_params(random_params(teacher))
     frozen = jax.device_put(frozen, infer_shardings(frozen, mesh, RULES))
     update = pretrain_step.make_pretrain_step(
         model, optimizer, shardings, objective, seed=0, num_microbatches=num_microbatches
     )
-    rows = jax.device_put(random_rows(num_rows), batch_sharding(mesh))
+    rows = jax.device_put(random_rows(16), batch_sharding(mesh))
     state, metrics = update(jax.device_put(state, shardings), rows, frozen)
     return jax.device_get((state.params, metrics))
 
@@ -320,6 +327,24 @@ def test_devices_and_microbatches_agree_with_one(axes, num_microbatches):
         other = flatten_dict(expected, sep="/")[path]
         np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-4, err_msg=path)
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_fast_path_agrees_with_the_plain_layers():
+    sizes = SIZES | {"hidden_size": 128, "num_heads": 2, "initializer_range": 0.05}
+    teacher = BertConfig(num_layers=4, intermediate_size=64, **sizes)
+    student = dataclasses.replace(teacher, num_layers=2)
+    objective = make_objective({"soft": 5.0, "mlm": 2.0, "cosine": 1.0}, teacher)
+    models = (objective.make_model(student, Execution(kernels=name)) for name in ("tpu", "plain"))
+    (params, metrics), (expected, expected_metrics) = (
+        step_of(objective, model, data=1) for model in models
+    )
+    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
+    for path, leaf in flatten_dict(params, sep="/").items():
+        other = flatten_dict(expected, sep="/")[path]
+        np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-3, err_msg=path)
+    # What compares layers runs them one by one.
+    assert make_objective().make_model(STUDENT, Execution("tpu")).execution.kernels == "plain"
 
 
 @pytest.fixture(scope="module")
