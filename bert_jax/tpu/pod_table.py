@@ -11,6 +11,8 @@ from bert_jax.training.pretrain_setup import Phase
 
 PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in compilation.CHIPS]
 PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
+PODS += [f"roberta_{size}.py:v4" for size in ("base", "large")]
+PODS += [f"albert_{size}.py:v4" for size in ("base", "large", "xlarge", "xxlarge")]
 BEFORE, AFTER = "<!-- made by tools/tpu_report.py --all -->\n", "<!-- end of the table -->\n"
 MAX_FLOPS_ERROR = 0.03  # Relative difference of compiled and analytic FLOPs.
 

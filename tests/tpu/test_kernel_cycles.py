@@ -42,3 +42,18 @@ def test_branches_count_as_often_as_they_are_taken(monkeypatch):
     assert count_cycles(BRANCHES, (4,)) == 4 * 5 + 4 * (4 + 3)
     with pytest.raises(ValueError, match="1 branches: expected 2"):
         count_cycles(BRANCHES, (1, 1))
+
+
+def test_entries_of_kernels_have_the_names_that_the_report_looks_up():
+    entries = {kernel_cycles.entry(shape) for shape in kernel_cycles.shapes("v4")}
+    assert {
+        "512 64 bfloat16 dropout",
+        "512 128 bfloat16",  # ALBERT_XLARGE.
+        "linear 512 768 768 bfloat16 dropout",
+        "gelu 256 4096 1024 bfloat16 dropout",
+        "gelu_tanh 512 3072 768 bfloat16",  # ALBERT_BASE.
+    } <= entries
+    # The kernels of v3 multiply no bfloat16 matrices.
+    assert not any(
+        "linear" in name for name in map(kernel_cycles.entry, kernel_cycles.shapes("v3"))
+    )
