@@ -6,6 +6,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import tempfile
 import time
@@ -62,7 +63,7 @@ class GkeJob:
                 return json.loads(result.stdout).get("status", {})
             if "(NotFound)" in result.stderr:
                 return None
-            print_status(f"cannot query {self.name}: {result.stderr.strip()}")
+            print_status(f"cannot query {self.name}: {without_log(result.stderr)}")
         raise TimeoutError(f"kubectl did not reach the cluster. {JOB_IS_KEPT}")
 
     def check_cluster(self) -> bool:
@@ -71,7 +72,7 @@ class GkeJob:
         if result.returncode and "(NotFound)" not in result.stderr:
             no_jobset = "doesn't have a resource type" in result.stderr
             advice = INSTALL_JOBSET if no_jobset else LOG_IN
-            raise LaunchError(f"{result.stderr.strip()}\n{advice}")
+            raise LaunchError(f"{without_log(result.stderr)}\n{advice}")
         return result.returncode == 0
 
     def launch(self, root: pathlib.Path, settings: Job, arguments: list[str]) -> str:
@@ -129,6 +130,11 @@ class GkeJob:
         """Deletes the JobSet, which ends the job; Autopilot then removes the hosts."""
         if self.kubectl("delete", "jobset", self.name).returncode:
             raise LaunchError(f"{self.name} was not deleted and may cost money")
+
+
+def without_log(errors: str) -> str:
+    """Returns the errors of kubectl without the lines of its log, such as "E1126 17:01:23 ..."."""
+    return re.sub(r"^[A-Z]\d{4} .*\n", "", errors, flags=re.MULTILINE).strip()
 
 
 def outcome(status: dict) -> str:

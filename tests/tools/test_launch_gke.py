@@ -28,7 +28,7 @@ with open(f"{cloud}/calls", "a") as calls: print(words, file=calls)
 with open(f"{cloud}/plan") as file: plan = eval(file.read())
 def save():
     with open(f"{cloud}/plan", "w") as file: print(plan, file=file)
-if plan.get("answer"): sys.exit(plan["answer"])
+if plan.get("answer"): sys.exit(f'E1126 17:01:23.0 memcache.go: refused\\n{plan["answer"]}')
 for word, count in plan["errors"].items():
     if count and any(word in other for other in words):
         plan["errors"][word] -= 1
