@@ -7,6 +7,7 @@ import time
 import psutil
 from absl import logging
 
+from bert_jax.training.forecast import duration
 from bert_jax.training.metrics import MetricsWriter, throughput
 from bert_jax.training.workdir import write_json
 
@@ -69,6 +70,6 @@ class StepTimer:
 
     def log(self) -> None:
         """Logs the goodput up to now."""
-        hours = (time.time() - self._first_start) / 3600
-        text = "Goodput %.1f%%: %.2f hours of training steps in %.2f hours since the first start"
-        logging.info(text, 100 * self.goodput(), self._productive / 3600, hours)
+        productive, wall = duration(self._productive), duration(time.time() - self._first_start)
+        text = "Goodput %.1f%%: %s of training steps in the %s since the first start"
+        logging.info(text, 100 * self.goodput(), productive, wall)
