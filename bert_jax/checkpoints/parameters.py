@@ -109,8 +109,8 @@ def model_settings(config, params: Mapping) -> dict:
 def parameter_shapes(config, head: Mapping | None = None) -> dict:
     """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of other heads.
 
-    `config` is the configuration of an architecture. The heads are a task's, if given, and that of
-    ELECTRA's discriminator.
+    `config` is the configuration of an architecture. The heads are a task's, if given, and in the
+    family of ELECTRA that of the discriminator.
     """
     return dict(_traced_shapes(config, json.dumps(head)))
 
@@ -119,7 +119,7 @@ def parameter_shapes(config, head: Mapping | None = None) -> dict:
 def _traced_shapes(config, head_json: str) -> dict:
     key, head = jax.random.key(0), json.loads(head_json)
     params = jax.eval_shape(PretrainingModel(config).init, key, example_batch())["params"]
-    if config.architecture == "bert":
+    if getattr(config, "family", "") == "electra":
         x = np.zeros((1, 1, config.hidden_size), np.float32)
         discriminator = jax.eval_shape(ReplacedTokenHead(config).init, key, x)["params"]
         params |= {"discriminator": discriminator}
