@@ -54,12 +54,7 @@ def test_every_tensor_becomes_the_parameter_of_its_name():
     params, report = params_from_huggingface(tensors, CONFIG)
     assert sorted(report.loaded) == sorted(tensors)
     assert report.missing == report.unused == ()
-    # BERT has no discriminator.
-    expected = {
-        path: leaf.shape
-        for path, leaf in parameter_shapes(CONFIG).items()
-        if not path.startswith("discriminator/")
-    }
+    expected = {path: leaf.shape for path, leaf in parameter_shapes(CONFIG).items()}
     assert {path: value.shape for path, value in flat(params).items()} == expected
     # The inverse: unstack, transpose, remove the padding.
     back = {}
