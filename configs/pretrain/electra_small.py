@@ -36,9 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.topology = topology  # The default of tools/tpu_report.py.
     config.model.family = "electra"  # How other libraries store it.
     config.model.hidden_size = 256
-    # A dense layer widens it to the hidden size; None: the embeddings have that size themselves.
-    config.model.embedding_size = placeholder(int)
-    config.model.embedding_size = 128
+    config.model.embedding_size = 128  # A dense layer widens it to the hidden size.
     config.model.pooler_activation = "gelu"  # Of the dense layer below a classifier.
 
     config.objective = "replaced_tokens"
