@@ -46,7 +46,7 @@ def workdir(config, tmp_path_factory):
     tokenizer = phases[0].train.tokenizer
     setup = setup_pretraining(config, phases, tokenizer)
     settings = pretrain.run_settings(
-        setup, phases, modules_of(setup.abstract_state.params), source=None
+        setup, phases, modules_of(setup.abstract_state.params), weights={}
     )
     rng = np.random.default_rng(0)
     state = jax.tree.map(

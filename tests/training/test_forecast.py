@@ -25,6 +25,7 @@ def setup(flops_per_token: float = 10.0):
     """A setup of 1,234,567 parameters whose rows take `flops_per_token` for each token."""
     params = {"a": np.zeros(1_234_560), "b": np.zeros(7)}
     return types.SimpleNamespace(
+        config=types.SimpleNamespace(max_eval_batches=0, eval_batch_size=64),
         abstract_state=types.SimpleNamespace(params=params),
         flops_per_row=lambda phase: flops_per_token * phase.train.max_seq_length,
     )
