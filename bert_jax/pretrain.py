@@ -314,11 +314,13 @@ def keep_modules(source: LoadedModel, setup: PretrainSetup) -> LoadedModel:
             {path: leaf.shape for path, leaf in tree.items() if path.startswith(f"{module}/")}
             for tree in (params, expected)
         )
-        if found != wanted:
-            raise ValueError(
-                f"{module} has other parameters in {config.init_from} than in this run: set the "
-                "fields that decide its size, such as those of config.generator, as that run did"
-            )
+        for path in sorted(found | wanted):
+            if found.get(path) != wanted.get(path):
+                raise ValueError(
+                    f"{path} is {found.get(path, 'absent')} in {config.init_from}, but "
+                    f"{wanted.get(path, 'absent')} in this run: set the fields that decide the "
+                    f"size of {module}, such as config.generator's, as that run did"
+                )
     return source._replace(params=unflatten_dict(params, sep="/"))
 
 

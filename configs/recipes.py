@@ -29,7 +29,8 @@ class Recipe(NamedTuple):
       source: where.
       dev_scores: of the released weights, by model.
       fields: of the configuration, for all tasks.
-      by_task: further ones by task: a set of GLUE as in `glue.py:SET`, or "squad".
+      by_task: further ones by task: a set of GLUE as in `glue.py:SET`, "squad", or "squad_v2" in
+        addition.
     """
 
     source: str
@@ -38,13 +39,17 @@ class Recipe(NamedTuple):
     by_task: dict[str, dict[str, object]]
 
 
-def apply_recipe(config: ConfigDict, name: str, task: str) -> None:
-    """Sets the fields of `config` to those of a recipe for a task. Raises ValueError."""
+def apply_recipe(config: ConfigDict, name: str, *tasks: str) -> None:
+    """Sets the fields of `config` to those of a recipe for a task. Raises ValueError.
+
+    Later ones of `tasks`, names in `Recipe.by_task`, override the earlier ones.
+    """
     if name not in RECIPES:
         expected = f"a recipe ({', '.join(RECIPES)}) or 'runlocal'"
         raise ValueError(f"unknown argument {name!r} after the colon: expected {expected}")
     recipe = RECIPES[name]
-    config.update(recipe.fields | recipe.by_task.get(task, {}))
+    for fields in (recipe.fields, *(recipe.by_task.get(task, {}) for task in tasks)):
+        config.update(fields)
 
 
 def split_recipe(arg: str) -> tuple[str, str]:
@@ -75,6 +80,7 @@ ROBERTA = Recipe(
         "warmup_fraction": 0.06,
         "weight_decay": 0.1,
         "clip_norm": 1e9,  # No clipping.
+        "decay_from": "warmup_end",
         "max_seq_length": 512,
     },
     by_task={
@@ -96,7 +102,14 @@ DISTILBERT = Recipe(
     source="Sanh et al. (2019) fine-tune as BERT: the values are those of transformers' scripts",
     dev_scores="uncased: MNLI-m 82.1, QNLI 89.2, QQP 88.5, RTE 59.9, SST-2 91.3, MRPC 87.5, "
     "CoLA 51.3, STS-B 86.9; SQuAD 1.1 F1 86.9, distilled once more from a fine-tuned BERT",
-    fields={"learning_rate": 2e-5, "batch_size": 32, "num_epochs": 3.0},
+    fields={
+        "learning_rate": 2e-5,
+        "batch_size": 32,
+        "num_epochs": 3.0,
+        "warmup_fraction": 0.0,
+        "decay_from": "warmup_end",
+        "weight_decay": 0.0,
+    },
     by_task={"squad": {"learning_rate": 3e-5, "batch_size": 12, "num_epochs": 2.0}},
 )
 
@@ -105,16 +118,26 @@ ALBERT = Recipe(
     "epochs; for SQuAD, its README",
     dev_scores="version 2: base MNLI-m 84.6, SST-2 92.9, SQuAD 1.1 F1 90.2, 2.0 F1 82.1; large "
     "86.5, 94.9, 91.8, 84.9; xlarge 87.9, 95.4, 92.9, 87.9; xxlarge 90.6, 96.8, 94.6, 89.8",
-    fields={"learning_rate": 2e-5, "batch_size": 32, "num_epochs": 3.0, "max_seq_length": 512},
+    fields={
+        "optimizer": "bert_adam",  # Without bias correction, as released.
+        "learning_rate": 2e-5,
+        "batch_size": 32,
+        "num_epochs": 3.0,
+        "max_seq_length": 512,
+        # Version 2 has no dropout but before the head; some tasks have it everywhere.
+        "model": {"dropout_rate": 0.0, "classifier_dropout_rate": 0.1},
+    },
     by_task={
         "cola": {"learning_rate": 1e-5} | steps("cola", 16, 5_336, 320),
         "sst2": {"learning_rate": 1e-5} | steps("sst2", 32, 20_935, 1_256),
         "mrpc": {"learning_rate": 2e-5} | steps("mrpc", 32, 800, 200),
         "stsb": {"learning_rate": 2e-5} | steps("stsb", 16, 3_598, 214),
-        "qqp": {"learning_rate": 5e-5} | steps("qqp", 128, 14_000, 1_000),
+        "qqp": {"learning_rate": 5e-5, "model": {"dropout_rate": 0.1}}
+        | steps("qqp", 128, 14_000, 1_000),
         "mnli": {"learning_rate": 3e-5} | steps("mnli", 128, 10_000, 1_000),
         "qnli": {"learning_rate": 1e-5} | steps("qnli", 32, 33_112, 1_986),
-        "rte": {"learning_rate": 3e-5} | steps("rte", 32, 800, 200),
+        "rte": {"learning_rate": 3e-5, "model": {"dropout_rate": 0.1}} | steps("rte", 32, 800, 200),
+        "squad_v2": {"learning_rate": 3e-5, "num_epochs": 3.0, "max_seq_length": 512},
         "squad": {
             "learning_rate": 5e-5,
             "batch_size": 48,
@@ -130,6 +153,7 @@ ELECTRA_BASE = Recipe(
     dev_scores="medians: small MNLI-m 81.3, QNLI 88.4, SST-2 91.2, CoLA 57.0, SQuAD 1.1 EM 75.8; "
     "base 88.8, 93.2, 95.1, 67.7, 86.8; large 90.9, 95.0, 96.9, 69.1, 89.7",
     fields={
+        "optimizer": "bert_adam",  # Without bias correction, as released.
         "learning_rate": 1e-4,
         "layer_decay": 0.8,
         "batch_size": 32,

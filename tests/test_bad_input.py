@@ -562,7 +562,7 @@ BAD_FIELDS = [
         {"objective": "distillation", "next_sentence": False},
         r"no teacher: set --config\.distillati",
     ),
-    ({"objective": "distillation"}, "next_sentence=True: distillation has no loss for pairs"),
+    ({"objective": "distillation"}, "next_sentence=True: distillation has no sentence-pair loss"),
     (
         {"distillation__teacher": "x"},
         "distillation.teacher=x: objective masked_lm has no teacher: s",

@@ -18,11 +18,12 @@ FIELDS = ("learning_rate", "batch_size", "num_epochs", "warmup_fraction", "weigh
         ("glue", "mnli,roberta", (1e-5, 32, 10, 0.06, 0.1)),
         ("glue", "rte,roberta", (2e-5, 16, 10, 0.06, 0.1)),
         ("squad", "v1,roberta", (1.5e-5, 48, 2, 0.06, 0.01)),
-        ("glue", "mnli,distilbert", (2e-5, 32, 3, 0.1, 0.01)),
+        ("glue", "mnli,distilbert", (2e-5, 32, 3, 0.0, 0.0)),
         ("glue", "mnli,electra_small", (1e-4, 32, 3, 0.1, 0.01)),
         ("glue", "stsb,electra_base", (1e-4, 32, 10, 0.1, 0.01)),
         ("squad", "v2,electra_large", (5e-5, 32, 2, 0.1, 0.01)),
         ("squad", "v1,albert", (5e-5, 48, 2, 0.1, 0.01)),
+        ("squad", "v2,albert", (3e-5, 48, 3, 0.1, 0.01)),
         ("squad", "v1,spanbert", (2e-5, 32, 4, 0.1, 0.01)),
         ("glue", "mnli", (2e-5, 32, 3, 0.1, 0.01)),  # BERT's own.
     ],
@@ -38,6 +39,12 @@ def test_recipe_has_the_published_values(name, argument, expected):
 )
 def test_only_electra_has_lower_rates_in_lower_layers(recipe, decay):
     assert glue.get_config(f"mnli,{recipe}").layer_decay == decay
+
+
+@pytest.mark.parametrize(("task", "rate"), [("mnli", 0.0), ("qqp", 0.1), ("rte", 0.1)])
+def test_albert_has_dropout_before_the_head_and_for_some_tasks_everywhere(task, rate):
+    model = glue.get_config(f"{task},albert").model
+    assert (model.dropout_rate, model.classifier_dropout_rate) == (rate, 0.1)
 
 
 # Batch size, updates and warm-up of ALBERT's run_glue.sh; examples in train.

@@ -32,7 +32,7 @@ def save_huggingface(
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
-    Leaves out, with a warning, heads that only an objective of pre-training has. Of an ELECTRA run
+    Leaves out, with a warning, heads that transformers has no class for. Of an ELECTRA run
     it writes the discriminator; `generator_of` is the other model. Raises OSError if the directory
     exists, ValueError if transformers does not support its vocabulary or head.
     """
@@ -71,7 +71,7 @@ def _without_own_heads(params: Mapping, config: BertConfig, head: Mapping) -> di
     """Returns the parameters of the encoder, of its heads for tokens and pairs, and of the task."""
     known = {path.partition("/")[0] for path in parameter_shapes(config, head)}
     if own := sorted(params.keys() - known - {"generator"}):
-        reason = "only the objective of pre-training reads it, and transformers has no such head"
+        reason = "used in pre-training only, and transformers has no such head"
         logging.warning("not exported: %s; %s", ", ".join(own), reason)
     return {name: module for name, module in params.items() if name in known}
 
@@ -93,17 +93,22 @@ def _config_json(config: BertConfig, head: Mapping, params: Mapping) -> dict:
     family = FORMATS[config.family]
     modules = tuple(name for name in PRETRAINING_HEADS if name in params)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    dropout_rate = config.attention_dropout_rate
+    attention_dropout = config.attention_dropout_rate
+    classifier_dropout = config.classifier_dropout_rate
+    if attention_dropout is None:
+        attention_dropout = config.dropout_rate
+    if classifier_dropout is None and family.classifier_dropout_key in family.defaults:
+        classifier_dropout = config.dropout_rate
     values = {
         "model_type": config.family,
         **family.required,
         **{key: getattr(config, field) for field, key in family.config_keys.items()},
         family.activation_key: names[config.activation],
-        family.attention_dropout_key: (
-            config.dropout_rate if dropout_rate is None else dropout_rate
-        ),
+        family.attention_dropout_key: attention_dropout,
         "dtype": "float32",
     }
+    if classifier_dropout is not None and family.classifier_dropout_key:
+        values[family.classifier_dropout_key] = classifier_dropout
     values["max_position_embeddings"] += config.position_offset
     if "embedding_size" in values and config.embedding_size is None:
         values["embedding_size"] = config.hidden_size

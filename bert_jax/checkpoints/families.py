@@ -34,6 +34,7 @@ class Family(NamedTuple):
       config_keys: fields of `BertConfig` -> keys of `config.json`.
       activation_key: key of the activation in `config.json`.
       attention_dropout_key: key of the dropout of attention probabilities.
+      classifier_dropout_key: key of the dropout before the last layer of a task; "": not read.
       defaults: values of keys that `config.json` may lack, where they differ from `BertConfig`.
       fields: fields of `BertConfig` that are the same in all models of the family.
       required: keys of `config.json` whose only supported value is this.
@@ -48,6 +49,7 @@ class Family(NamedTuple):
     config_keys: Mapping[str, str]
     activation_key: str
     attention_dropout_key: str
+    classifier_dropout_key: str
     defaults: Mapping[str, object]
     fields: Mapping[str, object]
     required: Mapping[str, object]
@@ -144,6 +146,7 @@ BERT = Family(
     config_keys=_CONFIG_KEYS | {"causal": "is_decoder"},
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
+    classifier_dropout_key="classifier_dropout",
     defaults={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
     fields={},
     required=_REQUIRED,
@@ -175,6 +178,7 @@ ROBERTA = Family(
     config_keys=_CONFIG_KEYS,
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
+    classifier_dropout_key="classifier_dropout",
     defaults={
         "vocab_size": 50265,
         "max_position_embeddings": 512,
@@ -222,6 +226,7 @@ DISTILBERT = Family(
     },
     activation_key="activation",
     attention_dropout_key="attention_dropout",
+    classifier_dropout_key="",  # It has one for each task.
     defaults={"n_layers": 6, "dropout": 0.1, "attention_dropout": 0.1},
     fields={"type_vocab_size": 0, "pooler_activation": "relu"},
     required={"quantization_config": None, "pruned_heads": {}},
@@ -261,6 +266,7 @@ ALBERT = Family(
     | {"embedding_size": "embedding_size", "num_layer_groups": "num_hidden_groups"},
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
+    classifier_dropout_key="classifier_dropout_prob",
     defaults={
         "vocab_size": 30000,
         "embedding_size": 128,
@@ -270,6 +276,7 @@ ALBERT = Family(
         "hidden_act": "gelu_new",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.1,
     },
     fields={"shares_layers": True},
     required=_REQUIRED | {"inner_group_num": 1},
@@ -300,6 +307,7 @@ ELECTRA = Family(
     config_keys=_CONFIG_KEYS | {"embedding_size": "embedding_size"},
     activation_key="hidden_act",
     attention_dropout_key="attention_probs_dropout_prob",
+    classifier_dropout_key="classifier_dropout",
     defaults={
         "embedding_size": 128,
         "hidden_size": 256,

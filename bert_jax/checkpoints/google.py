@@ -188,7 +188,7 @@ def _read_config(directory: pathlib.Path) -> dict:
     values = read_json(path)
     if values.get("model_type") not in ("bert", "albert", "electra"):
         raise ValueError(
-            f"{path}: model_type is {values.get('model_type')!r}, but TensorFlow checkpoints are "
-            "read of bert, albert and electra alone"
+            f"{path}: model_type is {values.get('model_type')!r}, and only TensorFlow "
+            "checkpoints of bert, albert and electra can be read"
         )
     return values

@@ -55,8 +55,9 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     keys = family.config_keys
     values = {**family.defaults, **values}
     fields = {field: values[key] for field, key in keys.items() if key in values}
-    for key in (*keys.values(), family.attention_dropout_key):
-        if not isinstance(values.get(key, 0), int | float):
+    for key in (*keys.values(), family.attention_dropout_key, family.classifier_dropout_key):
+        is_optional = key == family.classifier_dropout_key and values.get(key) is None
+        if not is_optional and not isinstance(values.get(key, 0), int | float):
             raise ValueError(f"config.json: {key} is {values[key]!r}, expected a number")
     fields |= {"family": name, **family.fields}
     activation = values.get(family.activation_key, "gelu")
@@ -67,6 +68,7 @@ def config_from_huggingface(values: Mapping) -> BertConfig:
     attention_dropout = values.get(family.attention_dropout_key, fields["dropout_rate"])
     if attention_dropout != fields["dropout_rate"]:
         fields["attention_dropout_rate"] = attention_dropout
+    fields["classifier_dropout_rate"] = values.get(family.classifier_dropout_key)
     if "max_position_embeddings" in fields:
         fields["max_position_embeddings"] -= fields.get("position_offset", 0)
     if fields.get("embedding_size", 0) == fields.get("hidden_size") and name != "albert":

@@ -21,6 +21,7 @@ _PIPELINES = {
     "cross_encoder": ("text-ranking", "CrossEncoder"),
     "causal": ("text-generation", "AutoModelForCausalLM.from_pretrained"),
     "mlm": ("fill-mask", "pipeline"),
+    "discriminator": (None, "AutoModelForPreTraining.from_pretrained"),  # No pipeline has it.
     "encoder": ("feature-extraction", "pipeline"),
 }
 # Settings of a run that the card lists, where the run has them.
@@ -95,13 +96,15 @@ def _kind(params: Mapping, settings: Mapping) -> str:
         return "cross_encoder"
     if head:
         return head["task"]
+    if "discriminator" in params:
+        return "discriminator"
     if "mlm" not in params:
         return "encoder"
     return "causal" if settings["architecture"].get("causal") else "mlm"
 
 
 def _eval_results(
-    pipeline_tag: str, settings: Mapping, result: Mapping, is_discriminator: bool
+    pipeline_tag: str | None, settings: Mapping, result: Mapping, is_discriminator: bool
 ) -> list[EvalResult]:
     """Returns an entry for each score, but none for those of single labels, such as f1/PER."""
     splits = {name: scores for name, scores in result.items() if isinstance(scores, dict)}
@@ -112,7 +115,7 @@ def _eval_results(
         splits = {"heldout": {name: result[name] for name in names if name in result}}
     return [
         EvalResult(
-            task_type=pipeline_tag,
+            task_type=pipeline_tag or "other",
             dataset_type=_dataset(split, settings),
             dataset_name=_dataset(split, settings),
             dataset_split=split,

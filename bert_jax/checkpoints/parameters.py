@@ -78,9 +78,13 @@ def format_report(report: LoadReport) -> str:
 
 
 def unexpected_tensors(report: LoadReport) -> str:
-    """Describes tensors other than training state and pre-training heads; "" if there are none."""
-    training = r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
-    unused = [name for name in report.unused if not re.fullmatch(training, name)]
+    """Describes tensors that are missing or unused without a reason; "" if there are none."""
+    expected = (
+        r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
+        # Of ELECTRA's two networks in a checkpoint of Google's, one is read.
+        r"|(generator|discriminator)(_predictions)?/.*|electra/(encoder|embeddings_project)/.*"
+    )
+    unused = [name for name in report.unused if not re.fullmatch(expected, name)]
     # Poolers and heads of pre-training.
     optional = {name for family in FORMATS.values() for name in family.names.values()}
     missing = [

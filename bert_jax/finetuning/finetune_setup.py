@@ -247,6 +247,8 @@ def setup_finetuning(
         fields.pop(name, None)
     lstm_size = fields.pop("lstm_size", 0)
     architecture = config_from_settings(settings)
+    if (rate := fields.pop("classifier_dropout_rate", None)) is not None:
+        architecture = dataclasses.replace(architecture, classifier_dropout_rate=rate)
     execution = Execution(**fields)
     check_bounds(
         config,
@@ -293,7 +295,6 @@ def setup_finetuning(
         sizes = sample_batch_sizes(task.train, shape, config.batch_size)
         num_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         rows_per_microbatch = fit_rows_per_microbatch(rows_per_prediction, sizes, num_shards)
-
     data_dir = config.data.get("data_dir", "")
     contents = {name: content_hash(each, data_dir) for name, each in task.files.items()}
     contents |= {"init_from": parameters_hash(pretrained), "vocabulary": tokenizer.sha256[:16]}

@@ -1,8 +1,8 @@
 """Adds to the training examples what a teacher predicts for them.
 
 The teacher neither changes nor has dropout, so that each example needs it once. It reads the
-examples itself, with its own tokenizer and as it was trained to: only where there is an output for
-each token must both models see the same tokens.
+examples itself, with its own tokenizer and as it was trained to: only for outputs of each token
+(tags, spans) must both models see the same tokens.
 """
 
 import dataclasses

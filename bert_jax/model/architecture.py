@@ -7,7 +7,7 @@ That file offers:
   `initializer_range`; its class attribute `architecture` is the name of the file, and an optional
   class method `named(size, **overrides)` returns published sizes; two attributes are optional,
   `num_stacked_layers`, the number of layers that have parameters of their own, if some share them,
-  and `drops_pooler_input`, whether classifiers have dropout before the pooler, too;
+  and `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
   own;

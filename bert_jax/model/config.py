@@ -37,6 +37,8 @@ class BertConfig:
     """In training, the dropout of embeddings, sublayers and, by default, attention."""
     attention_dropout_rate: float | None = None
     """In training, the dropout of attention probabilities; None means `dropout_rate`."""
+    classifier_dropout_rate: float | None = None
+    """In training, the dropout before the last dense layer of a task; None means `dropout_rate`."""
     causal: bool = False
     """Each position attends only to itself and earlier ones of its sequence (left to right)."""
     initializer_range: float = 0.02
@@ -62,6 +64,13 @@ class BertConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"BertConfig.{name} must be at least 1, got {getattr(self, name)}")
+        if self.embedding_size is not None and self.embedding_size < 1:
+            expected = "expected None, for hidden_size, or at least 1"
+            raise ValueError(f"BertConfig.embedding_size is {self.embedding_size}: {expected}")
+        if self.type_vocab_size < 0:
+            raise ValueError(
+                f"BertConfig.type_vocab_size must be at least 0, got {self.type_vocab_size}"
+            )
         if self.hidden_size % self.num_heads:
             multiple = f"a multiple of num_heads ({self.num_heads})"
             raise ValueError(f"BertConfig.hidden_size ({self.hidden_size}) must be {multiple}")
@@ -83,7 +92,7 @@ class BertConfig:
         if self.layer_norm_epsilon <= 0:
             epsilon = self.layer_norm_epsilon
             raise ValueError(f"BertConfig.layer_norm_epsilon must be positive, got {epsilon}")
-        for name in ("dropout_rate", "attention_dropout_rate"):
+        for name in ("dropout_rate", "attention_dropout_rate", "classifier_dropout_rate"):
             rate = getattr(self, name)
             if rate is not None and not 0.0 <= rate < 1.0:
                 raise ValueError(f"BertConfig.{name} must be in [0, 1), got {rate}")
@@ -109,7 +118,7 @@ class BertConfig:
         return self.num_layer_groups if self.shares_layers else self.num_layers
 
     @property
-    def drops_pooler_input(self) -> bool:
+    def has_pooler_input_dropout(self) -> bool:
         """Whether a classifier has dropout before its pooler, too, and not only after it."""
         return self.family in ("roberta", "electra")
 

@@ -81,9 +81,9 @@ def uses_fast_path(
         return False
     reason = why_not_fast(execution, config, length, mesh)
     if reason:
-        _log_refusal(reason)
+        _log_refusal(reason, config.num_layers, config.hidden_size)
     else:
-        _log_use()
+        _log_use(config.num_layers, config.hidden_size)
     return not reason
 
 
@@ -101,13 +101,15 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
 
 
 @functools.cache  # Once for each reason.
-def _log_refusal(reason: str) -> None:
-    logging.warning("The layers run without the fast path for TPUs: %s", reason)
+def _log_refusal(reason: str, num_layers: int, size: int) -> None:
+    text = "The %d layers of hidden size %d run without the fast path for TPUs: %s"
+    logging.warning(text, num_layers, size, reason)
 
 
 @functools.cache
-def _log_use() -> None:
-    logging.info("The layers run on the fast path for TPUs")
+def _log_use(num_layers: int, size: int) -> None:
+    text = "The %d layers of hidden size %d run on the fast path for TPUs"
+    logging.info(text, num_layers, size)
 
 
 def run_fast_path(

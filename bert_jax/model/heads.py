@@ -77,8 +77,8 @@ class Head:
       is_collapsed: (features, outputs) -> whether all predictions are the same, as in a failed run.
       batch_loss: loss of a batch whose examples are compared with each other: `in_batch_loss`.
       has_dropout: whether the input of the dense layer has dropout, as in the released code.
-      is_classifier: whether it is one of transformers' classifiers of sequences, whose pooler is
-        their own in some families: there its input has dropout, too (`drops_pooler_input`).
+      is_classifier: whether it classifies sequences: in some families dropout then also precedes
+        the pooler (`BertConfig.has_pooler_input_dropout`).
       trains_encoder: False if the encoder is frozen.
       module: its Flax module; None for `TaskModel`.
       options: names of the module's fields that are stored in the settings.
@@ -176,7 +176,10 @@ class TaskModel(nn.Module):
         takes; `dropout` is as in `Encoder`.
         """
         batch = unpack_rows(rows, self.config.causal)
-        dropout = as_dropout(self, dropout, len(rows["tokens"]))
+        dropout = head_dropout = as_dropout(self, dropout, len(rows["tokens"]))
+        head_rate = getattr(self.config, "classifier_dropout_rate", None)
+        if dropout is not None and head_rate is not None:
+            head_dropout = dropout._replace(rate=head_rate)
         positions = batch["pooled_positions"]
         is_pooled = self.task_head.input_kind == "pooled" or self.pooling == "pooler"
         read = positions if is_pooled and not self.lstm_size else None  # A BiLSTM reads all.
@@ -185,8 +188,8 @@ class TaskModel(nn.Module):
             x = self.lstm(x, batch["sequence_ids"])
             x = gather_positions(x, positions) if is_pooled else x
         if is_pooled:
-            if self.task_head.is_classifier and getattr(self.config, "drops_pooler_input", False):
-                x = dropout_at(dropout, "pooler", x)
+            if self._drops_pooler_input():
+                x = dropout_at(head_dropout, "pooler", x)
             x = self.encoder.pool(x)
         if self.task_head.input_kind == "sequences":
             vectors = x
@@ -198,8 +201,12 @@ class TaskModel(nn.Module):
             squares = jnp.sum(vectors**2, axis=-1, keepdims=True)
             return vectors * jax.lax.rsqrt(squares + 1e-12) if self.normalize else vectors
         if self.task_head.has_dropout:
-            x = dropout_at(dropout, "head", x)
+            x = dropout_at(head_dropout, "head", x)
         return self.head(x)
+
+    def _drops_pooler_input(self) -> bool:
+        is_in_family = getattr(self.config, "has_pooler_input_dropout", False)
+        return self.task_head.is_classifier and is_in_family
 
 
 def make_model(config, head_settings: Mapping, execution: Execution = Execution()) -> nn.Module:

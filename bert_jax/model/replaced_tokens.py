@@ -33,7 +33,8 @@ class GeneratorSettings:
     """The generator beside a discriminator, and the weight of their losses: `config.generator`.
 
     Attributes:
-      hidden_fraction: its hidden size, heads and feed-forward size, in those of the discriminator.
+      hidden_fraction: its hidden size, heads and feed-forward size, as a fraction of the
+        discriminator's.
       num_layers: None: as many as the discriminator.
       ties_embeddings: whether both share the embeddings named in `SHARED`.
       discriminator_weight: of the discriminator's loss; the generator's has the weight 1.

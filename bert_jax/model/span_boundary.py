@@ -1,4 +1,4 @@
-"""SpanBERT's model: an encoder, the head for masked tokens, and one that reads around spans."""
+"""SpanBERT's model: an encoder, the masked-LM head, and the span-boundary head."""
 
 import flax.linen as nn
 import jax
@@ -51,7 +51,7 @@ class SpanBoundaryHead(nn.Module):
 
 
 class SpanBoundaryModel(nn.Module):
-    """Encoder, head for tokens ("mlm"), and head for tokens from around their span ("sbo").
+    """Encoder, masked-LM head ("mlm"), and span-boundary head ("sbo").
 
     Attributes:
       config: of the architecture.

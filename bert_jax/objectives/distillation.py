@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model import pretraining
 from bert_jax.model.architecture import architecture_of, config_from_settings
-from bert_jax.model.compared import OF_LAYERS, OF_TOKENS, ComparedModel
+from bert_jax.model.distillation import OF_LAYERS, OF_TOKENS, DistillationModel
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import is_few, share_layers
 from bert_jax.model.execution import Execution
@@ -76,11 +76,17 @@ class Distillation:
         settings = config.distillation
         if config.next_sentence:
             raise ValueError(
-                "--config.next_sentence=True: distillation has no loss for pairs, set it to False"
+                "--config.next_sentence=True: distillation has no sentence-pair loss, "
+                "set it to False"
             )
         if not any(settings.weights.values()):
             names = ", ".join(settings.weights)
             raise ValueError(f"all of config.distillation.weights are 0: set one ({names})")
+        if settings.layers and not any(settings.weights[name] for name in ("attention", "hidden")):
+            raise ValueError(
+                "config.distillation.layers says which layers the losses 'attention' and 'hidden' "
+                "compare, and the weights of both are 0: set one of them, or leave layers out"
+            )
         return cls(
             masked_lm=MaskedLm.from_config(config, tokenizer, max_predictions),
             weights=settings.weights.to_dict(),
@@ -113,7 +119,7 @@ class Distillation:
         names = {name for name, weight in self.weights.items() if weight}
         return frozenset(names | ({"mlm"} if "soft" in names else set()))
 
-    def make_model(self, config, execution: Execution) -> ComparedModel:
+    def make_model(self, config, execution: Execution) -> DistillationModel:
         """Builds the student. Raises ValueError if it does not fit the teacher."""
         if self.teacher is None:
             raise ValueError(
@@ -127,7 +133,7 @@ class Distillation:
         maps_width = bool(self.losses & {"hidden", "embeddings"})
         layers = tuple(range(1, config.num_layers + 1))
         size = self.teacher.hidden_size if maps_width else None
-        return ComparedModel(config, self.losses, layers, size, execution)
+        return DistillationModel(config, self.losses, layers, size, execution)
 
     def _check_student(self, config) -> None:
         teacher, prefix = self.teacher, "config.distillation"
@@ -210,7 +216,7 @@ class Distillation:
 
     def sums(
         self,
-        model: ComparedModel,
+        model: DistillationModel,
         params: dict,
         batch: dict[str, jax.Array],
         dropout: Dropout | None = None,
@@ -224,7 +230,7 @@ class Distillation:
         return self.compare(student, jax.lax.stop_gradient(teacher), batch)
 
     def compare(self, student: dict, teacher: dict, batch: dict) -> dict[str, jax.Array]:
-        """Returns the `sums` for what a student and a teacher return; see `ComparedModel`."""
+        """Returns the `sums` for what a student and a teacher return; see `DistillationModel`."""
         found = {}
         if "mlm" in self.losses:
             found["mlm"], correct = cross_entropy(student["mlm"], batch["targets"])
@@ -248,13 +254,13 @@ class Distillation:
             sums["mlm_correct"] = jnp.sum(correct * weights["mlm"])
         return sums
 
-    def _teacher_outputs(self, student: ComparedModel, params: dict, batch: dict) -> dict:
+    def _teacher_outputs(self, student: DistillationModel, params: dict, batch: dict) -> dict:
         layers = ()
         if self.losses & OF_LAYERS:
             sizes = student.config.num_layers, self.teacher.num_layers
             layers = teacher_layers(self.layers, *sizes)
         losses = self.losses - {"mlm"}
-        model = ComparedModel(self.teacher, losses, layers, execution=student.execution)
+        model = DistillationModel(self.teacher, losses, layers, execution=student.execution)
         return model.apply({"params": params}, batch)
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
@@ -276,7 +282,7 @@ class Distillation:
 
 
 def teacher_layers(layers: tuple[int, ...], num_layers: int, num_teacher: int) -> tuple[int, ...]:
-    """Returns the teacher's layer for each of the student's; without `layers`, in equal steps.
+    """Returns the teacher's layer for each of the student's; without `layers`, evenly spaced.
 
     Raises ValueError if they do not fit.
     """

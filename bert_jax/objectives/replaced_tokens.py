@@ -1,8 +1,8 @@
 """Replaced-token detection: ELECTRA (Clark et al., 2020, sections 2 and 3.1).
 
 A generator predicts masked tokens. In their place the discriminator sees tokens that are sampled
-from these predictions, and says of every token whether it was replaced; one that was sampled as it
-was is original. No gradient passes through the samples.
+from these predictions, and says of every token whether it was replaced; a sample that equals the
+original token counts as original. No gradient passes through the samples.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from bert_jax.objectives.masked_lm import MaskedLm
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplacedTokens:
-    """Predicts masked tokens with a generator, and with a discriminator which it got wrong.
+    """Predicts masked tokens with a generator, and finds replaced ones with a discriminator.
 
     Attributes:
       masking: how rows are masked for the generator.
@@ -109,8 +109,7 @@ class ReplacedTokens:
     ) -> dict[str, jax.Array]:
         """Returns sums over a batch, float32: losses in nats, correct predictions, counts.
 
-        Of the discriminator ("replaced") also those of the recall and of the precision with which
-        it finds the replaced tokens.
+        For the discriminator ("replaced") also those for precision and recall of replaced tokens.
         """
         # At a place of its own, so that the two encoders do not drop the same elements.
         generator_dropout = dropout and dropout.at_place("generator")

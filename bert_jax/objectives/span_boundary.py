@@ -33,7 +33,9 @@ class SpanBoundary:
     causal: ClassVar[bool] = False
     main_loss: ClassVar[str] = "mlm"
     rules: ClassVar[tuple] = (
-        (r"sbo/dense_\d/kernel$", P("fsdp", "tensor")),
+        # Its rows, of two hidden states and a position, are no multiple of large powers of 2.
+        (r"sbo/dense_1/kernel$", P(None, "tensor")),
+        (r"sbo/dense_2/kernel$", P("fsdp", "tensor")),
         (r"sbo/bias$", P("tensor")),
         (r"sbo/", P()),
     )

@@ -24,10 +24,13 @@ DTYPES = {16: "bfloat16", 32: "float32"}  # By their bits.
 # The first match on an instruction's `op_name`, its path of Flax modules, wins. A fusion carries
 # the name of one of the instructions in it, so the breakdown is approximate.
 MODEL_PARTS = (
-    ("masking", r"^(?!.*(Pretraining|ReplacedToken)Model).*(vmap\(|row_key|mask)"),
+    (
+        "masking",
+        r"^(?!.*(Pretraining|ReplacedToken|SpanBoundary|Distillation)Model).*(vmap\(|row_key|mask)",
+    ),
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
-    ("heads", r"/(mlm|nsp|pooler|discriminator)\b|/encoder\.pool\b|jvp\(\)"),
+    ("heads", r"/(mlm|nsp|sbo|pooler|discriminator|projection)\b|/encoder\.pool\b|jvp\(\)"),
     ("sublayer output", r"/sublayer/"),
     (
         "attention",
@@ -36,7 +39,8 @@ MODEL_PARTS = (
     ("feed-forward", r"/(intermediate|output|feed_forward)/"),
     ("saved activations", r"/encoder/(.*dynamic_(update_)?(slice|index_in_dim)|broadcast_in_dim)"),
     ("other encoder ops", r"/(encoder|layers)/"),
-    ("heads", r"PretrainingModel"),  # Gathers of the masked positions.
+    # Gathers of the masked positions, and what distillation compares.
+    ("heads", r"(Pretraining|SpanBoundary|Distillation)Model"),
     ("optimizer", r"."),
     ("other", r""),  # Without op_name: casts of the parameters, copies.
 )

@@ -247,7 +247,7 @@ def num_params(setup: PretrainSetup) -> int:
     padding_rows = config.padded_vocab_size - config.vocab_size
 
     def count(path, leaf) -> int:
-        is_padded = re.search(r"(token_embedding/embedding|mlm/bias)$", path_name(path))
+        is_padded = re.search(r"(token_embedding/embedding|(mlm|sbo)/bias)$", path_name(path))
         return leaf.size - bool(is_padded) * padding_rows * math.prod(leaf.shape[1:])
 
     counts = jax.tree_util.tree_map_with_path(count, setup.abstract_state.params)

@@ -13,6 +13,8 @@ PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in compil
 PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
 PODS += [f"roberta_{size}.py:v4" for size in ("base", "large")]
 PODS += [f"albert_{size}.py:v4" for size in ("base", "large", "xlarge", "xxlarge")]
+PODS += [f"electra_{size}.py:v4" for size in ("small", "base", "large")]
+PODS += ["spanbert.py:v4", "distilbert.py:v4", "tinybert.py:v4"]
 BEFORE, AFTER = "<!-- made by tools/tpu_report.py --all -->\n", "<!-- end of the table -->\n"
 MAX_FLOPS_ERROR = 0.03  # Relative difference of compiled and analytic FLOPs.
 

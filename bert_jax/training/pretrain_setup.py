@@ -344,6 +344,8 @@ def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, st
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a pre-training configuration. Raises ValueError."""
     weights = config.distillation.weights
+    if "generator" in config:
+        check_bounds(config, ("generator.discriminator_weight", 0, math.inf))
     check_bounds(
         config,
         ("num_steps long_phase.num_steps per_device_batch_size", 0, math.inf),

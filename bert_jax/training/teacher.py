@@ -15,13 +15,18 @@ from bert_jax.training.pretrain_setup import Phase, PretrainSetup, find_objectiv
 def read_teacher(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     """Reads `config.distillation.teacher`, if given. Raises ValueError if it cannot teach."""
     directory, layers = config.distillation.teacher, config.distillation.init_layers
+    if layers and not directory:
+        raise ValueError(
+            "--config.distillation.init_layers needs the teacher of these layers: set "
+            "--config.distillation.teacher=DIR, with --config.objective=distillation"
+        )
     if not directory:
         return None
     if not hasattr(find_objective(config), "with_teacher"):
-        fix = "set --config.objective=distillation, or remove it"
+        fix = "set --config.objective=distillation, or leave the teacher out"
         raise ValueError(
-            f"--config.distillation.teacher={directory}: objective {config.objective} has no "
-            f"teacher: {fix}"
+            f"--config.distillation.teacher={directory}: objective {config.objective} does not "
+            f"use a teacher: {fix}"
         )
     if layers and config.init_from:
         raise ValueError(

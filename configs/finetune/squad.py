@@ -59,7 +59,8 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.learning_rate = 5e-5
     recipe, rest = recipes.split_recipe(rest)
     if recipe:
-        recipes.apply_recipe(config, recipe, "squad")
+        tasks = ("squad", "squad_v2") if version == "v2" else ("squad",)
+        recipes.apply_recipe(config, recipe, *tasks)
     config = text_classification.apply_runlocal(config, rest)
     if rest:  # With 32 tokens a context takes many windows.
         config.data.doc_stride, config.data.max_query_length = 8, 8

@@ -33,10 +33,10 @@ def get_config(arg: str = "") -> ConfigDict:
     # A model that was fine-tuned for the same task and labels, as in `init_from`: its outputs for
     # the training examples are learned, too. Default: none.
     config.teacher = ""
-    config.distillation = ConfigDict()  # How, for classes, tags, choices, spans and numbers.
+    config.distillation = ConfigDict()  # Of a teacher; not for multi-label and retrieval.
     # Loss: alpha * that of the labels + (1 - alpha) * that of the teacher's outputs.
     config.distillation.alpha = 0.5
-    config.distillation.temperature = 2.0  # Divides the logits of both models; not of numbers.
+    config.distillation.temperature = 2.0  # Divides the logits of both models; not in regression.
 
     config.data = ConfigDict()
     config.data.train = ""  # Examples to train on; without them the head of `init_from` predicts.
@@ -67,7 +67,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.num_seeds = 1
 
     config.model = ConfigDict()  # Fields that are not set: as in the checkpoint.
-    config.model.dropout_rate = placeholder(float)  # Of hidden states, and before the head.
+    config.model.dropout_rate = placeholder(float)  # Of hidden states.
+    config.model.classifier_dropout_rate = placeholder(float)  # Before the head, if it differs.
     config.model.attention_dropout_rate = placeholder(float)  # Of attention probabilities.
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
     config.model.kernels = placeholder(str)  # Default auto: kernels on a TPU; "plain": never.
@@ -101,7 +102,6 @@ def get_config(arg: str = "") -> ConfigDict:
     # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
     config.tracker = ""
     config.stall_seconds = 600  # Seconds without a step before the stacks are printed.
-
     return apply_runlocal(config, arg)
 
 

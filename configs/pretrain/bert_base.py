@@ -108,8 +108,8 @@ def model_config() -> ConfigDict:
     # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
         model[name] = placeholder(int)  # None: set by `size`.
-    model.embedding_size = placeholder(int)  # Of ALBERT, then widened; None: hidden_size.
-    model.shares_layers = placeholder(bool)  # As ALBERT's, all with the parameters of one.
+    model.embedding_size = placeholder(int)  # Then widened (ALBERT, ELECTRA); None: hidden_size.
+    model.shares_layers = placeholder(bool)  # All layers share one set of parameters (ALBERT).
     model.dropout_rate = 0.1  # Of hidden states.
     model.attention_dropout_rate = placeholder(float)  # None: dropout_rate.
     model.initializer_range = 0.02  # Standard deviation of the initial weights.

@@ -47,4 +47,5 @@ def get_config(arg: str = "") -> ConfigDict:
     config.warmup_steps = 24_000
     config.beta2 = 0.98
     config.clip_norm = 1e9  # No clipping.
+    config.decay_from = "warmup_end"
     return bert_base.apply_runlocal(config, arg)

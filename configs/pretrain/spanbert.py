@@ -23,11 +23,15 @@ few steps of eight rows instead.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base, pod_base
+
+TOPOLOGIES = {"v4": "v4:2x2x4"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
+    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_base.get_config()
+    config.topology = topology  # The default of tools/tpu_report.py.
     config.model.size = "large"
     config.objective = "span_boundary"
     config.next_sentence = False
@@ -35,6 +39,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.num_steps = 0  # Skips the phase with rows of 128.
     config.long_phase.num_steps = 2_400_000
+    config.per_device_batch_size = 16
+    config.shard_weight_update = True
     config.optimizer = "adamw"
     config.epsilon = 1e-8
     config.decay_from = "warmup_end"

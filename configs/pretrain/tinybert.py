@@ -27,11 +27,15 @@ losses of layers nor the augmented data.
 
 from ml_collections import ConfigDict
 
-from bert_jax.configs.pretrain import bert_base
+from bert_jax.configs.pretrain import bert_base, pod_base
+
+TOPOLOGIES = {"v4": "v4:2x2x1"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
+    topology, arg = pod_base.choose_topology(TOPOLOGIES, arg)
     config = bert_base.get_config()
+    config.topology = topology  # The default of tools/tpu_report.py.
     config.objective = "distillation"
     config.next_sentence = False
     config.distillation.weights.soft = 0.0
@@ -47,6 +51,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.num_steps = 310_000
     config.long_phase.num_steps = 0  # There are no longer rows.
+    config.shard_weight_update = True
     config.learning_rate = 5e-5
     config.warmup_steps = 31_000
     return bert_base.apply_runlocal(config, arg)

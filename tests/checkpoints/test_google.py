@@ -88,7 +88,12 @@ RELEASED_GENERATOR = [
     "generator_predictions/output_bias",
 ]
 ALBERT_CONFIG = dataclasses.replace(
-    CONFIG, family="albert", embedding_size=6, shares_layers=True, activation="gelu_tanh"
+    CONFIG,
+    family="albert",
+    embedding_size=6,
+    shares_layers=True,
+    activation="gelu_tanh",
+    classifier_dropout_rate=0.1,
 )
 ELECTRA_CONFIG = dataclasses.replace(
     CONFIG, family="electra", embedding_size=6, pooler_activation="gelu"
@@ -300,6 +305,7 @@ def test_architectures_choose_one_of_electras_networks(name, tmp_path, monkeypat
     other = "generator/" if not is_generator else "electra/encoder/"
     assert any(name.startswith(other) for name in read.report.unused)
     assert {"global_step", "electra/embeddings/word_embeddings/adam_v"} <= set(read.report.unused)
+    assert unexpected_tensors(read.report) == ""  # `load` does not warn of the other network.
 
 
 def test_electra_without_a_configuration_says_where_to_find_one(tmp_path, monkeypatch):
@@ -312,7 +318,9 @@ def test_electra_without_a_configuration_says_where_to_find_one(tmp_path, monkey
     ):
         read_model(directory)
     (directory / "config.json").write_text('{"model_type": "roberta"}')
-    with pytest.raises(ValueError, match="model_type is 'roberta', but TensorFlow checkpoints are"):
+    with pytest.raises(
+        ValueError, match="model_type is 'roberta', and only TensorFlow checkpoints of"
+    ):
         read_model(directory)
 
 

@@ -354,7 +354,7 @@ def test_head_of_an_objective_is_left_out_with_a_warning(tmp_path, caplog):
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(PIECES).encode())
     own = params | {"sbo": {"bias": np.zeros(256, np.float32)}}
     save_huggingface(tmp_path / "out", own, model_settings(CONFIG, own), tokenizer)
-    assert "not exported: sbo; only the objective of pre-training reads it" in caplog.text
+    assert "not exported: sbo; used in pre-training only" in caplog.text
     assert_trees_equal(read_model(tmp_path / "out").params, params)
 
 
@@ -466,6 +466,26 @@ def test_damaged_file_is_an_error(name, content, message, tmp_path):
     (write_directory(tmp_path, state_dict()) / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"classifier_dropout": 0.3}, 0.3),
+        ({"classifier_dropout": None}, None),
+        ({"model_type": "roberta", "classifier_dropout": 0.0}, 0.0),
+        ({"model_type": "albert"}, 0.1),  # transformers' default.
+        ({"model_type": "albert", "classifier_dropout_prob": 0.2}, 0.2),
+    ],
+)
+def test_dropout_before_the_head_is_read(values, expected):
+    assert config_from_huggingface(values).classifier_dropout_rate == expected
+
+
+def test_dropout_before_the_head_must_be_a_rate():
+    for value, message in (("a", "is 'a', expected a number"), (1.5, "must be in")):
+        with pytest.raises(ValueError, match=message):
+            config_from_huggingface({"classifier_dropout": value})
 
 
 def test_missing_config_is_an_error(tmp_path):

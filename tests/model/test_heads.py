@@ -88,17 +88,23 @@ def test_output_depends_on_every_token_of_its_sequence_and_on_no_other(head, cau
 
 
 @pytest.mark.parametrize(
-    ("family", "head", "places"),
+    ("family", "head", "classifier_rate", "places"),
     [
-        ("bert", "classification", 1),
-        ("roberta", "classification", 2),
-        ("electra", "regression", 2),
-        ("roberta", "multiple_choice", 1),  # transformers pools it with the encoder's own pooler.
+        ("bert", "classification", None, 1),
+        ("albert", "classification", 0.2, 1),
+        ("roberta", "classification", None, 2),
+        ("electra", "regression", 0.1, 2),
+        # transformers pools it with the encoder's own pooler.
+        ("roberta", "multiple_choice", None, 1),
     ],
 )
-def test_dropout_is_before_the_head_and_in_some_families_before_the_pooler(family, head, places):
+def test_dropout_is_before_the_head_and_in_some_families_before_the_pooler(
+    family, head, classifier_rate, places
+):
     size, rate = 64, 0.3
-    config = BertConfig(20, size, 1, 2, 16, 4, family=family)
+    config = BertConfig(
+        20, size, 1, 2, 16, 4, family=family, classifier_dropout_rate=classifier_rate
+    )
     model = TaskModel(config, HEADS[head], num_outputs=size)
     tokens = np.random.default_rng(0).integers(5, 20, (64, 4))
     bounds = np.broadcast_to(np.array([0, 4, 4], np.int32), (64, 1, 3))
@@ -109,6 +115,6 @@ def test_dropout_is_before_the_head_and_in_some_families_before_the_pooler(famil
     params |= {"head": identity, "encoder": params["encoder"] | {"pooler": {"dense": identity}}}
     apply = jax.jit(functools.partial(model.apply, dropout=rate))
     outputs = apply({"params": params}, rows, rngs={"dropout": jax.random.key(1)})
-    kept = (1 - rate) ** places
+    kept = (1 - (rate if classifier_rate is None else classifier_rate)) ** places
     sigma = np.sqrt(kept * (1 - kept) / outputs.size)
     assert abs(np.mean(np.asarray(outputs) != 0) - kept) < 4 * sigma

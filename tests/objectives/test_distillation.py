@@ -20,8 +20,8 @@ from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.masking import Masking
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.bert import RULES
-from bert_jax.model.compared import ComparedModel
 from bert_jax.model.config import BertConfig
+from bert_jax.model.distillation import DistillationModel
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution
 from bert_jax.model.pretraining import PretrainingModel, example_batch
@@ -113,7 +113,7 @@ def jitted_sums(objective, model):
     return jax.jit(lambda params, batch: objective.sums(model, params, batch))
 
 
-def make_student(objective) -> ComparedModel:
+def make_student(objective) -> DistillationModel:
     return objective.make_model(STUDENT, Execution(kernels="plain"))
 
 
@@ -393,7 +393,7 @@ def test_teacher_is_in_no_state_and_not_in_the_program(given):
     assert "teacher" not in names
     leaves = jax.tree.leaves(setup.abstract_state.params["encoder"]["layers"])
     assert {len(leaf) for leaf in leaves} == {2}
-    assert isinstance(setup.model, ComparedModel)
+    assert isinstance(setup.model, DistillationModel)
     # It is lowered for any teacher of these shapes.
     objective = setup.objective(phases[0])
     frozen = jax.eval_shape(lambda: objective.frozen_params(teacher.params))

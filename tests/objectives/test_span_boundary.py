@@ -209,7 +209,8 @@ def test_flops_count_three_positions_per_target_where_they_are_few():
 def test_every_parameter_of_the_head_has_a_sharding_rule():
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
     shardings = infer_shardings(random_params(), mesh, (*OBJECTIVE.rules, *RULES))["sbo"]
-    assert shardings["dense_1"]["kernel"].spec == P("fsdp", "tensor")
+    assert shardings["dense_1"]["kernel"].spec == P(None, "tensor")
+    assert shardings["dense_2"]["kernel"].spec == P("fsdp", "tensor")
     assert shardings["bias"].spec == P("tensor")
     assert shardings["position_embedding"]["embedding"].spec == P()
 

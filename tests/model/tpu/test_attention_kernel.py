@@ -266,7 +266,9 @@ def test_fast_path_says_once_that_it_runs(caplog, fields):
     execution_module._log_use.cache_clear()
     for _ in range(2):
         assert uses_fast_path(Execution(kernels="tpu"), BertConfig(**fields), 512)
-    assert [each.message for each in caplog.records] == ["The layers run on the fast path for TPUs"]
+    size = fields.get("hidden_size", 768)
+    expected = f"The 12 layers of hidden size {size} run on the fast path for TPUs"
+    assert [each.message for each in caplog.records] == [expected]
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from bert_jax.model.layers import Dense, gather_positions
 from bert_jax.sharding.collectives import gather_data
 
 OF_TOKENS = {"soft", "mlm"}  # Losses at the masked positions.
-OF_LAYERS = {"attention", "hidden", "embeddings"}  # Losses for which all layers are compared.
+OF_LAYERS = {"attention", "hidden", "embeddings"}  # Losses that need the states of every layer.
 
 
-class ComparedModel(nn.Module):
+class DistillationModel(nn.Module):
     """A student or a teacher: an encoder, and what the losses need of it.
 
     Attributes:
