@@ -565,7 +565,7 @@ BAD_FIELDS = [
     ({"objective": "distillation"}, "next_sentence=True: distillation has no sentence-pair loss"),
     (
         {"distillation__teacher": "x"},
-        "distillation.teacher=x: objective masked_lm has no teacher: s",
+        "distillation.teacher=x: objective masked_lm does not use a teacher: s",
     ),
     ({"distillation__temperature": 0.5}, r"distillation\.temperature=0\.5: expected at least 1"),
     ({"distillation__weights__mlm": -1.0}, r"weights\.mlm=-1\.0: expected at least 0"),
