@@ -37,7 +37,9 @@ def save_huggingface(
     exists, ValueError if transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
-        raise ValueError(f"a SentencePiece model, {tokenizer.filename}, cannot be exported")
+        raise ValueError(
+            f"a SentencePiece model, {tokenizer.filename}, cannot be exported: use --to=native"
+        )
     config, head = config_from_settings(settings), settings.get("head") or {}
     if config.architecture != "bert":
         raise ValueError(

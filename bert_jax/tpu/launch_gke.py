@@ -46,9 +46,13 @@ class GkeJob:
     poll_seconds: float
 
     def kubectl(self, *words: str, **options) -> subprocess.CompletedProcess:
-        """Runs `kubectl`, with the options of `subprocess.run`."""
+        """Runs `kubectl`, with the options of `subprocess.run`. Raises LaunchError without it."""
         context = [f"--context={self.context}"] if self.context else []
-        return subprocess.run(["kubectl", *words, *context], check=False, text=True, **options)
+        try:
+            return subprocess.run(["kubectl", *words, *context], check=False, text=True, **options)
+        except FileNotFoundError:
+            install = "gcloud components install kubectl gke-gcloud-auth-plugin"
+            raise LaunchError(f"kubectl is not installed: run `{install}`") from None
 
     def query(self, tries: int = 20) -> dict | None:
         """Returns the status of the JobSet, or None if there is none.

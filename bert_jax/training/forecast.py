@@ -36,7 +36,7 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
     limit = setup.config.max_eval_batches * setup.config.eval_batch_size
     for phase in phases:
         logging.info(describe_phase(phase))
-        if limit:
+        if limit and limit < phase.heldout.num_rows:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
     if jax.default_backend() != "cpu":
         return

@@ -108,6 +108,8 @@ class PretrainSetup:
             raise ValueError(
                 f"batch_size {phase.batch_size} is not divisible by {num_shards} data shards x "
                 f"per_device_batch_size {rows_per_device or 1}: use a multiple of {microbatch_size}"
+                + ", or per_device_batch_size=0 for one microbatch"
+                * bool(rows_per_device)
             )
         return phase.batch_size // microbatch_size if rows_per_device else 1
 

@@ -38,7 +38,8 @@ def read_teacher(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None
     if teacher.tokenizer.sha256 != tokenizer.sha256:
         raise ValueError(
             f"the corpus was not built with the tokenizer of the teacher in {directory}: build it "
-            f"with its {teacher.tokenizer.filename} (SHA-256 {teacher.tokenizer.sha256})"
+            f"with its {teacher.tokenizer.filename} (SHA-256 {teacher.tokenizer.sha256}), or with "
+            "--vocab=CORPUS, the corpus that the teacher was trained on"
         )
     return teacher
 

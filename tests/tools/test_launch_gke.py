@@ -15,6 +15,8 @@ import sys
 import pytest
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
+from bert_jax.tpu.job import LaunchError
+from bert_jax.tpu.launch_gke import GkeJob
 from tests import helpers
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit
@@ -365,3 +367,9 @@ def test_job_that_would_fail_is_refused_before_a_cloud_is_called(cloud):
     words = ["tpu7x", "8", "pretrain", *JOB]
     message = f"the job would fail: {words} --xla_force_host_platform_device_count=16"
     assert result.returncode == 1 and message in result.stderr and not cloud.calls()
+
+
+def test_missing_kubectl_says_how_to_install_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="kubectl is not installed: run `gcloud components inst"):
+        GkeJob("base", "", 0).status()
