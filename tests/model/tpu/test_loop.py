@@ -174,7 +174,7 @@ def test_shared_layers_have_the_sum_of_the_gradients_of_layers_of_their_own(grou
     params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype("float32"), params)
     assert {len(leaf) for leaf in jax.tree.leaves(params["encoder"]["layers"])} == {groups}
     shardings = infer_shardings(params, make_mesh(devices=jax.devices()[:1]), RULES)
-    layout = StepParameters(FAST, config, shardings, LENGTH)
+    layout = StepParameters(FAST, {"encoder": config}, shardings, LENGTH)
     dy = rng.normal(size=(BATCH, LENGTH, 128)).astype(np.float32)
     batch = {"tokens": rng.integers(0, 100, (BATCH, LENGTH)), "sequence_ids": make_batch()["ids"]}
     batch["segment_ids"] = np.zeros_like(batch["tokens"])
