@@ -338,7 +338,7 @@ def evaluate(eval_step, params, phase, sharding, config, beat) -> dict[str, floa
         totals.update(jax.tree.map(float, eval_step(params, rows)))
     scores = mean_metrics(totals)
     loss = scores.get(f"{find_objective(config).main_loss}_loss")
-    if loss is None:  # A distilled model may learn without a head for tokens.
+    if loss is None:  # A distilled model may lack a masked-LM head.
         return scores
     return scores | {"perplexity": metrics.perplexity(loss)}
 

@@ -20,7 +20,7 @@ from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
 
 class AllTokensModel(ReplacedTokenModel):
-    """ELECTRA's model with a head for tokens ("mlm"); its own head ("discriminator") copies."""
+    """ELECTRA's model with a masked-LM head ("mlm"); its own head ("discriminator") copies."""
 
     def setup(self):
         super().setup()
@@ -41,7 +41,7 @@ class AllTokensMlm(ReplacedTokens):
     def make_model(self, config, execution) -> AllTokensModel:
         """Builds the model. Raises ValueError for a generator that does not fit `config`."""
         self.generator.config(config)
-        return AllTokensModel(config, self.generator, execution)
+        return AllTokensModel(config, execution, self.generator)
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> dict[str, jax.Array]:
         """Returns the sums of all tokens, as "replaced"; correct are those of probability > 1/2."""

@@ -113,7 +113,7 @@ class Discriminator(nn.Module):
         return self.discriminator(self.encoder(batch, dropout))
 
 
-class ReplacedTokenModel(nn.Module):
+class ReplacedTokenModel(Discriminator):
     """What is pre-trained: a discriminator, with the parameters of its generator ("generator").
 
     The module computes the discriminator; `generator` is the module of the generator, to be applied
@@ -121,25 +121,16 @@ class ReplacedTokenModel(nn.Module):
 
     Attributes:
       config: of the discriminator.
-      settings: of the generator.
       execution: how both run.
+      settings: of the generator.
     """
 
-    config: BertConfig
-    settings: GeneratorSettings
-    execution: Execution = Execution()
+    settings: GeneratorSettings = GeneratorSettings()
 
     def setup(self):
-        self.encoder = Encoder(self.config, self.execution)
-        self.discriminator = ReplacedTokenHead(self.config)
+        super().setup()
         if self.is_initializing():
             self.param("generator", self._init_generator)
-
-    def __call__(
-        self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
-    ) -> jax.Array:
-        """Returns float32 logits `[B, L]`, of "replaced"; takes the arguments of `Encoder`."""
-        return self.discriminator(self.encoder(batch, dropout))
 
     @property
     def encoders(self) -> dict[str, BertConfig]:
@@ -148,7 +139,7 @@ class ReplacedTokenModel(nn.Module):
 
     @property
     def generator(self) -> PretrainingModel:
-        """A masked LM without a head for pairs."""
+        """A masked LM without next-sentence head."""
         config = self.encoders["generator/encoder"]
         return PretrainingModel(config, False, self.execution, parent=None)
 

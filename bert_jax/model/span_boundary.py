@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model import pretraining
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder, is_few
@@ -86,11 +87,10 @@ class SpanBoundaryModel(nn.Module):
 
 def example_batch() -> dict[str, jax.Array]:
     """Returns the smallest batch, to initialize the parameters."""
-    names = (
-        *("tokens", "segment_ids", "position_ids", "sequence_ids"),
-        *("target_positions", "left_positions", "right_positions", "places"),
+    batch = pretraining.example_batch()
+    return batch | dict.fromkeys(
+        ("left_positions", "right_positions", "places"), batch["target_positions"]
     )
-    return dict.fromkeys(names, jnp.zeros((1, 2), jnp.int32))
 
 
 def flops_per_row(config, length: int, num_targets: int) -> float:

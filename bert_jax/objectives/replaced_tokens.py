@@ -69,7 +69,7 @@ class ReplacedTokens:
         Raises ValueError for a generator that does not fit it.
         """
         self.generator.config(config)
-        return ReplacedTokenModel(config, self.generator, execution)
+        return ReplacedTokenModel(config, execution, self.generator)
 
     def example_batch(self) -> dict[str, jax.Array]:
         """Returns a batch to initialize the model."""

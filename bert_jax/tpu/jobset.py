@@ -25,8 +25,8 @@ CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
 SHAPES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 # The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134, or
-# 139 as process 1 of a container, for which the kernel ignores SIGABRT, so that abort() goes on to
-# an invalid instruction. A pod that does not end in time gets SIGKILL, 137; SIGTERM before Python
+# 139 as process 1 of a container, whose SIGABRT the kernel ignores, so that abort() ends with an
+# invalid instruction. A pod that does not end in time gets SIGKILL, 137; SIGTERM before Python
 # handles it is 143.
 RESTARTABLE = (PREEMPTED, 134, 137, 139, 143)
 INITIALIZATION_TIMEOUT = 4 * 3600  # Seconds: another slice may get its capacity later.

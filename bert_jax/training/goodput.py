@@ -21,7 +21,7 @@ class StepTimer:
     each report. Lost are: start and restore; compiling, and the first step after it; evaluating and
     saving; the time between two processes of the run, such as the wait for a new slice; and the
     steps after the last checkpoint, which a restart repeats. For the last, `writer` removes the
-    records after the checkpoint, and the count goes on from the last one that is left, up to
+    records after the checkpoint, and the count continues from the last one that is left, up to
     `log_every` steps before it.
 
     `started` is the `time.monotonic()` at which this process began the run, and `writes` says

@@ -142,7 +142,7 @@ def distillation_config() -> ConfigDict:
     # and "hidden". Default: in equal steps up to its last.
     distillation.layers = ()
     # The teacher's layers, from 1, from which those of the student start, with its embeddings and
-    # its head for tokens, such as 1,3,5,8,10,12. Default: they are randomly initialized.
+    # its masked-LM head, such as 1,3,5,8,10,12. Default: they are randomly initialized.
     distillation.init_layers = ()
     return distillation
 

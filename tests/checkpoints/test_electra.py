@@ -32,7 +32,7 @@ def workdir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("electra")
     tokenizer = load_tokenizer(write_vocabulary(directory / "vocab.txt"))
     config = BertConfig(tokenizer.vocab_size, 32, 2, 4, 64, family="electra", embedding_size=24)
-    model = ReplacedTokenModel(config, GeneratorSettings(**GENERATOR), Execution())
+    model = ReplacedTokenModel(config, Execution(), GeneratorSettings(**GENERATOR))
     shapes = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)

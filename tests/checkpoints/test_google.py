@@ -75,16 +75,22 @@ ELECTRA_EMBEDDINGS = [name.replace("bert/", "electra/") for name in EMBEDDINGS]
 RELEASED_DISCRIMINATOR = [
     *ELECTRA_EMBEDDINGS,
     *(name.replace("bert/", "electra/") for name in LAYERS),
-    *("electra/embeddings_project/bias", "electra/embeddings_project/kernel"),
-    *("discriminator_predictions/dense/bias", "discriminator_predictions/dense/kernel"),
-    *("discriminator_predictions/dense_1/bias", "discriminator_predictions/dense_1/kernel"),
+    "electra/embeddings_project/bias",
+    "electra/embeddings_project/kernel",
+    "discriminator_predictions/dense/bias",
+    "discriminator_predictions/dense/kernel",
+    "discriminator_predictions/dense_1/bias",
+    "discriminator_predictions/dense_1/kernel",
 ]
 RELEASED_GENERATOR = [
     *ELECTRA_EMBEDDINGS,
     *(name.replace("bert/", "generator/") for name in LAYERS),
-    *("generator/embeddings_project/bias", "generator/embeddings_project/kernel"),
-    *("generator_predictions/LayerNorm/beta", "generator_predictions/LayerNorm/gamma"),
-    *("generator_predictions/dense/bias", "generator_predictions/dense/kernel"),
+    "generator/embeddings_project/bias",
+    "generator/embeddings_project/kernel",
+    "generator_predictions/LayerNorm/beta",
+    "generator_predictions/LayerNorm/gamma",
+    "generator_predictions/dense/bias",
+    "generator_predictions/dense/kernel",
     "generator_predictions/output_bias",
 ]
 ALBERT_CONFIG = dataclasses.replace(
