@@ -111,7 +111,8 @@ def run_finetune(directory: pathlib.Path, trials: list[tuple]) -> list[float]:
         fields = dict(zip(("learning_rate", "num_epochs", "seed"), trial, strict=True))
         run(
             *(sys.executable, "-m", "bert_jax.finetune"),
-            *("--config=configs/finetune/reuters_r8.py", f"--workdir={workdir}"),
+            "--config=configs/finetune/reuters_r8.py",
+            f"--workdir={workdir}",
             *(f"--config.{name}={v}" for name, v in (settings(directory) | fields).items()),
         )
         scores.append(json.loads((workdir / "result.json").read_text())["dev"]["accuracy"])

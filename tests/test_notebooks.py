@@ -23,7 +23,9 @@ def test_committed_outputs_are_clean(path):
     outputs = [output for cell in code for output in cell["outputs"]]
     assert outputs and all(output.get("name") != "stderr" for output in outputs)
     assert {output["output_type"] for output in outputs} <= {
-        *("stream", "display_data", "execute_result"),
+        "stream",
+        "display_data",
+        "execute_result",
     }
     for output in outputs:
         output.get("data", {}).pop("image/png", None)

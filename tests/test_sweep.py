@@ -753,9 +753,12 @@ def sweep_command(given) -> list[str]:
         "--config=configs/sweeps/paper.py:text_classification",
         f"--config.base.init_from={given / 'weights'}",
         *(f"--config.base.data.{name}={given / name}.csv" for name in ("train", "dev", "test")),
-        *("--config.base.max_seq_length=16", "--config.base.eval_every=5"),
-        *("--config.grid.learning_rate=1e-3,3e-3,1e30", "--config.grid.batch_size=8,32"),
-        *("--config.grid.num_epochs=(6.0,12.0)", "--config.max_stacked_trials=100"),
+        "--config.base.max_seq_length=16",
+        "--config.base.eval_every=5",
+        "--config.grid.learning_rate=1e-3,3e-3,1e30",
+        "--config.grid.batch_size=8,32",
+        "--config.grid.num_epochs=(6.0,12.0)",
+        "--config.max_stacked_trials=100",
     ]
 
 

@@ -27,7 +27,10 @@ KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 STEPS = 20 + 3 * KILLS
 # Saving after every step makes most kills interrupt a save.
 FIELDS = (
-    *(f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7"),
+    f"num_steps={STEPS}",
+    "log_every=1",
+    "checkpoint_every=1",
+    "eval_every=7",
     "shard_weight_update=True",  # As on TPU pods.
 )
 PATIENCE = {"heartbeat_timeout": 10}
@@ -108,7 +111,10 @@ def test_run_killed_at_random_ends_bit_identical_to_uninterrupted_run(corpus, tm
 
 FEW_STEPS = 30
 SAVES_EACH_STEP = (
-    *(f"num_steps={FEW_STEPS}", "log_every=1", "checkpoint_every=1", "shard_weight_update=True"),
+    f"num_steps={FEW_STEPS}",
+    "log_every=1",
+    "checkpoint_every=1",
+    "shard_weight_update=True",
 )
 
 

@@ -308,7 +308,8 @@ def test_bucket_that_is_not_writable_fails_the_job(cloud):
         ('error: the server doesn\'t have a resource type "jobset"', "the cluster has no JobSet"),
         ("error: You must be logged in to the server (Unauthorized)", "gcloud auth login"),
         pytest.param(
-            *("The connection to the server localhost:8080 was refused", "get-credentials CLUSTER"),
+            "The connection to the server localhost:8080 was refused",
+            "get-credentials CLUSTER",
             marks=pytest.mark.slow,
         ),
     ],

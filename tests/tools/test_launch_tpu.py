@@ -198,9 +198,18 @@ def test_launch_creates_copies_runs_follows_and_deletes(cloud):
     assert result.returncode == 0, result.stderr
     assert cloud.steps() == [*STEPS, "delete"]
     assert next(call for call in cloud.calls() if "create" in call) == [
-        *("compute", "tpus", "queued-resources", "create", "tiny", "--node-id=tiny"),
-        *("--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base", "--spot"),
-        *("--project=proj", "--zone=us-central2-b", "--quiet"),
+        "compute",
+        "tpus",
+        "queued-resources",
+        "create",
+        "tiny",
+        "--node-id=tiny",
+        "--accelerator-type=v4-16",
+        "--runtime-version=tpu-ubuntu2204-base",
+        "--spot",
+        "--project=proj",
+        "--zone=us-central2-b",
+        "--quiet",
     ]
     arguments = ["-m", "bert_jax.pretrain", *JOB, "--multihost", "--num_processes=2"]
     assert cloud.job_arguments() == [arguments] * 2

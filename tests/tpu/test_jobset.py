@@ -63,8 +63,19 @@ def test_chips_and_hosts_of_a_topology(text, num_chips, hosts_per_slice):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "v4", "v4:4x4", "v4:4x2x2", "v4:2x2x8", "v4:4x4x6", "v4:0x4x4", "v5e:4x4x4"),
-        *("v5e:3x3", "v6e:4x4:0", "v6e:4x4:x", "v6e:4x4:2:2", "v9:4x4x4"),
+        "",
+        "v4",
+        "v4:4x4",
+        "v4:4x2x2",
+        "v4:2x2x8",
+        "v4:4x4x6",
+        "v4:0x4x4",
+        "v5e:4x4x4",
+        "v5e:3x3",
+        "v6e:4x4:0",
+        "v6e:4x4:x",
+        "v6e:4x4:2:2",
+        "v9:4x4x4",
     ],
 )
 def test_topology_that_does_not_exist_is_an_error(text):
