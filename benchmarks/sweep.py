@@ -92,8 +92,13 @@ def run_sweep(directory: pathlib.Path, cores: list[set[int]]) -> list[float]:
     """Runs the sweep with a process on each of the sets of `cores`."""
     flags_of_base = [f"--config.base.{name}={v}" for name, v in settings(directory).items()]
     command = (
-        *(sys.executable, "-m", "bert_jax.sweep", "--config=configs/sweeps/paper.py:reuters_r8"),
-        *(*flags_of_base, "--config.grid.batch_size=(32,)", f"--config.num_seeds={SEEDS.value}"),
+        sys.executable,
+        "-m",
+        "bert_jax.sweep",
+        "--config=configs/sweeps/paper.py:reuters_r8",
+        *flags_of_base,
+        "--config.grid.batch_size=(32,)",
+        f"--config.num_seeds={SEEDS.value}",
         f"--config.grid.learning_rate=({','.join(RATES.value)},)",
         f"--config.grid.num_epochs=({','.join(map(str, map(float, EPOCHS.value)))},)",
         f"--workdir={directory}/sweep-{len(cores)}",
@@ -110,7 +115,9 @@ def run_finetune(directory: pathlib.Path, trials: list[tuple]) -> list[float]:
         workdir = directory / f"finetune/{number}"
         fields = dict(zip(("learning_rate", "num_epochs", "seed"), trial, strict=True))
         run(
-            *(sys.executable, "-m", "bert_jax.finetune"),
+            sys.executable,
+            "-m",
+            "bert_jax.finetune",
             "--config=configs/finetune/reuters_r8.py",
             f"--workdir={workdir}",
             *(f"--config.{name}={v}" for name, v in (settings(directory) | fields).items()),

@@ -64,13 +64,26 @@ class Plan:
         """Returns what identifies this build."""
         libraries = "mwparserfromhell", "sentencepiece", "sentencex", "tokenizers"
         versions = [importlib.metadata.version(name) for name in libraries]
-        settings = repr(self.config), self.tokenizer.sha256, self.sources
-        return [FORMAT_VERSION, versions, *settings, self.heldout_limit]
+        return [
+            FORMAT_VERSION,
+            versions,
+            repr(self.config),
+            self.tokenizer.sha256,
+            self.sources,
+            self.heldout_limit,
+        ]
 
     def tokenize(self, number: int, report: Report) -> Iterator[tuple[int, Part]]:
         """Yields the parts of a unit, each with the number of its shard."""
-        settings = self.encoder, self.config, self.heldout_limit
-        return tokenize_unit(number, self.units[number], *settings, self.shards, report)
+        return tokenize_unit(
+            number,
+            self.units[number],
+            encoder=self.encoder,
+            config=self.config,
+            heldout_limit=self.heldout_limit,
+            shards=self.shards,
+            report=report,
+        )
 
     def write_shard(
         self,
@@ -82,8 +95,15 @@ class Plan:
     ) -> dict:
         """Writes the rows of a shard, whose parts are in order; returns its entry."""
         split, index, name = self.files[number]
-        arguments = self.tokenizer, self.config, near_duplicates, report
-        rows = make_rows(parts, split, index, *arguments)
+        rows = make_rows(
+            parts,
+            split,
+            index,
+            tokenizer=self.tokenizer,
+            config=self.config,
+            near_duplicates=near_duplicates,
+            report=report,
+        )
         return writing.write_shard(directory / name, rows, self.config.block_rows)
 
     def metadata_files(self, report: Report) -> dict[str, bytes]:

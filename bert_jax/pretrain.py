@@ -51,15 +51,6 @@ from bert_jax.training.teacher import place_frozen, read_teacher, student_weight
 from bert_jax.training.trackers import check_tracker
 from bert_jax.training.workdir import claim_workdir, write_json
 
-PROGRESS = (
-    "loss",
-    "mlm_accuracy",
-    "next_token_accuracy",
-    "replaced_accuracy",
-    "rows_per_second",
-    "mfu",
-)
-
 
 def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[str, float]:
     """Runs or resumes the pre-training in `workdir` and returns the contents of `result.json`.
@@ -189,7 +180,8 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                     progress.clear()  # The line of the log replaces the bar, which follows it.
                     flops = forecast.flops_left(setup, phases, step)
                     forecast.log_step(step, values, phase.batch_size, flops / row_flops)
-                progress.set_postfix({name: shown[name] for name in PROGRESS if name in shown})
+                names = "loss", f"{objective.main_loss}_accuracy", "rows_per_second", "mfu"
+                progress.set_postfix({name: shown[name] for name in names if name in shown})
                 unreported, waits[:] = [], []
                 checkpointer.check()
             if should_evaluate and not should_stop:

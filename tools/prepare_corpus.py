@@ -201,8 +201,7 @@ def main(argv: list[str]) -> None:
             manifest = beam.run_pipeline(plan, output, options, OVERWRITE.value)
             write_card(output)
         else:
-            arguments = plan, output, OVERWRITE.value, PROCESSES.value
-            manifest = run_processes(*arguments, card_files)
+            manifest = run_processes(plan, output, OVERWRITE.value, PROCESSES.value, card_files)
     except BrokenProcessPool as error:
         sys.exit(
             f"prepare_corpus: a worker process died, perhaps for lack of memory ({error}); use "

@@ -4,15 +4,17 @@ That file offers:
 
 - `Config`, a frozen dataclass with at least `vocab_size`, `hidden_size`, `num_layers`, `num_heads`,
   `max_position_embeddings`, `dropout_rate`, `attention_dropout_rate`, `causal` and
-  `initializer_range`; its class attribute `architecture` is the name of the file, and an optional
-  class method `named(size, **overrides)` returns published sizes; two attributes are optional,
-  `num_stacked_layers`, the number of layers that have parameters of their own, if some share them,
-  and `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
+  `initializer_range`. Its class attribute `architecture` is the name of the file, and
+  `fixed_fields` are those that are known from a model's weights. Optional: a class method
+  `named(size, **overrides)`, which returns published sizes, and the `size_fields` that they set;
+  `num_stacked_layers`, the number of layers that have parameters of their own, if some share them;
+  `has_pooler_input_dropout`, whether classifiers have dropout before the pooler, too;
 - `Embeddings(config, dtype)`, whose `token_embedding` is a `layers.TokenEmbedding`;
 - `EncoderLayer(config)`, with the methods `attend`, and `finish`, which treats each position on its
   own;
 - `Pooler(config)`, `LmHead(config)` and `PairHead(config)`;
-- `RULES`, the sharding of its parameters, and `flops_per_row`.
+- `RULES`, the sharding of its parameters; `flops_per_row`; and `queries_and_keys(params, x)`, which
+  attention maps and distillation read.
 
 `model/bert.py` documents the arguments. The name is that of a file in `bert_jax/model`, or the
 dotted name of a module elsewhere, which needs no edit in this package.

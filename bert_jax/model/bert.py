@@ -6,8 +6,11 @@
 
 `model/encoder.py` repeats the layer; `model/pretraining.py` adds the heads. In shapes, B is the
 number of rows of a batch, L the length of a row, H the hidden size, K the number of positions to
-predict in a row, V the size of the vocabulary, padded to whole tiles. A row may hold several
-sequences, each `[CLS] A [SEP] B [SEP]`, that attend only within themselves.
+predict in a row, V the size of the vocabulary with its padding. A row holds up to S sequences, each
+`[CLS] A [SEP] B [SEP]`, that attend only within themselves.
+
+Its descendants are configurations of the same modules, as docs/families.md lists them. For BERT,
+the activation is GELU, the pooler's is tanh, and dropout has a rate of 0.1.
 """
 
 import flax.linen as nn
@@ -70,9 +73,8 @@ class Embeddings(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then a feed-forward network (Vaswani et al., 2017, section 3.1).
 
-    Each of the two ends with dropout, the residual connection, and LayerNorm. The layer has two
-    methods, so that the last one can attend over all positions, but finish only those that are
-    read.
+    Each of the two ends with dropout, the residual connection, and LayerNorm. `attend` needs all
+    positions of a sequence; `finish` treats each position on its own.
     """
 
     config: BertConfig
@@ -81,10 +83,10 @@ class EncoderLayer(nn.Module):
         config = self.config
         size, initializer_range = config.hidden_size, config.initializer_range
         self.query = Dense(size, initializer_range)
-        # It would add the same to all scores of a query, which softmax ignores.
+        # A bias of keys would add the same to all scores of a query, which softmax ignores.
         self.key = Dense(size, initializer_range, adds_bias=False)
         self.value = Dense(size, initializer_range)
-        # Computes the same as Dense; only its place on several devices differs.
+        # Computes what Dense computes; `model/layers.py` says how they differ.
         self.attention_output = RowParallelDense(size, initializer_range)
         self.attention_layer_norm = LayerNorm(config.layer_norm_epsilon)
         self.intermediate = Dense(config.intermediate_size, initializer_range)
@@ -106,14 +108,14 @@ class EncoderLayer(nn.Module):
             self.query(x),
             self.key(x),
             self.value(x),
-            sequence_ids,  # Positions attend to each other if theirs are equal.
+            sequence_ids,  # Positions attend to each other if their sequence ids are equal.
             num_heads=self.config.num_heads,
             causal=self.config.causal,
             dropout=dropout.attention,
         )
 
     def finish(self, x: jax.Array, context: jax.Array, dropout: LayerDropout) -> jax.Array:
-        """Returns the layer's output for its input `x` and `context`, what `attend` returned."""
+        """Returns the layer's output for its input `x` and `context`, the result of `attend`."""
         y = self.attention_output(context)  # [B, L, H]
         x = self.attention_layer_norm(add_with_dropout(x, y, dropout.attention_output))
         y = activate(self.config.activation, self.intermediate(x))  # [B, L, intermediate_size]
@@ -128,7 +130,7 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[B, sequences, H]` to `[B, sequences, H]`."""
+        """Maps `[B, S, H]` to `[B, S, H]`."""
         config = self.config
         x = Dense(config.hidden_size, config.initializer_range, name="dense")(x)
         return activate(config.pooler_activation, x)
@@ -163,7 +165,7 @@ class NextSentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, pooled: jax.Array) -> jax.Array:
-        """Maps `[B, sequences, H]` to float32 logits `[B, sequences, 2]`: IsNext and NotNext."""
+        """Maps `[B, S, H]` to float32 logits `[B, S, 2]`: IsNext and NotNext."""
         initializer = nn.initializers.truncated_normal(self.config.initializer_range)
         dense = nn.Dense(2, dtype=jnp.float32, kernel_init=initializer, name="dense")
         return dense(pooled)
@@ -185,6 +187,18 @@ RULES = (
     (r"mlm/bias$", P("tensor")),
     (r"(bias|scale|nsp/dense/kernel)$", P()),
 )
+
+
+def queries_and_keys(params: dict, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the queries and keys of a layer with these parameters, each `[B, L, H]`.
+
+    Keys have their bias here, which `EncoderLayer` leaves out.
+    """
+    query, key = (
+        x @ params[name]["kernel"].astype(x.dtype) + params[name]["bias"].astype(x.dtype)
+        for name in ("query", "key")
+    )
+    return query, key
 
 
 def flops_per_row(

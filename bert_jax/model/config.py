@@ -59,6 +59,24 @@ class BertConfig:
 
     architecture: ClassVar[str] = "bert"
     """The file in `bert_jax/model` that defines the model; see `model/architecture.py`."""
+    size_fields: ClassVar[tuple[str, ...]] = (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "intermediate_size",
+    )
+    """Fields that a published size sets."""
+    fixed_fields: ClassVar[tuple[str, ...]] = (
+        *size_fields,
+        "max_position_embeddings",
+        "layer_norm_epsilon",
+        "type_vocab_size",
+        "position_offset",
+        "embedding_size",
+        "activation",
+        "shares_layers",
+    )
+    """Fields that are known from a model's weights, and cannot be chosen anew."""
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):

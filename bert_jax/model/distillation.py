@@ -72,11 +72,8 @@ class DistillationModel(nn.Module):
         numbers, outputs = np.array(self.layers), {}
         if "attention" in self.losses:
             params = share_layers(self.config, self.encoder.variables["params"]["layers"])
-            params = {name: params[name] for name in ("query", "key")}
             params = jax.tree.map(lambda leaf: leaf[numbers - 1], params)
-            outputs["attention"] = attention_scores(
-                params, states[numbers - 1], self.config.num_heads
-            )
+            outputs["attention"] = attention_scores(self.config, params, states[numbers - 1])
         project = self.projection if self.projected_size else lambda x: x
         if "hidden" in self.losses:
             outputs["hidden"] = jnp.stack([project(states[number]) for number in self.layers])
@@ -85,22 +82,19 @@ class DistillationModel(nn.Module):
         return outputs
 
 
-def attention_scores(params: dict, inputs: jax.Array, num_heads: int) -> jax.Array:
+def attention_scores(config, params: dict, inputs: jax.Array) -> jax.Array:
     """Returns attention scores before the softmax, float32 `[layers, B, heads, from, to]`.
 
-    `params` are stacked parameters of BERT's `query` and `key`; `inputs`, `[layers, B, L, H]`,
-    those of their layers. The bias of keys counts here, although a softmax ignores it.
+    `params` are the stacked parameters of layers, and `inputs`, `[layers, B, L, H]`, the hidden
+    states that they read.
     """
+    queries_and_keys = architecture_of(config).queries_and_keys
 
     def scores(params, x):
-        params = gather_data(params, x.dtype)
-
-        def project(name):
-            kernel, bias = (params[name][leaf].astype(x.dtype) for leaf in ("kernel", "bias"))
-            y = x @ kernel + bias
-            return y.reshape(*y.shape[:2], num_heads, -1)
-
-        query, key = project("query"), project("key")
+        query, key = (
+            y.reshape(*y.shape[:2], config.num_heads, -1)
+            for y in queries_and_keys(gather_data(params, x.dtype), x)
+        )
         products = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
         return products / math.sqrt(query.shape[-1])
 

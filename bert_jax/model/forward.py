@@ -11,6 +11,7 @@ import numpy as np
 import tqdm
 
 from bert_jax.data.features import LabelLayout, ModelInput, RowShape, unpack_rows
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention import attention_probabilities
 from bert_jax.model.encoder import Encoder, share_layers
 from bert_jax.model.execution import Execution
@@ -110,20 +111,19 @@ def hidden_states(
 def attention_maps(config, execution: Execution, params: dict, rows: dict) -> jax.Array:
     """Returns attention probabilities, float32 `[B, from, layers, heads, to]`.
 
-    `params` are the encoder's, whose layers have BERT's `query` and `key`.
+    `params` are the encoder's.
     """
     inputs = _all_hidden_states(config, execution, params, rows)[:-1]  # Of each layer.
-    layers = share_layers(config, params["layers"])
-
-    def heads(name):
-        layer = jax.tree.map(lambda leaf: leaf.astype(inputs.dtype), layers[name])
-        projected = jnp.einsum("nblh,nho->nblo", inputs, layer["kernel"])
-        projected += layer["bias"][:, None, None]
-        return projected.reshape(*inputs.shape[:-1], config.num_heads, -1)
-
-    maps = jax.vmap(attention_probabilities, (0, 0, None, None))
     sequence_ids = unpack_rows(rows)["sequence_ids"]
-    maps = maps(heads("query"), heads("key"), sequence_ids, config.causal)
+
+    def probabilities(layer, x):
+        query, key = (
+            y.reshape(*y.shape[:2], config.num_heads, -1)
+            for y in architecture_of(config).queries_and_keys(layer, x)
+        )
+        return attention_probabilities(query, key, sequence_ids, config.causal)
+
+    maps = jax.vmap(probabilities)(share_layers(config, params["layers"]), inputs)
     return jnp.transpose(maps, (1, 3, 0, 2, 4)).astype(jnp.float32)
 
 

@@ -257,8 +257,7 @@ class Distillation:
     def _teacher_outputs(self, student: DistillationModel, params: dict, batch: dict) -> dict:
         layers = ()
         if self.losses & OF_LAYERS:
-            sizes = student.config.num_layers, self.teacher.num_layers
-            layers = teacher_layers(self.layers, *sizes)
+            layers = teacher_layers(self.layers, student.config.num_layers, self.teacher.num_layers)
         losses = self.losses - {"mlm"}
         model = DistillationModel(self.teacher, losses, layers, execution=student.execution)
         return model.apply({"params": params}, batch)

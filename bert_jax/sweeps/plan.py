@@ -82,21 +82,29 @@ def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -
             else:
                 text = f"finished in {format_seconds(result['seconds'])}"
             rows.append((name, program.name, str(setup.num_steps(trial.config)), text))
-    sizes = [(p.setup, len(p.trials), costs[p.group].bytes) for p in programs]
+    bytes_per_device = [
+        memory.program_bytes(program.setup, len(program.trials), costs[program.group].bytes)
+        for program in programs
+    ]
+    trials_that_fit = [
+        memory.trials_that_fit(program.setup, costs[program.group].bytes) for program in programs
+    ]
     plan = {
         "trials": len(rows),
         "ended": sum(results.get(name) is not None for name, *_ in rows),
         "programs": len(programs),
         "steps_of_all_trials": sum(int(steps) for _, _, steps, _ in rows),
-        "gib_per_device": max(memory.program_bytes(*each) for each in sizes) / 2**30,
+        "gib_per_device": max(bytes_per_device) / 2**30,
         "gib_of_device": memory.device_memory() / 2**30,
-        "trials_that_fit": min(memory.trials_that_fit(setup, size) for setup, _, size in sizes),
+        "trials_that_fit": min(trials_that_fit),
         "estimated_seconds": round(seconds, 1),
         "estimated_seconds_left": round(seconds_left, 1),
     }
     if jax.process_index() == 0:
         print_table([("trial", "program", "steps", "time"), *rows])
-        is_stacked = any(count > setup.mesh.shape["trial"] for setup, count, _ in sizes)
+        is_stacked = any(
+            len(program.trials) > program.setup.mesh.shape["trial"] for program in programs
+        )
         print(describe(plan, is_stacked))
     return plan
 

@@ -100,7 +100,9 @@ def read_sentences(
         logging.warning(
             "%s: columns are separated by %s in line %d and by %s in %d lines: %s",
             path,
-            *(("tabs", first + 1, "spaces") if has_tabs else ("spaces", first + 1, "tabs")),
+            "tabs" if has_tabs else "spaces",
+            first + 1,
+            "spaces" if has_tabs else "tabs",
             len(separated_otherwise),
             _shown(list(map(str, separated_otherwise))),
         )

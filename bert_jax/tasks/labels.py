@@ -114,8 +114,8 @@ def read_labels(
     """
     split = split_labels(records, column, separator) if separator else []
     if any(split):
-        options = required, aliases, hint
-        indices = iter(read_labels(list(itertools.chain(*split)), column, labels, *options))
+        copies_of_all = list(itertools.chain(*split))
+        indices = iter(read_labels(copies_of_all, column, labels, required, aliases, hint))
         label_sets = [list(itertools.islice(indices, len(copies))) for copies in split]
         return [np.isin(range(len(labels)), each).astype(np.float32) for each in label_sets]
     values = []

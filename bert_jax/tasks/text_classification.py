@@ -96,8 +96,14 @@ def read_records(
     label = data.label if name != "test" else ""
     texts = tuple(filter(None, (data.text, data.text_pair)))
     columns = [*texts, *filter(None, (data.id, label))]
-    options = data.header_lines, data.data_dir, data.label, data.label_separator
-    records = tables.read_table(source, columns, *options)
+    records = tables.read_table(
+        source,
+        columns,
+        header_lines=data.header_lines,
+        data_dir=data.data_dir,
+        label=data.label,
+        label_separator=data.label_separator,
+    )
     records = tables.drop_blank_rows(records, data.label, name, notes)
     empty = [
         (record.location, repr(column))

@@ -21,7 +21,12 @@ from bert_jax.data.packing import row_dtype
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import batch_sharding
-from bert_jax.training.pretrain_setup import Phase, PretrainSetup, plan_phase
+from bert_jax.training.pretrain_setup import (
+    Phase,
+    PretrainSetup,
+    find_objective,
+    plan_phase,
+)
 from bert_jax.training.pretrain_step import make_pretrain_step
 from bert_jax.training.state import TrainState
 from bert_jax.training.teacher import abstract_frozen
@@ -159,7 +164,7 @@ def assumed_teacher(config: ConfigDict) -> dict | None:
 
     It is BERT of `config.model.size`, whose fields the student overrides; None without a teacher.
     """
-    if config.objective != "distillation":
+    if not hasattr(find_objective(config), "with_teacher"):
         return None
     modules = ["encoder/embeddings", "encoder/layers", "mlm"]
     teacher = BertConfig.named(config.model.size or "base")
@@ -183,7 +188,8 @@ def compile_program(update_step, state: TrainState, batch, *rest) -> tuple[dict[
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise DoesNotFit(*parse_memory_error(str(error), num_bytes), num_bytes) from error
+        needed, limit = parse_memory_error(str(error), num_bytes)
+        raise DoesNotFit(needed, limit, num_bytes) from error
     memory = compiled.memory_analysis()
     hbm = arguments | {
         "padding": memory.argument_size_in_bytes - num_bytes,

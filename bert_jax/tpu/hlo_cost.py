@@ -11,13 +11,22 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.model.execution import attention_kernel, sublayer_kernel
 from bert_jax.tpu.compilation import CHIPS
+from bert_jax.tpu.hlo_text import (
+    Computations,
+    Instruction,
+    array_bytes,
+    arrays_of,
+    executed_instructions,
+    group_size,
+    parse_hlo,
+    trip_count,
+)
 
 KERNEL_TABLE = pathlib.Path(attention_kernel.__file__).with_name("cycles.json")
 DTYPES = {16: "bfloat16", 32: "float32"}  # By their bits.
@@ -63,50 +72,6 @@ FREE = {
 }
 # fmt: on
 NO_ESTIMATE = str(2**63 - 1)  # What the compiler writes for scatters on the SparseCores of v6e.
-FUSIONS = ("fusion", "custom-call")
-CALLERS = (*FUSIONS, "async-start", "call-start", "call", "while", "conditional")
-COMPUTATION_OR_INSTRUCTION = re.compile(
-    r"^(ENTRY )?%([\w.\-]+) .*\{$|"
-    r"^ +(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)(.*)$",
-    re.MULTILINE,
-)
-
-
-class Instruction(NamedTuple):
-    """One line of HLO text; in `operands`, shapes replace the names of other instructions."""
-
-    name: str
-    shape: str
-    opcode: str
-    operands: str
-    attributes: str
-
-    def attribute(self, pattern: str) -> str:
-        """Returns the group of `pattern` in the attributes; "" without a match."""
-        match = re.search(pattern, self.attributes)
-        return match[1] if match else ""
-
-    @property
-    def op_name(self) -> str:
-        return self.attribute(r'op_name="([^"]*)"')
-
-    @property
-    def kind(self) -> str:
-        """The target of a custom call, the name of a fusion without its number, or the opcode."""
-        if self.opcode == "fusion":
-            return re.sub(r"[.\d]+$", "", self.name)
-        return self.attribute(r'custom_call_target="([^"]*)"') or self.opcode
-
-    @property
-    def called(self) -> list[str]:
-        """The computations that the instruction runs: a fusion, a loop body, branches."""
-        if self.opcode not in CALLERS:
-            return []
-        pattern = r"\b(?:body|calls|to_apply|\w+_computations?)=(\{[^}]*\}|[^,\s]+)"
-        return re.findall(r"%([\w.\-]+)", " ".join(re.findall(pattern, self.attributes)))
-
-
-Computations = dict[str, list[Instruction]]  # By name, each in the order of the schedule.
 
 
 class Cost(NamedTuple):
@@ -163,7 +128,7 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
             cycles[f"{part} kernel" if kernel else part, direction] += runs * int(estimate)
             cycles_by_name[instruction.name] = int(estimate)
             costliest.append((runs * int(estimate), runs, instruction))
-        elif not is_free and any(math.prod(sizes) > 1 for _, sizes in _arrays(instruction.shape)):
+        elif not is_free and any(math.prod(sizes) > 1 for _, sizes in arrays_of(instruction.shape)):
             without_estimate[instruction.kind] += runs
     by_kind, by_arrays = (collections.defaultdict(collections.Counter) for _ in range(2))
     for num_bytes, link_bytes, runs, kind, arrays in collectives.values():
@@ -175,8 +140,14 @@ def step_cost(text: str, chip: str = "v4") -> Cost:
     overlaps = {name: count * rate for name, count in cycles_by_name.items()}
     _, exposed = exposed_link_bytes(computations, entry, overlaps, links_by_name)
     return Cost(
-        *(cycles, total_flops, by_kind, largest, exposed, costliest),
-        *(without_estimate, unknown_loops),
+        cycles=cycles,
+        flops=total_flops,
+        collectives=by_kind,
+        largest_collectives=largest,
+        exposed_link_bytes=exposed,
+        costliest=costliest,
+        without_estimate=without_estimate,
+        loops_counted_once=unknown_loops,
     )
 
 
@@ -219,52 +190,6 @@ def exposed_link_bytes(
     return total, exposed + sum(in_flight.values())
 
 
-def parse_hlo(text: str) -> tuple[Computations, str]:
-    """Parses HLO text into its computations and the name of the entry. Raises ValueError."""
-    computations, entry = {}, None
-    for match in COMPUTATION_OR_INSTRUCTION.finditer(text):
-        is_entry, computation, name, shape, opcode, operands, attributes = match.groups()
-        if computation:
-            body, shapes = computations.setdefault(computation, []), {}
-            entry = computation if is_entry else entry
-        else:
-            shapes[name] = shape
-            words = re.findall(r"[\w.\-]+", operands)
-            operands = " ".join(shapes.get(word, word) for word in words)
-            body.append(Instruction(name, shape, opcode, operands, attributes))
-    if entry is None:
-        raise ValueError("not the text of an HLO module: it has no ENTRY computation")
-    return computations, entry
-
-
-def executed_instructions(
-    computations: Computations, name: str, runs: int = 1, fusion: Instruction | None = None
-) -> Iterator[tuple[int, Instruction, Instruction | None]]:
-    """Yields (runs per step, instruction, its fusion or None) of a computation and those it calls.
-
-    A caller follows everything it calls, including all branches of a conditional. A loop with an
-    unknown trip count runs once.
-    """
-    for instruction in computations[name]:
-        trips = trip_count(instruction, computations) if instruction.opcode == "while" else 1
-        inside = fusion or (instruction if instruction.opcode in FUSIONS else None)
-        for called in instruction.called:
-            yield from executed_instructions(computations, called, runs * (trips or 1), inside)
-        yield runs, instruction, fusion
-
-
-def trip_count(loop: Instruction, computations: Computations) -> int | None:
-    """Returns the trip count noted by the compiler, or the bound of a loop that counts from 0."""
-    if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
-        return int(known)
-    bounds = [
-        int(instruction.operands)
-        for instruction in computations[loop.attribute(r"\bcondition=%([\w.\-]+)")]
-        if instruction.opcode == "constant" and re.match(r"[su]32\[\]", instruction.shape)
-    ]
-    return bounds[0] if len(bounds) == 1 else None
-
-
 def part_of(op_name: str) -> tuple[str, str]:
     """Returns (part of the model, "forward" | "backward" | "update") of an `op_name`."""
     path = "".join(op_name.partition("/")[1:])
@@ -272,19 +197,6 @@ def part_of(op_name: str) -> tuple[str, str]:
     if "transpose(" in path:
         return part, "backward"
     return part, "update" if part in ("optimizer", "other") else "forward"
-
-
-def array_bytes(shape: str) -> int:
-    """Returns the bytes of a shape without padding: `(f32[8,128]{1,0}, s32[])` -> 4100."""
-    return sum(math.prod(sizes) * bits // 8 for bits, sizes in _arrays(shape))
-
-
-def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns (bits per element, sizes) of each array in a shape."""
-    return [
-        (int(bits or 8), tuple(map(int, re.findall(r"\d+", sizes))))
-        for bits, sizes in re.findall(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,<=]*)\]", shape)
-    ]
 
 
 def flops(instruction: Instruction) -> float:
@@ -295,7 +207,7 @@ def flops(instruction: Instruction) -> float:
     """
     if instruction.opcode not in ("dot", "convolution"):
         return 0.0
-    arrays = _arrays(f"{instruction.shape} {instruction.operands}")
+    arrays = arrays_of(f"{instruction.shape} {instruction.operands}")
     result, left, right = (sizes for _, sizes in arrays)
     if instruction.opcode == "dot":
         contracted = re.findall(r"\d+", instruction.attribute(r"lhs_contracting_dims=\{(.*?)\}"))
@@ -326,7 +238,7 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     name = re.search(r"/(forward|backward)_kernel_(\w+)/", instruction.op_name)
     if instruction.kind != "tpu_custom_call" or not name:
         return None
-    operands, (direction, variant) = _arrays(instruction.operands), name.groups()
+    operands, (direction, variant) = arrays_of(instruction.operands), name.groups()
     has_activation = variant in sublayer_kernel.ACTIVATIONS
     if has_activation or variant == "linear":
         (bits, (*_, num_tokens, inner)), (_, (*batch, _, hidden)) = operands[1], operands[3]
@@ -384,14 +296,3 @@ def collective_traffic(
         payload *= size
     arrays = instruction.shape if kind == "all-gather" else instruction.operands
     return kind, re.sub(r"\{.*?\}| index \d+", "", arrays), payload, payload * share
-
-
-def group_size(attributes: str) -> int:
-    """Returns the number of devices per group, from any notation of `replica_groups`."""
-    if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
-        # mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
-    # [groups,size]<=[devices] or {{0,1},{2,3}}
-    match = re.search(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})", attributes)
-    return int(match[1] or match[2].count(",") + 1) if match else 1

@@ -122,17 +122,24 @@ def compile_kernels(chip: str, shape: Shape) -> None:
     else:
         length, head_dim = sizes
         batch, num_pairs = 2 * attention_kernel.MAX_LENGTH // length, 256 // head_dim // 2
-        words = abstract(batch, num_pairs, 2, length), abstract(2, length)
-        dropout = AttentionDropout(*words, abstract(), float32()) if has_dropout else None
+        dropout = None
+        if has_dropout:
+            dropout = AttentionDropout(
+                words=abstract(batch, num_pairs, 2, length),
+                key_words=abstract(2, length),
+                threshold=abstract(),
+                scale=float32(),
+            )
         projections = abstract(batch, length, 3 * 256, dtype=dtype)
         arguments = projections, float32(3 * 256), abstract(batch, length), dropout
         settings = {"head_dim": head_dim}
         settings["float32_blocks"] = needs_float32(mesh.devices.item().device_kind)
 
-        def loss(*arguments):
-            return jnp.sum(
-                attention_kernel.attention(*arguments, **settings)[0].astype(jnp.float32)
+        def loss(projections, bias, sequence_ids, dropout):
+            context, _ = attention_kernel.attention(
+                projections, bias, sequence_ids, dropout, **settings
             )
+            return jnp.sum(context.astype(jnp.float32))
 
     gradients = jax.shard_map(
         jax.grad(loss, (0, 1)), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import jax
 from ml_collections import ConfigDict
 
+from bert_jax.model.config import pad_to_tiles
 from bert_jax.sharding.rules import path_name
 from bert_jax.tpu import compilation
 from bert_jax.tpu.hlo_cost import step_cost
@@ -62,7 +63,7 @@ def report(
         "num_slices": compilation.parse_topology(topology)[-1],
         "num_params": num_params(setup),
         "clock_hz": chip.clock_hz,
-        "remat": config.model.remat,
+        "remat": setup.model.execution.remat,
         "phases": figures,
         "fits": all(phase["fits"] for phase in figures),
     }
@@ -244,7 +245,7 @@ def _largest_batch(config, topology, phases, tokenizer, figures) -> int:
 def num_params(setup: PretrainSetup) -> int:
     """Counts the parameters, without vocabulary padding."""
     config = setup.model.config
-    padding_rows = config.padded_vocab_size - config.vocab_size
+    padding_rows = pad_to_tiles(config.vocab_size) - config.vocab_size
 
     def count(path, leaf) -> int:
         is_padded = re.search(r"(token_embedding/embedding|(mlm|sbo)/bias)$", path_name(path))

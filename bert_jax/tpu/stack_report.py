@@ -121,8 +121,9 @@ def compile_stack(
     rows = {name: abstract(array, *row_axes) for name, array in empty.items()}
     hyperparameters = jax.tree.map(abstract, setup.hyperparameters(config))
     num_microbatches = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
-    rest = num_microbatches, abstract(key), hyperparameters
-    return compilation.compile_program(setup.update_step, state, rows, *rest)
+    return compilation.compile_program(
+        setup.update_step, state, rows, num_microbatches, abstract(key), hyperparameters
+    )
 
 
 def format_report(report: dict) -> str:

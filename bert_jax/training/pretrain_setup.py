@@ -27,22 +27,6 @@ from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
 
-# Fields that a published size sets.
-SIZE_FIELDS = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
-# Model fields that must agree with given weights.
-FIXED_BY_WEIGHTS = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "layer_norm_epsilon",
-    "type_vocab_size",
-    "position_offset",
-    "embedding_size",
-    "activation",
-    "shares_layers",
-)
 # Fields of `config.model` that are not the architecture's.
 EXECUTION_FIELDS = tuple(field.name for field in dataclasses.fields(Execution))
 
@@ -94,9 +78,9 @@ class PretrainSetup:
 
     def flops_per_row(self, phase: Phase) -> float:
         """Returns the FLOPs of an update for each of its rows."""
-        rows = phase.train
-        sizes = self.model.config, rows.max_seq_length, rows.max_sequences
-        return self.objective(phase).flops_per_row(*sizes)
+        return self.objective(phase).flops_per_row(
+            self.model.config, phase.train.max_seq_length, phase.train.max_sequences
+        )
 
     def num_microbatches(self, phase: Phase) -> int:
         """Returns the number of microbatches per update; raises ValueError if they are unequal."""
@@ -240,15 +224,21 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
         config_class = import_part("bert_jax.model", name, "EncoderLayer").Config
     except ValueError as error:
         raise ValueError(f"--config.model.architecture={name}: {error}") from None
-    unknown = set(fields) - {"size", *(field.name for field in dataclasses.fields(config_class))}
+    known = {field.name for field in dataclasses.fields(config_class)}
+    if hasattr(config_class, "named"):
+        known.add("size")
+    unknown = set(fields) - known
     if unknown:
-        raise ValueError(f"--config.model.{min(unknown)}: {name} has no such field, set it to None")
+        fix = "in a configuration of your own, set config.model to the fields that it has"
+        raise ValueError(f"--config.model.{min(unknown)}: {name} has no such field: {fix}")
     if "size" in fields:
-        if not hasattr(config_class, "named"):
-            raise ValueError(f"--config.model.size={fields['size']}: {name} has no named sizes")
         named = config_class.named(fields.pop("size"), **fields)
-        fields |= {name: getattr(named, name) for name in SIZE_FIELDS}
-    elif source is None and name == "bert" and not set(SIZE_FIELDS) <= set(fields):
+        fields |= {name: getattr(named, name) for name in config_class.size_fields}
+    elif (
+        source is None
+        and hasattr(config_class, "named")
+        and not (set(config_class.size_fields) <= set(fields))
+    ):
         fix = "set --config.init_from=DIR, the weights to start from, or"
         fix = "this tool does not read the weights:" if config.init_from else fix
         raise ValueError(f"the model's size is unknown: {fix} set --config.model.size")
@@ -263,8 +253,8 @@ def model_config(config: ConfigDict, vocab_size: int, source=None):
         raise ValueError(
             f"model.architecture is {name}, but {source.architecture} in {config.init_from}"
         )
-    for field in FIXED_BY_WEIGHTS if source else ():
-        stored = getattr(source, field, None)
+    for field in source.fixed_fields if source else ():
+        stored = getattr(source, field)
         if (value := fields.get(field, stored)) != stored:
             message = f"model.{field} is {value}, but {stored} in {config.init_from}"
             fix = f"set --config.model.{field}={stored}"

@@ -4,6 +4,7 @@ It is a small pre-LayerNorm transformer without biases, and needs no edit in the
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import flax.linen as nn
@@ -20,10 +21,13 @@ from bert_jax.configs.finetune import text_classification
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.attention import attention
 from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
+from bert_jax.model.encoder import Encoder
 from bert_jax.model.execution import Execution, uses_fast_path
 from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.parts import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
+from bert_jax.text_encoder import TextEncoder
+from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.pretrain_setup import model_config
 from tests.helpers import build_small_corpus, small_config, write_vocabulary
 
@@ -41,6 +45,7 @@ class Config:
     initializer_range: float = 0.05
 
     architecture: ClassVar[str] = __name__
+    fixed_fields: ClassVar[tuple[str, ...]] = ("hidden_size", "num_layers", "num_heads")
 
 
 def dense(config: Config, num_outputs: int) -> nn.Dense:
@@ -131,6 +136,11 @@ RULES = (
 )
 
 
+def queries_and_keys(params, x):
+    x = norm().apply({"params": params["attention_norm"]}, x)
+    return x @ params["query"]["kernel"], x @ params["key"]["kernel"]
+
+
 def flops_per_row(config, length, num_outputs, num_targets, num_pairs):
     return 2.0 * config.num_layers * length * 8 * config.hidden_size**2
 
@@ -178,10 +188,30 @@ def test_it_is_finetuned_and_loaded(pretrained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, jax.device_get(model.params))
 
 
+def test_its_attention_weighs_its_values(tmp_path):
+    config = Config(100)
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))
+    batch = TextEncoder(config, tokenizer, {}).batch("the river")
+    params = Encoder(config).init(jax.random.key(0), batch)["params"]
+    model = TextEncoder(config, tokenizer, {"encoder": params})
+    probabilities = model.attention("the river").probabilities[0]  # [heads, from, to]
+    layer = jax.tree.map(lambda leaf: leaf[0], params["layers"])
+    x = Embeddings(config).apply(
+        {"params": params["embeddings"]},
+        *(batch[name] for name in ("tokens", "segment_ids", "position_ids")),
+    )
+    apply = functools.partial(EncoderLayer(config).apply, {"params": layer})
+    context = apply(x, batch["sequence_ids"], LayerDropout(), method="attend")[0]
+    values = norm().apply({"params": layer["attention_norm"]}, x)[0] @ layer["value"]["kernel"]
+    values = values.reshape(len(values), config.num_heads, -1)
+    weighed = jnp.einsum("hqk,khd->qhd", probabilities, values).reshape(context.shape)
+    np.testing.assert_allclose(weighed, context, atol=1e-5)
+
+
 def test_it_has_no_named_sizes_and_no_other_fields():
     config = bert_tiny.get_config()
     config.model = {"architecture": __name__, "size": "tiny"}
-    with pytest.raises(ValueError, match=r"model\.size=tiny: tests.* has no named sizes"):
+    with pytest.raises(ValueError, match=r"model\.size: tests.* has no such field: in a conf"):
         model_config(config, 100)
     config.model = {"architecture": __name__, "layer_norm_epsilon": 1e-12}
     with pytest.raises(ValueError, match=r"model\.layer_norm_epsilon: tests.* no such field"):

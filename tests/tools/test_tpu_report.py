@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bert_jax.tpu import compilation, hlo_cost
+from bert_jax.tpu import compilation, hlo_cost, hlo_text
 from tests.helpers import ROOT, run_each
 
 TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
@@ -94,18 +94,18 @@ def test_compiled_flops_agree_with_the_analytic_count(tiny):
 @needs_compiler
 def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
     _, _, text = tiny
-    computations, entry = hlo_cost.parse_hlo(text)
+    computations, entry = hlo_text.parse_hlo(text)
 
     def payloads(start):
         found = (
             hlo_cost.collective_traffic(*each, "v4")
-            for _, *each in hlo_cost.executed_instructions(computations, start)
+            for _, *each in hlo_text.executed_instructions(computations, start)
         )
         return [payload for _, _, payload, _ in filter(None, found)]
 
     bodies = [
         body
-        for _, each, _ in hlo_cost.executed_instructions(computations, entry)
+        for _, each, _ in hlo_text.executed_instructions(computations, entry)
         if each.opcode == "while"
         for body in each.called
     ]

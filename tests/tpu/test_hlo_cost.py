@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.tpu import hlo_cost
+from bert_jax.tpu import hlo_cost, hlo_text
 
 # A loop of three trips with a matrix product, an all-reduce and a sort; then an update.
 MODULE = """
@@ -212,7 +212,7 @@ def test_op_name_decides_the_part_and_direction(op_name, part):
 
 
 def test_bytes_of_a_tuple_shape_are_those_of_its_arrays():
-    assert hlo_cost.array_bytes("(f32[8,128]{1,0:T(8,128)}, s32[], bf16[3], pred[5])") == 4111
+    assert hlo_text.array_bytes("(f32[8,128]{1,0:T(8,128)}, s32[], bf16[3], pred[5])") == 4111
 
 
 def test_flops_of_a_loop_compiled_for_the_cpu():

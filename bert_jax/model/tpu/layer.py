@@ -212,13 +212,12 @@ def kernel_attention(
         kernel = jax.shard_map(
             kernel, in_specs=specs, out_specs=(rows, layers), axis_names=axes, check_vma=False
         )
-    arguments = projections, bias, sequence_ids, dropout
     if not saved or length % LANES:  # Then the kernel pads.
-        context = kernel(*arguments, None, 0)[0]
+        context, _ = kernel(projections, bias, sequence_ids, dropout, None, 0)
         return saved.save("context", context) if saved else context
     context = jax.ShapeDtypeStruct((*projections.shape[:2], config.hidden_size), projections.dtype)
     arrays = [saved.array("projections", projections), saved.array("context", context)]
-    context, arrays = kernel(*arguments, arrays, saved.index)
+    context, arrays = kernel(projections, bias, sequence_ids, dropout, arrays, saved.index)
     saved.arrays |= zip(("projections", "context"), arrays, strict=True)
     saved.values["context"] = context
     return context
