@@ -44,7 +44,7 @@ def write_synthetic_corpus(directory: str, length: int) -> None:
         manifest = {
             "format_version": FORMAT_VERSION,
             "splits": {"train": {"rows": NUM_SHARDS * SHARD_ROWS, "shards": shards}},
-            "config": {"max_seq_length": length, "max_pairs_per_row": 8, "block_rows": 256},
+            "config": {"max_seq_length": length, "max_sequences": 8, "block_rows": 256},
             "vocabulary": {
                 "filename": tokenizer.filename,
                 "sha256": tokenizer.sha256,

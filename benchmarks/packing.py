@@ -69,9 +69,9 @@ def main(argv: list[str]) -> None:
     del argv
     tokenizer, runs = read_model(START.value).tokenizer, {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, max_pairs in {"packed": 8, "one pair per row": 1}.items():
-            corpus = pathlib.Path(scratch, f"corpus-{max_pairs}")
-            config = CorpusConfig(max_pairs_per_row=max_pairs, heldout_fraction=0.1, dupe_factor=4)
+        for name, max_sequences in {"packed": 8, "one pair per row": 1}.items():
+            corpus = pathlib.Path(scratch, f"corpus-{max_sequences}")
+            config = CorpusConfig(max_sequences=max_sequences, heldout_fraction=0.1, dupe_factor=4)
             split = build_corpus(DUMP.value, tokenizer, corpus, config)["splits"]["train"]
             runs[name] = corpus, split["tokens"] / split["rows"], [], []
         heldout, packed_tokens, *_ = runs["packed"]

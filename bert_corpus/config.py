@@ -32,7 +32,7 @@ class CorpusConfig:
     # sentences).
     rows: str = "sentence_pairs"
     max_seq_length: int = 128  # tokens per row
-    max_pairs_per_row: int = 8
+    max_sequences: int = 8  # per row
     short_seq_prob: float = 0.1  # probability that a document is cut into shorter pairs
     dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
@@ -51,7 +51,7 @@ class CorpusConfig:
     only_language: str = ""  # ISO 639-1; drops documents that are identified as another one
 
     def __post_init__(self):
-        bounds = dict.fromkeys(("max_pairs_per_row", "dupe_factor", "block_rows"), (1, math.inf))
+        bounds = dict.fromkeys(("max_sequences", "dupe_factor", "block_rows"), (1, math.inf))
         bounds |= {
             "max_seq_length": (SPECIAL_TOKENS_PER_PAIR + 2, MAX_POSITIONS - 1),
             "short_seq_prob": (0, 1),

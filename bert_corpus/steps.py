@@ -374,7 +374,7 @@ def rows_of_group(
             sep_id = special_ids[2]
             sequences = make_full_sentences(documents, length - 2, sep_id, crosses, typecode)
         pairs = [Pair(sequence, array(typecode), IS_NEXT) for sequence in sequences]
-    rows = pack_pairs(pairs, length, config.max_pairs_per_row, special_ids, rng, typecode)
+    rows = pack_pairs(pairs, length, config.max_sequences, special_ids, rng, typecode)
     counts["pairs"] = len(pairs)
     counts["not_next"] = sum(pair.nsp_label == NOT_NEXT for pair in pairs)
     counts["rows"] = len(rows)

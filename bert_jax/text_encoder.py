@@ -188,7 +188,7 @@ class TextEncoder:
         function = functools.partial(
             forward.attention_maps, self.config, self._execution, self.params["encoder"]
         )
-        return self._apply(function, features, 8, max_per_row=1, finish=finish)[chosen]
+        return self._apply(function, features, 8, max_sequences=1, finish=finish)[chosen]
 
     def _parts(self, texts: TextsOrPairs) -> tuple[list[Sequence[str]], slice | int]:
         """Returns the strings of each text or pair, and the index that selects the results."""

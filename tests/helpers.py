@@ -109,7 +109,7 @@ def build_small_corpus(
     (directory / "text.txt").write_text(random_text(num_documents))
     defaults = {
         "max_seq_length": 64,
-        "max_pairs_per_row": 4,
+        "max_sequences": 4,
         "heldout_fraction": 0.2,
         "sentences": "lines",
         "block_rows": 16,

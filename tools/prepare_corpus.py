@@ -98,7 +98,7 @@ flags.DEFINE_enum(
     "tokens of a document (SpanBERT).",
 )
 flags.DEFINE_integer("max_seq_length", DEFAULT.max_seq_length, "Tokens per row.")
-flags.DEFINE_integer("max_pairs_per_row", DEFAULT.max_pairs_per_row, "Maximum pairs per row.")
+flags.DEFINE_integer("max_sequences", DEFAULT.max_sequences, "Maximum sequences per row.")
 flags.DEFINE_float(
     "short_seq_prob", DEFAULT.short_seq_prob, "Fraction of documents cut into shorter pairs."
 )

@@ -20,7 +20,7 @@ from bert_jax.data.packing import row_dtype
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Decides the order of rows: with another number, a resumed run would continue on other rows. If
 # batches are as large as blocks, rows that share a batch share one in the next epoch with a
 # probability of about 1 / WINDOW_BLOCKS**2, plus chance. A host reads whole windows.
@@ -74,7 +74,7 @@ class Rows:
                     "again with --overwrite and a --heldout_fraction above 0"
                 )
             self.max_seq_length: int = config["max_seq_length"]
-            self.max_sequences: int = config["max_pairs_per_row"]
+            self.max_sequences: int = config["max_sequences"]
             self.num_rows: int = splits[split]["rows"]
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
             token_dtype = self.manifest.get("token_dtype", "uint16")

@@ -279,13 +279,13 @@ def setup_finetuning(
         task = task.with_settings(tuned)
         head_settings |= tuned
     mesh = make_mesh(**config.mesh)
-    num_sequences = len((task.train or task.splits[0].features)[0].sequences)
+    sequences_per_feature = len((task.train or task.splits[0].features)[0].sequences)
     shape = RowShape(  # Large enough for any feature.
-        length=config.max_seq_length * num_sequences,
-        max_sequences=max(config.max_seq_length // 8, 1) * num_sequences,
+        length=config.max_seq_length * sequences_per_feature,
+        max_sequences=max(config.max_seq_length // 8, 1) * sequences_per_feature,
         label_layout=task.head.label_layout,
         pad_id=tokenizer.pad_id,
-        sequences_per_feature=num_sequences,
+        sequences_per_feature=sequences_per_feature,
     )
     rows_per_prediction = default_rows_per_microbatch(
         shape.length, config.per_device_batch_size, mesh

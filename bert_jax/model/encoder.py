@@ -24,8 +24,8 @@ class Encoder(nn.Module):
     """The part of a model that pre-training and all tasks share, as `encoder` in its parameters.
 
     Its input is a batch of `unpack_rows`: int32 `[B, L]` `tokens`, `segment_ids`, `position_ids`
-    and `sequence_ids`, for B rows of length L. The parameters of the layers are stacked under
-    "layers", with a leading axis of layers, however they run.
+    and `sequence_ids`, for B rows of length L, with up to S sequences each. The parameters of the
+    layers are stacked under "layers", with a leading axis of layers, however they run.
 
     Attributes:
       config: of the architecture.
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         return jnp.stack(outputs)
 
     def pool(self, x: jax.Array) -> jax.Array:
-        """Pools `[B, P, H]`, the hidden states at `pooled_positions`."""
+        """Pools `[B, S, H]`, the hidden states at `pooled_positions`."""
         return self.pooler(x)
 
     def _embed(self, batch, dropout: Dropout | float | None) -> tuple[jax.Array, LayerDropout]:

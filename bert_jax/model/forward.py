@@ -22,7 +22,7 @@ ROW_LENGTHS = (64, 256, 384, 512)  # Texts of up to 64 tokens rarely leave a row
 
 
 def batch_by_length(
-    features: Sequence[ModelInput], batch_size: int, max_length: int, max_per_row: int = 8
+    features: Sequence[ModelInput], batch_size: int, max_length: int, max_sequences: int = 8
 ) -> Iterator[tuple[list[list[int]], dict[str, np.ndarray]]]:
     """Yields the indices of the features in each row of a batch, and its rows; longest rows first.
 
@@ -35,7 +35,7 @@ def batch_by_length(
     for shorter, length in reversed(list(zip([0, *row_lengths], row_lengths, strict=False))):
         chosen = [i for i, feature in enumerate(features) if shorter < len(feature) <= length]
         bucket = [features[index] for index in chosen]
-        shape = RowShape(length, max_per_row, LabelLayout(), pad_id=0)
+        shape = RowShape(length, max_sequences, LabelLayout(), pad_id=0)
         max_rows = max(1, batch_size * row_lengths[0] // length)
         num_rows = min(max_rows, 1 << (len(shape.pack(bucket)) - 1).bit_length())
         for members, rows in shape.batches(bucket, num_rows):
@@ -47,7 +47,7 @@ def apply_by_length(
     features: Sequence[ModelInput],
     batch_size: int,
     max_length: int,
-    max_per_row: int = 8,
+    max_sequences: int = 8,
     num_outputs: Callable[[ModelInput], int] = len,
     finish: Callable[[int, np.ndarray], object] = lambda index, outputs: outputs.copy(),
 ) -> list:
@@ -59,7 +59,7 @@ def apply_by_length(
     results = [None] * len(features)
     # The bar appears after three seconds.
     with tqdm.tqdm(total=len(features), delay=3, mininterval=1.0, leave=False) as progress:
-        batches = batch_by_length(features, batch_size, max_length, max_per_row)
+        batches = batch_by_length(features, batch_size, max_length, max_sequences)
         running = ((members, function(rows)) for members, rows in batches)
         # The device computes a batch while we read the outputs of the one before.
         for (members, arrays), _ in itertools.pairwise(itertools.chain(running, [None])):

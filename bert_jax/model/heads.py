@@ -170,9 +170,9 @@ class TaskModel(nn.Module):
     def __call__(
         self, rows: dict[str, jax.Array], *, dropout: Dropout | float | None = None
     ) -> jax.Array:
-        """Returns float32 outputs: `[B, P, outputs]` if pooled, `[B, L, outputs]` per position.
+        """Returns float32 outputs: `[B, S, outputs]` if pooled, `[B, L, outputs]` per position.
 
-        Embeddings are `[B, P, vector_size]`, 0 in unused slots. `rows` are those that `unpack_rows`
+        Embeddings are `[B, S, vector_size]`, 0 in unused slots. `rows` are those that `unpack_rows`
         takes; `dropout` is as in `Encoder`.
         """
         batch = unpack_rows(rows, self.config.causal)
@@ -253,13 +253,13 @@ def _choice_loss(outputs, rows):
 
 
 def span_logits(outputs: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
-    """Returns the logits of a span's first and last position for each sequence: `[B, P, 2, L]`.
+    """Returns the logits of a span's first and last position for each sequence: `[B, S, 2, L]`.
 
     `outputs` are `[B, L, 2]`. Positions of other sequences get the minimum float32.
     """
     position = jnp.arange(outputs.shape[1])[None, None]
     start, _, end = jnp.moveaxis(rows["sequence_bounds"], -1, 0)
-    inside = (position >= start[..., None]) & (position < end[..., None])  # [B, P, L]
+    inside = (position >= start[..., None]) & (position < end[..., None])  # [B, S, L]
     outputs = jnp.swapaxes(outputs, 1, 2)[:, None]
     return jnp.where(inside[:, :, None], outputs, jnp.finfo(jnp.float32).min)
 

@@ -10,21 +10,21 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 def pool_tokens(
     hidden: jax.Array, sequence_bounds: jax.Array, poolings: tuple[str, ...]
 ) -> jax.Array:
-    """Returns float32 `[B, P, len(poolings) * H]`: the pooled tokens of each sequence, joined.
+    """Returns float32 `[B, S, len(poolings) * H]`: the pooled tokens of S sequences, joined.
 
     Each of `poolings` is one of `POOLINGS`: the first token ([CLS]); the maximum, in each column;
     the mean; the sum divided by the square root of the length; the mean weighted by the position,
     counted from 1; the last token ([SEP]). `hidden` are `[B, L, H]`; `sequence_bounds` are int32
-    `[B, P, 3]`, as in `row_dtype`; unused slots give 0.
+    `[B, S, 3]`, as in `row_dtype`; unused slots give 0.
     """
     position = jnp.arange(hidden.shape[1])
-    start, _, end = jnp.moveaxis(sequence_bounds[..., None], -2, 0)  # [B, P, 1]
+    start, _, end = jnp.moveaxis(sequence_bounds[..., None], -2, 0)  # [B, S, 1]
     length = jnp.maximum(end - start, 1)
-    inside = (position >= start) & (position < end)  # [B, P, L]
+    inside = (position >= start) & (position < end)  # [B, S, L]
 
     def weighted_sum(weights):
         weights = (weights * inside).astype(hidden.dtype)
-        return jnp.einsum("bpl,blh->bph", weights, hidden, preferred_element_type=jnp.float32)
+        return jnp.einsum("bsl,blh->bsh", weights, hidden, preferred_element_type=jnp.float32)
 
     def pool(pooling):
         if pooling == "cls":
@@ -32,7 +32,7 @@ def pool_tokens(
         if pooling == "lasttoken":
             return weighted_sum(position == end - 1)
         if pooling == "max":
-            # One sequence at a time: all at once would take P times the memory of `hidden`.
+            # One sequence at a time: all at once would take S times the memory of `hidden`.
             def masked_max(inside):
                 values = jnp.where(inside[..., None], hidden, -jnp.inf)
                 return jnp.where(inside.any(1, keepdims=True), values.max(1), 0.0)

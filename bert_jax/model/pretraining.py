@@ -33,10 +33,10 @@ class PretrainingModel(nn.Module):
     def __call__(
         self, batch: dict[str, jax.Array], dropout: Dropout | float | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns float32 logits `[B, K, padded_vocab]` and `[B, P, 2]`, or None without that head.
+        """Returns float32 logits `[B, K, padded_vocab]` and `[B, S, 2]`, or None without that head.
 
         The batch has the inputs of `Encoder`, and int32 `target_positions` `[B, K]`, to predict
-        tokens at, and `pooled_positions` `[B, P]`, one for each sequence.
+        tokens at, and `pooled_positions` `[B, S]`, one for each sequence.
         """
         positions = target_positions = batch["target_positions"]
         if self.next_sentence:

@@ -14,17 +14,18 @@ SPARSE_CORE_COLLECTIVES = (
 )
 
 
-def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> dict:
+def compiler_options(mesh: Mesh, hidden_size: int, overlap_collectives: bool = False) -> dict:
     """Returns, and logs, the compiler's options for update steps on a mesh.
 
     By default, the compiler gathers parameters as an all-reduce of shards padded with zeros. An
-    all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. The
-    collectives of `in_layers` are asynchronous only with options: on v5p and v6e they run on the
-    SparseCores, on v4 and v5e they are all-to-alls, and start too late without the last option.
-    On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; 32 give larger tiles.
+    all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. With
+    `overlap_collectives`, collectives are asynchronous only with options: on v5p and v6e they run
+    on the SparseCores, on v4 and v5e they are all-to-alls, and start too late without the last
+    option. On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; with 32 their
+    tiles are larger.
     """
     kind, options = mesh.devices.flat[0].device_kind, {}
-    on_sparse_cores = in_layers and kind in SPARSE_CORE_KINDS
+    on_sparse_cores = overlap_collectives and kind in SPARSE_CORE_KINDS
     if on_sparse_cores or (kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0):
         names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
         options |= dict.fromkeys(names, True)
@@ -33,9 +34,9 @@ def compiler_options(mesh: Mesh, hidden_size: int, in_layers: bool = False) -> d
     if on_sparse_cores:
         for name in SPARSE_CORE_COLLECTIVES:
             options[f"xla_tpu_enable_sparse_core_collective_offload_{name}"] = True
-    elif in_layers and kind.startswith("TPU"):
+    elif overlap_collectives and kind.startswith("TPU"):
         options["xla_tpu_enable_async_all_to_all"] = True
-    if in_layers and kind.startswith("TPU"):
+    if overlap_collectives and kind.startswith("TPU"):
         options["xla_max_concurrent_async_all_gathers"] = 8
         options["xla_lhs_prioritize_async_depth_over_stall"] = True
     if options:

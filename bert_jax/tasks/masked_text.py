@@ -90,4 +90,4 @@ def fill_texts(
         fills = best_fills(texts[index], probabilities, top_k, tokenizer)
         return fills[0] if len(fills) == 1 else fills
 
-    return forward.apply_by_length(masked_logits, features, 8, limit, max_per_row=1, finish=fill)
+    return forward.apply_by_length(masked_logits, features, 8, limit, max_sequences=1, finish=fill)

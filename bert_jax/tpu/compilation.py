@@ -129,7 +129,7 @@ def describe_device(chip: str) -> jax.Device:
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
     """Returns the phases of a run with rows of `lengths`, without reading corpora."""
-    max_sequences = CorpusConfig().max_pairs_per_row
+    max_sequences = CorpusConfig().max_sequences
     short, long = (
         types.SimpleNamespace(max_seq_length=n, max_sequences=max_sequences) for n in lengths
     )

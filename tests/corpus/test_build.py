@@ -49,7 +49,7 @@ def write_text(path, num_documents=120, num_sentences=12, seed=0):
 
 
 def corpus_config(**changes):
-    fields = {"max_seq_length": 32, "max_pairs_per_row": 4, "sentences": "lines", "seed": 1}
+    fields = {"max_seq_length": 32, "max_sequences": 4, "sentences": "lines", "seed": 1}
     return CorpusConfig(**(fields | {"heldout_fraction": 0.2, "block_rows": 16} | changes))
 
 
@@ -400,7 +400,7 @@ def test_files_of_an_interrupted_build_are_replaced(tmp_path, text):
     ("changes", "message"),
     [
         ({"max_seq_length": 4}, "max_seq_length=4; expected 5 to"),
-        ({"max_pairs_per_row": 0}, "max_pairs_per_row=0"),
+        ({"max_sequences": 0}, "max_sequences=0"),
         ({"short_seq_prob": 1.5}, "short_seq_prob=1.5; expected 0 to 1"),
         ({"heldout_fraction": -0.1}, "heldout_fraction=-0.1"),
         ({"sentences": "auto"}, "sentences='auto'; expected one of split, lines"),

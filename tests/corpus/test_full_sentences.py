@@ -67,7 +67,7 @@ def test_rows_hold_all_tokens_as_one_segment_without_next_sentence_label(mode):
         Part(index, 0, b"", [np.array(ids, np.uint16).tobytes() for ids in document])
         for index, document in enumerate(documents)
     ]
-    config = CorpusConfig(rows=mode, max_seq_length=32, max_pairs_per_row=4)
+    config = CorpusConfig(rows=mode, max_seq_length=32, max_sequences=4)
     rows, counts = rows_of_group(parts, (0, 2, SEP), config, random.Random(0))
     words = rows["tokens"][rows["tokens"] >= 10]
     assert sorted(words.tolist()) == flat(flat(documents))

@@ -28,7 +28,7 @@ def corpus(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     config = CorpusConfig(
         max_seq_length=24,
-        max_pairs_per_row=2,
+        max_sequences=2,
         sentences="lines",
         heldout_fraction=0.2,
         block_rows=8,
@@ -110,7 +110,7 @@ def write_numbered_rows(directory, num_rows, block_rows):
         manifest = {
             "format_version": FORMAT_VERSION,
             "splits": {"train": {"rows": num_rows, "shards": [shard]}},
-            "config": {"max_seq_length": 8, "max_pairs_per_row": 1, "block_rows": block_rows},
+            "config": {"max_seq_length": 8, "max_sequences": 1, "block_rows": block_rows},
             "vocabulary": {
                 "filename": "vocab.txt",
                 "sha256": TOKENIZER.sha256,
@@ -204,7 +204,7 @@ def remove_rows(manifest):
         (lambda c: edit_manifest(c, shrink_vocabulary), CorpusError, "outside the corpus's vocab"),
         (lambda c: (c / "manifest.json").unlink(), FileNotFoundError, "build was interrupted"),
         (lambda c: (c / "manifest.json").write_text("{"), CorpusError, "not intact JSON"),
-        (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 2; build"),
+        (lambda c: (c / "manifest.json").write_text("[1]"), CorpusError, "None, expected 3; build"),
         (remove_entry("rows"), CorpusError, r"json is damaged: KeyError\('rows'\); build"),
         (remove_entry("shards"), CorpusError, r"json is damaged: KeyError\('shards'\); build"),
         (
@@ -220,7 +220,7 @@ def remove_rows(manifest):
         (
             lambda c: edit_manifest(c, lambda m: m.update(format_version=9)),
             CorpusError,
-            "format_version 9, expected 2",
+            "format_version 9, expected 3",
         ),
         (
             lambda c: edit_manifest(c, lambda m: m["splits"].pop("train")),

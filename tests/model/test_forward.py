@@ -19,14 +19,14 @@ def test_texts_of_all_lengths_take_few_shapes_and_little_padding():
     assert sum(rows["tokens"].size for _, rows in batches) < 1.25 * lengths.sum()
 
 
-@pytest.mark.parametrize("max_per_row", [1, 8])
-def test_each_text_is_in_one_row(max_per_row):
+@pytest.mark.parametrize("max_sequences", [1, 8])
+def test_each_text_is_in_one_row(max_sequences):
     features = make_features((20, 2, 42, 4, 8, 60, 64, 65, 99))
     seen = []
-    for members, rows in batch_by_length(features, 2, 100, max_per_row):
+    for members, rows in batch_by_length(features, 2, 100, max_sequences):
         assert len(members) <= len(rows["tokens"]) <= 2
         for row, indices in enumerate(members):
-            assert 1 <= len(indices) <= max_per_row
+            assert 1 <= len(indices) <= max_sequences
             bounds = rows["sequence_bounds"][row, : len(indices)]
             tokens = [rows["tokens"][row, start:end].tolist() for start, _, end in bounds]
             assert tokens == [features[index].sequences[0].tolist() for index in indices]

@@ -26,7 +26,7 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     if not (directory := os.environ.get("BERT_JAX_MINILM")):
         pytest.skip("BERT_JAX_MINILM is not set: `make parity` fetches the weights")
     vocabulary = pathlib.Path(directory) / "vocab.txt"
-    corpus = build_small_corpus(tmp_path / "input", vocabulary, max_pairs_per_row=1)
+    corpus = build_small_corpus(tmp_path / "input", vocabulary, max_sequences=1)
     config = importlib.import_module("bert_jax.configs.pretrain.continue").get_config("runlocal")
     config.init_from, config.corpus = directory, str(corpus)
     config.num_steps, config.log_every, config.model.dropout_rate = 2, 1, 0.0

@@ -146,7 +146,7 @@ def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, 
 def many_heldout_rows(tmp_path_factory):
     """A corpus with over 100 held-out batches of four rows."""
     directory = tmp_path_factory.mktemp("many")
-    sizes = {"max_seq_length": 16, "max_pairs_per_row": 1}
+    sizes = {"max_seq_length": 16, "max_sequences": 1}
     corpus = helpers.build_small_corpus(directory, num_documents=130, heldout_fraction=0.5, **sizes)
     assert Rows(corpus, "heldout").num_rows > 400
     return corpus

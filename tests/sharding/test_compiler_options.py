@@ -49,13 +49,13 @@ def test_collectives_in_layers_run_on_sparse_cores_or_as_all_to_alls():
     for kind, on_sparse_cores in expected.items():
         device = types.SimpleNamespace(device_kind=kind)
         mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
-        options = compiler_options(mesh, 1024, in_layers=True)
+        options = compiler_options(mesh, 1024, overlap_collectives=True)
         assert (offload in options) == on_sparse_cores
         assert ("xla_tpu_enable_async_all_to_all" in options) != on_sparse_cores
         assert options.get("xla_enable_async_all_gather", False) == (kind != "TPU v5 lite")
         assert offload not in compiler_options(mesh, 1024)
     device.device_kind = "cpu"
-    assert compiler_options(mesh, 1024, in_layers=True) == {}
+    assert compiler_options(mesh, 1024, overlap_collectives=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_collectives_overlap_or_the_reason_is_given(
 
 def test_large_model_exchanges_in_layers_where_that_overlaps():
     chips = pod_large.TOPOLOGIES
-    in_layers = [chip for chip in chips if pod_large.get_config(chip).overlap_collectives]
-    assert in_layers == ["v4", "v5p", "v6e"]
+    overlapping = [chip for chip in chips if pod_large.get_config(chip).overlap_collectives]
+    assert overlapping == ["v4", "v5p", "v6e"]
