@@ -71,7 +71,7 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
     """Runs or resumes the sweep in `workdir`; returns its best configuration and its report's path.
 
     With `dry_run` it writes nothing, and returns the number of trials and steps, and estimates of
-    memory and time; of a search, those of the first round, and the maximum number of trials. In a
+    memory and time; of a search, for the first round, and the maximum number of trials. In a
     multi-process run every process must call it, after `distributed.initialize`.
     """
     workdir = pathlib.Path(workdir)

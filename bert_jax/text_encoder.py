@@ -100,7 +100,7 @@ class TextEncoder:
           masked-LM head predicts, are all positions.
 
         Args:
-          length: of all rows; longer texts are truncated. None: that of the longest text. JAX
+          length: of all rows; longer texts are truncated. None: the longest text's. JAX
             compiles a function again for each new shape.
         """
         parts, _ = self._parts(texts)

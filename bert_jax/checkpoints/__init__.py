@@ -1,1 +1,1 @@
-"""Checkpoints: our own format, and those of other libraries."""
+"""Checkpoints: our own format, and the formats of other libraries."""

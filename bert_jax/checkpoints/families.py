@@ -1,6 +1,6 @@
 """How transformers stores BERT and its descendants: one table of names for each family.
 
-The families are those of `model.config.FAMILIES`, by the `model_type` of their `config.json`.
+The families are `model.config.FAMILIES`, by the `model_type` of their `config.json`.
 """
 
 from collections.abc import Mapping

@@ -56,7 +56,7 @@ _HEADS = {
 def _names(
     embeddings: str, layer: str, parts: Mapping[str, str], others: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns module of ours -> scope of its variables, from those of embeddings and of a layer."""
+    """Returns the scope of variables by our module, from the scopes of embeddings and layer."""
     return {
         "encoder/embeddings/token_embedding": f"{embeddings}/word_embeddings",
         "encoder/embeddings/position_embedding": f"{embeddings}/position_embeddings",

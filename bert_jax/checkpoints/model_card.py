@@ -106,7 +106,7 @@ def _kind(params: Mapping, settings: Mapping) -> str:
 def _eval_results(
     pipeline_tag: str | None, settings: Mapping, result: Mapping, is_discriminator: bool
 ) -> list[EvalResult]:
-    """Returns an entry for each score, but none for those of single labels, such as f1/PER."""
+    """Returns an entry for each score, but none for the scores of single labels, such as f1/PER."""
     splits = {name: scores for name, scores in result.items() if isinstance(scores, dict)}
     if not splits:  # Of pre-training: held-out rows of the corpus.
         names = ("perplexity", "mlm_accuracy", "nsp_accuracy", "next_token_accuracy")

@@ -114,7 +114,7 @@ def parameter_shapes(config, head: Mapping | None = None) -> dict:
     """Returns path -> shape and dtype of the parameters of `PretrainingModel`, and of other heads.
 
     `config` is the configuration of an architecture. The heads are a task's, if given, and in the
-    family of ELECTRA that of the discriminator.
+    family of ELECTRA the discriminator's.
     """
     return dict(_traced_shapes(config, json.dumps(head)))
 

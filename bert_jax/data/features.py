@@ -1,8 +1,9 @@
-"""Packs the features of a task into rows of one shape, to minimize padding.
+"""Packs the features of a task into rows of one shape, to minimize padding, and unpacks rows.
 
 A row holds as many sequences as fit, each attending only within itself; so the number of rows
 varies from batch to batch. The arrays are allocated for the maximum and the rows fill the first
 microbatches; a step skips the empty ones, so that one compiled program serves all batches.
+`unpack_rows` turns any packed rows, of pre-training too, into the batch that `Encoder` takes.
 """
 
 import dataclasses

@@ -73,8 +73,8 @@ class FinetuneSetup:
     Their configurations differ from `config` at most in `PER_TRIAL`. `head_settings` and `contents`
     (hashes of the files, weights and vocabulary that are read, by name) are stored in checkpoints;
     `rows_per_prediction` is the number of rows per forward pass in prediction; the hyperparameters
-    given to `schedule` and `optimizer` may be traced. `teacher_layout` is that of a teacher's
-    outputs, which the training features then have.
+    given to `schedule` and `optimizer` may be traced. `teacher_layout` is the layout of a
+    teacher's outputs, which the training features then have.
     """
 
     config: ConfigDict

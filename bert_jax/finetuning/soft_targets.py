@@ -10,10 +10,10 @@ from bert_jax.model.layers import kl_divergence
 
 
 def with_soft_targets(head: Head, alpha: float, temperature: float) -> Head:
-    """Returns `head` with alpha * its loss + (1 - alpha) * that of the teacher's outputs.
+    """Returns `head` with the loss alpha * its own + (1 - alpha) * the divergence from a teacher.
 
-    The second is `kl_divergence` (Hinton et al., 2015, section 2), for spans the mean of those of
-    the first and last position, and for regression the squared difference.
+    The divergence is `kl_divergence` (Hinton et al., 2015, section 2), for spans its mean over the
+    first and the last position, and for regression the squared difference.
     """
     soft_loss = SOFT_LOSSES[head.name]
 

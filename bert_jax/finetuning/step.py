@@ -167,8 +167,8 @@ def make_predict_step(
 ) -> Callable[[dict, dict], tuple[jax.Array, jax.Array]]:
     """Builds the jitted (params, rows) -> (outputs, sums), replicated over all processes.
 
-    Parameters and results have a leading axis of trials. `sums`, `[trials, data, 2]`, are those of
-    the weighted losses and of the label weights on each data-parallel shard; 0 for a head that
+    Parameters and results have a leading axis of trials. `sums`, `[trials, data, 2]`, has the sum
+    of weighted losses and the sum of label weights on each data-parallel shard; 0 for a head that
     compares the examples of a batch.
     """
 

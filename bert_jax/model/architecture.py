@@ -16,7 +16,7 @@ That file offers:
 - `RULES`, the sharding of its parameters; `flops_per_row`; and `queries_and_keys(params, x)`, which
   attention maps and distillation read.
 
-`model/bert.py` documents the arguments. The name is that of a file in `bert_jax/model`, or the
+`model/bert.py` documents the arguments. The name is a file's in `bert_jax/model`, or the
 dotted name of a module elsewhere, which needs no edit in this package.
 """
 

@@ -15,7 +15,7 @@ from bert_jax.model.dropout import (
     hidden_dropout,
     layer_dropout,
 )
-from bert_jax.model.execution import Execution, run_fast_path, uses_fast_path
+from bert_jax.model.execution import Execution, choose_path, plain_path, run_fast_path
 from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
 
@@ -65,11 +65,15 @@ class Encoder(nn.Module):
     def all_hidden_states(
         self, batch: dict[str, jax.Array], dropout: Dropout | None = None
     ) -> jax.Array:
-        """Returns the embeddings and the output of each layer: `[1 + num_layers, B, L, H]`."""
+        """Returns the embeddings and the output of each layer: `[1 + num_layers, B, L, H]`.
+
+        The layers run as they are defined, as the fast path keeps no output but the last.
+        """
         x, dropouts = self._embed(batch, dropout)
         inputs = share_layers(self.config, self.get_variable("params", "layers")), dropouts
-        run = _layer_function(self.config, self.execution, batch["sequence_ids"])
-        if _scans(self.config, self.execution):
+        is_scanned = plain_path(self.execution, self.config) == "scan"
+        run = _layer_function(self.config, self.execution, batch["sequence_ids"], is_scanned)
+        if is_scanned:
 
             def step(x, layer_inputs):
                 x = run(x, layer_inputs)
@@ -158,25 +162,33 @@ def run_layers(
 
     `params` are stacked as `Encoder` stores them, and `dropout` is stacked over layers.
     """
-    if uses_fast_path(execution, config, x.shape[1]):
+    path = choose_path(execution, config, x.shape[1])
+    if path == "fast":
         return run_fast_path(execution, config, params, x, sequence_ids, dropout, positions)
     inputs, last = (share_layers(config, params), dropout), None
     if positions is not None:
         inputs, last = _split(inputs, (config.num_layers - 1, 1))
-    run = _layer_function(config, execution, sequence_ids)
-    if _scans(config, execution):
+    run = _layer_function(config, execution, sequence_ids, is_scanned=path == "scan")
+    if path == "scan":
         x, _ = jax.lax.scan(lambda x, layer_inputs: (run(x, layer_inputs), None), x, inputs)
     else:
         for layer_inputs in _unstack(inputs):
             x = run(x, layer_inputs)
     if positions is not None:
         (layer_inputs,) = _unstack(last)
-        x = _layer_function(config, execution, sequence_ids, positions)(x, layer_inputs)
+        finish = _layer_function(
+            config, execution, sequence_ids, is_scanned=False, positions=positions
+        )
+        x = finish(x, layer_inputs)
     return x
 
 
 def _layer_function(
-    config, execution: Execution, sequence_ids: jax.Array, positions: jax.Array | None = None
+    config,
+    execution: Execution,
+    sequence_ids: jax.Array,
+    is_scanned: bool,
+    positions: jax.Array | None = None,
 ) -> Callable[[jax.Array, tuple[dict, LayerDropout]], jax.Array]:
     """Returns the function (hidden states, (parameters, dropout) of a layer) -> hidden states.
 
@@ -193,12 +205,7 @@ def _layer_function(
         x, context = gather_positions(x, positions), gather_positions(context, positions)
         return layer.apply(variables, x, context, dropout.at(positions), method="finish")
 
-    in_loop = _scans(config, execution) and positions is None
-    return execution.with_remat(run, in_loop)
-
-
-def _scans(config, execution: Execution) -> bool:
-    return execution.scan_layers and config.num_layers > 1
+    return execution.with_remat(run, in_loop=is_scanned)
 
 
 def _split(tree, sizes: tuple[int, int]):

@@ -65,6 +65,16 @@ class Execution:
         return jax.checkpoint(layer, policy=policy, prevent_cse=prevents_cse)
 
 
+def choose_path(execution: Execution, config, length: int) -> str:
+    """Returns how the layers run in rows of `length`: "fast", "scan" or "unrolled"."""
+    return "fast" if uses_fast_path(execution, config, length) else plain_path(execution, config)
+
+
+def plain_path(execution: Execution, config) -> str:
+    """Returns how the layers run as they are defined: "scan" or "unrolled"."""
+    return "scan" if execution.scan_layers and config.num_layers > 1 else "unrolled"
+
+
 def uses_fast_path(
     execution: Execution, config, length: int, mesh: AbstractMesh | None = None
 ) -> bool:

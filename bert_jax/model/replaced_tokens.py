@@ -154,7 +154,7 @@ class ReplacedTokenModel(Discriminator):
 
 
 def generator_params(params: dict) -> dict:
-    """Returns all parameters of the generator, from those of `ReplacedTokenModel`."""
+    """Returns all of the generator's parameters, from the ones of `ReplacedTokenModel`."""
     generator, embeddings = params["generator"], params["encoder"]["embeddings"]
     shared = {name: embeddings[name] for name in SHARED if name in embeddings}
     encoder = generator["encoder"]

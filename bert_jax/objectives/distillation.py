@@ -54,7 +54,7 @@ class Distillation:
       temperature: divides the logits of both for the loss "soft".
       layers: the teacher's layer for each layer of the student, counted from 1; if empty, in equal
         steps up to the last.
-      init_layers: the teacher's layers from which those of the student start; if empty, none.
+      init_layers: the teacher's layers from which the student's layers start; if empty, none.
       teacher: the teacher's architecture.
     """
 
@@ -223,7 +223,7 @@ class Distillation:
     ) -> dict[str, jax.Array]:
         """Returns sums over a batch, float32: losses, their counts, and correct predictions.
 
-        `params` has the student's parameters and, under "teacher", those of `frozen_params`.
+        `params` has the student's parameters and, under "teacher", the result of `frozen_params`.
         """
         student = model.apply({"params": params}, batch, dropout)
         teacher = self._teacher_outputs(model, params["teacher"], batch)

@@ -18,13 +18,12 @@ from bert_jax.model import pretraining
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.execution import Execution
-from bert_jax.model.layers import cross_entropy
 from bert_jax.model.replaced_tokens import (
     GeneratorSettings,
     ReplacedTokenModel,
     generator_params,
 )
-from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.objectives.masked_lm import MaskedLm, loss_sums
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,7 +117,7 @@ class ReplacedTokens:
         samples = sample_tokens(batch["sampling_keys"], token_logits)
         batch, is_replaced = replace_tokens(batch, samples)
         sums = self.model_sums(model, params, batch, is_replaced, dropout)
-        return generator_sums(token_logits, batch) | sums
+        return loss_sums("mlm", token_logits, batch["targets"], batch["target_weights"]) | sums
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> dict[str, jax.Array]:
         """Returns the sums of the discriminator on the rows that the generator made."""
@@ -166,17 +165,6 @@ def replace_tokens(
     sampled = jnp.sum(jnp.where(is_at, samples[..., None], 0), axis=1)
     tokens = jnp.where(jnp.any(is_at, axis=1), sampled, original)
     return batch | {"tokens": tokens}, tokens != original
-
-
-def generator_sums(logits: jax.Array, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the sums of the generator's logits `[B, K, V]`."""
-    losses, correct = cross_entropy(logits, batch["targets"])
-    weights = batch["target_weights"]
-    return {
-        "mlm_loss": jnp.sum(losses * weights),
-        "mlm_correct": jnp.sum(correct * weights),
-        "mlm_count": jnp.sum(weights),
-    }
 
 
 def discriminator_sums(

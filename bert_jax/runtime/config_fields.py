@@ -2,7 +2,8 @@
 
 A comment belongs to a field if it is at the end of the line that sets it, or alone on the lines
 directly above. A file may start from another one's `get_config()`: the comments of all of them
-count, those of the first, which explain the field, before those of the last, which explain a value.
+count, first the comments of the first file, which explain the field, last the ones that explain a
+value.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The shared entry point of pre-training and fine-tuning: flags, start, and how a run ends."""
+"""The shared entry point of the three mains: flags, start, and how a run ends."""
 
 import json
 import logging as std_logging

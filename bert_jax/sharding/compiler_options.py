@@ -66,7 +66,7 @@ def product_options(mesh: Mesh) -> dict:
 
     The compiler for TPUs can choose by estimated cost in which order a product adds its parts, in
     float32 either way. By default it does not, and short sums over many outputs take up to twice as
-    long: the gradients of kernels at few rows per device, and products of small models.
+    long: the gradients of matrices at few rows per device, and products of small models.
     """
     if not mesh.devices.flat[0].device_kind.startswith("TPU"):
         return {}

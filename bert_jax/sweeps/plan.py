@@ -63,7 +63,7 @@ def measure(setup: FinetuneSetup) -> Cost:
 def show_plan(programs: Sequence[Program], results: Mapping[str, dict | None]) -> dict:
     """Prints the trials, their steps, and an estimate of memory and time; returns the totals.
 
-    `results` are those of the trials that have ended, by name.
+    `results` are of the trials that have ended, by name.
     """
     costs, rows, seconds, seconds_left = {}, [], 0.0, 0.0
     for program in programs:

@@ -52,8 +52,8 @@ ABOUT_SEARCH = (
     "is a configuration without a score, as its trials diverged."
 )
 ABOUT_PARALLEL = (
-    "A line is a configuration; the colors are those of the learning curves. A dotted line has no "
-    "score, as its trials diverged."
+    "A line is a configuration, in the color of its learning curves. A dotted line has no score: "
+    "its trials diverged."
 )
 MAX_CONFUSION = 12
 """Labels of a table by class up to which it has the confusion matrix."""
@@ -125,7 +125,7 @@ def run_table(config: ConfigDict, summaries: Sequence[Summary]) -> Table:
     )
     rows.append(["trials", trials])
     if keep := config.get("keep_trials", 0):
-        rows.append(["weights kept", f"those of the best {plural(keep, 'trial')}"])
+        rows.append(["weights kept", f"of the best {plural(keep, 'trial')}"])
     return Table([*rows, ["metric (higher is better)", summaries[0].metric]])
 
 
@@ -260,7 +260,7 @@ def trials_table(summaries: Sequence[Summary]) -> str:
 
 
 def times_table(summaries: Sequence[Summary]) -> str:
-    """Returns the time of each trial as CSV; that of a stacked trial is the time of its stack."""
+    """Returns the time of each trial as CSV; a stacked trial has the time of its stack."""
     rows = []
     for summary in summaries:
         for trial, result in zip(summary.configuration.trials, summary.results, strict=True):

@@ -89,7 +89,7 @@ def suggest(trial, name: str, spec: tuple) -> object:
 def stages(config: ConfigDict) -> list[tuple[int, float]]:
     """Returns the configurations and epochs of each stage of a search, if none diverge or repeat.
 
-    In a search over `num_epochs` the epochs are those of `base`.
+    In a search over `num_epochs` the epochs are the ones of `base`.
     """
     epochs, planned = list(config.halving) or [config.base.num_epochs], []
     for first in range(0, config.num_trials, config.trials_per_round):

@@ -33,7 +33,7 @@ TYPES = {
     "base_config": (str, 'a file, such as "configs/finetune/glue.py:mrpc", or ""'),
 }
 
-# Fields that decide, with those of the grid, which trials are run, and in which programs: workers
+# Fields that decide, with the grid's, which trials are run, and in which programs: workers
 # must agree on them.
 PROGRAM_FIELDS = ("trials", "num_trials", "num_seeds", "max_stacked_trials")
 # Other fields that may differ when a sweep is resumed.

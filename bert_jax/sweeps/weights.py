@@ -19,8 +19,8 @@ def remove_weights(
     """Removes `best` of the finished trials outside the `keep` best (0: keeps all).
 
     They are ranked as in the report: by the median of their configuration, then by their own score.
-    That is final once all seeds of a configuration have ended; until then its weights are kept, as
-    are those of a program that is not finished, which may read them when it is resumed.
+    That is final once all seeds of a configuration have ended; until then its weights are kept, and
+    so are the weights of an unfinished program, which may read them when it is resumed.
     """
     if not keep:
         return

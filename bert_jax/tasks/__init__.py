@@ -1,1 +1,1 @@
-"""The tasks that a model is fine-tuned for: a file for each family, and for its scores."""
+"""The tasks that a model is fine-tuned for, their scores, and the inputs of `inference.py`."""

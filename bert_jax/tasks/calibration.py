@@ -59,9 +59,9 @@ def with_calibration(
 ) -> Split:
     """Returns a labeled classification split whose calibration is also scored and written.
 
-    Adds "ece" to the scores, the expected calibration error, and given a temperature
-    "calibrated_ece", that of the logits divided by it; and writes NAME_calibration.tsv, the bins of
-    both. If it `fits`, it chooses the temperature.
+    Adds the expected calibration error to the scores: "ece" and, for logits divided by a given
+    temperature, "calibrated_ece". Writes NAME_calibration.tsv, the bins of both. If it `fits`, it
+    chooses the temperature.
     """
     expected = np.array([feature.label for feature in split.features])
     temperatures, current = {"ece": 1.0}, {}

@@ -54,7 +54,7 @@ def read_sentences(
     if pathlib.Path(path).suffix in (".conllu", ".conllup") and word_column == 0:
         fix = "set --config.data.word_column=1 (and tag_column=3 for its parts of speech)"
         raise ValueError(f"{path}: the first column of CoNLL-U numbers the words: {fix}")
-    # "#" may be a word; a comment's columns differ from those of the first line that cannot be one.
+    # "#" may be a word; a comment has other columns than the first line that cannot be one.
     may_be_first = [index for index, row in enumerate(rows) if row and row[0] != "#"]
     if not may_be_first:
         raise ValueError(f"{path} holds no words")

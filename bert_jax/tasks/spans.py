@@ -176,7 +176,7 @@ def best_spans(
     `max_answer_length` tokens. All of these are searched; the released code combines only the 20
     best starts and ends. Spans without text, of tokens that are only white space or format
     characters, are left out; a context without others gives the empty span, with score 0. `outputs`
-    are those of the head for each window.
+    are the outputs of the head for each window.
     """
     text_starts, text_ends = text_limits(passage)
     spans, beyond = [], np.full(max_answer_length, -np.inf, np.float32)

@@ -211,8 +211,8 @@ def check_empty_texts(
     """Counts the examples of a split that have `empty` texts, (location, name of the text) pairs.
 
     They are predicted and, where labels are known, scored. But a run that trains
-    (`is_training`) raises ValueError for the examples that its checkpoint depends on: those of
-    train, and of a labeled dev, which selects it.
+    (`is_training`) raises ValueError for the examples that its checkpoint depends on: the
+    examples of train, and of a labeled dev, which selects it.
     """
     if empty and is_training and (split == "train" or (split == "dev" and is_labeled)):
         location, name = empty[0]

@@ -184,8 +184,8 @@ def make_split(
 ) -> Split:
     """Builds a classification split (regression if `labels` is empty), scored by `metrics`.
 
-    With `multi_label` the prediction is all labels whose probability is above 0.5. For two classes
-    `ranking_metrics` are of how far the logit of the second exceeds that of the first. Writes
+    With `multi_label` the prediction is all labels whose probability is above 0.5. For two classes,
+    `ranking_metrics` rank the examples by the second logit minus the first. Writes
     NAME.jsonl: the columns of each example, its label if known, its prediction and the probability
     of every class; and NAME_classes.tsv: the `scores.class_table`.
     """

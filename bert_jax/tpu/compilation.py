@@ -45,7 +45,7 @@ VOCAB_SIZES = {"roberta": 50265, "albert": 30000}
 def released_tokenizer(family: str | None) -> types.SimpleNamespace:
     """Returns what a step reads from a tokenizer with the released English vocabulary of a family.
 
-    None stands for BERT; all but the size is that of BERT's, as it changes no shape.
+    None stands for BERT; all but the size is BERT's, as it changes no shape.
     """
     vocab_size = VOCAB_SIZES.get(family, BertConfig().vocab_size)
     return types.SimpleNamespace(

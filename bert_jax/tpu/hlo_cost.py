@@ -157,8 +157,9 @@ def exposed_link_bytes(
     """Returns the bytes that the links can send during a computation, and those it waits for.
 
     `overlaps` and `links` are, by instruction, the bytes that the links can send during its
-    arithmetic, and those of a collective. The links serve collectives in the order in which they
-    start; "done" waits for its own and those before it, and a synchronous one for all its bytes.
+    arithmetic, and the bytes of a collective. The links serve collectives in the order in which
+    they start; "done" waits for its own bytes and for earlier ones, and a synchronous collective
+    for all of its bytes.
     """
     total, exposed, in_flight = 0.0, 0.0, {}
     for instruction in computations[name]:

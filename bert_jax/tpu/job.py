@@ -28,7 +28,7 @@ def print_status(text: str) -> None:
 
 
 def check_served(chip: str, launcher: str) -> None:
-    """Raises LaunchError for a chip that only other APIs than that of `launcher` serve."""
+    """Raises LaunchError for a chip that the API of `launcher` does not serve."""
     serving = [api for api, chips in SERVED_BY.items() if chip in chips]
     if serving and not any(launcher in api for api in serving):
         raise LaunchError(f"tools/{launcher}.py has no {chip}: use {' or '.join(serving)}")

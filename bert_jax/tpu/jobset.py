@@ -58,7 +58,7 @@ class Job:
     Attributes:
       name: of the JobSet.
       topology: the slices.
-      placement_policy: workload policy of the slices, which those of tpu7x with several hosts
+      placement_policy: workload policy of the slices, which tpu7x slices with several hosts
         need; "": none.
       spot: whether they may be preempted.
       grace_seconds: between SIGTERM and SIGKILL.
@@ -185,7 +185,7 @@ def make_pod(settings: Job, command: str) -> dict:
 
 
 def make_environment(settings: Job) -> list[dict]:
-    """Returns the variables by which JAX finds the slices; GKE sets those of hosts in a slice.
+    """Returns the variables by which JAX finds the slices; GKE sets the hosts of one.
 
     JAX would ask the metadata server for a variable that is missing. An empty address stands for
     the first host of the only slice.

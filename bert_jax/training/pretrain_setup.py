@@ -108,8 +108,8 @@ def setup_pretraining(
 ) -> PretrainSetup:
     """Builds the setup of all `phases` on `devices` (None: all of them); computes nothing.
 
-    `source_settings` come with the weights to start from, `teacher_settings` with those of a
-    teacher, if there are any. Raises ValueError if `model_config` does, if the mesh does not fit
+    `source_settings` come with the weights to start from, `teacher_settings` with a teacher's
+    weights, if there are any. Raises ValueError if `model_config` does, if the mesh does not fit
     the devices, or if a batch or the rows do not fit the mesh or the model.
     """
     objective = build_objective(config, tokenizer, phases[0], teacher_settings)

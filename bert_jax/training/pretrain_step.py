@@ -43,7 +43,7 @@ def make_pretrain_step(
     dropout of (seed, step, index of the row in the batch): a resumed run draws what an
     uninterrupted one would have drawn, on any mesh.
 
-    `frozen` has parameters that the objective reads beside those of the state, such as a teacher's,
+    `frozen` has parameters that the objective reads beside the state's, such as a teacher's,
     and that are not updated: an argument, so that they are no constants of the program.
 
     With `overlap_collectives`, each layer gathers its matrices, which `shardings` shard over

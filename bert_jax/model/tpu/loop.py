@@ -68,8 +68,8 @@ def loop_over_layers(
 
     The last layer, whose output may have another shape, is `last_layer` if that is given: it runs
     after the loop, with None as `saved`. Sharded parameters are gathered in each layer, and in the
-    loop again for its backward pass. Each entry of `params` is that of `repeats` consecutive
-    layers; its gradient is their sum, in float32 until it is complete.
+    loop again for its backward pass. Each entry of `params` belongs to `repeats`
+    consecutive layers; its gradient is their sum, in float32 until it is complete.
 
     `shared` (the same for all layers) and `stacked` receive no gradient. `saved` are
     `SavedActivations` if there is a gradient and the layer `saves` some itself; else None.
@@ -95,7 +95,9 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
         y, vjp, (arrays, values) = jax.vjp(run, layer_params, x, has_aux=True)
         leaves, tree = jax.tree.flatten(vjp)
         given = layer_params, x, index, params, shared, layer_inputs, arrays, values
-        # What the gradient reads is either given to it, or was computed here and is saved.
+        # What the gradient reads is either given to it, or was computed here and is saved. JAX does
+        # not say which leaf of `vjp` is which argument, but a leaf that is an argument is the same
+        # object.
         found = {id(leaf) for leaf in jax.tree.leaves(given)}
         for n, leaf in enumerate(leaves):
             if id(leaf) not in found:
@@ -141,7 +143,7 @@ def _backward(layer, saves, last_layer, repeats, residuals, dx):
     num_layers = _num_in_loop(params, last_layer, repeats)
 
     def write(dstacks, index, dparams):
-        """Writes the gradients of a layer, or adds them to those of layers that share them."""
+        """Writes the gradients of a layer, or adds them up for layers that share parameters."""
         if repeats == 1:
             return _write(dstacks, index, dparams)
         total = jax.tree.map(jnp.add, _at(dstacks, index // repeats), dparams)

@@ -1,4 +1,4 @@
-"""The output of a sublayer in one TPU kernel: LayerNorm(x + dropout(f(inputs) @ kernel + bias)).
+"""The output of a sublayer in one TPU kernel: LayerNorm(x + dropout(f(inputs) @ matrix + bias)).
 
 `f` is GELU, exact or in its tanh form, or nothing. The compiler runs GELU, the product and what
 follows it one after another; in a kernel, the vector units work while the matrix units multiply. A
@@ -296,7 +296,7 @@ def _dropout_inputs(
 
 
 def _forward_kernel(settings, num_chunks, drop, given, y_ref, sum_ref, buffer):
-    inputs_ref, _, x_ref, kernel_ref, bias_ref, scale_ref, shift_ref, *inner_bias_ref = given
+    inputs_ref, _, x_ref, matrix_ref, bias_ref, scale_ref, shift_ref, *inner_bias_ref = given
     chunk, last = pl.program_id(1), num_chunks - 1
 
     def product():
@@ -305,7 +305,7 @@ def _forward_kernel(settings, num_chunks, drop, given, y_ref, sum_ref, buffer):
             biased = inputs.astype(jnp.float32) + inner_bias_ref[0][...]
             activated, _ = gelu_and_slope(settings.activation, biased, inputs.dtype)
             inputs = activated.astype(inputs.dtype)
-        return dot(inputs, kernel_ref[...], 1, 0)
+        return dot(inputs, matrix_ref[...], 1, 0)
 
     def add(is_first):
         buffer[...] = product() if is_first else buffer[...] + product()
@@ -329,7 +329,7 @@ def _forward_kernel(settings, num_chunks, drop, given, y_ref, sum_ref, buffer):
 def _backward_kernel(
     settings, num_chunks, drop, given, dx_ref, dproduct_ref, dinputs_ref, by_column_ref, *rest
 ):
-    inputs_ref, sum_ref, dy_ref, kernel_ref, _, scale_ref, _, *inner_bias_ref = given
+    inputs_ref, sum_ref, dy_ref, matrix_ref, _, scale_ref, _, *inner_bias_ref = given
     *dinner_ref, buffer = rest
 
     def start():
@@ -351,7 +351,7 @@ def _backward_kernel(
         finish()
 
     def finish():
-        dinputs = dot(buffer[...], kernel_ref[...], 1, 1)
+        dinputs = dot(buffer[...], matrix_ref[...], 1, 1)
         if settings.activation:
             biased = inputs_ref[...].astype(jnp.float32) + inner_bias_ref[0][...]
             dinputs *= gelu_and_slope(settings.activation, biased, inputs_ref.dtype)[1]
