@@ -1,4 +1,4 @@
-r"""Compares the statistics of sentence pairs with those of the script released with BERT.
+r"""Compares the statistics of sentence pairs with the script released with BERT.
 
 python benchmarks/corpus_statistics.py --dump=enwiki-latest-pages-articles1.xml.bz2 \
     --vocab=vocab.txt --released=DIR --tensorflow_python=PYTHON
@@ -136,9 +136,9 @@ def main(argv: list[str]) -> None:
     failed = []
     print(f"{'mean of the runs':<48} released     ours   p of Welch's t-test")
     for name in runs["ours"][0]:
-        theirs, ours = (np.array([run[name] for run in runs[side]]) for side in runs)
-        p_value = scipy.stats.ttest_ind(theirs, ours, equal_var=False).pvalue
-        print(f"{name:<48} {theirs.mean():8.4g} {ours.mean():8.4g}   {p_value:.3f}")
+        released, ours = (np.array([run[name] for run in runs[side]]) for side in runs)
+        p_value = scipy.stats.ttest_ind(released, ours, equal_var=False).pvalue
+        print(f"{name:<48} {released.mean():8.4g} {ours.mean():8.4g}   {p_value:.3f}")
         if p_value < MIN_P_VALUE:
             failed.append(name)
     if failed:

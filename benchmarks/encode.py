@@ -122,9 +122,9 @@ def main(argv: list[str]) -> None:
                 measured.append(seconds_here)
                 note = f", {programs} programs compiled" if programs else ""
                 print(f"{side:>9}: {seconds_here:.1f} s{note}", flush=True)
-        ours, theirs = (np.load(f"{directory}/{side}.npy") for side in seconds)
+        ours, reference = (np.load(f"{directory}/{side}.npy") for side in seconds)
     ratio = statistics.median(seconds["torch"]) / statistics.median(seconds["bert_jax"])
-    print(f"vectors at most {np.abs(ours - theirs).max():.1e} apart")
+    print(f"vectors at most {np.abs(ours - reference).max():.1e} apart")
     print(f"ratio of the medians, torch / bert_jax: {ratio:.2f}")
 
 

@@ -207,18 +207,18 @@ def compare(workload: str, huge_pages: bool) -> None:
     for _ in range(REPEATS.value):
         for side, steps in seconds.items():
             steps += measure_in_process(side, workload, huge_pages)
-    ours, theirs = (statistics.median(steps) for steps in seconds.values())
+    ours, reference = (statistics.median(steps) for steps in seconds.values())
     _, batch, length = parsed = parse_workload(workload)
     row_flops = flops_per_row(
         parsed.config(), length, parsed.num_predictions, 1, next_sentence=True
     )
     cells = []
-    for step in (ours, theirs):
+    for step in (ours, reference):
         cell = f"{1e3 * step:.0f} ms, {batch * length / step:,.0f} tokens/s"
         if DEVICE.value == "gpu":
             cell += f", MFU {batch * row_flops / step / PEAK_FLOPS[device_kind()]:.0%}"
         cells.append(cell)
-    print(f"{workload:14} {cells[0]:>38} {cells[1]:>38}   {theirs / ours:.2f}", flush=True)
+    print(f"{workload:14} {cells[0]:>38} {cells[1]:>38}   {reference / ours:.2f}", flush=True)
 
 
 def main(argv: list[str]) -> None:

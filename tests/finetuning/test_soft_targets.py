@@ -64,10 +64,10 @@ def test_loss_equals_float64(name):
         )
         if name == "tagging":
             for place in range(start, end):
-                tag, theirs = label[place - start], teacher[place - start]
+                tag, teacher_logits = label[place - start], teacher[place - start]
                 hard = -log_softmax(logits[place])[tag]
                 assert found[0, place] == pytest.approx(
-                    float64_loss(hard, logits[place], theirs), rel=1e-6
+                    float64_loss(hard, logits[place], teacher_logits), rel=1e-6
                 )
         elif name == "span":
             ends = [(logits[start:end, n], teacher[:, n], label[n]) for n in range(2)]

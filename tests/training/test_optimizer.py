@@ -183,7 +183,7 @@ def test_default_schedule_is_bit_for_bit_the_linear_one():
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("decay_from", ["step_0", "warmup_end"])
-def test_polynomial_decay_equals_that_of_optax(decay_from, power):
+def test_polynomial_decay_equals_optax(decay_from, power):
     schedule = make_schedule(PEAK, 100, 10, decay_from, power)
     first_step = 10 if decay_from == "warmup_end" else 0
     decay = optax.polynomial_schedule(PEAK, 0.0, power, 100 - first_step, first_step)
@@ -289,7 +289,7 @@ def test_layer_rates_agree_with_the_formula_in_float64(name, decay, num_frozen):
 
 
 def test_hyperparameters_may_be_traced():
-    """Then other values compile nothing, and the updates are those of the same constants."""
+    """Other values compile nothing, and give the same updates as constants."""
     params, gradients = as_tree(random_tensors(0)), as_tree(random_tensors(1))
 
     def updates_of(values: Hyperparameters):
