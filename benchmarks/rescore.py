@@ -4,7 +4,7 @@
 .venv-parity/bin/python benchmarks/rescore.py RUN... --conlleval=runs/data/conlleval/conlleval \
     --squad_script=evaluate-v1.1.py
 
-A RUN is the workdir of a classification (scikit-learn), of tagging in IOB2 (seqeval, and conlleval,
+A RUN is the workdir of classification (scikit-learn), of tagging in IOB2 (seqeval, and conlleval,
 which needs Perl) or of question answering (SQuAD's official script). The exit code is 1 if a score
 in its result.json differs in any digit that the reference prints.
 """

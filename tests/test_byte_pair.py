@@ -1,4 +1,4 @@
-"""RoBERTa's byte-level BPE: every option of its files counts, or is refused by name."""
+"""RoBERTa's byte-level BPE: every option of its files is applied, or refused by name."""
 
 import json
 import pickle

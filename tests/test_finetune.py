@@ -1,4 +1,4 @@
-"""The loop of fine-tuning: it resumes bit for bit, keeps the best, and names what is wrong."""
+"""The loop of fine-tuning: it resumes bit for bit, keeps the best checkpoint, and names errors."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The real main on a small corpus: it trains, resumes bit for bit, and refuses what is wrong."""
+"""The real main on a small corpus: it trains, resumes bit for bit, and refuses invalid input."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
+"""A sweep runs every configuration once, in few programs, resumes, and reports its results."""
 
 import csv
 import json

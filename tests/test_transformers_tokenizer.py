@@ -1,4 +1,4 @@
-"""transformers' tokenizer files: every option counts, or is refused by name."""
+"""transformers' tokenizer files: every option is applied, or refused by name."""
 
 import json
 import pickle

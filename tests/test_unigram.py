@@ -1,4 +1,4 @@
-"""ALBERT's tokenizer: its normalization counts, with every option, or is refused by name."""
+"""ALBERT's tokenizer: every option of its normalization is applied, or refused by name."""
 
 import io
 import json

@@ -105,7 +105,7 @@ def build_update(
     class_weights=(),
     **model,
 ):
-    """Returns a step of SGD, what makes its initial state, and its batch: rows and microbatches."""
+    """Returns an SGD step, a function for its initial state, and its batch: rows and microbatches."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
     mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
@@ -250,7 +250,7 @@ def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
 
 @functools.cache
 def predictor(kind: str, devices: int = 1, **head):
-    """Returns features -> their outputs, and the mean loss that these come with."""
+    """Returns a function from features to their outputs and mean loss."""
     model, head = make_model(kind), head_of(kind, **head)
     mesh = make_mesh(devices=jax.devices()[:devices])
     step, params = make_predict_step(model, mesh, head), stack(initial(model))

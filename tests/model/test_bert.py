@@ -1,4 +1,4 @@
-"""The model against golden values of transformers, and what must hold whatever the weights."""
+"""The model against golden values of transformers, and properties for any weights."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ def example():
 
 
 def numbered(batch):
-    """With each row's place, which its dropout is drawn for."""
+    """Returns the batch with the row numbers that seed dropout."""
     return batch | {"dropout_rows": jnp.arange(len(batch["tokens"]))}
 
 

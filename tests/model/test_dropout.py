@@ -1,4 +1,4 @@
-"""Dropout's hashed mask behaves as independent draws, and its gradient as its value."""
+"""Dropout's hashed mask behaves like independent draws, and the gradient has the same mask."""
 
 import functools
 
@@ -31,7 +31,7 @@ jitted_dropout = jax.jit(dropout)
 
 @functools.cache
 def mask(seed: int) -> np.ndarray:
-    """True where an element is kept."""
+    """Returns True where an element is kept."""
     ones = np.ones(SHAPE, np.float32)
     return np.asarray(jitted_dropout(jax.random.key(seed), ones, ROWS, 0.1)) > 0
 

@@ -128,7 +128,7 @@ def weights_for(module, weights):
 
 
 def trained(module, weights, workdir):
-    """A tagger that has learned `TEXT` by heart."""
+    """A tagger that has memorized `TEXT`."""
     for name in ("train", "dev"):
         (workdir / f"{name}.txt").write_text(TEXT)
     config = module.get_config()

@@ -1,4 +1,4 @@
-"""An architecture in a file of one's own is pre-trained, fine-tuned, saved and loaded.
+"""An architecture in a user's own file is pre-trained, fine-tuned, saved and loaded.
 
 It is a small pre-LayerNorm transformer without biases, and needs no edit in the package.
 """

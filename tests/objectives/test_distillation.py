@@ -1,4 +1,4 @@
-"""Distillation in pre-training: its losses, what is trained and stored, and wrong teachers."""
+"""Distillation in pre-training: losses, trained and stored parameters, and invalid teachers."""
 
 import dataclasses
 import functools
@@ -345,7 +345,7 @@ def test_fast_path_agrees_with_the_plain_layers():
     for path, leaf in flatten_dict(params, sep="/").items():
         other = flatten_dict(expected, sep="/")[path]
         np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-3, err_msg=path)
-    # What compares layers runs them one by one.
+    # Losses that compare layers run the layers one by one.
     assert make_objective().make_model(STUDENT, Execution("tpu")).execution.kernels == "plain"
 
 

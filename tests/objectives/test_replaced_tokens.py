@@ -1,4 +1,4 @@
-"""ELECTRA's objective: against formulas in float64, what is shared, samples, packing, meshes."""
+"""ELECTRA's objective: float64 formulas, shared parameters, samples, packing, meshes."""
 
 import dataclasses
 import importlib

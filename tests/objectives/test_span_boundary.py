@@ -1,4 +1,4 @@
-"""SpanBERT's objective: what is around a span, its loss by the paper's formulas, a whole run."""
+"""SpanBERT's objective: the tokens around a span, the loss by the paper's formulas, a whole run."""
 
 import dataclasses
 import functools

@@ -104,7 +104,7 @@ def ours(model, features) -> dict:
 
 
 def train_reference(model, features, kind: str, monkeypatch) -> None:
-    """Trains `model` by the loop that benchmarks/finetune.py compares with, in our order."""
+    """Trains `model` with the loop of benchmarks/finetune.py, in our order of examples."""
     import torch
     import transformers_side
 

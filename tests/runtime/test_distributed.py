@@ -122,7 +122,7 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
 
 @pytest.mark.slow
 def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, tmp_path):
-    """The story of a preempted run: SIGTERM reaches one process, and both save the same step."""
+    """A preempted run: SIGTERM reaches one process, and both save the same step."""
     workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
     options = {"num_processes": 2, "devices_per_process": 2}
     with helpers.ended(helpers.start(workdir, corpus, *fields, **options)) as processes:

@@ -1,4 +1,4 @@
-"""Labels: numbers in whatever way they are written, and texts."""
+"""Labels: numbers in any spelling, and texts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables: what each kind of file may contain, and how a TSV is quoted."""
+"""Tables: the content of each file type, and quoting in TSV."""
 
 import csv
 import hashlib

@@ -1,4 +1,4 @@
-"""What a report makes of compiled steps, with a compiler that only pretends to compile."""
+"""Reports of compiled steps, with a fake compiler."""
 
 import collections
 import dataclasses

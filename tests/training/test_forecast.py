@@ -1,4 +1,4 @@
-"""What a run says about its size and time, before and during its first steps."""
+"""Estimates of size and time, before and during a run's first steps."""
 
 import types
 

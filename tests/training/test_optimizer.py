@@ -66,7 +66,7 @@ def released_rate(step: int) -> float:
 def reference_step(
     name: str, tensors: dict, slots: dict, gradients: dict, step: int, beta1: float
 ) -> None:
-    """One update in place, float64: clip, then what the named optimizer does to each tensor.
+    """Updates in place, in float64: clips, then applies the named optimizer to each tensor.
 
     bert_adam: google-research/bert, optimization.py. adamw: Loshchilov & Hutter (2019),
     algorithm 2. lamb: You et al. (2020), algorithm 2, on tensors that are decayed.
@@ -92,7 +92,7 @@ def reference_step(
 
 @functools.cache
 def indices_tree() -> dict:
-    """Returns our tree of the places that its values have in transformers' tensors, flattened."""
+    """Returns our tree with the index of each value in transformers' flattened tensors."""
     tensors, start = random_tensors(0), 0
     for name, value in tensors.items():
         tensors[name] = np.arange(start, start + value.size, dtype=np.float64).reshape(value.shape)
