@@ -92,8 +92,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # to its frequency in train. Default: 1 each.
     config.class_weights = ()
 
-    # Devices along each axis of the mesh; -1: all remaining devices. Trials are sharded over
-    # `trial`.
+    # Devices along each axis of the mesh; -1: all remaining. Trials are sharded over `trial`.
     config.mesh = ConfigDict({"trial": 1, "data": -1, "fsdp": 1, "tensor": 1})
     config.per_device_batch_size = 0  # Packed rows per device and microbatch; 0: automatic.
 
@@ -102,7 +101,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.save_training_state = True  # After each evaluation, to resume from.
     # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
     config.tracker = ""
-    config.stall_seconds = 600  # Seconds without a step before all stacks are logged.
+    config.stall_seconds = 600  # Seconds without a step before the stacks are printed.
     return apply_runlocal(config, arg)
 
 

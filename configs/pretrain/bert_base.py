@@ -93,7 +93,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.profile_steps = 0  # Steps whose trace is written to the workdir, from the third.
     # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').
     config.tracker = ""
-    # Seconds without a step before the stacks of all threads are logged.
+    # Seconds without a step before the stacks of all threads are printed.
     config.stall_seconds = 600
 
     return apply_runlocal(config, arg)

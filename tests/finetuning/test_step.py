@@ -105,7 +105,7 @@ def build_update(
     class_weights=(),
     **model,
 ):
-    """Returns an SGD step, a function for its initial state, and its batch: rows and microbatches."""
+    """Returns an SGD step, a function for its initial state, and its batch (rows, microbatches)."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
     mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
