@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.export import params_to_huggingface
-from bert_jax.checkpoints.huggingface import (
-    CONFIG_KEYS,
-    config_from_huggingface,
-    params_from_huggingface,
-)
+from bert_jax.checkpoints.families import BERT
+from bert_jax.checkpoints.huggingface import config_from_huggingface, params_from_huggingface
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
@@ -76,7 +73,7 @@ def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too(
     config = dataclasses.replace(golden.CONFIG, causal=True)
     tensors, lengths = golden.random_tensors(config, seed=2), (20, 3, 13)
     batch = golden.random_batch(config, seed=3, lengths=lengths, num_slots=5)
-    sizes = {key: getattr(config, field) for field, key in CONFIG_KEYS.items()}
+    sizes = {key: getattr(config, field) for field, key in BERT.config_keys.items()}
     reference = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
     weights = {name: torch.tensor(value) for name, value in tensors.items()}
     absent, _ = reference.load_state_dict(weights, strict=False)
