@@ -1,4 +1,4 @@
-r"""Measures the speed and memory of corpus building, against the script released with BERT.
+r"""Measures the speed and memory of corpus building, compared with the script released with BERT.
 
 python benchmarks/corpus.py --dump=enwiki-latest-pages-articles1.xml.bz2 --vocab=vocab.txt \
     [--released=DIR --tensorflow_python=PYTHON]
@@ -41,7 +41,7 @@ CONFIG = CorpusConfig(sentences="lines", heldout_fraction=0.1)
 WORDS_OF_BERT = 3.3e9  # Devlin et al. (2018), section 3.1
 CORES = 96
 
-# Runs the script, which is written for TensorFlow 1, as it is.
+# Runs the script, which is written for TensorFlow 1, unchanged.
 SHIM = """
 import runpy, sys
 import tensorflow.compat.v1 as tensorflow

@@ -1,12 +1,12 @@
-r"""Compares the statistics of sentence pairs with those of the script released with BERT.
+r"""Compares the statistics of sentence pairs with the script released with BERT.
 
 python benchmarks/corpus_statistics.py --dump=enwiki-latest-pages-articles1.xml.bz2 \
     --vocab=vocab.txt --released=DIR --tensorflow_python=PYTHON
 
 DIR and PYTHON are as for `benchmarks/corpus.py`. Both programs make pairs of the same text with
-several seeds, ours with `--rows=released_pairs`; each run gives one figure of each statistic, and
-Welch's t-test compares the runs. Pairs of one document are no independent sample: the lengths of
-all depend on one draw. In the text every sentence begins with "{" and ends with "}", so that
+several seeds, ours with `--rows=released_pairs`; each run yields one value per statistic, and
+Welch's t-test compares the runs. Pairs of one document are not independent samples: all lengths
+depend on one draw. In the text every sentence begins with "{" and ends with "}", so that
 truncation shows.
 """
 
@@ -94,7 +94,7 @@ def our_pairs(text: str, seed: int) -> list:
 
 
 def statistics_of(pairs: list, begin: int, end: int) -> dict[str, float]:
-    """Returns one figure of each statistic; sentences are between the ids `begin` and `end`."""
+    """Returns one value per statistic; sentences are between the ids `begin` and `end`."""
     firsts, seconds, labels = zip(*pairs, strict=True)
     lengths = np.array([len(first) + len(second) + 3 for first, second, _ in pairs])
     result = {
@@ -136,9 +136,9 @@ def main(argv: list[str]) -> None:
     failed = []
     print(f"{'mean of the runs':<48} released     ours   p of Welch's t-test")
     for name in runs["ours"][0]:
-        theirs, ours = (np.array([run[name] for run in runs[side]]) for side in runs)
-        p_value = scipy.stats.ttest_ind(theirs, ours, equal_var=False).pvalue
-        print(f"{name:<48} {theirs.mean():8.4g} {ours.mean():8.4g}   {p_value:.3f}")
+        released, ours = (np.array([run[name] for run in runs[side]]) for side in runs)
+        p_value = scipy.stats.ttest_ind(released, ours, equal_var=False).pvalue
+        print(f"{name:<48} {released.mean():8.4g} {ours.mean():8.4g}   {p_value:.3f}")
         if p_value < MIN_P_VALUE:
             failed.append(name)
     if failed:

@@ -6,10 +6,10 @@ make .venv-parity/installed
 .venv-parity/bin/python benchmarks/encode.py
 
 MiniLM weights, mean pooling, float32. Each side sorts the sentences by length. torch pads batches
-of 32 to their longest sentence; ours are of the default size, 16 rows of 64 tokens, which hold
-about as much. A measurement is a process of its own and the sides alternate. Seconds are for the
-call that turns strings into vectors: tokenization and compilation count, loading does not. The aims
-are a ratio of at least 1 and at most 8 compiled programs.
+of 32 to their longest sentence; bert_jax uses its default batch of 16 rows of 64 tokens, which hold
+about as many tokens. Each measurement runs in its own process, and the sides alternate. Seconds are
+for the call that turns strings into vectors: tokenization and compilation count, loading does not.
+The aims are a ratio of at least 1 and at most 8 compiled programs.
 
 `--start` measures instead the time from the start of a process to the first vector.
 """
@@ -122,9 +122,9 @@ def main(argv: list[str]) -> None:
                 measured.append(seconds_here)
                 note = f", {programs} programs compiled" if programs else ""
                 print(f"{side:>9}: {seconds_here:.1f} s{note}", flush=True)
-        ours, theirs = (np.load(f"{directory}/{side}.npy") for side in seconds)
+        ours, reference = (np.load(f"{directory}/{side}.npy") for side in seconds)
     ratio = statistics.median(seconds["torch"]) / statistics.median(seconds["bert_jax"])
-    print(f"vectors at most {np.abs(ours - theirs).max():.1e} apart")
+    print(f"vectors at most {np.abs(ours - reference).max():.1e} apart")
     print(f"ratio of the medians, torch / bert_jax: {ratio:.2f}")
 
 

@@ -2,10 +2,10 @@
 
 python benchmarks/gradients.py --size=mini
 
-The step is that of benchmarks/train_step.py. Each variant replaces one hand-written gradient
-(LayerNorm, softmax or dropout) by JAX's own; "none" replaces nothing. Every measurement is a
-process of its own, and the variants alternate. Prints the median step time and the peak memory,
-each also relative to "none".
+The step comes from benchmarks/train_step.py. Each variant replaces one hand-written gradient
+(LayerNorm, softmax or dropout) by JAX's own; "none" replaces nothing. Every measurement runs in its
+own process, and the variants alternate. Prints the median step time and the peak memory, each also
+relative to "none".
 """
 
 import json

@@ -90,8 +90,8 @@ def main(argv: list[str]) -> None:
                     flush=True,
                 )
     (_, _, packed, packed_losses), (_, _, single, single_losses) = runs.values()
-    ratios = [ours / theirs for ours, theirs in zip(packed, single, strict=True)]
-    differences = [ours - theirs for ours, theirs in zip(packed_losses, single_losses, strict=True)]
+    ratios = [one / other for one, other in zip(packed, single, strict=True)]
+    differences = [one - other for one, other in zip(packed_losses, single_losses, strict=True)]
     print(f"real tokens per second, packed / one pair per row: {statistics.median(ratios):.3f}")
     print(f"difference of the losses: {statistics.mean(differences):+.4f}", end="")
     if len(differences) > 1:

@@ -4,7 +4,7 @@
 .venv-parity/bin/python benchmarks/rescore.py RUN... --conlleval=runs/data/conlleval/conlleval \
     --squad_script=evaluate-v1.1.py
 
-A RUN is the workdir of a classification (scikit-learn), of tagging in IOB2 (seqeval, and conlleval,
+A RUN is the workdir of classification (scikit-learn), of tagging in IOB2 (seqeval, and conlleval,
 which needs Perl) or of question answering (SQuAD's official script). The exit code is 1 if a score
 in its result.json differs in any digit that the reference prints.
 """
@@ -68,9 +68,9 @@ def rescore_answers(data: dict, predictions: pathlib.Path, split: str) -> Scores
     command = [sys.executable, SQUAD_SCRIPT.value, data[split]]
     command.append(str(predictions / split / "predictions.json"))
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    theirs = json.loads(output)
-    yield "official", "exact", theirs.get("exact_match", theirs.get("exact")) / 100, 1e-12
-    yield "official", "f1", theirs["f1"] / 100, 1e-12
+    scores = json.loads(output)
+    yield "official", "exact", scores.get("exact_match", scores.get("exact")) / 100, 1e-12
+    yield "official", "f1", scores["f1"] / 100, 1e-12
 
 
 RESCORE = {"classification": rescore_classes, "tagging": rescore_tags, "span": rescore_answers}
@@ -86,13 +86,13 @@ def main(argv: list[str]) -> None:
         for split in ("dev", "test"):
             if split not in result:
                 continue
-            for reference, name, theirs, tolerance in rescore(
+            for reference, name, expected, tolerance in rescore(
                 settings["data"], run / "predictions", split
             ):
                 ours = result[split][name]
-                differs |= (wrong := abs(ours - theirs) > tolerance)
+                differs |= (wrong := abs(ours - expected) > tolerance)
                 remark = "  differs" if wrong else ""
-                print(f"{run.name} {split} {name}: {ours:.6f}, {reference} {theirs:.6f}{remark}")
+                print(f"{run.name} {split} {name}: {ours:.6f}, {reference} {expected:.6f}{remark}")
     sys.exit(int(differs))
 
 

@@ -8,12 +8,12 @@ for name in reuters-r8 minilm; do
 The grid is the paper's at batch size 32: three learning rates, three numbers of epochs and three
 seeds, on the first texts of R8. The model is a BERT_TINY with random weights, the same file for all
 sides; its learning rates are a hundred times the paper's, which are too low to train it. `workers`
-is `bert_jax.sweep` once per core, each on its own core, on one directory; `sweep` is one such
-process on all cores. `finetune` is one process of `python -m bert_jax.finetune` per trial,
-`transformers` one with torch, both on all cores. Times are those of the commands, from their start
-to their end: start of Python, reading, compilation, evaluation and writing. All score dev once,
-after the last epoch, and do not scan over layers; all but transformers also write a checkpoint of
-each trial to resume from and one to use.
+is one `bert_jax.sweep` process per core, each on its own core, in one directory; `sweep` is one
+such process on all cores. `finetune` is one process of `python -m bert_jax.finetune` per trial,
+`transformers` one with torch, both on all cores. Times cover each command from start to end: start
+of Python, reading, compilation, evaluation and writing. All sides score dev once, after the last
+epoch, and do not scan over layers; all but transformers also write a checkpoint of each trial to
+resume from and one to use.
 """
 
 import concurrent.futures
@@ -89,7 +89,7 @@ def settings(directory: pathlib.Path) -> dict[str, object]:
 
 
 def run_sweep(directory: pathlib.Path, cores: list[set[int]]) -> list[float]:
-    """Runs the sweep with a process on each of the sets of `cores`."""
+    """Runs the sweep with a process on each set of `cores`."""
     flags_of_base = [f"--config.base.{name}={v}" for name, v in settings(directory).items()]
     command = (
         sys.executable,

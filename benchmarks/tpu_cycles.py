@@ -5,11 +5,11 @@ pip install 'jax[tpu]'
 python benchmarks/tpu_cycles.py --transformers=runs/transformers-flax
 
 Both steps are compiled for one device of each chip by the TPU compiler, without a TPU: BERT_LARGE,
-rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentence, Adam. Ours is
-that of configs/pretrain/pod_large.py, with masking on the device; theirs is FlaxBertForPreTraining
-with `optax.adamw` and their loss, over the logits of all positions. Cycles are the compiler's
-estimates, those of our kernels from schedules: see docs/tpu.md. Their unrolled layers take the
-compiler many minutes per chip.
+rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentence, Adam. Our
+step uses configs/pretrain/pod_large.py, with masking on the device; the step of transformers uses
+FlaxBertForPreTraining with `optax.adamw` and its loss over the logits of all positions. Cycles are
+the compiler's estimates, for our kernels counted in schedules: see docs/tpu.md. The unrolled layers
+of transformers take the compiler many minutes per chip.
 
 With 16 rows (libtpu 0.0.42.1, 2026-11-25, all in one run of 23 minutes on two cores), in million
 cycles per row:
@@ -23,10 +23,10 @@ cycles per row:
 | v6e | 6.15 | 11.58 | 1.88 |
 
 On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
-lets the compiler choose the order of accumulation. For v6e theirs is extrapolated from 2 and 4
-layers, and too low: its dropout has the counters of JAX before 0.5, since with the present ones it
-does not compile in an hour (one layer of one row takes 4 % more cycles with them), and the compiler
-gives no estimate of scatters on SparseCores.
+lets the compiler choose the order of accumulation. For v6e, transformers is extrapolated from 2 and
+4 layers, and too low: dropout uses the random counters of JAX before 0.5, because with the present
+ones the step does not compile in an hour (one layer of one row takes 4 % more cycles with them),
+and the compiler has no estimate for scatters on SparseCores.
 """
 
 import pathlib
@@ -48,7 +48,9 @@ CHIPS = flags.DEFINE_list("chips", list(compilation.CHIPS), "Chips to compile fo
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
 EXTRAPOLATE = flags.DEFINE_list(
-    "extrapolate", ["v6e"], "Chips for which 2 and 4 layers of theirs are compiled instead of 24."
+    "extrapolate",
+    ["v6e"],
+    "Chips for which 2 and 4 layers of transformers are compiled instead of 24.",
 )
 LENGTH, NUM_LAYERS = 512, 24
 
@@ -63,14 +65,14 @@ def our_cycles(chip: str) -> int:
     return hlo_cost.step_cost(hlo, chip).cycles.total()
 
 
-def their_cycles(chip: str) -> int:
+def transformers_cycles(chip: str) -> int:
     if chip not in EXTRAPOLATE.value:
-        return their_cycles_with(chip, NUM_LAYERS)
-    two, four = (their_cycles_with(chip, num_layers) for num_layers in (2, 4))
+        return transformers_cycles_with(chip, NUM_LAYERS)
+    two, four = (transformers_cycles_with(chip, num_layers) for num_layers in (2, 4))
     return two + (four - two) * (NUM_LAYERS - 2) // 2
 
 
-def their_cycles_with(chip: str, num_layers: int) -> int:
+def transformers_cycles_with(chip: str, num_layers: int) -> int:
     from transformers import BertConfig, FlaxBertForPreTraining
 
     config = BertConfig(
@@ -107,7 +109,7 @@ def their_cycles_with(chip: str, num_layers: int) -> int:
     batch["next_sentence"] = jax.ShapeDtypeStruct((ROWS.value,), jnp.int32)
     arguments = (*jax.eval_shape(init), batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
     arguments = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
-    # With the counters of the present default, v6e had not compiled it after an hour.
+    # With the present default counters, the step does not compile in an hour for v6e.
     with jax.threefry_partitionable(chip != "v6e"):
         lowered = jax.jit(update_step, donate_argnums=(0, 1)).lower(*arguments)
     compiled = lowered.compile()
@@ -123,8 +125,10 @@ def main(_) -> None:
         flush=True,
     )
     for chip in CHIPS.value:
-        ours, theirs = (cycles(chip) / ROWS.value for cycles in (our_cycles, their_cycles))
-        print(f"| {chip} | {ours:,.0f} | {theirs:,.0f} | {theirs / ours:.2f} |", flush=True)
+        ours, reference = (
+            cycles(chip) / ROWS.value for cycles in (our_cycles, transformers_cycles)
+        )
+        print(f"| {chip} | {ours:,.0f} | {reference:,.0f} | {reference / ours:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A whole training step against transformers' BertForPreTraining with torch's AdamW.
+"""Compares a whole training step with transformers' BertForPreTraining and torch's AdamW.
 
 make .venv-parity/installed && .venv-parity/bin/python benchmarks/train_step.py
 
 Dropout 0.1, gradients clipped, AdamW. Our step also unpacks and masks the rows; transformers gets
-masked ones. Each measurement is a process of its own on the same cores, and the sides alternate.
+masked rows. Each measurement runs in its own process on the same cores, and the sides alternate.
 
 On a CPU: 32 rows of 128 tokens in float32; the aim is a ratio of at least 2.5. There are two
 tables: both sides with glibc asking for huge pages, and both without. Our mains ask for them
@@ -123,7 +123,7 @@ def bert_jax_step(config: BertConfig, workload: Workload, scan_layers: bool = Fa
 
 
 def transformers_step(config: BertConfig, workload: Workload):
-    """Returns the same with transformers and torch: eager on a CPU, compiled on a GPU."""
+    """Returns the step of transformers and torch: eager on a CPU, compiled on a GPU."""
     import torch
     import transformers
 
@@ -184,7 +184,7 @@ def measure(side: str, workload: Workload) -> list[float]:
 
 
 def measure_in_process(side: str, workload: str, huge_pages: bool) -> list[float]:
-    """Measures in a process of its own."""
+    """Measures in a separate process."""
     environment = os.environ | {"GLIBC_TUNABLES": TUNABLE if huge_pages else ""}
     environment |= {"PYTHONWARNINGS": "ignore"}
     if DEVICE.value == "cpu":
@@ -196,7 +196,7 @@ def measure_in_process(side: str, workload: str, huge_pages: bool) -> list[float
 
 
 def device_kind() -> str:
-    """Returns the name of the GPU, as JAX and the driver give it."""
+    """Returns the name of the GPU, as in JAX and the driver."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     return subprocess.check_output(query, text=True).splitlines()[0]
 
@@ -207,18 +207,18 @@ def compare(workload: str, huge_pages: bool) -> None:
     for _ in range(REPEATS.value):
         for side, steps in seconds.items():
             steps += measure_in_process(side, workload, huge_pages)
-    ours, theirs = (statistics.median(steps) for steps in seconds.values())
+    ours, reference = (statistics.median(steps) for steps in seconds.values())
     _, batch, length = parsed = parse_workload(workload)
     row_flops = flops_per_row(
         parsed.config(), length, parsed.num_predictions, 1, next_sentence=True
     )
     cells = []
-    for step in (ours, theirs):
+    for step in (ours, reference):
         cell = f"{1e3 * step:.0f} ms, {batch * length / step:,.0f} tokens/s"
         if DEVICE.value == "gpu":
             cell += f", MFU {batch * row_flops / step / PEAK_FLOPS[device_kind()]:.0%}"
         cells.append(cell)
-    print(f"{workload:14} {cells[0]:>38} {cells[1]:>38}   {theirs / ours:.2f}", flush=True)
+    print(f"{workload:14} {cells[0]:>38} {cells[1]:>38}   {reference / ours:.2f}", flush=True)
 
 
 def main(argv: list[str]) -> None:
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(measure(SIDE.value, parse_workload(workloads[0]))))
         return
     load = os.getloadavg()[0]
-    if load > 0.5:  # torch's threads wait for each other, so that it loses more than its share.
+    if load > 0.5:  # torch's threads wait for each other, so torch slows down more.
         print(f"Other programs are running (load average {load:.1f}): the ratios favor bert_jax.")
     cores = sorted(os.sched_getaffinity(0))[: THREADS.value or None]
     os.sched_setaffinity(0, cores)  # Inherited by the processes started here.

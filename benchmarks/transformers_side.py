@@ -139,7 +139,7 @@ def tagging(config, train_set, test_set, score: Callable, seed: int) -> dict:
 def answers(config, train_set, test_set, score: Callable, seed: int) -> dict:
     """Returns `score({id: text})` on `test_set`, and times.
 
-    Both sets are lists of (id, question, context, start, text). The windows equal those of bert_jax
+    Both sets are lists of (id, question, context, start, text). The windows equal bert_jax's
     token for token: `stride` is their overlap.
     """
     prepare(seed)

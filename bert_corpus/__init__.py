@@ -1,1 +1,1 @@
-"""Text to packed rows on disk. Never imports JAX, although the package requires it."""
+"""Builds packed rows on disk from text. Imports no JAX, which pip installs with the project."""

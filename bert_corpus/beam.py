@@ -60,7 +60,7 @@ def run_pipeline(plan: Plan, output: str, options: PipelineOptions, overwrite: b
     """Runs the pipeline until it is finished; returns the manifest.
 
     All workers must reach the inputs and `output`, a directory here or on a bucket. The engine
-    repeats what fails. Raises FileExistsError for a complete corpus unless `overwrite`, which
+    retries failed work. Raises FileExistsError for a complete corpus unless `overwrite`, which
     removes it first.
     """
     files, directory = fsspec.core.url_to_fs(output)

@@ -107,10 +107,10 @@ def _run(plan: Plan, scratch: pathlib.Path, item: tuple[Callable, int, str]) -> 
 
 
 def _spill_unit(plan, path, number, report) -> None:
-    """Writes the parts of a unit, ordered by shard, then where those of each shard are.
+    """Writes the parts of a unit, ordered by shard, and their offsets.
 
-    All in one file, because each file costs an fsync. After the parts come int64 `[writes, shards +
-    1]`, where those of each shard begin and end, and where this array begins.
+    Uses one file, because each file costs an fsync. After the parts come int64 `[writes, shards +
+    1]`, the offsets at which the parts of each shard begin and end, and the offset of this array.
     """
     parts, num_bytes, offsets = collections.defaultdict(list), 0, []
     with writing.replace_file(path) as stream:

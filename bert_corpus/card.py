@@ -1,4 +1,4 @@
-"""The card of a corpus: what it was made of, what was dropped, and what its rows look like."""
+"""Writes the card of a corpus: its inputs, what was dropped, and examples of rows."""
 
 import io
 import json

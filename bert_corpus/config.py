@@ -37,7 +37,7 @@ class CorpusConfig:
     dupe_factor: int = 1  # number of times each training document is turned into (different) pairs
     heldout_fraction: float = 0.01  # decided by a hash of the text, so that copies share a split
     seed: int = 0
-    documents: str = "blank_lines"  # of text: what is between blank lines, or each of "files"
+    documents: str = "blank_lines"  # split text files at blank lines, or "files": one per file
     sentences: str = "split"  # "split" for free text, "lines" for one sentence per line
     language: str = "en"  # for the sentence splitter, ISO 639-1; unknown ones are split as English
     block_rows: int = 256  # rows per record

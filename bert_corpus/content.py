@@ -1,4 +1,4 @@
-"""Recognizes what a file holds by its first bytes, because names can be wrong."""
+"""Detects the format of a file from its first bytes, because names can be wrong."""
 
 import bz2
 import json
@@ -39,7 +39,8 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
     `head` holds up to `COMPRESSED_HEAD_BYTES` of the file. Further formats are "docs", the output
     of WikiExtractor, and "json", an array or objects over several lines.
 
-    Raises ValueError for a compression that the name does not say, and for what is not text.
+    Raises ValueError for a compression that the name does not show, and for content that is not
+    text.
     """
     for suffix, (magic, name) in COMPRESSIONS.items():
         if compression == suffix and not head.startswith(magic):

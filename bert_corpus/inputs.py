@@ -1,4 +1,4 @@
-"""Finds the inputs of a corpus, here or on a bucket, and splits them into units of work."""
+"""Finds the inputs of a corpus, local or in a bucket, and splits them into units of work."""
 
 import math
 import os
@@ -28,7 +28,7 @@ FORMATS = {
 
 
 class Source(NamedTuple):
-    """One input: a file, here or on a bucket, or "tfds:NAME".
+    """One input: a file, local or in a bucket, or "tfds:NAME".
 
     Attributes:
       path: as given, or as found by a glob.
@@ -73,7 +73,8 @@ def find_inputs(
 ) -> list[Source]:
     """Returns the files that match globs (a list or a comma-separated string) and any "tfds:NAME".
 
-    `documents` says what a document of text is: what is between "blank_lines", or each of "files".
+    `documents` says how text files are split into documents: at "blank_lines", or one per file
+    ("files").
 
     Raises FileNotFoundError for no match, OSError for a bucket that cannot be read, ImportError
     without its library, and ValueError for an empty file, an unknown suffix or content that is no
@@ -163,7 +164,7 @@ def format_of(path: str) -> tuple[str, str]:
 
 
 def split_into_units(sources: Sequence[Source]) -> list[list[Unit]]:
-    """Returns what each worker reads at a time, in order: a function of the sizes of the inputs.
+    """Returns the units that workers read, in order: a function of the sizes of the inputs.
 
     Small inputs are read together.
     """

@@ -1,4 +1,4 @@
-"""The manifest of a corpus: what it was made of, counts, and what was dropped and why."""
+"""Builds the manifest of a corpus: inputs, counts, and what was dropped and why."""
 
 import collections
 import dataclasses

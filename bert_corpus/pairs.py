@@ -14,8 +14,8 @@ from typing import NamedTuple
 IS_NEXT = 0
 NOT_NEXT = 1
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] first [SEP] second [SEP]
-# How often the target length is drawn. The released code draws it once, but many pairs of one
-# length above half a row, such as those of a book, would leave rows half empty.
+# Tokens after which the target length is drawn again. The released code draws it once, but many
+# pairs of one length above half a row, such as from a book, would leave rows half empty.
 TOKENS_PER_LENGTH = 1024
 
 
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
     first: array
     second: array
     nsp_label: int
-    num_truncated: int = 0  # tokens truncated, except those of a random span
+    num_truncated: int = 0  # truncated tokens, except in a random span
     num_copied: int = 0  # tokens that are in another pair too: of a random span, or used twice
 
     def swapped(self) -> "Pair":

@@ -26,7 +26,7 @@ class Plan:
 
     Attributes:
       sources: the inputs.
-      units: what one worker reads at a time, in the order of the input.
+      units: parts of the input that one worker reads at a time, in the order of the input.
       heldout_limit: documents with a smaller hash are held out.
       shards: the numbers of the shards, by split.
       files: of each shard, its split, its index in the split, and its file name.
@@ -61,7 +61,7 @@ class Plan:
         ]
 
     def fingerprint(self) -> list:
-        """Returns what identifies this build."""
+        """Returns the values that identify this build."""
         libraries = "mwparserfromhell", "sentencepiece", "sentencex", "tokenizers"
         versions = [importlib.metadata.version(name) for name in libraries]
         return [
@@ -113,7 +113,7 @@ class Plan:
         return {self.tokenizer.filename: self.tokenizer.content, SAMPLES: f"{content}\n".encode()}
 
     def describe(self) -> str:
-        """Returns what would be built, for a dry run."""
+        """Returns a description of the build, for a dry run."""
         lines = [f"{source.path}: {source.size:,} bytes" for source in self.sources]
         num_heldout = len(self.shards.get("heldout", ()))
         lines.append(

@@ -1,7 +1,7 @@
 """The two steps of building a corpus: the text of a unit to tokens, the tokens of a shard to rows.
 
-Between them, tokens are shuffled: each part of a document goes to a shard that a hash chooses. What
-a step returns depends on its input and the configuration alone, so it can run anywhere.
+Between them, tokens are shuffled: each part of a document goes to a shard that a hash chooses. The
+result of a step depends only on its input and the configuration, so it can run anywhere.
 """
 
 import bisect
@@ -30,7 +30,7 @@ from bert_corpus.sentences import UNREADABLE, cut_sentence, split_sentences
 from bert_jax.data.packing import token_dtype
 from bert_jax.tokenization import Tokenizer
 
-# About 32 KiB of text: even a few long documents give many parts, each with many pairs.
+# About 32 KiB of text: even a few long documents have many parts, each with many pairs.
 MAX_PART_TOKENS = 1 << 13
 # Enough parts to draw random next sentences from.
 GROUP_TOKENS = 1 << 18
@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass
 class Report:
-    """What a step counted.
+    """Counts of a step.
 
     Attributes:
       counts: of each split, for the manifest.
@@ -115,9 +115,10 @@ def find_heldout_limit(
 ) -> float:
     """Returns the limit below which the `split_hash` of a document puts it into the held-out split.
 
-    It is `heldout_fraction` of all hashes. If the documents below that give no rows, those with the
-    smallest hashes that do are held out, where others are left to train on. Reads documents until
-    it finds enough below the limit: about 1 / `heldout_fraction`. No near duplicate is chosen.
+    The limit is `heldout_fraction` of the range of hashes. If the documents below it yield no rows,
+    the documents with the smallest hashes that yield rows are held out, if others remain to train
+    on. Reads documents until it finds enough below the limit: about 1 / `heldout_fraction`. No near
+    duplicate is chosen.
     """
     limit, needed = config.heldout_fraction * 2**64, 2 if config.rows in LABELED_ROWS else 1
     if not limit:
@@ -153,7 +154,7 @@ def _num_spans(
     config: CorpusConfig,
     seen_keys: set[tuple[int, int]],
 ) -> int:
-    """Returns how many sentences, or pieces of long ones, a document gives, at most `needed`.
+    """Returns how many sentences, or pieces of long ones, a document has, at most `needed`.
 
     Returns 0 if it is dropped. `seen_keys` are the (band, key) of the documents before it, to which
     its own are added.

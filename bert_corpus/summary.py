@@ -1,4 +1,4 @@
-"""Says in a few lines what a corpus holds, and what in it deserves attention."""
+"""Summarizes a corpus in a few lines, with warnings."""
 
 from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import Plan
@@ -44,7 +44,7 @@ def _describe_documents(plan: Plan, manifest: dict) -> str:
 
 
 def unknown_share(manifest: dict) -> float:
-    """Returns the share of [UNK] in the tokens of the text."""
+    """Returns the fraction of the text's tokens that are [UNK]."""
     splits = manifest["splits"].values()
     unknown = sum(split["unknown_tokens"] for split in splits)
     return unknown / sum(split["tokens"] - split["special_tokens"] for split in splits)

@@ -42,7 +42,7 @@ def resolve_variants(wikitext: str) -> str:
 
 
 def _shown(content: str) -> str:
-    """Returns what is shown of the content of -{ }-."""
+    """Returns the visible part of the content of -{ }-."""
     if flags := FLAGS.match(content):
         names = {name.strip() for name in flags[1].split(";")}
         if names & HIDDEN_FLAGS:

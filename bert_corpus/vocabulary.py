@@ -213,7 +213,7 @@ def train_vocabulary(
 ) -> bytes:
     """Returns the bytes of a vocabulary of at most `size` pieces.
 
-    `lower_case` does not count for the kind "bpe". Raises like `spool_text`, and ValueError for a
+    `lower_case` has no effect on the kind "bpe". Raises like `spool_text`, and ValueError for a
     `size` that is too small.
     """
     if kind == "bpe" and size < MIN_BYTE_PAIR_SIZE:

@@ -1,6 +1,6 @@
 """Counts words and finds ends of sentences, also in scripts that are written without spaces."""
 
-# ruff: noqa: RUF001 (full-width punctuation looks like that of ASCII)
+# ruff: noqa: RUF001 (full-width punctuation looks like ASCII)
 
 import re
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ UNSPACED_RANGES = (
 # For use within the brackets of a regular expression.
 UNSPACED_CHARACTERS = "".join(f"{first}-{last}" for first, last in UNSPACED_RANGES)
 UNSPACED = re.compile(f"[{UNSPACED_CHARACTERS}]")  # one character of such a script
-# What ends a sentence outside of ASCII, and the quotes and brackets that may follow it. For use
+# Characters outside ASCII that end a sentence, and quotes and brackets that may follow. For use
 # within the brackets of a regular expression.
 SENTENCE_ENDS = "…。．｡！？‼⁇⁈⁉︒﹒﹖﹗؟۔।॥။។៕།༎։።᙮᠃꓿"
 CLOSING_MARKS = "\"'”’»)\\]」』）】》〉］〕｣"

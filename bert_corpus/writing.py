@@ -24,9 +24,9 @@ FINGERPRINT = "fingerprint.json"  # in `SCRATCH`: identifies the build
 def open_scratch(
     directory: str | os.PathLike, fingerprint: list, overwrite: bool = False
 ) -> Iterator[pathlib.Path]:
-    """Yields the scratch directory in `directory`, with what an earlier, equal build left.
+    """Yields the scratch directory in `directory`, with the files of an interrupted equal build.
 
-    Keeps other builds out meanwhile. After a ValueError nothing is left, because the input or a
+    Locks out other builds. After a ValueError nothing is left, because the input or a
     setting must change. Raises FileExistsError for a complete corpus unless `overwrite` is set,
     ValueError for a directory on a bucket, and OSError.
     """
@@ -77,7 +77,7 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def remove_scratch(scratch: pathlib.Path) -> None:
-    """Removes the scratch directory; if interrupted, what is left belongs to no build."""
+    """Removes the scratch directory; if interrupted, the remaining files belong to no build."""
     (scratch / FINGERPRINT).unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
 

@@ -1,1 +1,1 @@
-"""The configurations of the project, for `--config`."""
+"""Configurations for `--config`; installed as `bert_jax.configs`."""

@@ -1,15 +1,15 @@
-"""How BERT's descendants are fine-tuned: `glue.py:mnli,roberta`, `squad.py:v1,electra_base`.
+"""Fine-tuning recipes for BERT's descendants: `glue.py:mnli,roberta`, `squad.py:v1,electra_base`.
 
-A recipe changes fields of a fine-tuning configuration to the values that the authors of the models
-publish; flags change them further. Its `dev_scores` are the published ones of the released weights,
-to compare with: none was run here at full size.
+A recipe sets fields of a fine-tuning configuration to the values that the models' authors
+published; flags override them. `dev_scores` are the published scores of the released weights, for
+comparison: no recipe was run here at full size.
 """
 
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-# Examples in train of the sets of GLUE, where a recipe counts steps.
+# Training examples of the GLUE sets, for recipes that count steps.
 TRAIN_EXAMPLES = {
     "cola": 8_551,
     "sst2": 67_349,
@@ -23,13 +23,13 @@ TRAIN_EXAMPLES = {
 
 
 class Recipe(NamedTuple):
-    """What the authors of a model publish.
+    """A published fine-tuning recipe.
 
     Attributes:
-      source: where.
-      dev_scores: of the released weights, by model.
-      fields: of the configuration, for all tasks.
-      by_task: further ones by task: a set of GLUE as in `glue.py:SET`, "squad", or "squad_v2" in
+      source: paper and code.
+      dev_scores: published scores of the released weights, by model.
+      fields: fields of the configuration, for all tasks.
+      by_task: further fields by task: a GLUE set as in `glue.py:SET`, "squad", or "squad_v2" in
         addition.
     """
 
@@ -40,9 +40,9 @@ class Recipe(NamedTuple):
 
 
 def apply_recipe(config: ConfigDict, name: str, *tasks: str) -> None:
-    """Sets the fields of `config` to those of a recipe for a task. Raises ValueError.
+    """Sets the fields of a recipe for a task in `config`. Raises ValueError for an unknown recipe.
 
-    Later ones of `tasks`, names in `Recipe.by_task`, override the earlier ones.
+    Later `tasks` (names in `Recipe.by_task`) override earlier ones.
     """
     if name not in RECIPES:
         expected = f"a recipe ({', '.join(RECIPES)}) or 'runlocal'"
@@ -53,13 +53,13 @@ def apply_recipe(config: ConfigDict, name: str, *tasks: str) -> None:
 
 
 def split_recipe(arg: str) -> tuple[str, str]:
-    """Splits "roberta,runlocal" into the name of the recipe and the rest, both may be empty."""
+    """Splits "roberta,runlocal" into the name of the recipe and the rest; both may be empty."""
     name, _, rest = arg.partition(",")
     return ("", arg) if name == "runlocal" else (name, rest)
 
 
 def steps(task: str, batch_size: int, num_steps: int, warmup_steps: int) -> dict[str, object]:
-    """Returns the fields for a number of updates on the whole of a set."""
+    """Returns the fields for a number of updates on a whole training set."""
     steps_per_epoch = -(-TRAIN_EXAMPLES[task] // batch_size)
     return {
         "batch_size": batch_size,
@@ -99,7 +99,7 @@ ROBERTA = Recipe(
 )
 
 DISTILBERT = Recipe(
-    source="Sanh et al. (2019) fine-tune as BERT: the values are those of transformers' scripts",
+    source="Sanh et al. (2019) fine-tune as BERT: the values are from transformers' scripts",
     dev_scores="uncased: MNLI-m 82.1, QNLI 89.2, QQP 88.5, RTE 59.9, SST-2 91.3, MRPC 87.5, "
     "CoLA 51.3, STS-B 86.9; SQuAD 1.1 F1 86.9, distilled once more from a fine-tuned BERT",
     fields={
@@ -124,7 +124,7 @@ ALBERT = Recipe(
         "batch_size": 32,
         "num_epochs": 3.0,
         "max_seq_length": 512,
-        # Version 2 has no dropout but before the head; some tasks have it everywhere.
+        # Version 2 has dropout only before the head, for some tasks everywhere.
         "model": {"dropout_rate": 0.0, "classifier_dropout_rate": 0.1},
     },
     by_task={

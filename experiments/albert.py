@@ -1,4 +1,4 @@
-r"""ALBERT's two ways to save parameters: narrow embeddings, and layers that share theirs.
+r"""ALBERT's two ways to save parameters: narrow embeddings and shared layers.
 
     python experiments/albert.py --scale=laptop --workdir=runs/studies
     python experiments/albert.py --scale=pod --workdir=/gcs/studies --glue_dir=/gcs/glue_data \
@@ -15,8 +15,8 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 
 COLUMNS = ("MNLI-m", "SST-2", "SQuAD 2.0 F1")
-# Name, whether embeddings are narrow and layers shared; parameters in millions and scores of the
-# paper.
+# Name, whether embeddings are narrow and layers shared; the paper's millions of parameters and
+# scores.
 ROWS = (
     ("BERT", False, False, 108, (84.5, 92.8, 80.4)),
     ("Narrow embeddings", True, False, 89, (83.7, 91.5, 80.3)),
@@ -66,19 +66,19 @@ def tasks(scale: str) -> list[study.Task]:
 STUDY = study.Study(
     name="albert",
     title="Narrow embeddings and shared layers (tables 3 and 4 of ALBERT)",
-    about="All rows have the same layers, hidden size and recipe, BERT's; they differ in how many "
-    "parameters these have. Narrow embeddings are widened by a dense layer; shared layers all have "
-    "the parameters of one. A row takes about the same time as the others: sharing saves memory, "
+    about="All rows have the same layers, hidden size and recipe, BERT's; they differ in the "
+    "number of parameters. Narrow embeddings are widened by a dense layer; shared layers all use "
+    "one set of parameters. A row takes about the same time as the others: sharing saves memory, "
     "not arithmetic. Paper: ALBERT_BASE, trained with ALBERT's recipe (sentence order, masks of "
-    "up to three words), so that its first row is not BERT_BASE. The perplexity is that of masked "
-    "tokens of held-out text.",
+    "up to three words), so its first row is not BERT_BASE. The perplexity is over masked tokens "
+    "of held-out text.",
     laptop=f"Ours: 4 layers, hidden size 128, narrow embeddings of 32, trained on "
     f"{study_tasks.CORPUS}; {study_tasks.LAPTOP_TASKS}. Without --glue_dir, R8 classification (its "
     "test set as dev) takes the place of GLUE; SQuAD 2.0 is scored with --squad2_dir only.",
     limits="Short runs show how fast each model learns at first. In the paper, sharing costs 2.5 "
     "points on average and narrow embeddings 0.6, after 125,000 steps; nothing here says what the "
-    "rows reach in the end. With this vocabulary and 4 layers, the embeddings and the layers are "
-    "other shares of all parameters than in the paper.",
+    "rows reach in the end. With this vocabulary and 4 layers, embeddings and layers have other "
+    "fractions of all parameters than in the paper.",
     rows=rows,
     tasks=tasks,
     pretraining_metrics={"held-out perplexity": "perplexity"},

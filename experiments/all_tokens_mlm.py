@@ -36,15 +36,15 @@ class AllTokensModel(ReplacedTokenModel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AllTokensMlm(ReplacedTokens):
-    """Predicts masked tokens with a generator, and all tokens of what that makes of the row."""
+    """Predicts masked tokens with a generator, then all tokens of the row with its samples."""
 
     def make_model(self, config, execution) -> AllTokensModel:
-        """Builds the model. Raises ValueError for a generator that does not fit `config`."""
+        """Builds the model. Raises ValueError for a generator that does not match `config`."""
         self.generator.config(config)
         return AllTokensModel(config, execution, self.generator)
 
     def model_sums(self, model, params, batch, is_replaced, dropout) -> dict[str, jax.Array]:
-        """Returns the sums of all tokens, as "replaced"; correct are those of probability > 1/2."""
+        """Returns the sums over all tokens, as "replaced"; correct if the probability is > 1/2."""
         logits, copy = model.apply({"params": params}, batch, dropout)
         losses = copying_loss(logits, copy, batch["original_tokens"], is_replaced)
         weights = (batch["sequence_ids"] > 0).astype(jnp.float32)
@@ -55,7 +55,7 @@ class AllTokensMlm(ReplacedTokens):
         }
 
     def flops_per_row(self, config, length: int, max_sequences: int) -> float:
-        """Returns the FLOPs of a training step for one row: ELECTRA's, and those of all logits."""
+        """Returns the FLOPs of a training step for one row: ELECTRA's plus all token logits."""
         width = config.embedding_size or config.hidden_size
         lm_head = 2.0 * length * width * (config.hidden_size + config.padded_vocab_size)
         return super().flops_per_row(config, length, max_sequences) + 3 * lm_head

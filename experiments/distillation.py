@@ -1,4 +1,4 @@
-r"""A small student that learns from a fine-tuned teacher, beside the same student alone.
+r"""A small student that learns from a fine-tuned teacher, compared with the same student alone.
 
     python experiments/distillation.py --scale=laptop --workdir=runs/studies
     python experiments/distillation.py --scale=pod --workdir=/gcs/studies --glue_dir=/gcs/glue_data
@@ -58,14 +58,14 @@ def tasks(scale: str) -> list[study.Task]:
 STUDY = study.Study(
     name="distillation",
     title="Distillation in fine-tuning",
-    about="A small student, alone or with the outputs of a fine-tuned teacher: half of its loss is "
-    "that of the labels, half the divergence from the teacher at temperature 2. Paper: DistilBERT, "
-    "also distilled in pre-training, and its teacher.",
+    about="A small student, alone or with the outputs of a fine-tuned teacher: half of its loss "
+    "is on the labels, half is the divergence from the teacher at temperature 2. Paper: "
+    "DistilBERT, also distilled in pre-training, and its teacher.",
     laptop=f"{study_tasks.LAPTOP} The teacher is MiniLM (6 layers, hidden size 384), fine-tuned on "
     "the same labels. In the last row the student sees all 5,485 texts of R8 with the outputs of "
     "the teacher, and no label. Without --glue_dir, R8 classification (its test set as dev).",
-    limits="Teacher and student see the same few labels: what the teacher adds is what it knows "
-    "from its own pre-training. One teacher is used for all seeds, which vary only the student.",
+    limits="Teacher and student see the same few labels: the teacher only adds knowledge from its "
+    "own pre-training. One teacher is used for all seeds, which vary only the student.",
     rows=rows,
     tasks=tasks,
     num_seeds=3,

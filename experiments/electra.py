@@ -31,7 +31,7 @@ BERT_MASKING = {
     "masking.keep_fraction": 0.1,
     "masking.random_fraction": 0.1,
 }
-# The paper gives ELECTRA's weight alone: all-tokens MLM has two losses of the same kind.
+# The paper states only ELECTRA's weight; all-tokens MLM has two losses of the same kind.
 WEIGHTS = {"replaced_tokens": 50.0, ALL_TOKENS: 1.0}
 SIZES = {"laptop": ("tiny", 4096, 1 / 2), "pod": ("base", 30522, 1 / 3)}  # Vocabulary, generator.
 STEPS = {  # Of masked LM, on short rows and on long ones.
@@ -54,7 +54,7 @@ def flops_per_row(objective: str, scale: str, length: int) -> float:
 
 
 def settings(objective: str, scale: str) -> study.Settings:
-    """Returns the fields of a pre-training run that computes as much as that of masked LM."""
+    """Returns the fields of a pre-training run with the same compute as masked LM."""
     size, _, fraction = SIZES[scale]
     result = {"objective": objective, "model.size": size}
     names = "num_steps", "long_phase.num_steps"
@@ -85,14 +85,14 @@ STUDY = study.Study(
     name="electra",
     title="Replaced tokens against masked LM at equal compute",
     about="All rows have the same encoder, text and compute: the number of steps is inversely "
-    "proportional to the FLOPs of the objective's step, with those of the generator. All-tokens "
-    "MLM predicts the original of every token of ELECTRA's input, and may copy it. Paper: models "
-    "of BERT_BASE's size, the average over GLUE.",
+    "proportional to the FLOPs of the objective's step, generator included. All-tokens MLM "
+    "predicts the original of every token of ELECTRA's input, and may copy it. Paper: models of "
+    "BERT_BASE's size, the average over GLUE.",
     laptop=f"{study_tasks.LAPTOP} The generator has half the hidden size. Without --glue_dir, R8 "
     "classification (its test set as dev) takes the place of GLUE.",
     limits="Each encoder is pre-trained once, and for so few steps that the generator is little "
     "better than word frequencies: the discriminator has to find random words of the language. "
-    "Differences larger than those of seeds show what a small model learns first, not what is "
+    "Differences beyond the spread of the seeds show what a small model learns first, not what is "
     "better after a million steps.",
     rows=rows,
     tasks=tasks,

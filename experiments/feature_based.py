@@ -58,8 +58,8 @@ STUDY = study.Study(
     laptop="Ours: MiniLM (6 layers, hidden size 384, uncased), 300 sentences of train and 300 of "
     "dev, a BiLSTM of 64 units per direction.",
     limits="It shows from which features a new BiLSTM learns fastest, with a fiftieth of the "
-    "training set. Which are best once it has learned, and whether a frozen encoder comes within "
-    "0.3 F1 of fine-tuning with all data, cannot be seen at this scale.",
+    "training set. Which features are best after full training, and whether a frozen encoder "
+    "comes within 0.3 F1 of fine-tuning with all data, cannot be seen at this scale.",
     rows=rows,
     tasks=tasks,
 )

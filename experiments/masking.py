@@ -50,15 +50,15 @@ def tasks(scale: str) -> list[study.Task]:
 STUDY = study.Study(
     name="masking",
     title="What replaces a masked token (table 8)",
-    about="15 % of the tokens are predicted in all rows; the rows differ in what the model sees in "
-    "their place. The frozen encoder is read by a BiLSTM. Paper: BERT_BASE; the BiLSTM reads its "
-    "last four layers.",
+    about="15 % of the tokens are predicted in all rows; the rows differ in what replaces these "
+    "tokens in the input. The frozen encoder is read by a BiLSTM. Paper: BERT_BASE; the BiLSTM "
+    "reads its last four layers.",
     laptop=f"{study_tasks.LAPTOP} The BiLSTM reads the weighted sum of both layers. Without "
     "--glue_dir, R8 classification (its test set as dev) takes the place of MNLI.",
-    limits="The paper's rows differ by one point at most, which cannot be seen at this scale: each "
-    "row is pre-trained only once and for few steps, and with few labels it is partly by chance "
-    "whether a seed beats the majority class. Differences larger than those of seeds show "
-    "what masking changes early in pre-training, no more.",
+    limits="The paper's rows differ by one point at most, which cannot be seen at this scale: "
+    "each row is pre-trained only once and for few steps, and with few labels it is partly by "
+    "chance whether a seed beats the majority class. Differences beyond the spread of the seeds "
+    "show only what masking changes early in pre-training.",
     rows=rows,
     tasks=tasks,
 )

@@ -51,15 +51,15 @@ def tasks(scale: str) -> list[study.Task]:
 STUDY = study.Study(
     name="model_size",
     title="Model size (table 6)",
-    about="Six model sizes with the same hyperparameters. The perplexity is that of masked tokens "
-    "of held-out text; the paper's is for another text and another vocabulary.",
+    about="Six model sizes with the same hyperparameters. The perplexity is over masked tokens of "
+    "held-out text; the paper's is for another text and another vocabulary.",
     laptop="Ours: about a third of the paper's layers and a twelfth of its hidden size, trained on "
     f"{study_tasks.CORPUS}; {study_tasks.LAPTOP_TASKS}. Without --glue_dir, R8 classification "
     "(its test set as dev) takes the place of GLUE.",
-    limits="Short runs show how fast a size learns at first, not what it reaches in the end: a row "
-    "whose perplexity is near that of word frequencies has not learned from context yet. Gains of "
-    "very large models on very small tasks, the claim of the paper's table, cannot be seen at this "
-    "scale.",
+    limits="Short runs show how fast a size learns at first, not what it reaches in the end: a "
+    "row whose perplexity is near that of word frequencies has not learned from context yet. "
+    "Gains of very large models on very small tasks, the claim of the paper's table, cannot be "
+    "seen at this scale.",
     rows=rows,
     tasks=tasks,
     pretraining_metrics={"held-out perplexity": "perplexity"},

@@ -48,10 +48,10 @@ STUDY = study.Study(
     laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification (its test set as dev) "
     "takes the place of GLUE. Story endings: the model picks the true next sentence from four of "
     "the same tale (chance: 25 %).",
-    limits="Each encoder is pre-trained once, on two million tokens: differences larger than "
-    "those of seeds show what a small model learns faster, whether or not in the paper's order, "
-    "but not what is better after a million steps. They also show whether a new BiLSTM can be "
-    "trained on so few labels.",
+    limits="Each encoder is pre-trained once, on two million tokens: differences beyond the "
+    "spread of the seeds show what a small model learns faster, whether or not in the paper's "
+    "order, but not what is better after a million steps. They also show whether a new BiLSTM can "
+    "be trained on so few labels.",
     rows=rows,
     tasks=tasks,
 )

@@ -1,4 +1,4 @@
-"""Makes a small task in the format of SWAG from tales: choose the true next sentence among four.
+"""Builds a small task in SWAG's format from tales: choose the true next sentence among four.
 
     python tools/fetch_data.py tales runs/data/tales
     python experiments/story_endings.py runs/data/tales runs/data/story-endings

@@ -1,7 +1,7 @@
-"""What the studies share: their runs as commands, the scores of these runs, and the report.
+"""Shared code of the studies: runs as commands, collection of scores, and the report.
 
-A study is a list of rows, as in the paper's tables. A row is a pre-training run, or given weights,
-and the settings with which the tasks are fine-tuned from it, each task and its seeds with one
+A study is a list of rows, as in the paper's tables. A row is a pre-training run, or existing
+weights, and the settings for fine-tuning the tasks from it, each task and its seeds with one
 `bert_jax.sweep`. At laptop scale the commands are run one after another; at pod scale they have the
 paper's sizes and are written to a script. Runs are named after their scale, their --text and their
 settings, so that studies with the same --workdir share them, and a finished run is not repeated.
@@ -41,7 +41,7 @@ SLICE = flags.DEFINE_string(
     "slice",
     "",
     "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
-    "each run gets a slice of its own, by default a v4-32, or to pre-train BERT_LARGE a v4-128.",
+    "each run gets its own slice, by default a v4-32, or to pre-train BERT_LARGE a v4-128.",
 )
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Only print the remaining commands; at pod scale, the script."
@@ -63,7 +63,7 @@ Settings = dict[str, object]
 """Values of fields of a configuration, by dotted name."""
 
 # Tokens of a row in the two phases. At laptop scale a small model first needs short rows: with 16
-# tokens it soon learns that neighbors predict a word best, with 48 that takes longer than the run.
+# tokens it soon learns that neighbors predict a word best, with 48 not within the run.
 ROW_LENGTHS = {"laptop": (16, 48), "pod": (128, 512)}
 PRETRAINING: Settings = {
     "num_steps": 1400,
@@ -107,9 +107,9 @@ resumes."""
 class Row:
     """A row of the study's table.
 
-    The encoder is that of a pre-training run with the fields `pretraining`, on a corpus of the
-    `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, that of
-    `weights`; with a `pretraining` of None the row is only quoted from the paper.
+    The encoder comes from a pre-training run with the fields `pretraining`, on a corpus of the
+    `row_format` of tools/prepare_corpus.py, after `step` (0: the last); or, if given, from
+    `weights`. If `pretraining` is None, the row is only quoted from the paper.
     `finetuning` has fields of the tasks in this row. `pretrain_config` and `finetune_config`
     replace the configurations of the pre-training run and of the tasks. At pod scale the model has
     the `size`. `paper` has the paper's scores by column.
@@ -137,7 +137,7 @@ class Task(NamedTuple):
 
 
 class Command(NamedTuple):
-    """Arguments of python, and the path that exists once it has finished ("": it is always run)."""
+    """Arguments of python, and the path that exists once it has finished ("": always run)."""
 
     arguments: list[str]
     product: str = ""
@@ -145,7 +145,7 @@ class Command(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What a study runs and says.
+    """The runs and texts of a study.
 
     `rows` and `tasks` are functions of the scale. `pretraining_metrics` are columns from the result
     of the pre-training run itself: a name, and the key in result.json. `about` says what is
@@ -171,7 +171,7 @@ def fetched(name: str) -> str:
 
 
 def runs(scale: str) -> str:
-    """Returns the directory of the runs at a scale; those of each --text have their own."""
+    """Returns the directory of the runs at a scale, one for each --text."""
     return f"{WORKDIR.value}/{scale}" + (f"-{digest(TEXT.value)}" if TEXT.value else "")
 
 
@@ -238,7 +238,7 @@ def fetch_command(name: str) -> Command:
 
 
 def data_commands(tasks: list[Task]) -> list[Command]:
-    """Returns the commands that fetch or make the files that the tasks read from WORKDIR/data."""
+    """Returns the commands that fetch or build the files that the tasks read from WORKDIR/data."""
     names = [name for name in ("reuters-r8", "conll2003") if reads(tasks, fetched(name))]
     commands = [fetch_command(name) for name in names]
     if reads(tasks, fetched("story-endings")):
@@ -446,7 +446,7 @@ def run_study(study: Study, scale: str) -> None:
             run_command(["bash", str(path)])
         return
     columns = [task.name for task in study.tasks(scale)]
-    # The committed reports are those of the laptop scale.
+    # The committed reports are from the laptop scale.
     default = "experiments/reports" if scale == "laptop" else f"{runs(scale)}/reports"
     directory = REPORTS.value or default
     scores = collect(study, scale)

@@ -21,7 +21,7 @@ POD = (
 
 
 class Seeds(list):
-    """Scores of the seeds, NaN for one that diverged, and how many gave one class to everything."""
+    """Scores of the seeds, NaN if one diverged, and how many predict one class for everything."""
 
     def __init__(self, scores: Iterable[float], num_collapsed: int = 0):
         super().__init__(scores)
@@ -35,8 +35,8 @@ Scores = dict[tuple[str, str], Seeds]
 def best_seeds(workdir: pathlib.Path, metric: str) -> Seeds:
     """Returns the scores over seeds of the best configuration of a sweep.
 
-    That is the one with the best median, where a diverged seed counts as worse than any score, as
-    in a sweep's report. Raises FileNotFoundError if no trial has a result.
+    The best configuration has the best median, where a diverged seed counts as worse than any
+    score, as in a sweep's report. Raises FileNotFoundError if no trial has a result.
     """
     split, name = metric.split("/")
     configurations: dict[str, list[dict]] = {}

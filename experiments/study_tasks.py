@@ -1,4 +1,4 @@
-"""The tasks and encoders that several studies use, and what their reports say about them."""
+"""Tasks and encoders that several studies share, and their descriptions for the reports."""
 
 import study
 from absl import flags

@@ -1,4 +1,4 @@
-r"""Figure 5: fine-tuned scores from checkpoints along the way, masked LM against left to right.
+r"""Figure 5: fine-tuned scores of intermediate checkpoints, masked LM against left to right.
 
     python experiments/training_steps.py --scale=laptop --workdir=runs/studies
     python experiments/training_steps.py --scale=pod --workdir=/gcs/studies \
@@ -72,10 +72,10 @@ def draw(title: str, rows: Sequence, columns: Sequence[str], scores: dict) -> Fi
 STUDY = study.Study(
     name="training_steps",
     title="Number of pre-training steps (figure 5)",
-    about="Checkpoints of two runs are fine-tuned. Paper: BERT_BASE gains almost 1.0 % accuracy on "
-    "MNLI from step 500,000 to 1,000,000, and masked LM, though it learns from 15 % of the tokens "
-    "only, is better than left to right almost from the start. The figure has no printed values: "
-    "the paper's column has those of table 5, after 1,000,000 steps.",
+    about="Checkpoints of two runs are fine-tuned. Paper: BERT_BASE gains almost 1.0 % accuracy "
+    "on MNLI from step 500,000 to 1,000,000, and masked LM, though it learns from 15 % of the "
+    "tokens only, is better than left to right almost from the start. The figure has no printed "
+    "values: the paper's column has the scores of table 5, after 1,000,000 steps.",
     laptop=f"{study_tasks.LAPTOP} Without --glue_dir, R8 classification (its test set as dev) "
     "takes the place of MNLI.",
     limits="The runs end far before the paper's first checkpoint, at step 200,000: they show which "

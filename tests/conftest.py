@@ -9,13 +9,13 @@ import tempfile
 
 # Before JAX is first imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Where this is not set, a program that a test starts would restart itself for larger pages.
+# If this is not set, a program that a test starts restarts itself to get larger pages.
 os.environ.setdefault("GLIBC_TUNABLES", "")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # A worker has the flags of the main process.
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
-    # Compilation takes longer than the computations of the tests; these flags halve the time of
-    # those of the update step. Not for `make parity`, which measures what users run.
+    # Compilation takes longer than the computations of the tests; these flags halve the
+    # compile time of the update step. Not for `make parity`, which measures what users run.
     if "BERT_JAX_MINILM" not in os.environ:
         os.environ["XLA_FLAGS"] += (
             " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -43,7 +43,7 @@ from bert_jax.sharding import mesh
 from bert_jax.training import pretrain_setup
 from tests import helpers
 
-# Tracing makes many objects and little garbage, which Python would look for all the time.
+# Tracing creates many objects and little garbage: collect it less often.
 gc.freeze()
 gc.set_threshold(100_000, 20, 20)
 

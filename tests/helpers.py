@@ -1,4 +1,4 @@
-"""What several test modules share: small corpora, models and configs, and real processes."""
+"""Helpers of several test modules: small corpora, models and configs, and real processes."""
 
 import contextlib
 import copy
@@ -39,7 +39,7 @@ WORDS = VOCABULARY.split()
 
 
 def random_text(num_documents: int, seed: int = 0) -> str:
-    """Documents of sentences of words; blank lines between documents, a sentence a line."""
+    """Returns random documents, a sentence per line, with blank lines between documents."""
     rng = random.Random(seed)
     documents = []
     for _ in range(num_documents):
@@ -86,7 +86,7 @@ def write_albert_vocabulary(path: pathlib.Path) -> None:
 
 
 def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
-    """A checkpoint of a very small encoder with random weights, to fine-tune."""
+    """Writes a checkpoint of a very small encoder with random weights, to fine-tune."""
 
     config = BertConfig(tokenizer.vocab_size, 16, 2, 2, 32, max_position_embeddings=64)
     rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def write_random_encoder(directory: pathlib.Path, tokenizer) -> pathlib.Path:
 def build_small_corpus(
     directory: pathlib.Path, vocabulary=None, num_documents: int = 60, **settings
 ) -> pathlib.Path:
-    """A corpus of random documents in `directory`/corpus; WordPiece unless one is given."""
+    """Builds a corpus of random documents in `directory`/corpus; WordPiece by default."""
 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "text.txt").write_text(random_text(num_documents))
@@ -148,7 +148,7 @@ def write_tfds(directory, name: str, splits: dict[str, list[dict]], features: di
             return {split: enumerate(examples) for split, examples in splits.items()}
 
         def _generate_examples(self):
-            raise NotImplementedError  # `_split_generators` gives the examples.
+            raise NotImplementedError  # `_split_generators` yields the examples.
 
     Builder.name = dataset
     builder = Builder(data_dir=str(directory), file_format="array_record")
@@ -240,7 +240,7 @@ def random_classifier(config: BertConfig, num_labels: int) -> dict:
 def write_weights(
     directory, vocabulary, head=None, bias=0.0, labels=("north", "south"), causal=False
 ):
-    """A checkpoint of a small encoder that was never trained; with `head`, of its labels."""
+    """Writes a checkpoint of a small untrained encoder; with `head` (labels), also of a head."""
     tokenizer = load_tokenizer(vocabulary)
     config = BertConfig(
         vocab_size=tokenizer.vocab_size,
@@ -366,11 +366,11 @@ _reserved: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Returns a TCP port for a server to be started, which no other test is given.
+    """Returns a TCP port for a server to be started, reserved among tests.
 
     The UDP port of the same number, kept until this process ends, reserves it among all test
-    processes. The kernel gives ports from 32768 on to any program that asks for none in particular,
-    so that such a port could be taken before the server starts.
+    processes. The kernel assigns ports from 32768 on to programs that ask for an arbitrary port,
+    so such a port could be taken before the server starts.
     """
     for port in range(20_000, 32_768):
         reservation = socket.socket(type=socket.SOCK_DGRAM)

@@ -1,7 +1,7 @@
-"""One table of what can be wrong with a user's input, and the error for each.
+"""A table of invalid user input, and the error for each.
 
-An error says what was wrong, where, what was expected, and how to fix it. After the table come the
-cases that must also leave the workdir intact.
+An error says what was wrong, where, what was expected, and how to fix it. After the table follow
+the cases that must also leave the workdir intact.
 """
 
 import contextlib

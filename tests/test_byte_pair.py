@@ -1,4 +1,4 @@
-"""RoBERTa's byte-level BPE: every option of its files counts, or is refused by name."""
+"""RoBERTa's byte-level BPE: every option of its files is applied, or refused by name."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ def write_older(directory, spec, **files):
     return directory
 
 
-def test_trained_tokenizer_is_roberta_s(tokenizer):
+def test_trained_tokenizer_equals_robertas(tokenizer):
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     assert [tokenizer.id_to_token(index) for index in range(5)] == names
     assert tokenizer.special_ids == (1, 3, 0, 2, 4) and tokenizer.mask_token == "<mask>"
@@ -54,7 +54,7 @@ def test_trained_tokenizer_is_roberta_s(tokenizer):
     assert tokenizer.decode(tokens) == "<s>A b</s></s>C</s>" and start == len(tokens)
 
 
-def test_every_text_is_given_back_without_unknown_or_special_tokens(tokenizer):
+def test_every_text_is_decoded_without_unknown_or_special_tokens(tokenizer):
     for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
         assert tokenizer.decode(ids) == text
         assert not set(ids) & set(tokenizer.special_ids)
@@ -80,7 +80,7 @@ def test_it_is_one_file_that_is_pickled_and_read_again(tokenizer, tmp_path):
         assert other.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
 
 
-def test_every_form_of_a_model_s_files_is_the_same_tokenizer(tokenizer, spec, tmp_path):
+def test_every_format_of_the_files_is_the_same_tokenizer(tokenizer, spec, tmp_path):
     expected = tokenizer.encode_batch(TEXTS)
     mask = {"content": "<mask>", "lstrip": True, "__type": "AddedToken"}
     directories = [
@@ -165,7 +165,9 @@ def test_a_byte_without_a_piece_is_reported(spec, tmp_path):
         ),
     ],
 )
-def test_what_would_change_the_ids_is_refused_by_name(change, files, message, spec, tmp_path):
+def test_unsupported_options_that_change_the_ids_are_refused_by_name(
+    change, files, message, spec, tmp_path
+):
     spec = json.loads(json.dumps(spec))
     for name, value in change.items():
         defaults = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}

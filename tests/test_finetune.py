@@ -1,4 +1,4 @@
-"""The loop of fine-tuning: it resumes bit for bit, keeps the best, and names what is wrong."""
+"""The loop of fine-tuning: it resumes bit for bit, keeps the best checkpoint, and names errors."""
 
 import json
 import random
@@ -129,7 +129,7 @@ def assert_equal_runs(one, two):
     assert saved_steps(one / "best") == saved_steps(two / "best")
 
 
-def test_run_learns_and_leaves_what_the_readme_promises(finished):
+def test_run_learns_and_writes_the_documented_files(finished):
     workdir, result = finished
     assert json.loads((workdir / "result.json").read_text()) | {"model": str(workdir)} == result
     assert result["dev"]["accuracy"] > 0.8 and not result["collapsed"]
@@ -428,7 +428,7 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
         finetune.train_and_evaluate(config, tmp_path / "seeds")
 
 
-def test_without_training_data_the_labels_are_those_of_the_head(finished, given, tmp_path):
+def test_without_training_data_the_labels_come_from_the_head(finished, given, tmp_path):
     start = {"init_from": str(finished[0]), "data__train": "", "data__test": str(given / "dev.csv")}
     start["data__labels"] = ("",)  # An empty flag is parsed as this.
     result = finetune.train_and_evaluate(small_config(given, **start), tmp_path / "run")
@@ -516,7 +516,7 @@ def test_wrong_settings_are_found_before_the_first_step(case, given, tmp_path, m
     assert not (tmp_path / "config.json").exists()
 
 
-def test_empty_directory_is_no_checkpoint(given, tmp_path):
+def test_empty_directory_is_not_a_checkpoint(given, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint.*bert_config.json"):
         finetune.train_and_evaluate(small_config(given, init_from=str(tmp_path)), tmp_path / "run")
 

@@ -95,7 +95,7 @@ def test_fill_mask_equals_the_model_applied_by_hand(model):
         assert fill.text == f"{start} river made [MASK]"
 
 
-def test_a_list_of_masked_texts_gives_the_result_of_each_in_the_given_order(model):
+def test_a_list_of_masked_texts_has_the_result_of_each_in_the_given_order(model):
     texts = ["the [MASK]", "[MASK] people " * 9, "a [MASK] of [MASK]", "stone " * 20 + "[MASK]"]
     results = model.fill_mask(texts, top_k=2)
     assert [len(fills) for fills in results] == [2, 9, 2, 2]
@@ -200,7 +200,7 @@ def test_damaged_checkpoint_is_a_clear_error(workdir, tmp_path):
         bert_jax.load(damaged)
 
 
-def test_version_is_that_of_the_project():
+def test_version_equals_the_project_file():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert bert_jax.__version__ == project["version"]
 
@@ -269,7 +269,7 @@ def test_features_are_the_hidden_states_of_the_given_layers(model, alone):
         np.testing.assert_allclose(feature, expected, atol=1e-5)
 
 
-def test_attention_is_that_of_each_text_alone(model):
+def test_attention_equals_each_text_alone(model):
     maps = model.attention(TEXTS)
     for text, (tokens, probabilities) in zip(TEXTS, maps, strict=True):
         ids = [model.tokenizer.token_to_id(token) for token in tokens]
@@ -308,7 +308,7 @@ def test_attention_times_values_is_what_the_encoder_layer_computes(model, alone)
         np.testing.assert_allclose(norm("output_layer_norm", x + y), states[-1], atol=1e-4)
 
 
-def test_features_are_those_of_the_last_layers_by_default(model):
+def test_features_come_from_the_last_layers_by_default(model):
     (states,) = model.hidden_states(["the river"])
     (expected,) = model.features(["the river"], layers=(1, 2))  # It has no more.
     np.testing.assert_array_equal(states, expected)
@@ -433,7 +433,7 @@ def test_classify_equals_each_text_alone_in_the_given_order(model, texts):
         assert value == pytest.approx(logits_alone(regressor, *parts)[0], abs=1e-4)
 
 
-def test_classify_gives_the_best_labels_and_all_that_a_text_has(model):
+def test_classify_returns_the_best_labels_and_all_labels_of_a_text(model):
     classifier = with_head(model, "classification", ["no", "maybe", "yes"])
     best, ranked = classifier.classify(TEXTS), classifier.classify(TEXTS, top_k=3)
     assert [labels[0] for labels in ranked] == best
@@ -452,7 +452,7 @@ def test_classify_gives_the_best_labels_and_all_that_a_text_has(model):
         )
 
 
-def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
+def test_a_single_input_equals_a_list_of_one(model):
     np.testing.assert_array_equal(model.encode("the river"), model.encode(["the river"])[0])
     (states,) = model.hidden_states(["the river"])
     np.testing.assert_array_equal(model.features("the river"), states)
@@ -464,7 +464,7 @@ def test_a_single_input_gives_the_only_result_of_a_list_of_it(model):
     assert classifier.classify(np.array(TEXTS)) == classifier.classify(TEXTS)
 
 
-def test_tuples_and_generators_pass_like_lists_where_they_are_no_single_input(model):
+def test_tuples_and_generators_count_as_lists_unless_they_are_a_single_input(model):
     masked = ["the [MASK]", "a [MASK] of water"]
     expected = model.fill_mask(masked, top_k=1)
     assert model.fill_mask(tuple(masked), top_k=1) == expected
@@ -597,7 +597,7 @@ def test_invalid_arguments_of_classify_are_clear_errors(model, texts):
 
 
 def test_pairs_are_encoded_with_their_segments(model):
-    """Hidden states, attention, tokens and vectors of pairs are those of each pair alone."""
+    """Hidden states, attention, tokens and vectors of pairs equal each pair alone."""
     pairs = [("the river", "a city"), ("people made the old", "")]
     tokens = model.tokens(pairs)
     assert tokens[0].tokens == ["[CLS]", "the", "river", "[SEP]", "a", "city", "[SEP]"]

@@ -1,4 +1,4 @@
-"""What is committed of the notebooks: executed, without paths of a machine, warnings or errors."""
+"""Committed notebooks are executed, without machine-specific paths, warnings or errors."""
 
 import json
 import pathlib

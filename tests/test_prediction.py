@@ -1,4 +1,4 @@
-"""A run that only predicts gives what `bert_jax.load` gives, for every kind of head and length.
+"""A prediction-only run equals `bert_jax.load`, for every kind of head and length.
 
 The heads were trained with other lengths and options than the defaults of the configurations, or
 are imported ones, which store neither.
@@ -107,7 +107,7 @@ def texts(count, seed=0):
 
 
 def give(monkeypatch, *flags):
-    """Makes fields look as if they were set on the command line."""
+    """Marks fields as set on the command line."""
     monkeypatch.setattr(command_line, "given_fields", lambda: flags)
 
 
@@ -129,7 +129,7 @@ CLASSIFIERS = {
         *slow(("classification", False), ("multi_label", True), ("regression", True)),
     ],
 )
-def test_classes_and_probabilities_are_those_of_load(task, is_pair, length, tmp_path):
+def test_classes_and_probabilities_match_load(task, is_pair, length, tmp_path):
     # A BiLSTM between encoder and head is described by the head's settings too.
     lstm = {"lstm_size": 4} if task == "classification" and is_pair else {}
     model = write_head(tmp_path, task=task, max_seq_length=length, **CLASSIFIERS[task], **lstm)
@@ -222,7 +222,7 @@ def test_table_without_labels_is_only_predicted(tmp_path):
         ({"text": "the"}, TypeError, "example 0 is a str: expected a path or a list of dicts"),
     ],
 )  # fmt: skip
-def test_wrong_table_is_an_error_that_says_why(table, error, message, headed):
+def test_wrong_table_is_an_error_with_the_reason(table, error, message, headed):
     with pytest.raises(error, match=message):
         headed.predict(table)
 
@@ -277,7 +277,7 @@ def check_classes(task, is_pair, model, tmp_path):
     [["not_entailment", "entailment"], *slow(["entailment", "not_entailment"])],
     ids=["other order", "order of the task"],
 )
-def test_order_of_classes_of_glue_is_that_of_the_head(labels, tmp_path):
+def test_order_of_glue_classes_comes_from_the_head(labels, tmp_path):
     pairs = list(zip(texts(6), texts(6, seed=1), strict=True))
     (tmp_path / "RTE").mkdir()
     lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
@@ -307,7 +307,7 @@ TAGGERS = {  # Kind -> task, tags, and what the head was trained with.
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", TAGGERS)
-def test_tags_are_those_of_load(kind, length, tmp_path):
+def test_tags_match_load(kind, length, tmp_path):
     task, labels, options = TAGGERS[kind]
     model = write_head(tmp_path, task=task, labels=labels, max_seq_length=length, **options)
     check_tags(model, tmp_path, kind)
@@ -319,7 +319,7 @@ def test_imported_head_tags_as_load_does(tmp_path):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_tags_of_documents_of_several_sentences_are_those_of_load(length, tmp_path):
+def test_tags_of_documents_of_several_sentences_match_load(length, tmp_path):
     labels, options = TAGGERS["context"][1:]
     model = write_head(tmp_path, task="tagging", labels=labels, max_seq_length=length, **options)
     documents = [str(number // 4) for number in range(15)]
@@ -338,7 +338,7 @@ def test_head_without_document_context_refuses_documents(tmp_path):
 
 
 def check_tags(model, tmp_path, kind, documents=None):
-    """Compares the tags of the command line with those of load, and returns them."""
+    """Compares the tags of the command line with the tags of load, and returns them."""
     sentences = [text.split() for text in texts(15)]
     names = documents or [str(number) for number in range(15)]  # A text alone is a document.
     rows = [
@@ -362,7 +362,7 @@ def check_tags(model, tmp_path, kind, documents=None):
 @TRUNCATED
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("null_threshold", [-2.0, *slow(None, 1.5)])
-def test_answers_are_those_of_load(null_threshold, length, tmp_path):
+def test_answers_match_load(null_threshold, length, tmp_path):
     options = {"null_answers": null_threshold is not None, "null_threshold": null_threshold or 0.0}
     options |= {"doc_stride": 5, "max_query_length": 7, "max_answer_length": 4}
     labels = ["start", "end"]
@@ -408,7 +408,7 @@ def check_answers(model, tmp_path, config, **options):
         *slow(("mean", True), ("cls", False)),
     ],
 )
-def test_scores_of_a_bi_encoder_are_those_of_load(pooling, normalize, length, tmp_path):
+def test_scores_of_a_bi_encoder_match_load(pooling, normalize, length, tmp_path):
     options = {"pooling": pooling, "normalize": normalize, "temperature": 1.0}
     lengths = {"max_seq_length": length, "max_query_length": 6}
     model = write_head(tmp_path, task="embedding", labels=[], **lengths, **options)
@@ -441,7 +441,7 @@ def check_retrieval(model, tmp_path, **query_options):
 
 @TRUNCATED
 @pytest.mark.parametrize("length", LENGTHS)
-def test_scores_of_a_cross_encoder_are_those_of_load(length, tmp_path):
+def test_scores_of_a_cross_encoder_match_load(length, tmp_path):
     head = {"task": "multiple_choice", "labels": ["score"], "max_seq_length": length}
     model = write_head(tmp_path, **head, max_query_length=5)
     queries, passages = texts(5), texts(4, seed=1)
@@ -457,7 +457,7 @@ def test_scores_of_a_cross_encoder_are_those_of_load(length, tmp_path):
 
 @TRUNCATED
 @pytest.mark.parametrize("length", [*LENGTHS, None])
-def test_choices_are_those_of_load(length, tmp_path):
+def test_choices_match_load(length, tmp_path):
     lengths = {"max_seq_length": length} if length else {"imported": True}
     model = write_head(tmp_path, task="multiple_choice", labels=["score"], **lengths)
     stories, endings = texts(9), texts(36, seed=1)
@@ -493,8 +493,8 @@ def test_head_of_the_other_kind_of_choice_is_refused(config, lengths, fix, tmp_p
         predict(config, model, tmp_path / "run")
 
 
-# The settings of heads, and for each task fields that were set to values that contradict them. The
-# configurations leave the fields of the second table alone; those of the first were set by flags.
+# The settings of heads, and for each task fields with values that contradict them. Configurations
+# never set the fields of the second table; flags set the fields of the first.
 HEADS = {
     "classification": {"max_seq_length": 12, "lstm_size": 8},
     "multi_label": {"label_separator": "|"},

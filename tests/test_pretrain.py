@@ -1,4 +1,4 @@
-"""The real main on a small corpus: it trains, resumes bit for bit, and refuses what is wrong."""
+"""The real main on a small corpus: it trains, resumes bit for bit, and refuses invalid input."""
 
 import functools
 import importlib
@@ -67,7 +67,7 @@ def records(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_run_leaves_what_the_readme_promises(finished):
+def test_run_writes_the_documented_files(finished):
     workdir, result = finished
     assert json.loads((workdir / "result.json").read_text()) == result
     assert result["steps"] == 9
@@ -199,7 +199,7 @@ def continued(corpus, tmp_path):
     return config, params, settings
 
 
-def test_run_starts_from_given_weights_and_says_what_is_fresh(
+def test_run_starts_from_given_weights_and_logs_what_is_newly_initialized(
     continued, tmp_path, monkeypatch, caplog
 ):
     config, params, settings = continued
@@ -214,7 +214,7 @@ def test_run_starts_from_given_weights_and_says_what_is_fresh(
 
 
 @pytest.mark.slow
-def test_first_loss_is_that_of_the_given_weights(continued, tmp_path):
+def test_first_loss_is_the_loss_of_the_given_weights(continued, tmp_path):
     config, params, settings = continued
     result = pretrain.train_and_evaluate(config, tmp_path / "run")
     (phase,) = open_phases(config)

@@ -1,4 +1,4 @@
-"""A sweep runs every configuration once, as few programs, resumes, and reports what it found."""
+"""A sweep runs every configuration once, in few programs, resumes, and reports its results."""
 
 import csv
 import json
@@ -236,7 +236,7 @@ def test_only_the_best_trials_have_weights(finished):
         assert bert_jax.load(workdir / "trials" / name).head["labels"] == ["north", "south"]
 
 
-def test_report_ranks_the_configurations_and_names_what_diverged(finished):
+def test_report_ranks_the_configurations_and_names_diverged_ones(finished):
     workdir, _, result = finished
     with (workdir / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
@@ -429,7 +429,7 @@ def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_pat
 
 
 @pytest.mark.parametrize("run", [".", "seed_0"])
-def test_directory_of_a_run_that_is_no_sweep_is_refused(given, tmp_path, run):
+def test_directory_of_a_run_that_is_not_a_sweep_is_refused(given, tmp_path, run):
     (tmp_path / run).mkdir(exist_ok=True)
     (tmp_path / run / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds a run \(.*config\.json\), not a sweep: use"):
@@ -538,7 +538,7 @@ def test_more_trials_than_the_memory_of_the_cpu_holds_are_refused_before_the_fir
 
 
 @pytest.mark.slow
-def test_planned_memory_is_that_of_the_compiled_stack(given, tmp_path):
+def test_planned_memory_equals_the_compiled_stack(given, tmp_path):
     config = small_sweep(given, {"learning_rate": (1e-3, 2e-3)})
     (program,) = sweep.make_programs(config, make_grid(config, tmp_path), 1, {})
     one = memory.bytes_per_trial(program.setup)

@@ -1,4 +1,4 @@
-"""transformers' tokenizer files: every option counts, or is refused by name."""
+"""transformers' tokenizer files: every option is applied, or refused by name."""
 
 import json
 import pickle
@@ -213,7 +213,7 @@ def test_repeated_and_blank_lines_of_a_model_keep_the_ids_of_the_others(tmp_path
     assert tokenizer.encode("the [E1]") == [8, 10]
 
 
-def test_byte_order_mark_is_no_part_of_the_first_piece(tmp_path):
+def test_byte_order_mark_is_not_part_of_the_first_piece(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("\ufeff" + "\n".join(PIECES), encoding="utf-8")
     assert load_tokenizer(path).special_ids == (0, 1, 2, 3, 4)
@@ -313,7 +313,7 @@ def test_stored_and_exported_tokenizer_equals_the_original(files, tmp_path):
         ({"tokenizer": tokenizer_json(pre_tokenizer={"type": "?"})}, r"m/tokenizer\.json: "),
     ],
 )
-def test_what_would_change_the_ids_is_refused_by_name(files, message, tmp_path):
+def test_unsupported_options_that_change_the_ids_are_refused_by_name(files, message, tmp_path):
     files = {"tokenizer_config": LOWER} | files
     with pytest.raises(ValueError, match=message):
         load_tokenizer(write(tmp_path / "m", **files))

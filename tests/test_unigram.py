@@ -1,4 +1,4 @@
-"""ALBERT's tokenizer: its normalization counts, with every option, or is refused by name."""
+"""ALBERT's tokenizer: every option of its normalization is applied, or refused by name."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def surface(tokenizer, text):
     return "".join(tokenizer.id_to_token(token) for token in tokenizer.encode(text))
 
 
-def test_text_is_normalized_as_albert_s(model, tmp_path):
+def test_text_is_normalized_as_by_albert(model, tmp_path):
     tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
     assert tokenizer.filename == "unigram.json" and tokenizer.lower_case
     assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_token == "[MASK]"
@@ -92,7 +92,7 @@ def test_commas_after_numbers_are_pieces_of_their_own(tmp_path):
         ({"albert_config": {}}, "The ``é''", '▁the▁"e"'),  # As Google released it.
     ],
 )
-def test_options_count(files, text, expected, model, tmp_path):
+def test_options_are_applied(files, text, expected, model, tmp_path):
     directory = write(tmp_path / "m", model, **files)
     for path in (directory, directory / "spiece.model"):
         tokenizer = load_tokenizer(path)
@@ -152,12 +152,14 @@ def test_transformers_files_are_read_back_as_the_same_tokenizer(option, model, t
         ({"tokenizer_config": ALBERT | {"cls_token": "<cls>"}}, "lacks <cls>"),
     ],
 )
-def test_what_would_change_the_ids_is_refused_by_name(files, message, model, tmp_path):
+def test_unsupported_options_that_change_the_ids_are_refused_by_name(
+    files, message, model, tmp_path
+):
     with pytest.raises(ValueError, match=message):
         load_tokenizer(write(tmp_path / "m", model, **files))
 
 
-def test_what_contradicts_the_normalizer_is_refused(model, tmp_path):
+def test_options_that_contradict_the_normalizer_are_refused(model, tmp_path):
     tokenizer = load_tokenizer(write(tmp_path / "m", model, tokenizer_config=ALBERT))
     spec = json.loads(transformers_files(tokenizer.stored, 64)["tokenizer.json"])
     config = ALBERT | {"do_lower_case": False}

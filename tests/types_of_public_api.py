@@ -1,4 +1,4 @@
-"""What a type checker says of the public API: `make types`. Nothing here is executed.
+"""Type-checks the public API: `make types`. Nothing here is executed.
 
 An ignored error that does not occur is itself an error, so wrong uses are known to be found.
 """

@@ -1,1 +1,1 @@
-"""Scripts: one for each job."""
+"""Command-line tools, one script per job; installed as `bert_jax.tools`."""

@@ -1,4 +1,4 @@
-"""How a tool ends after Ctrl-C, and how it runs other programs."""
+"""Exits a tool after Ctrl-C, and runs other programs."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from bert_jax.runtime.command_line import program_name
 
 def exit_interrupted(hint: str) -> NoReturn:
     """Exits a tool after Ctrl-C. `hint` says what the same command does if it is run again."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second one would change the exit code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A second would change the exit code.
     print(f"\n{program_name()}: interrupted; {hint}", file=sys.stderr)
     sys.exit(INTERRUPTED)
 

@@ -5,10 +5,10 @@ python tools/convert_checkpoint.py --to=huggingface runs/base exported
 python tools/convert_checkpoint.py --to=huggingface --generator runs/electra electra_generator
 
 SRC is a workdir (its best checkpoint is converted, or else its last) or a single checkpoint, a
-directory that transformers' `save_pretrained` wrote, or one of Google's release (which needs `pip
-install tensorflow-cpu`). DST must not exist; it appears only once it is complete. A
+directory that transformers' `save_pretrained` wrote, or a directory of Google's release (which
+needs `pip install tensorflow-cpu`). DST must not exist; it appears only once it is complete. A
 converted bi-encoder or cross-encoder can also be read by sentence-transformers. For a hub, Hugging
-Face's DST has a README.md, a model card with the run's scores; fill in what it marks.
+Face's DST has a README.md, a model card with the run's scores; fill in the marked fields.
 """
 
 import json
@@ -34,7 +34,7 @@ WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
 
 TO = flags.DEFINE_enum("to", None, list(WRITERS), "Format of DST.", required=True)
 GENERATOR = flags.DEFINE_bool(
-    "generator", False, "Of an ELECTRA run, write the generator, not the discriminator."
+    "generator", False, "For an ELECTRA run, write the generator instead of the discriminator."
 )
 
 

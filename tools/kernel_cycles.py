@@ -1,4 +1,4 @@
-"""Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to the compiler's.
+"""Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to the compiler's estimates.
 
 python tools/kernel_cycles.py     # writes bert_jax/model/tpu/cycles.json
 """
@@ -16,7 +16,7 @@ SHAPE = flags.DEFINE_string("shape", None, "JSON list: an entry of `shapes`.")
 
 
 def main(_) -> None:
-    if CHIP.value:  # In a process of its own, with the compiler's dump switched on.
+    if CHIP.value:  # In a separate process, with the compiler's dump enabled.
         compile_kernels(CHIP.value, Shape(*json.loads(SHAPE.value)))
         return
     KERNEL_TABLE.write_text(json.dumps(measure_all(), indent=1) + "\n")

@@ -5,7 +5,7 @@ python tools/launch_gke.py launch --name=base --topology=v6e:4x4 --spot --bucket
     --config.corpus=/gcs/corpus/128 --config.long_phase.corpus=/gcs/corpus/512
 
 Everything after `--` is passed to `python -m bert_jax.pretrain`, or to another --program. The
-cluster is kubectl's current one. v6e:4x4:2 are two slices. The actions:
+cluster is kubectl's current one. v6e:4x4:2 means two slices. The actions:
 
 launch    copy the last commit to --bucket, create the job (a JobSet), and follow it; with --print,
           only print the JobSet

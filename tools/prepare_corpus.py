@@ -45,15 +45,15 @@ INPUT = flags.DEFINE_list(
 VOCAB = flags.DEFINE_string(
     "vocab",
     None,
-    "WordPiece or SentencePiece vocabulary, or the directory of a model of transformers, whose "
+    "WordPiece or SentencePiece vocabulary, or the directory of a transformers model, whose "
     "tokenizer is used with all of its options.",
     required=True,
 )
 CASED = flags.DEFINE_bool(
     "cased",
     None,
-    "Keep upper case, or (--nocased) lower-case the text. By default as the model of --vocab says, "
-    "or else as the pieces of the vocabulary show.",
+    "Keep upper case, or (--nocased) lower-case the text. By default, set by the model of --vocab, "
+    "or else inferred from the pieces of the vocabulary.",
 )
 OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
 OVERWRITE = flags.DEFINE_bool(
@@ -136,7 +136,7 @@ flags.DEFINE_integer("block_rows", DEFAULT.block_rows, "Rows per record of a sha
 flags.DEFINE_string(
     "data_dir",
     DEFAULT.data_dir,
-    "Directory of prepared TFDS datasets; by default, the one of TFDS.",
+    "Directory of prepared TFDS datasets; by default, TFDS's own.",
 )
 flags.DEFINE_integer(
     "num_shards",

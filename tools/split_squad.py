@@ -47,7 +47,7 @@ def add_unanswerable(content: dict, seed: int) -> int:
         asked = [(paragraph, qa) for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
         for paragraph, qa in asked:
             if not qa.get("answers"):
-                continue  # It has none already, as in SQuAD 2.0.
+                continue  # Already unanswerable, as in SQuAD 2.0.
             answers = [answer["text"].lower() for answer in qa["answers"]]
             others = [
                 other

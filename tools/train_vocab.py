@@ -5,7 +5,7 @@ python tools/train_vocab.py --input=dump.xml.bz2 --output=spiece.model --size=32
     --kind=sentencepiece
 python tools/train_vocab.py --input='texts/*.txt' --output=bpe.json --size=50265 --kind=bpe
 
-The same text always gives the same bytes. It is read as tools/prepare_corpus.py reads it.
+The same text always gives the same bytes. tools/prepare_corpus.py lists the input formats.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""Fine-tuning: one file for each task or set."""
+"""Fine-tuning configurations: one file per task or dataset."""

@@ -2,7 +2,7 @@
 
 Source: Devlin et al. (2018), section 5.3 and table 7. Development F1 for BERT_BASE, cased:
 
-    features           the paper
+    features           paper
     embeddings         91.0
     second_to_last     95.6
     last               94.9

@@ -11,8 +11,8 @@ mismatched accuracy), QQP 71.2 (F1), QNLI 90.5, SST-2 93.5 (accuracy), CoLA 52.1
     python -m bert_jax.finetune --config=configs/finetune/glue.py:mrpc --workdir=runs/mrpc \
         --config.init_from=runs/base --config.data.directory=glue_data
 
-`glue.py:mrpc,roberta` has the recipe of a descendant, from configs/recipes.py: roberta, distilbert,
-albert, electra_small, electra_base, electra_large or spanbert.
+`glue.py:mrpc,roberta` has the recipe for a descendant of BERT, from configs/recipes.py: roberta,
+distilbert, albert, electra_small, electra_base, electra_large or spanbert.
 
 `directory` is the GLUE download (with the folders CoLA, SST-2, ...), or tfds:glue/mrpc, prepared as
 ArrayRecord. A run writes the file for the benchmark's server to `predictions` in its workdir, such

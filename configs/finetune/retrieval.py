@@ -19,10 +19,10 @@ articles, over all 180 paragraphs (one seed, best epoch 1). MiniLM, a sentence e
 
 Each line is `{"query": "...", "positive": "...", "negatives": ["...", ...]}`, the hardest negatives
 first, and optionally an `id`. Without `positive` in `dev` or `test` the passages are ranked but not
-scored. `predictions` has the same format, so that the cross-encoder can train on or rerank what
-the bi-encoder finds. Afterwards `bert_jax.load(DIR).encode(...)` gives its vectors, for queries
-with `max_length=64` (data.max_query_length); `.rank(query, passages)` gives the ranking of
-the cross-encoder.
+scored. `predictions` has the same format, so that the cross-encoder can train on or rerank the
+results of the bi-encoder. Afterwards `bert_jax.load(DIR).encode(...)` returns the bi-encoder's
+vectors, for queries with `max_length=64` (data.max_query_length), and `.rank(query, passages)`
+returns the cross-encoder's ranking.
 """
 
 from ml_collections import ConfigDict

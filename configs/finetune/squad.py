@@ -22,7 +22,7 @@ on each line, with `[]` for no answer (`:v2`). Ids are text or whole numbers, an
 null_odds.json, as the official scripts expect. In 2.0 a question is left unanswered if its null
 odds exceed the threshold that is best on dev, which the checkpoint stores. Without `data.train` the
 head of `init_from` predicts. `:runlocal` and `:v2,runlocal` are smoke runs; `:v1,electra_base` has
-the recipe of a descendant, from configs/recipes.py.
+the recipe for a descendant of BERT, from configs/recipes.py.
 """
 
 from ml_collections import ConfigDict
@@ -47,8 +47,8 @@ def get_config(arg: str = "v1") -> ConfigDict:
     config.data.data_dir = ""  # Directory of prepared TFDS sets; default: TFDS's own.
     config.data.null_answers = version == "v2"  # Questions may have no answer.
     # For 2.0: null odds above which a question is left unanswered. Default: the best on dev;
-    # without dev labels, the one stored with the head of `init_from`, or else 0. A run that only
-    # predicts always uses the stored one.
+    # without dev labels, the threshold stored with the head of `init_from`, or else 0. A
+    # prediction-only run always uses the stored threshold.
     config.data.null_threshold = placeholder(float)
     config.data.doc_stride = 128  # Tokens between the starts of the windows of a context.
     config.data.max_query_length = 64  # Tokens; longer questions are truncated.

@@ -13,8 +13,8 @@ line has a tab, only tabs separate its columns, and words may contain spaces. A 
 sentence on each line: {"tokens": ["in", "Rome"], "tags": ["O", "B-LOC"]}. Tags may be IOB1, IOB2,
 BIOES or BILOU, or with scheme=io plain types: O, PER, LOC. -DOCSTART- lines and comments, such as
 CoNLL-U's, are skipped. For the parts of speech in CoNLL-U, set word_column=1, tag_column=3 and
-scheme=none. A `test` file without tags, or with fewer columns than `train`, is predicted without a
-score.
+scheme=none. A `test` file without tags, or with fewer columns than `train`, is predicted but not
+scored.
 """
 
 from ml_collections import ConfigDict
@@ -33,13 +33,13 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.word_column = 0  # Of files with columns; the first is 0, the last -1.
     config.data.tag_column = -1  # The last column.
     # Scheme to train on, whatever the files use: iob1, iob2 or bioes. With "io" tags are plain
-    # types (O, PER, LOC), and a run of equal ones is an entity. With "none" the tags, such as parts
-    # of speech, mark no entities and are scored by accuracy.
+    # types (O, PER, LOC), and a run of equal types is an entity. With "none" the tags, such as
+    # parts of speech, mark no entities and are scored by accuracy.
     config.data.scheme = "iob2"
-    # Reads tags that are illegal in their scheme as conlleval does, where a stray I- begins an
-    # entity; they are counted in the log. By default they are an error.
+    # Reads tags that are invalid in their scheme as conlleval does, where a stray I- begins an
+    # entity; the log counts them. By default they are an error.
     config.data.repair_tags = False
-    config.data.labels = ()  # Default: those found in train.
+    config.data.labels = ()  # Default: the labels in train.
     # As in the paper: neighboring sentences of the document fill the window. Much slower, since
     # every sentence takes max_seq_length tokens. A file without document marks is one
     # document; each line of JSONL names its own in the field "document".

@@ -26,15 +26,15 @@ from ml_collections.config_dict import placeholder
 def get_config(arg: str = "") -> ConfigDict:
     config = ConfigDict()
     config.program = "finetune"  # python -m bert_jax.finetune reads it.
-    # A file in bert_jax/tasks, or the dotted name of a module of one's own.
+    # A file in bert_jax/tasks, or the dotted name of your own module.
     config.task = "text_classification"
     config.init_from = ""  # Workdir, checkpoint, or Hugging Face or Google directory.
     config.new_head = False  # Ignore the head of `init_from` and train a new one.
-    # A model that was fine-tuned for the same task and labels, as in `init_from`: its outputs for
-    # the training examples are learned, too. Default: none.
+    # A model fine-tuned for the same task and labels, in any form that `init_from` takes: the run
+    # also learns from its outputs for the training examples. Default: none.
     config.teacher = ""
     config.distillation = ConfigDict()  # Of a teacher; not for multi-label and retrieval.
-    # Loss: alpha * that of the labels + (1 - alpha) * that of the teacher's outputs.
+    # Loss: alpha * (loss on the labels) + (1 - alpha) * (loss on the teacher's outputs).
     config.distillation.alpha = 0.5
     config.distillation.temperature = 2.0  # Divides the logits of both models; not in regression.
 
@@ -48,12 +48,12 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.label = "label"  # Column of the label.
     config.data.id = ""  # Column of unique ids, written to the predictions; empty: numbers.
     config.data.header_lines = 1  # The first names the columns, the others are skipped.
-    config.data.labels = ()  # Default: those found in train, sorted; as a flag: a,b.
+    config.data.labels = ()  # Default: the labels in train, sorted; as a flag: a,b.
     config.data.regression = False  # The label is a number.
     # Multi-label: what separates the labels of a text, such as | in a|b; in JSONL also a list.
     config.data.label_separator = ""
     # Selects the best checkpoint; default: accuracy, pearson or micro_f1. Also macro_f1, spearman,
-    # and for two classes matthews, roc_auc or average_precision of the second one.
+    # and for two classes matthews, roc_auc or average_precision of the second class.
     config.data.metric = ""
 
     config.max_train_examples = 0  # Maximum number in train, evenly spaced; 0: all.
@@ -62,8 +62,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.batch_size = 32  # Examples per update, over all devices.
     config.num_epochs = 3.0  # Passes over train, such as 0.5 or 3; 0: only predict.
     config.seed = 0  # Of the order of the examples, a new head, and dropout.
-    # Number of runs, with seeds from `seed` on; several report median, min and max. They train as
-    # one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them faster.
+    # Number of runs, with seeds starting at `seed`; several report median, min and max. They train
+    # as one stacked program, with memory for all; on a CPU, bert_jax.sweep runs them faster.
     config.num_seeds = 1
 
     config.model = ConfigDict()  # Fields that are not set: as in the checkpoint.
@@ -77,9 +77,9 @@ def get_config(arg: str = "") -> ConfigDict:
     # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.
     config.model.lstm_size = 0  # 0: none.
 
-    config.optimizer = "adamw"  # Or "bert_adam", the released one, or "lamb".
-    config.learning_rate = 3e-5  # The highest, after the warm-up.
-    config.warmup_fraction = 0.1  # Part of the steps in which the learning rate rises from 0.
+    config.optimizer = "adamw"  # Or "bert_adam", the released optimizer, or "lamb".
+    config.learning_rate = 3e-5  # Peak, after the warm-up.
+    config.warmup_fraction = 0.1  # Fraction of the steps in which the learning rate rises from 0.
     config.decay_from = "step_0"  # As in the released code; or "warmup_end", as in transformers.
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01  # Decoupled, as in AdamW; not of biases and LayerNorm.
@@ -92,11 +92,11 @@ def get_config(arg: str = "") -> ConfigDict:
     # to its frequency in train. Default: 1 each.
     config.class_weights = ()
 
-    # Devices along each axis of the mesh; -1 means all remaining ones. Trials are over `trial`.
+    # Devices along each axis of the mesh; -1: all remaining. Trials are sharded over `trial`.
     config.mesh = ConfigDict({"trial": 1, "data": -1, "fsdp": 1, "tensor": 1})
     config.per_device_batch_size = 0  # Packed rows per device and microbatch; 0: automatic.
 
-    config.log_every = 50  # Steps between the lines with the training loss in metrics.jsonl.
+    config.log_every = 50  # Steps between lines with the training loss in metrics.jsonl.
     config.eval_every = 0  # Steps between evaluations; 0: after each epoch.
     config.save_training_state = True  # After each evaluation, to resume from.
     # Also send metrics to "wandb", "mlflow" or "trackio" (pip install 'bert_jax[trackers]').

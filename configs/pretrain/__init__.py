@@ -1,1 +1,1 @@
-"""Pre-training: one file for each model or recipe."""
+"""Pre-training configurations: one file per model or recipe."""

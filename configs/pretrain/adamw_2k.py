@@ -10,8 +10,8 @@ BookCorpus and Wikipedia, with a byte-level vocabulary:
 
 As in section 3.1: Adam with beta2 0.98, epsilon 1e-6 and weight decay 0.01; rows of 512 tokens in
 all steps; dynamic masking. Differences: your corpus and vocabulary; next-sentence prediction is
-kept (the paper drops it, at little or no cost); gradients are clipped at 1.0; and warm-up takes
-BERT's 10,000 steps, as the paper gives none for this row.
+kept (the paper drops it, at little or no cost); gradients are clipped at 1.0; and the warm-up has
+BERT's 10,000 steps, as the paper states none for this row.
 
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: not run at full size; held-out perplexity 3.68 in the paper, on its vocabulary.

@@ -1,9 +1,9 @@
 """ALBERT_BASE: 12 layers that share their parameters, hidden 768; 12 M parameters.
 
 Source: Lan et al. (2020), sections 3 and 4.1: batches of 4,096 rows of 512 tokens, 125,000 steps;
-LAMB, learning rate 1.76e-3; masks of up to three words (p proportional to 1 / n); sentence order in
-place of next sentence; a SentencePiece vocabulary of 30,000 pieces. Warm-up of 3,125 steps and no
-dropout are the released version 2's.
+LAMB, learning rate 1.76e-3; masks of up to three words (p proportional to 1 / n); sentence order
+instead of next sentence; a SentencePiece vocabulary of 30,000 pieces. The warm-up of 3,125 steps
+and no dropout are from the released version 2.
 
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: MNLI-m 84.6, SQuAD 1.1 F1 90.2: the released version 2,
@@ -32,8 +32,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.topology = topology  # The default of tools/tpu_report.py.
     config.model.family = "albert"  # How other libraries store it.
     config.model.embedding_size = 128  # A dense layer widens it to the hidden size.
-    config.model.shares_layers = True  # All layers have the parameters of one.
-    config.model.activation = "gelu_tanh"  # Of feed-forward layers and the head for tokens.
+    config.model.shares_layers = True  # All layers share one set of parameters.
+    config.model.activation = "gelu_tanh"  # Of feed-forward layers and the masked-LM head.
     config.model.dropout_rate = 0.0
     config.masking.unit = "ngram"
 

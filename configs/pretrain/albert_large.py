@@ -1,7 +1,7 @@
 """ALBERT_LARGE: 24 layers that share their parameters, hidden 1024; 18 M parameters.
 
-Source: Lan et al. (2020), table 1. Only the size differs from albert_base.py, whose corpus it
-takes.
+Source: Lan et al. (2020), table 1. Only the size differs from albert_base.py; the corpus is
+the same.
 
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: MNLI-m 86.5, SQuAD 1.1 F1 91.8: the released version 2,

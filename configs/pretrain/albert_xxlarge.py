@@ -1,7 +1,7 @@
 """ALBERT_XXLARGE: 12 layers that share their parameters, hidden 4096; 235 M parameters.
 
-Source: Lan et al. (2020), table 1. Only the size differs from albert_base.py, whose corpus it
-takes.
+Source: Lan et al. (2020), table 1. Only the size differs from albert_base.py; the corpus is
+the same.
 
 Expected time: not run at full size; tools/tpu_report.py estimates it.
 Expected result: MNLI-m 90.6, SQuAD 1.1 F1 94.6: the released version 2,

@@ -25,10 +25,10 @@ def get_config(arg: str = "") -> ConfigDict:
     config.corpus = ""  # Directory written by tools/prepare_corpus.py, with rows of 128 tokens.
     config.num_steps = 900_000  # Updates in the first phase; 0 skips it.
     config.batch_size = 256  # Rows per update, over all devices.
-    # A file in bert_jax/objectives, or the dotted name of a module of one's own. "left_to_right":
-    # causal attention, and the next token is predicted at every position; `masking` and
-    # `max_predictions` then have no effect. "span_boundary": masked LM, and also each token of a
-    # span from the two tokens around it (SpanBERT).
+    # A file in bert_jax/objectives, or the dotted name of your own module. "left_to_right":
+    # causal attention, predicting the next token at every position; `masking` and
+    # `max_predictions` then have no effect. "span_boundary": masked LM, and each token of a span is
+    # also predicted from the two tokens around the span (SpanBERT).
     config.objective = "masked_lm"
     config.next_sentence = True  # False: without next-sentence loss, its head and the pooler.
     # Maximum number of masked positions per row. None: from masking.rate (20 of 128 tokens).
@@ -45,8 +45,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.long_phase.warmup_steps = placeholder(int)  # None: 0.
     config.long_phase.per_device_batch_size = placeholder(int)  # None: as in the first phase.
 
-    # Weights to start from: a workdir, a checkpoint, or a Hugging Face directory or one of Google's
-    # release; parts that they lack are randomly initialized. Default: all parameters are.
+    # Weights to start from: a workdir, a checkpoint, or a directory of Hugging Face or of Google's
+    # release; missing parts are randomly initialized. Default: a random initialization.
     config.init_from = ""
     # Also take the optimizer's moments from `init_from`, a pre-training workdir or checkpoint.
     config.init_optimizer = False
@@ -56,7 +56,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.masking.rate = 0.15  # Fraction of the tokens to predict.
     config.masking.unit = "token"  # Or "whole_word", "span" (SpanBERT) or "ngram" (ALBERT).
     config.masking.repeat_after = 0  # Epochs after which a row's masks repeat; 0 means never.
-    # What becomes of the tokens to predict; the three fractions sum to 1.
+    # How the tokens to predict are corrupted; the three fractions sum to 1.
     config.masking.mask_fraction = 0.8  # Replaced by [MASK].
     config.masking.keep_fraction = 0.1  # Predicted, but not changed.
     config.masking.random_fraction = 0.1  # Replaced by a random token.
@@ -64,21 +64,21 @@ def get_config(arg: str = "") -> ConfigDict:
     config.distillation = distillation_config()  # Only objective "distillation" reads it.
 
     config.optimizer = "bert_adam"  # Or "adamw" or "lamb".
-    config.learning_rate = 1e-4  # The highest, after the warm-up.
+    config.learning_rate = 1e-4  # Peak, after the warm-up.
     config.warmup_steps = 10_000  # Steps in which the learning rate rises from 0.
     config.decay_from = "step_0"  # As in the released code; or "warmup_end", as in transformers.
     config.decay_power = 1.0  # Polynomial decay: 1 is linear, 0 constant.
     config.weight_decay = 0.01  # Decoupled, as in AdamW; not of biases and LayerNorm.
     config.clip_norm = 1.0  # Maximum norm of the gradient, over all parameters.
     config.beta1 = 0.9  # Decay of Adam's mean of the gradients.
-    config.beta2 = 0.999  # Decay of Adam's mean of their squares.
+    config.beta2 = 0.999  # Decay of Adam's mean of the squared gradients.
     config.epsilon = 1e-6  # Added to Adam's denominator.
 
-    # Devices along each axis of the mesh; -1 means all remaining ones.
+    # Devices along each axis of the mesh; -1 means all remaining devices.
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1})
     # Also shard parameters, optimizer state and weight update over `data` (ZeRO-1).
     config.shard_weight_update = False
-    # With it, communicate kernels and gradients in each layer, overlapped with computation.
+    # With shard_weight_update: communicate in each layer, overlapped with computation.
     config.overlap_collectives = False
     # Rows per device and microbatch, with gradient accumulation; 0 means a single microbatch.
     config.per_device_batch_size = 0
@@ -102,10 +102,10 @@ def get_config(arg: str = "") -> ConfigDict:
 def model_config() -> ConfigDict:
     """Returns the fields of the architecture (vocab_size is the corpus's), and how it runs."""
     model = ConfigDict()
-    # A file in bert_jax/model, or the dotted name of a module of one's own.
+    # A file in bert_jax/model, or the dotted name of your own module.
     model.architecture = "bert"
     model.size = "base"  # None: the size of `init_from`.
-    # Set by `size` unless given; heads and feed-forward layer follow a given hidden_size.
+    # Set by `size` unless given; the number of heads and the feed-forward size follow hidden_size.
     for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size"):
         model[name] = placeholder(int)  # None: set by `size`.
     model.embedding_size = placeholder(int)  # Then widened (ALBERT, ELECTRA); None: hidden_size.
@@ -115,7 +115,7 @@ def model_config() -> ConfigDict:
     model.initializer_range = 0.02  # Standard deviation of the initial weights.
     model.layer_norm_epsilon = 1e-12  # Added to the variance in LayerNorm.
     model.max_position_embeddings = 512  # Tokens of the longest sequence.
-    # How the model runs, which changes nothing but speed and rounding: fields of
+    # How the model runs, which changes only speed and rounding: fields of
     # bert_jax.model.execution.Execution.
     model.dtype = "bfloat16"
     model.kernels = "auto"  # With a TPU, layers run in kernels; "plain": never.
@@ -127,7 +127,7 @@ def model_config() -> ConfigDict:
 def distillation_config() -> ConfigDict:
     """Returns the fields of objective "distillation"; the defaults are DistilBERT's."""
     distillation = ConfigDict()
-    # The model to learn from, as in `init_from`, with the vocabulary of the corpus.
+    # The model to learn from, in any form that `init_from` takes, with the corpus's vocabulary.
     distillation.teacher = ""
     distillation.temperature = 2.0  # Divides the logits of both models for the soft targets.
     # Weights of the losses; 0: a loss is not computed.
@@ -138,11 +138,11 @@ def distillation_config() -> ConfigDict:
     distillation.weights.attention = 0.0  # Attention scores before the softmax.
     distillation.weights.hidden = 0.0  # The outputs of all layers of the student.
     distillation.weights.embeddings = 0.0  # The input of the first layer.
-    # The teacher's layer, from 1, that each layer of the student is compared with in "attention"
-    # and "hidden". Default: in equal steps up to its last.
+    # The teacher's layer, counted from 1, that each student layer is compared with in "attention"
+    # and "hidden". Default: equally spaced, up to the teacher's last layer.
     distillation.layers = ()
-    # The teacher's layers, from 1, from which those of the student start, with its embeddings and
-    # its masked-LM head, such as 1,3,5,8,10,12. Default: they are randomly initialized.
+    # The teacher's layers, counted from 1, that initialize the student's layers, such as
+    # 1,3,5,8,10,12; also copies embeddings and masked-LM head. Default: random initialization.
     distillation.init_layers = ()
     return distillation
 
@@ -163,6 +163,6 @@ def apply_runlocal(config: ConfigDict, arg: str) -> ConfigDict:
     config.warmup_steps = 2
     if config.long_phase.warmup_steps is not None:
         config.long_phase.warmup_steps = 2
-    config.log_every = 1  # A point of the curves for each of the few steps.
+    config.log_every = 1  # The curves have a point for each of the few steps.
     config.eval_every = config.checkpoint_every = 5
     return config

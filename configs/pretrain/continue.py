@@ -1,12 +1,12 @@
 """Continued pre-training from existing weights on text of your own domain.
 
 Source: Gururangan et al. (2020), section 3: 12,500 steps on text of the domain, before fine-tuning.
-The learning rate is what the README of the released code recommends for it. Differences: batches of
-256, and bias correction, as the optimizer starts fresh.
+The README of the released code recommends this learning rate. Differences: batches of 256, and bias
+correction, because the optimizer state starts from zero.
 
-The architecture comes with the weights, which are a workdir, a checkpoint, or a directory of
-transformers or of Google's release. The corpus must have their vocabulary. A head that they lack is
-randomly initialized; the log names it.
+The weights, a workdir, a checkpoint, or a directory of transformers or of Google's release,
+determine the architecture. The corpus must have their vocabulary. A missing head is randomly
+initialized; the log names it.
 
 Expected time: not run at full size.
 Expected result: a lower masked-LM loss on text of the domain; by how much depends on the domain.

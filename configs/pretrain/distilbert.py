@@ -1,23 +1,23 @@
 r"""DistilBERT: six of BERT_BASE's layers, distilled from it; 66 M parameters.
 
 Source: Sanh et al. (2019), and the code of the authors in huggingface/transformers
-(examples/research_projects/distillation). The student has no segments, no pooler and no loss for
-pairs, and starts from the teacher's layers 1, 3, 5, 8, 10 and 12, its embeddings and its head.
+(examples/research_projects/distillation). The student has no segments, no pooler and no
+sentence-pair loss, and starts from the teacher's layers 1, 3, 5, 8, 10 and 12, embeddings and head.
 Losses: 5 x soft targets at temperature 2 + 2 x masked LM + 1 x cosine of the last hidden states.
 Adam with beta2 0.98, learning rate 5e-4 after a warm-up of 5 %, no weight decay, gradients clipped
 to 5; three passes over Wikipedia and books in batches of about 4,000 rows.
 
 Unlike the released code, positions stay trainable, tokens to mask are drawn uniformly and not more
-often if they are rare, and the soft targets are of the masked positions alone. The number of steps
-is that of three passes over 3.3 G words in full rows of 512 tokens: count those of your corpus.
+often if they are rare, and soft targets are only computed at the masked positions. The number of
+steps is three passes over 3.3 G words in full rows of 512 tokens: adapt it to your corpus.
 
 Expected time: 90 hours on 8 V100 in the paper. Not run at full size here.
 Expected result: MNLI-m 82.1 (teacher: 84.7), SQuAD 1.1 F1 86.9 (teacher: 88.5), the latter with
 the soft targets of a fine-tuned teacher (--config.teacher in configs/finetune/squad.py). Not run at
 full size.
 
-The teacher is a run of bert_base.py, and the corpus has its vocabulary; a model of transformers
-is read, too, with --vocab=DIR.
+The teacher is a run of bert_base.py, and the corpus has its vocabulary; a transformers model can
+also be the teacher, with --vocab=DIR.
 
     python tools/prepare_corpus.py --input='texts/*.txt' --vocab=corpus/128 \
         --rows=full_sentences --max_seq_length=512 --output=distilbert/512

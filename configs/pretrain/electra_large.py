@@ -10,8 +10,8 @@ more text (README of the released code). Not run at full size.
     python -m bert_jax.pretrain --config=configs/pretrain/electra_large.py --workdir=runs/electra \
         --config.long_phase.corpus=corpus/512
 
-The corpus is that of electra_base.py. The topology is v4's: `electra_large.py:v4`, the default.
-`electra_large.py:runlocal` runs a few steps of eight rows instead.
+The corpus is the same as for electra_base.py. The topology is v4's: `electra_large.py:v4`, the
+default. `electra_large.py:runlocal` runs a few steps of eight rows instead.
 """
 
 from ml_collections import ConfigDict

@@ -4,9 +4,9 @@ Source: Clark et al. (2020), sections 2 and 3, table 6 and the released code: a 
 15 % of the tokens, of which its input shows 85 % as [MASK] and the others as they are; the
 discriminator, with 50 times the generator's weight, finds the replaced ones. A million steps of 128
 rows of 128 tokens; Adam, learning rate 5e-4 after 10,000 steps of warm-up; no next-sentence
-prediction. The released code's rows are two consecutive spans; the nearest rows here are those of
-sentence order, in half of which the spans are swapped. The released small model has a generator of
-its own size and more steps: --config.generator.hidden_fraction=1.0.
+prediction. The released code's rows are two consecutive spans; the closest row format here is
+sentence order, which swaps the spans in half of the rows. The released small model has a generator
+as large as the discriminator, and more steps: --config.generator.hidden_fraction=1.0.
 
 Expected time: 4 days on one V100 in the paper; tools/tpu_report.py estimates it on TPUs.
 Expected result: MNLI-m 81.3 for the released model, 78.9 for one trained for a million steps on
@@ -58,10 +58,10 @@ def get_config(arg: str = "") -> ConfigDict:
 def generator_config() -> ConfigDict:
     """Returns the fields of `bert_jax.model.replaced_tokens.GeneratorSettings`."""
     generator = ConfigDict()
-    # Its hidden size, heads and feed-forward size, as a fraction of the discriminator's.
+    # Hidden size, heads and feed-forward size of the generator, relative to the discriminator.
     generator.hidden_fraction = 0.25
     generator.num_layers = placeholder(int)  # None: as many as the discriminator.
-    # It reads and predicts with the discriminator's embeddings; False: it has its own.
+    # Shares the discriminator's embeddings; False: the generator has its own.
     generator.ties_embeddings = True
-    generator.discriminator_weight = 50.0  # Of the discriminator's loss; the generator's is 1.
+    generator.discriminator_weight = 50.0  # Of the discriminator's loss; the generator has 1.
     return generator

@@ -10,8 +10,8 @@ size.
     python -m bert_jax.pretrain --config=configs/pretrain/roberta_large.py --workdir=runs/roberta \
         --config.long_phase.corpus=roberta/512
 
-The corpus is that of roberta_base.py. `roberta_large.py:runlocal` runs a few steps of eight rows
-instead.
+The corpus is the same as for roberta_base.py. `roberta_large.py:runlocal` runs a few steps of eight
+rows instead.
 """
 
 from ml_collections import ConfigDict

@@ -1,12 +1,12 @@
 """BERT_MINI from scratch on little text, 1 to 100 MB: short rows first.
 
-Source: none; the settings of demo.py, for a larger model and longer runs. On little text, what the
-paper's recipe does is slow: a small model stays at the loss of word frequencies. Where weights for
+Source: none; the settings of demo.py, for a larger model and longer runs. On little text the
+paper's recipe learns slowly: a small model stays at the loss of word frequencies. Where weights for
 the language exist, `continue.py` needs less text and time: docs/pretraining.md says what to expect.
 
 Expected time: about 160 minutes on two cores of an AMD EPYC, computed from the demo's speed of
 2026-11-26 (25 TFLOP in 574 s; this is 419 TFLOP with a vocabulary of 8,192 pieces). It has not been
-run to its end.
+run to the end.
 Expected result: a held-out masked-LM loss below `unigram_entropy` in result.json, the loss of word
 frequencies (an estimate).
 
@@ -28,7 +28,7 @@ from bert_jax.configs.pretrain import bert_base
 def get_config(arg: str = "") -> ConfigDict:
     config = bert_base.get_config()
     # Short rows first: with 16 tokens a small model soon learns that neighbors predict a word best;
-    # with 64 or more that takes many times as long.
+    # with 64 or more, learning it takes many times as long.
     config.num_steps = 10_000
     config.batch_size = 64
     config.long_phase.num_steps = 5_000

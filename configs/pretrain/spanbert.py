@@ -4,8 +4,8 @@ Source: Joshi et al. (2020), sections 3 and 4.2: masks of whole spans of up to 1
 geometric length; the span-boundary objective beside masked LM, with equal weights; single segments
 of up to 512 tokens, without next-sentence prediction; 2.4 M updates of 256 rows; learning rate
 1e-4, 10,000 steps of warm-up, then linear decay; AdamW with epsilon 1e-8. Weight decay and clipping
-are those of the released command, which predicts at most 15 tokens of a span from its boundary;
-here, all are predicted.
+are from the released command, which predicts at most 15 tokens of a span from its boundary; here,
+all tokens are predicted.
 
 Expected time: 15 days on 32 V100 GPUs in the paper. Not run at full size.
 Expected result: F1 of 94.6 on SQuAD 1.1, 88.7 on SQuAD 2.0 (test sets). Not run at full size.

@@ -5,17 +5,17 @@ the mean squared errors of attention scores before the softmax, of the outputs o
 embeddings, the latter two through one learned dense layer; layer m of the student is compared with
 layer 3 m of the teacher. Three passes over Wikipedia in rows of 128 tokens, batches of 256, the
 rest as BERT's pre-training; learning rate 5e-5 after a warm-up of 10 % in the code. There is no
-loss of tokens: the student has no head for them, and no perplexity.
+masked-LM loss: the student has no masked-LM head, and no perplexity.
 
 TinyBERT6 is --config.model.num_layers=6 --config.model.hidden_size=768
---config.model.intermediate_size=3072 (67 M parameters). The number of steps is that of three passes
-over 2.5 G words: count those of your corpus.
+--config.model.intermediate_size=3072 (67 M parameters). The number of steps is three passes over
+2.5 G words: adapt it to your corpus.
 
 Expected time: not run at full size.
 Expected result: on the test set of GLUE, MNLI-m 82.5, and with 6 layers 84.6 (BERT_BASE: 83.9);
 SQuAD 1.1 F1 on dev 82.1, with 6 layers 87.5: after distilling in fine-tuning, too, on augmented
-data. Not run at full size. Fine-tuning here has the soft targets (--config.teacher), neither the
-losses of layers nor the augmented data.
+data. Not run at full size. Fine-tuning here has soft targets (--config.teacher), but neither
+layer losses nor augmented data.
 
     python tools/prepare_corpus.py --input='texts/*.txt' --vocab=corpus/128 \
         --rows=full_sentences --max_seq_length=128 --output=tinybert/128

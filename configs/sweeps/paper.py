@@ -5,7 +5,7 @@ Source: Devlin et al. (2018), appendix A.3: batch size 16 or 32, learning rate 5
 many seeds it ran, so `num_seeds` is 1 here.
 
 Expected time: not measured.
-Expected result: as the fine-tuning configuration says; a sweep has not been run at full size.
+Expected result: see the fine-tuning configuration; a sweep has not been run at full size.
 
     python -m bert_jax.sweep --config=configs/sweeps/paper.py:glue:mrpc --workdir=runs/mrpc_sweep \
         --config.base.init_from=runs/base --config.base.data.directory=glue_data
@@ -34,7 +34,7 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     config.grid.num_epochs = (2.0, 3.0, 4.0)
     # More configurations, each a dict such as {"learning_rate": 1e-4, "model.dropout_rate": 0.2}.
     config.trials = ()
-    config.num_seeds = 1  # Trials of each configuration, from `base.seed` on.
+    config.num_seeds = 1  # Trials per configuration, with seeds starting at `base.seed`.
     # Trials that differ only in seed, learning rate, weight decay, warm-up, epochs or dropout train
     # as one program, of at most this many, to limit memory; 0: no limit (on a CPU: mesh.trial).
     config.max_stacked_trials = 0
@@ -56,6 +56,6 @@ def finetuning(arg: str) -> ConfigDict:
 
 
 def path_of(arg: str) -> str:
-    """Returns what `--config` of bert_jax.finetune is for `arg`, NAME or NAME:ARGUMENT."""
+    """Returns the `--config` of bert_jax.finetune for `arg`, NAME or NAME:ARGUMENT."""
     name, colon, rest = arg.partition(":")
     return f"configs/finetune/{name}.py{colon}{rest}"

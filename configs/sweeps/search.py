@@ -31,12 +31,12 @@ def get_config(arg: str = "text_classification") -> ConfigDict:
     config.search.learning_rate = ("log_uniform", 1e-5, 1e-4)
     config.search.warmup_fraction = ("uniform", 0.0, 0.2)
     config.search.batch_size = ("choice", 16, 32)
-    config.num_trials = 32  # Configurations in all.
+    config.num_trials = 32  # Number of configurations in total.
     config.trials_per_round = 16  # Configurations proposed at once, which train as stacks.
     # Numbers of epochs: all configurations of a round get the first; the best third of them
     # (3 / 1 = 3) then get the second. Empty: all get `base.num_epochs`.
     config.halving = (1.0, 3.0)
-    # Trials of each configuration, from `base.seed` on; their median is the score.
+    # Trials per configuration, with seeds starting at `base.seed`; their median is the score.
     config.num_seeds = 1
     config.max_stacked_trials = 0  # As in paper.py.
     config.keep_trials = 0  # As in paper.py.

@@ -1,4 +1,4 @@
-"""Checkpoints of ELECTRA: the discriminator, its head in Python, and the generator beside it."""
+"""Checkpoints of ELECTRA: the discriminator, its head in Python, and the generator."""
 
 import flax
 import jax
@@ -41,7 +41,7 @@ def workdir(tmp_path_factory):
     return directory / "1"
 
 
-def test_a_discriminator_says_which_tokens_were_replaced(workdir):
+def test_a_discriminator_predicts_which_tokens_were_replaced(workdir):
     model = bert_jax.load(workdir)
     assert "head for replaced tokens" in repr(model)
     one, longer = model.replaced_tokens(["the river", "king of the war road"])

@@ -133,7 +133,7 @@ def variables() -> dict[str, np.ndarray]:
 
 
 def random_variables(config, is_generator: bool = False) -> tuple[dict, dict]:
-    """Returns random variables as of `config`, and the parameters that they stand for."""
+    """Returns random variables for `config`, and the corresponding parameters."""
     rng, stored, params = np.random.default_rng(0), {}, {}
     table, shapes = tensor_table(config, is_generator), parameter_shapes(config)
     for path, (name, is_transposed, num_rows) in table.items():
@@ -146,7 +146,7 @@ def random_variables(config, is_generator: bool = False) -> tuple[dict, dict]:
 
 
 def stub_tensorflow(monkeypatch, stored: dict[str, np.ndarray]) -> None:
-    """Lets `import tensorflow` give a stub that reads `stored` from any checkpoint."""
+    """Makes `import tensorflow` return a stub that reads `stored` from any checkpoint."""
     reader = types.SimpleNamespace(
         get_variable_to_shape_map=lambda: {name: value.shape for name, value in stored.items()},
         get_tensor=stored.__getitem__,
@@ -198,7 +198,7 @@ def test_parameters_equal_those_from_transformers_and_optimizer_slots_are_unused
         ("cls/seq_relationship/output_weights", np.zeros((12, 2)), r"\(2, 12\), found \(12, 2\)"),
     ],
 )
-def test_missing_or_misshapen_variable_is_named(name, value, message, directory):
+def test_missing_variable_or_wrong_shape_is_named(name, value, message, directory):
     directory.variables[name] = value
     if value is None:
         del directory.variables[name]

@@ -49,7 +49,7 @@ CHOICE = "BertForMultipleChoice"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
-def test_every_tensor_becomes_the_parameter_of_its_name():
+def test_every_tensor_becomes_the_parameter_that_it_names():
     tensors = state_dict()
     params, report = params_from_huggingface(tensors, CONFIG)
     assert sorted(report.loaded) == sorted(tensors)
@@ -225,7 +225,7 @@ def task_tensors(module: str, outputs: int, pooler: bool) -> dict[str, np.ndarra
 def test_round_trip_of_a_directory_changes_nothing(architecture, tensors, labels, head, tmp_path):
     tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
     config_values = {"architectures": [architecture]} | ({"id2label": labels} if labels else {})
-    model = read_model(write_directory(tmp_path / "theirs", tensors, **config_values))
+    model = read_model(write_directory(tmp_path / "source", tensors, **config_values))
     assert sorted(model.report.loaded) == sorted(tensors) and not model.report.unused
     assert model.settings.get("head") == head
     write_checkpoint(tmp_path / "native", *model[:3])
@@ -271,7 +271,7 @@ def test_problem_type_is_read_and_written(problem, count, task, tmp_path):
     config_values = {"architectures": [CLASSIFIER], "problem_type": problem, "num_labels": count}
     assert head_from_huggingface(config_values) == {"task": task, "labels": labels}
     tensors = task_tensors("classifier", count, True)
-    model = read_model(write_directory(tmp_path / "theirs", tensors, **config_values))
+    model = read_model(write_directory(tmp_path / "source", tensors, **config_values))
     save_huggingface(tmp_path / "back", *model[:3])
     values = json.loads((tmp_path / "back" / "config.json").read_text())
     assert values["problem_type"] == problem
@@ -282,8 +282,8 @@ def test_problem_type_is_read_and_written(problem, count, task, tmp_path):
     )
 
 
-def test_written_weights_may_be_read_by_whoever_may_read_the_other_files(tmp_path):
-    model = read_model(write_directory(tmp_path / "theirs", state_dict()))
+def test_written_weights_have_the_same_permissions_as_the_other_files(tmp_path):
+    model = read_model(write_directory(tmp_path / "source", state_dict()))
     save_huggingface(tmp_path / "out", *model[:3])
     modes = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir()}
     assert modes["model.safetensors"] == modes["config.json"] and len(set(modes.values())) == 1
@@ -349,7 +349,7 @@ def test_left_to_right_model_is_a_decoder_to_transformers(tmp_path):
         save_huggingface(tmp_path / "tagger", params | {"lstm": {}}, settings, tokenizer)
 
 
-def test_head_of_an_objective_is_left_out_with_a_warning(tmp_path, caplog):
+def test_head_of_an_objective_is_omitted_with_a_warning(tmp_path, caplog):
     params, _ = params_from_huggingface(state_dict(), CONFIG)
     tokenizer = tokenizer_from_bytes("vocab.txt", "\n".join(PIECES).encode())
     own = params | {"sbo": {"bias": np.zeros(256, np.float32)}}
@@ -374,7 +374,7 @@ def test_bfloat16_is_read_and_an_unsupported_dtype_is_named_with_its_tensor(tmp_
 
 def test_encoder_is_written_without_prefix_and_cannot_fill_masks(tmp_path):
     tensors = {n: v for n, v in state_dict().items() if n.startswith("bert.")}
-    model = read_model(write_directory(tmp_path / "theirs", tensors))
+    model = read_model(write_directory(tmp_path / "source", tensors))
     assert not {"mlm", "nsp"} & set(model.settings["modules"])
     save_huggingface(tmp_path / "back", *model[:3])
     back = load_file(tmp_path / "back" / "model.safetensors")

@@ -35,7 +35,7 @@ def card(*arguments, **settings):
         ([], {"task": "embedding"} | RETRIEVAL, "sentence-similarity", "sentence-transformers"),
     ],
 )
-def test_task_and_library_are_those_of_the_head(params, head, pipeline_tag, library):
+def test_task_and_library_follow_the_head(params, head, pipeline_tag, library):
     data = card(params, head=head and head | {"labels": []})
     assert (data.pipeline_tag, data.library_name) == (pipeline_tag, library)
     assert data.license == "unknown" and not data.eval_results
@@ -48,7 +48,7 @@ def test_left_to_right_model_generates_text():
     )
 
 
-def test_scores_of_each_split_become_results_but_not_those_of_single_labels():
+def test_results_have_the_scores_of_each_split_but_not_of_single_labels():
     result = {
         "seed": 0,
         "metric": "dev/f1",
@@ -66,7 +66,7 @@ def test_scores_of_each_split_become_results_but_not_those_of_single_labels():
     assert "/home/me" not in text(["head"], result, **settings)
 
 
-def test_result_of_pretraining_is_of_the_heldout_rows():
+def test_results_of_pretraining_are_for_the_heldout_rows():
     result = {"mlm_loss": 1.5, "perplexity": 4.5, "mlm_accuracy": 0.625, "steps": 10}
     found = card(["mlm"], result, corpus="corpora/wiki").eval_results
     assert [(each.dataset_name, each.dataset_split, each.metric_type) for each in found] == [
@@ -84,7 +84,7 @@ def test_result_of_pretraining_is_of_the_heldout_rows():
         ("models--intfloat--e5-small-v2/snapshots/ab12", "intfloat/e5-small-v2", False),
     ],
 )
-def test_base_model_is_known_or_to_be_filled_in(init_from, base_model, to_fill_in):
+def test_unknown_base_model_is_to_be_filled_in(init_from, base_model, to_fill_in):
     assert card(["encoder"], init_from=init_from).base_model == base_model
     written = text(["encoder"], init_from=init_from)
     assert ("# base_model: OWNER/NAME" in written) == to_fill_in

@@ -40,7 +40,7 @@ def config(corpus):
 
 @pytest.fixture(scope="module")
 def workdir(config, tmp_path_factory):
-    """The checkpoints of a run of `config`, but of random numbers in place of training."""
+    """Checkpoints of a run of `config`, with random numbers instead of trained values."""
     workdir = tmp_path_factory.mktemp("checkpoints")
     phases = open_phases(config)
     tokenizer = phases[0].train.tokenizer
@@ -68,7 +68,7 @@ def test_keeps_the_last_checkpoints_and_every_nth(workdir):
     assert saved_steps(workdir / "checkpoints") == [4, 8, 9]
 
 
-def test_run_keeps_as_many_as_its_configuration_says(config, tmp_path, monkeypatch):
+def test_run_keeps_the_configured_number_of_checkpoints(config, tmp_path, monkeypatch):
     class Opened(Exception):
         pass
 
@@ -150,13 +150,13 @@ def test_parameters_of_another_model_are_detected(workdir, tmp_path):
 
 
 def copy_with_settings(workdir, copied, **settings):
-    """Copies the last checkpoint of `workdir` to `copied`, with `settings` in place of its own."""
+    """Copies the last checkpoint of `workdir` to `copied`, with other `settings`."""
     shutil.copytree(find_checkpoint(workdir), copied)
     path = copied / "config" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def test_training_state_of_several_trials_is_no_model(workdir, tmp_path):
+def test_training_state_of_several_trials_is_not_a_model(workdir, tmp_path):
     copy_with_settings(workdir, tmp_path / "9", stacked_trials=["seed_0", "seed_1"])
     with pytest.raises(CheckpointError, match="holds the training state of fine-tuning, before"):
         bert_jax.load(tmp_path / "9")

@@ -1,4 +1,4 @@
-"""What sentence-transformers adds to an encoder counts in `encode`, or is refused by name."""
+"""`encode` applies sentence-transformers' modules after the encoder, or refuses them by name."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_older_names_of_poolings_are_read(key, tmp_path):
         ),
     ],
 )
-def test_length_is_that_of_the_model(files, expected, tmp_path):
+def test_maximum_length_is_read_from_the_model(files, expected, tmp_path):
     model = bert_jax.load(write_model(tmp_path / "m", [pooling("mean")], **files))
     assert model.head["max_seq_length"] == expected
 
@@ -120,7 +120,7 @@ def test_default_prompt_precedes_every_text(tmp_path):
     )
 
 
-def test_encoder_in_a_folder_of_its_own_is_read(tmp_path):
+def test_encoder_in_a_separate_folder_is_read(tmp_path):
     model = write_model(tmp_path / "m", [pooling("cls"), NORMALIZE])
     expected = bert_jax.load(model).encode(TEXTS)
     folder = model / "0_Transformer"
@@ -204,6 +204,8 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
         ([pooling("mean"), dense(SIZE + 1, 3)], {}, "projection_0.weight: exp"),
     ],
 )
-def test_what_would_change_the_vectors_is_refused_by_name(modules, files, message, tmp_path):
+def test_unsupported_options_that_change_the_vectors_are_refused_by_name(
+    modules, files, message, tmp_path
+):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         bert_jax.load(write_model(tmp_path / "m", modules, **files))

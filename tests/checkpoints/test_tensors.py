@@ -1,4 +1,4 @@
-"""Weight files as training loops and downloads leave them: read, or refused by name."""
+"""Weight files from training loops and downloads are read, or refused by name."""
 
 import json
 

@@ -464,7 +464,7 @@ def test_rows_do_not_depend_on_the_width_of_ids(tmp_path, monkeypatch, rows):
     ]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     stored = []
-    for dtype in ("uint16", "uint32"):  # That of 65,537 pieces or more, which take long to read.
+    for dtype in ("uint16", "uint32"):  # uint32: 65,537 pieces or more, slow to read.
         for module in (encoding, manifest, steps):
             monkeypatch.setattr(module, "token_dtype", lambda vocab_size, dtype=dtype: dtype)
         config = corpus_config(rows=rows, max_seq_length=64)
@@ -500,7 +500,7 @@ def test_small_corpus_holds_out_the_document_with_the_smallest_hash(tmp_path):
         )
 
 
-def test_document_that_gives_no_rows_is_not_the_one_held_out(tmp_path):
+def test_document_without_rows_is_not_held_out(tmp_path):
     documents = [*random_text(6).split("\n\n"), *(f"{word} ." for word in VOCABULARY.split())]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     config = corpus_config(heldout_fraction=1e-9, rows="sentence_order")
@@ -512,7 +512,7 @@ def test_document_that_gives_no_rows_is_not_the_one_held_out(tmp_path):
     assert build_corpus(*arguments, num_processes=1)["splits"].keys() == {"train"}
 
 
-def test_near_duplicate_is_not_the_document_held_out(tmp_path):
+def test_near_duplicate_is_not_held_out(tmp_path):
     rng = random.Random(0)
     documents = ["\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(40)) for _ in range(6)]
     near = ["\n".join([*document.split("\n")[:-1], WORDS[0]]) for document in documents]
@@ -587,7 +587,7 @@ def interrupt(monkeypatch, function, after, calls=None):
     monkeypatch.setattr(writing, function, interrupted)
 
 
-def test_full_sentences_of_byte_level_bpe_give_the_text_back(tmp_path, capsys):
+def test_full_sentences_of_byte_level_bpe_decode_to_the_text(tmp_path, capsys):
     sentences = ["Ein Fluß.", "The river 😀 is old.", "A town, too."]
     (tmp_path / "text.txt").write_text("\n".join(sentences) + "\n\nAnother text.\n")
     tokenizer = train_bpe(tmp_path, "\n".join(sentences) * 9)

@@ -10,7 +10,7 @@ from bert_jax.tokenization import load_tokenizer
 from tests.helpers import random_text, write_vocabulary
 
 
-def test_card_gives_the_counts_of_the_manifest_and_samples(tmp_path):
+def test_card_has_the_counts_of_the_manifest_and_samples(tmp_path):
     documents = random_text(40).split("\n\n")
     (tmp_path / "text.txt").write_text("\n\n".join([*documents, documents[0], "the river ."]))
     tokenizer = load_tokenizer(write_vocabulary(tmp_path / "vocab.txt"))

@@ -1,4 +1,4 @@
-"""What is dropped, and that it is counted: nothing else is missing."""
+"""Dropped documents and tokens are counted, and nothing else is missing."""
 
 import collections
 import json

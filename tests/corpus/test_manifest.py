@@ -1,4 +1,4 @@
-"""What the manifest says about a corpus as a whole, from the counts of its steps."""
+"""The manifest's description of a corpus, from the counts of its steps."""
 
 import re
 
@@ -45,7 +45,7 @@ def manifest_of(sentences=(20, 30), heldout=200, truncated=0, num_files=9, forma
         ({"heldout": 0, "heldout_fraction": 0.0}, r"^no document is held .* refuses the corpus$"),
     ],
 )
-def test_what_makes_a_bad_corpus_is_a_warning(changes, message):
+def test_bad_corpus_is_a_warning(changes, message):
     (warning,) = manifest_of(**changes)["warnings"]
     assert re.search(message, warning)
 
@@ -54,7 +54,7 @@ def test_what_makes_a_bad_corpus_is_a_warning(changes, message):
     "changes",
     [
         {},
-        {"sentences": (2, 3), "num_files": 1500},  # About a document a file.
+        {"sentences": (2, 3), "num_files": 1500},  # About a document per file.
         {"sentences": (2, 3), "format": "jsonl"},
         {"sentences": (2, 3), "format": "file", "documents": "files"},
         {"truncated": 4_000, "dupe_factor": 3},
@@ -68,7 +68,7 @@ def test_median_of_documents_is_recorded():
     assert manifest_of(sentences=(3, 8, 70))["median_sentences"] == 8
 
 
-def test_counts_are_told_in_words():
+def test_counts_are_written_in_words():
     counts = {"truncated_tokens": 1234, "duplicates": 1, "empty_sentences": 0}
     assert count_in_words(counts) == "truncated tokens 1,234, duplicates 1"
     assert count_in_words({}) == "nothing"

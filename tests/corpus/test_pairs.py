@@ -165,7 +165,7 @@ def truncate_one_by_one(first, second, max_tokens, rng):
 
 
 @pytest.mark.parametrize("max_tokens", [2, 7, 8, 20])
-def test_truncated_lengths_equal_those_of_token_by_token_truncation(max_tokens):
+def test_truncated_lengths_equal_token_by_token_truncation(max_tokens):
     rng = random.Random(0)
     for first_length in range(1, 25):
         for second_length in range(1, 25):

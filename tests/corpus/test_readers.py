@@ -99,7 +99,7 @@ def test_long_file_is_read_in_parts_of_one_document(tmp_path, monkeypatch):
     assert len(found) > 3
 
 
-def test_documents_are_files_only_of_text(tmp_path):
+def test_documents_files_is_for_text_inputs_only(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "One."}\n')
     with pytest.raises(
         ValueError, match="--documents=files is for text files, and the inputs are jsonl"
@@ -403,7 +403,7 @@ def test_small_inputs_are_read_together(tmp_path, monkeypatch):
     ]
 
 
-def test_a_part_of_white_space_is_no_document(tmp_path, monkeypatch):
+def test_a_part_of_white_space_is_not_a_document(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 10)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "x" * 30 + "\n" * 11}))
     assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["x" * 10] * 3
@@ -416,7 +416,7 @@ def test_many_compressed_files_are_decompressed_once(tmp_path, monkeypatch):
     assert len(split_into_units(find_inputs(f"{tmp_path}/*.gz"))) == 20
 
 
-def test_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+def test_unreadable_file_is_not_reported_as_damaged(tmp_path, monkeypatch):
     write_parquet(tmp_path / "text.parquet", {"text": ["a"]})
     (tmp_path / "text.txt.gz").write_bytes(gzip.compress(b"a", mtime=0))
 
@@ -534,7 +534,7 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path):
     assert [document.text for document in read(f"{tmp_path}/text.jsonl")] == ["a ? b"]
 
 
-def test_file_that_vanishes_is_not_called_damaged(tmp_path):
+def test_vanished_file_is_not_reported_as_damaged(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("one")
     (source,) = find_inputs(str(path))
@@ -561,7 +561,7 @@ def test_files_that_are_not_text_are_clear_errors(tmp_path, name, message):
         find_inputs("")
 
 
-def test_names_with_brackets_and_those_of_c4_are_found(tmp_path):
+def test_names_with_brackets_and_names_of_c4_are_found(tmp_path):
     for name in ("b [1].txt", "c4-train.00000-of-01024.json.gz"):
         write_compressed(f"{tmp_path}/{name}", b"x")
         (source,) = find_inputs(f"{tmp_path}/{name}")

@@ -15,7 +15,7 @@ BATCH = 16
 class HostSharding:
     """A batch sharding as process `index` of `count` sees it, with only its own devices.
 
-    Its devices are contiguous in the mesh, or alternate with those of the other processes.
+    Its devices are contiguous in the mesh, or alternate with the devices of other processes.
     """
 
     def __init__(self, sharding, index: int, count: int, contiguous: bool = True):
@@ -39,7 +39,7 @@ def sharding_over(num_devices: int):
 
 @pytest.fixture
 def local_batches_only(monkeypatch):
-    """Leaves batches as this host's rows, since one process cannot hold those of other hosts."""
+    """Leaves batches as this host's rows, since one process cannot hold the rows of other hosts."""
     monkeypatch.setattr(batches, "make_global_batch", lambda batch, sharding, batch_size: batch)
 
 

@@ -19,7 +19,7 @@ MASKING = Masking((0, 2, 3, 4), 4, 60, np.ones(60, bool), max_predictions=2)
 OBJECTIVE = all_tokens_mlm.AllTokensMlm(MASKING, GeneratorSettings(0.5, discriminator_weight=1.0))
 
 
-def test_loss_is_that_of_the_mixture_in_float64():
+def test_loss_equals_the_mixture_in_float64():
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (3, 5, 7)).astype(np.float32)
     copy = rng.normal(0, 3, (3, 5)).astype(np.float32)
@@ -48,7 +48,7 @@ def test_all_tokens_have_a_loss_and_the_generator_its_own():
 
     scores = mean_metrics(totals := sums(params))
     assert totals["replaced_count"] == 30 and totals["mlm_count"] == 6
-    # Before training, half of the tokens' probability is that of copying.
+    # Before training, the probability of copying is one half.
     assert scores["mlm_loss"] == pytest.approx(np.log(60), rel=0.05)
     copied = 1 - float(mean_metrics(totals)["replaced_loss"]) / np.log(60)
     assert 0.6 < copied < 1

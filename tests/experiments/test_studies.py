@@ -195,7 +195,7 @@ def outputs(each: study.Study, scale: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_of_another_scale_or_text_write_elsewhere(name, load, set_flag):
+def test_runs_of_another_scale_or_text_write_to_other_directories(name, load, set_flag):
     each = load(name)
     laptop, pod = outputs(each, "laptop"), outputs(each, "pod")
     set_flag("text", "other/*.txt")
@@ -203,7 +203,7 @@ def test_runs_of_another_scale_or_text_write_elsewhere(name, load, set_flag):
     assert laptop and not (laptop & pod or laptop & other or pod & other)
 
 
-def test_runs_with_another_constant_write_elsewhere(load, monkeypatch):
+def test_runs_with_another_constant_write_to_other_directories(load, monkeypatch):
     each = load("masking")
     before = outputs(each, "laptop")
     monkeypatch.setitem(study.FINETUNING, "max_train_examples", 7)
@@ -257,7 +257,7 @@ DRAWN = {("masking", "laptop"), ("training_steps", "laptop"), ("glue", "pod")}
         for scale in ("laptop", "pod")
     ],
 )
-def test_report_has_our_scores_beside_those_of_the_paper(name, scale, tmp_path, load):
+def test_report_has_our_scores_beside_the_papers(name, scale, tmp_path, load):
     each = load(name)
     rows, columns = each.rows(scale), [task.name for task in each.tasks(scale)]
     rng = random.Random(0)
@@ -287,7 +287,7 @@ def write_trials(directory: pathlib.Path, scores: dict[str, float | None]) -> No
         (directory / "trials" / trial / "result.json").write_text(json.dumps(result))
 
 
-def test_scores_are_those_of_the_configuration_with_the_best_median(tmp_path):
+def test_scores_come_from_the_configuration_with_the_best_median(tmp_path):
     write_trials(tmp_path, {"a=1,seed=0": 0.9, "a=1,seed=1": 0.1})
     write_trials(tmp_path, {"a=2,seed=0": 0.6, "a=2,seed=1": 0.5})
     write_trials(tmp_path, {"a=3,seed=0": None, "a=3,seed=1": None})
@@ -304,7 +304,7 @@ def test_one_lucky_seed_does_not_make_a_configuration_the_best(tmp_path):
     assert study_report.show(None, 100) == ""
 
 
-def test_report_names_the_seeds_that_give_one_class_to_everything(tmp_path):
+def test_report_names_the_seeds_that_predict_one_class_for_everything(tmp_path):
     write_trials(tmp_path, {"a=1,seed=0": 0.492, "a=1,seed=1": 0.6})
     path = tmp_path / "trials/a=1,seed=0/result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"collapsed": True}))
@@ -332,7 +332,7 @@ def test_every_column_of_many_has_a_panel_with_its_scores():
     assert all(axis.lines for axis in drawn.values())
 
 
-def test_perplexity_has_a_panel_of_its_own_beside_the_scores():
+def test_perplexity_has_its_own_panel_beside_the_scores():
     rows = [study.Row("small"), study.Row("large")]
     scores = {(row.name, "R8 accuracy"): [0.5, 0.7] for row in rows}
     scores |= {("small", "held-out perplexity"): [250.0], ("large", "held-out perplexity"): [90.0]}

@@ -1,4 +1,4 @@
-"""Which head a task takes over from the weights that it starts from."""
+"""The head that a task takes from its initial weights."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The loss of fine-tuning beside a teacher, per head, and what the teacher predicts."""
+"""The loss of fine-tuning with a teacher, per head, and the teacher's predictions."""
 
 import dataclasses
 import functools
@@ -64,10 +64,10 @@ def test_loss_equals_float64(name):
         )
         if name == "tagging":
             for place in range(start, end):
-                tag, theirs = label[place - start], teacher[place - start]
+                tag, teacher_logits = label[place - start], teacher[place - start]
                 hard = -log_softmax(logits[place])[tag]
                 assert found[0, place] == pytest.approx(
-                    float64_loss(hard, logits[place], theirs), rel=1e-6
+                    float64_loss(hard, logits[place], teacher_logits), rel=1e-6
                 )
         elif name == "span":
             ends = [(logits[start:end, n], teacher[:, n], label[n]) for n in range(2)]
@@ -119,7 +119,7 @@ def test_teacher_outputs_are_what_it_predicts(given, tmp_path):
         assert found == pytest.approx({each.label: each.probability for each in labels}, abs=1e-5)
     assert all(feature.teacher_outputs is None for feature in setup.task.splits[0].features)
     assert set(setup.settings(given)["contents"]) >= {"init_from", "teacher"}
-    # A run that only predicts needs no teacher.
+    # A prediction-only run needs no teacher.
     given.num_epochs, given.init_from = 0.0, given.teacher
     assert finetune.prepare(given).teacher_layout is None
 

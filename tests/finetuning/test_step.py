@@ -105,7 +105,7 @@ def build_update(
     class_weights=(),
     **model,
 ):
-    """Returns a step of SGD, what makes its initial state, and its batch: rows and microbatches."""
+    """Returns an SGD step, a function for its initial state, and its batch (rows, microbatches)."""
     model, shape = make_model(kind, **model), row_shape(kind, packed)
     mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=jax.devices()[:devices])
     params, head = initial(model), head_of(kind, class_weights=class_weights)
@@ -150,7 +150,7 @@ def update(kind, dropout_rate=0.0, **settings):
 
 
 @pytest.mark.slow
-def test_attention_has_a_dropout_rate_of_its_own():
+def test_attention_has_its_own_dropout_rate():
     step, new_state, (rows, num_microbatches) = build_update("classification")
 
     def loss(rate, attention_rate):
@@ -160,7 +160,7 @@ def test_attention_has_a_dropout_rate_of_its_own():
         _, metrics = step(new_state(), rows, num_microbatches, KEYS, values)
         return float(metrics["loss"][0])
 
-    assert loss(0.4, 0.4) == loss(0.4, None)  # By default, that of the hidden states.
+    assert loss(0.4, 0.4) == loss(0.4, None)  # By default, the rate of hidden states.
     assert len({loss(0.0, 0.0), loss(0.0, 0.4), loss(0.4, 0.4), loss(0.4, 0.0)}) == 4
 
 
@@ -250,7 +250,7 @@ def test_update_with_dropout_does_not_depend_on_microbatches_and_devices(kind):
 
 @functools.cache
 def predictor(kind: str, devices: int = 1, **head):
-    """Returns features -> their outputs, and the mean loss that these come with."""
+    """Returns a function from features to their outputs and mean loss."""
     model, head = make_model(kind), head_of(kind, **head)
     mesh = make_mesh(devices=jax.devices()[:devices])
     step, params = make_predict_step(model, mesh, head), stack(initial(model))
@@ -322,7 +322,7 @@ def test_in_batch_loss_equals_its_definition_without_copies():
 @pytest.mark.parametrize(
     "kind", ["classification", pytest.param("tagging", marks=pytest.mark.slow)]
 )
-def test_weighted_loss_is_that_of_torch(kind):
+def test_weighted_loss_equals_torch(kind):
     """CrossEntropyLoss(weight): the sum of the weighted losses over the sum of their weights."""
     weights, features = WEIGHTS[kind], make_features(kind)
     outputs, loss = predictor(kind, devices=2, class_weights=weights)(features)
@@ -336,7 +336,7 @@ def test_weighted_loss_is_that_of_torch(kind):
     assert in_training[0] == pytest.approx(loss, rel=1e-5)
 
 
-def test_multi_label_loss_is_that_of_torch():
+def test_multi_label_loss_equals_torch():
     """BCEWithLogitsLoss: the mean over labels and examples."""
     features = make_features("multi_label")
     outputs, loss = predictor("multi_label")(features)
@@ -348,7 +348,7 @@ def test_multi_label_loss_is_that_of_torch():
 
 
 @pytest.mark.slow
-def test_multi_label_loss_in_training_is_that_of_predictions():
+def test_multi_label_loss_in_training_equals_the_loss_of_predictions():
     _, loss = predictor("multi_label")(make_features("multi_label"))
     assert update("multi_label")[0] == pytest.approx(loss, rel=1e-5)
 

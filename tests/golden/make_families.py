@@ -1,9 +1,9 @@
-"""Makes families.npz with transformers' models (run where torch and it are installed).
+"""Generates families.npz with transformers' models (needs torch and transformers).
 
 python tests/golden/make_families.py
 
-The file holds what small random models of each family compute: the last hidden states, and the
-logits of their heads. Their tensors are made anew from a seed, in transformers' names and shapes.
+The file holds the last hidden states and the logits of the heads of small random models of each
+family. The tensors are regenerated from a seed, with transformers' names and shapes.
 """
 
 import pathlib
@@ -95,7 +95,7 @@ def make_case(name: str) -> tuple[object, dict | None, dict, dict]:
 
 
 def transformers_outputs(name: str, config, tensors: dict, rows: dict) -> dict:
-    """Returns the last hidden states and the logits that transformers computes."""
+    """Returns transformers' last hidden states and logits."""
     import torch
     import transformers
 
@@ -123,7 +123,7 @@ def transformers_outputs(name: str, config, tensors: dict, rows: dict) -> dict:
 
 
 def our_outputs(config, head: dict | None, tensors: dict, rows: dict) -> dict:
-    """Returns the same of our model, for the same tensors."""
+    """Returns the same outputs of our model, for the same tensors."""
     params, report = params_from_huggingface(tensors, config, head)
     assert not report.unused
     batch = unpack_rows(rows)

@@ -1,8 +1,8 @@
-"""Makes model.npz with transformers' BertForPreTraining (run where torch and it are installed).
+"""Generates model.npz with transformers' BertForPreTraining (needs torch and transformers).
 
 python tests/golden/make_model.py
 
-The file holds a small model's weights, a batch, and what transformers computes from them: hidden
+The file holds a small model's weights, a batch, and transformers' outputs for them: hidden
 states, pooled output, logits, loss, and the gradient of the loss. The functions here also serve
 tests/parity/test_model.py, which compares larger models directly.
 """
@@ -35,7 +35,7 @@ CONFIG = BertConfig(
 
 
 def random_tensors(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
-    """A float32 state dict in transformers' names, with no value that hides a mistake.
+    """Returns a float32 state dict in transformers' names, with no value that hides a mistake.
 
     Fresh biases are 0 and fresh LayerNorm scales 1: two of them swapped, or one left out, would
     not be seen. Here they are random too.
@@ -61,7 +61,7 @@ def random_tensors(config: BertConfig, seed: int) -> dict[str, np.ndarray]:
 
 
 def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_slots: int) -> dict:
-    """A batch as `target_sums` takes it: one pair a row, of the given lengths, then padding.
+    """Returns a batch for `target_sums`: one pair per row, of the given lengths, then padding.
 
     Rows differ in how many of their `num_slots` slots hold a prediction.
     """
@@ -80,7 +80,7 @@ def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_sl
         "nsp_weights": np.ones((len(lengths), 1), np.float32),
     }
     for row, length in enumerate(lengths):
-        # Not 0: torch keeps back the gradient of an embedding that is looked up for padding.
+        # Not 0: torch omits the gradient of the embedding of the padding id.
         batch["tokens"][row, :length] = rng.integers(1, config.vocab_size, length)
         batch["segment_ids"][row, rng.integers(1, length) : length] = 1
         batch["position_ids"][row, :length] = np.arange(length)
@@ -93,7 +93,7 @@ def random_batch(config: BertConfig, seed: int, lengths: tuple[int, ...], num_sl
 
 
 def transformers_outputs(config: BertConfig, tensors: dict, batch: dict) -> dict:
-    """What transformers computes: `hidden` `[1 + layers, B, L, H]`, `pooled` `[B, H]`,
+    """Returns transformers' `hidden` `[1 + layers, B, L, H]`, `pooled` `[B, H]`,
     `mlm_logits` `[B, L, vocab]`, `nsp_logits` `[B, 2]`, `loss`, and `gradients`, a state dict.
     """
     import torch
@@ -144,7 +144,7 @@ def transformers_outputs(config: BertConfig, tensors: dict, batch: dict) -> dict
 def outputs(
     config: BertConfig, params: dict, batch: dict, execution: Execution = Execution()
 ) -> dict:
-    """The same, computed by this project; `gradients` is a parameter tree."""
+    """Returns the same outputs of this project; `gradients` is a parameter tree."""
     return jax.device_get(_outputs(config, execution, params, batch))
 
 
@@ -177,7 +177,7 @@ def _outputs(config, execution, params, batch):
 
 
 def largest_errors(config: BertConfig, found: dict, expected: dict, batch: dict) -> dict:
-    """Of this project's outputs against transformers': by output, absolute, where there is text.
+    """Returns the largest absolute error of each output against transformers, where there is text.
 
     `gradients` is relative: each parameter's largest difference over its largest gradient.
     """
@@ -194,8 +194,8 @@ def largest_errors(config: BertConfig, found: dict, expected: dict, batch: dict)
     assert ours.keys() == exact.keys()
     errors["gradients"] = 0.0
     for path, value in exact.items():
-        # A softmax does not see one number added to all scores, so the key's bias has a gradient
-        # of 0, and what is computed is rounding: measure it by the kernel's.
+        # A number added to all scores does not change a softmax, so the key's bias has a gradient
+        # of 0, and its computed gradient is rounding: compare it with the kernel's gradient.
         scale = np.max(np.abs(exact[path.replace("key/bias", "key/kernel")]))
         error = float(np.max(np.abs(ours[path] - value)) / scale)
         errors["gradients"] = max(errors["gradients"], error)
@@ -203,7 +203,7 @@ def largest_errors(config: BertConfig, found: dict, expected: dict, batch: dict)
 
 
 def load() -> tuple[BertConfig, dict, dict, dict]:
-    """The golden configuration, state dict, batch, and outputs of transformers."""
+    """Returns the golden configuration, state dict, batch, and outputs of transformers."""
     groups = {"tensors": {}, "batch": {}, "outputs": {}, "gradients": {}}
     with np.load(PATH) as file:
         for key in file.files:

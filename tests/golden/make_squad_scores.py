@@ -1,9 +1,9 @@
-"""Makes squad_scores.npz with SQuAD's official scripts, evaluate-v1.1.py and evaluate-v2.0.py.
+"""Generates squad_scores.npz with SQuAD's official scripts, evaluate-v1.1.py and evaluate-v2.0.py.
 
 python tests/golden/make_squad_scores.py DIRECTORY_OF_THE_SCRIPTS
 
-The file holds the scores alone, in percent and NaN where a script gives none, a row for each case;
-seeds make the cases again. tests/parity/test_squad.py takes cases and scripts from here too.
+The file holds only the scores, in percent and NaN where a script returns none, a row per case; the
+cases are regenerated from seeds. tests/parity/test_squad.py takes cases and scripts from here too.
 """
 
 import importlib.util
@@ -45,7 +45,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def random_case(rng: random.Random, null_answers: bool) -> tuple[dict, dict, dict]:
-    """Answers, predictions and null odds for up to 12 questions; odds have ties."""
+    """Returns answers, predictions and null odds for up to 12 questions; odds have ties."""
     ids = [f"q{number}" for number in range(rng.randint(1, 12))]
     fewest = 0 if null_answers else 1
     gold = {id_: [random_text(rng) for _ in range(rng.randint(fewest, 3))] for id_ in ids}
@@ -64,7 +64,7 @@ def cases_v1() -> Iterator[tuple[dict, dict]]:
 
 
 def cases_v2(seed: int) -> Iterator[tuple[dict, dict, dict, float]]:
-    """With the threshold above which a question is taken to have no answer."""
+    """Yields cases with the threshold above which a question is taken to have no answer."""
     rng = random.Random(seed)
     for _ in range(NUM_CASES):
         yield *random_case(rng, null_answers=True), rng.choice([1.0, rng.gauss(0, 3), 1e9])
@@ -94,7 +94,7 @@ def official_v1(script, gold: dict, predictions: dict) -> dict[str, float]:
 def official_v2(
     script, gold: dict, predictions: dict, odds: dict, threshold: float
 ) -> dict[str, float]:
-    """As the script's `main` calls its functions."""
+    """Calls the functions of the script as its `main` does."""
     answered = script.make_qid_to_has_ans(_data(gold))
     raw = script.get_raw_scores(_data(gold), predictions)
     applied = [script.apply_no_ans_threshold(each, odds, answered, threshold) for each in raw]

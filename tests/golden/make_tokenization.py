@@ -1,11 +1,11 @@
 # ruff: noqa: RUF001 (look-alike characters are what is tested)
 
-"""Makes tokenization.json.gz with transformers' BertTokenizer (run where that is installed).
+"""Generates tokenization.json.gz with transformers' BertTokenizer (needs transformers).
 
 python tests/golden/make_tokenization.py
 
 The two vocabularies are trained here, on the strings themselves, so that most of the pieces in them
-are needed and most strings take several pieces a word.
+are needed and most strings have several pieces per word.
 """
 
 import gzip
@@ -104,7 +104,7 @@ def train_vocabulary(texts: list[str], lower_case: bool, size: int) -> list[str]
 
 
 def reference_ids(vocabulary: list[str], lower_case: bool, texts: list[str]) -> list[list[int]]:
-    """Returns the ids that transformers gives, without special tokens added or read.
+    """Returns the ids of transformers, without adding or recognizing special tokens.
 
     Its limit of 100 characters per word is raised to the 200 of the released tokenization.py.
     """

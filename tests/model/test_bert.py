@@ -1,4 +1,4 @@
-"""The model against golden values of transformers, and what must hold whatever the weights."""
+"""The model against golden values of transformers, and properties for any weights."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ def example():
 
 
 def numbered(batch):
-    """With each row's place, which its dropout is drawn for."""
+    """Returns the batch with the row numbers that seed dropout."""
     return batch | {"dropout_rows": jnp.arange(len(batch["tokens"]))}
 
 
@@ -164,7 +164,7 @@ def test_all_layers_end_with_the_output(example):
 
 
 def assert_gradients_equal_autodiff(function, plain, *inputs):
-    """Values and gradients of `function`, in float32, against those of `plain` in float64."""
+    """Compares `function` in float32 with `plain` in float64: values and gradients."""
     weights = np.random.default_rng(1).normal(size=jax.eval_shape(function, *inputs).shape)
     arguments = tuple(range(len(inputs)))
 
@@ -274,7 +274,7 @@ def test_tokens_of_one_sequence_leave_the_others_bit_identical(example, changed)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_every_place_of_every_layer_drops_with_a_key_of_its_own(example, monkeypatch, scan_layers):
+def test_every_dropout_place_of_every_layer_has_its_own_key(example, monkeypatch, scan_layers):
     config, params, batch, _ = example
     used = []
 

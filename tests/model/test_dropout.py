@@ -1,4 +1,4 @@
-"""Dropout's hashed mask behaves as independent draws, and its gradient as its value."""
+"""Dropout's hashed mask behaves like independent draws, and the gradient has the same mask."""
 
 import functools
 
@@ -31,7 +31,7 @@ jitted_dropout = jax.jit(dropout)
 
 @functools.cache
 def mask(seed: int) -> np.ndarray:
-    """True where an element is kept."""
+    """Returns True where an element is kept."""
     ones = np.ones(SHAPE, np.float32)
     return np.asarray(jitted_dropout(jax.random.key(seed), ones, ROWS, 0.1)) > 0
 
@@ -45,7 +45,7 @@ def signed_bits(seed, rows, shape, stride):
 def bits(rows, shape: tuple[int, ...], seed=((7, 11), (13, 17)), stride: int = 1) -> np.ndarray:
     """Returns uniform uint32 of rows of a shape, from which masks are drawn.
 
-    With a `stride`, those of every `stride`-th column.
+    With a `stride`, returns only every `stride`-th column.
     """
     drawn = signed_bits(np.array(seed, np.uint32), np.asarray(rows), shape, stride)
     return np.asarray(drawn).astype(np.int64) + 2**31
@@ -56,7 +56,7 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
-def test_the_rate_is_kept_and_so_is_the_expectation(rate):
+def test_the_fraction_dropped_is_the_rate_and_the_mean_is_unchanged(rate):
     dropped = np.asarray(jitted_dropout(jax.random.key(0), np.ones(SHAPE, np.float32), ROWS, rate))
     sigma = np.sqrt(rate * (1 - rate) / SIZE)
     assert abs(np.mean(dropped == 0) - rate) < 4 * sigma
@@ -194,7 +194,7 @@ def test_no_two_of_the_layers_and_steps_are_correlated():
 
 
 @pytest.mark.parametrize(("rate", "attention_rate"), [(0.5, 0.0), (0.0, 0.5), (0.1, None)])
-def test_attention_has_a_rate_of_its_own(rate, attention_rate):
+def test_attention_has_its_own_rate(rate, attention_rate):
     @jax.jit
     def drop():
         settings = Dropout(jax.random.key(0), np.arange(8), rate, attention_rate)

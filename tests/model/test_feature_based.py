@@ -128,7 +128,7 @@ def weights_for(module, weights):
 
 
 def trained(module, weights, workdir):
-    """A tagger that has learned `TEXT` by heart."""
+    """A tagger that has memorized `TEXT`."""
     for name in ("train", "dev"):
         (workdir / f"{name}.txt").write_text(TEXT)
     config = module.get_config()
@@ -219,7 +219,7 @@ def test_head_for_tags_of_another_scheme_is_an_error(tagger, weights, tmp_path, 
         changed.data[name] = value
         with pytest.raises(ValueError, match=message):
             with_labels_of_head(changed, tagging, model.head)
-    # A head that does not record its scheme is assumed to have that of the configuration.
+    # A head that does not record its scheme is assumed to have the configuration's scheme.
     without_scheme = {name: model.head[name] for name in ("task", "labels")}
     assert "head" in initial_params(model.params, without_scheme, model.head, new_head=False)
     assert "assuming --config.data.scheme=iob2" in caplog.text

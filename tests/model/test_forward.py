@@ -1,4 +1,4 @@
-"""Texts are packed into rows of few shapes."""
+"""Texts are packed into rows of a few shapes."""
 
 import numpy as np
 import pytest

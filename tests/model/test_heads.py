@@ -1,4 +1,4 @@
-"""Collapsed predictions are recognized for each head; what an output depends on."""
+"""Collapsed predictions are detected for each head; an output depends only on its own sequence."""
 
 import functools
 

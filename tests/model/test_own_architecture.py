@@ -1,4 +1,4 @@
-"""An architecture in a file of one's own is pre-trained, fine-tuned, saved and loaded.
+"""An architecture in a user's own file is pre-trained, fine-tuned, saved and loaded.
 
 It is a small pre-LayerNorm transformer without biases, and needs no edit in the package.
 """
@@ -163,7 +163,7 @@ def pretrained(corpus, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_it_is_pretrained_on_a_mesh_and_its_checkpoint_says_what_it_holds(pretrained):
+def test_it_is_pretrained_on_a_mesh_and_its_checkpoint_names_it(pretrained):
     model = bert_jax.load(pretrained)
     assert isinstance(model.config, Config) and set(model.params) == {"encoder", "mlm", "nsp"}
     assert model.settings["architecture"]["name"] == __name__
@@ -218,7 +218,7 @@ def test_it_has_no_named_sizes_and_no_other_fields():
         model_config(config, 100)
 
 
-def test_it_has_no_fast_path_and_says_so(caplog):
+def test_it_has_no_fast_path_and_a_warning_says_so(caplog):
     assert not uses_fast_path(Execution(kernels="tpu"), Config(100), 128)
     assert "it computes the layers of bert, not of tests" in caplog.text
 

@@ -1,4 +1,4 @@
-"""Distillation in pre-training: its losses, what is trained and stored, and wrong teachers."""
+"""Distillation in pre-training: losses, trained and stored parameters, and invalid teachers."""
 
 import dataclasses
 import functools
@@ -197,7 +197,7 @@ def float64_scores(params: dict, x: np.ndarray, layer: int, num_heads: int) -> n
     return np.stack(scores, axis=1) / math.sqrt(size)
 
 
-def test_compared_outputs_are_those_of_the_encoder_and_its_layers():
+def test_compared_outputs_equal_the_encoder_and_its_layers():
     objective, batch = make_objective(layers=(1, 4)), make_batch(PACKED)
     model = make_student(objective)
     params = random_params(model)
@@ -219,13 +219,15 @@ def test_compared_outputs_are_those_of_the_encoder_and_its_layers():
     for name, values in expected.items():
         np.testing.assert_allclose(outputs[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
     # Of the teacher, the layers of `layers`.
-    theirs = jax.jit(objective._teacher_outputs, static_argnums=0)(model, teacher_params(), batch)
+    teacher_outputs = jax.jit(objective._teacher_outputs, static_argnums=0)(
+        model, teacher_params(), batch
+    )
     teacher_states = jax.jit(functools.partial(Encoder(TEACHER).apply, method="all_hidden_states"))
     states = np.asarray(teacher_states({"params": teacher_params()["encoder"]}, batch))
-    np.testing.assert_allclose(theirs["hidden"], states[[1, 4]], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(teacher_outputs["hidden"], states[[1, 4]], rtol=1e-5, atol=1e-5)
     layers = teacher_params()["encoder"]["layers"]
     scores = [float64_scores(layers, states[n].astype(float), n, 4) for n in (0, 3)]
-    np.testing.assert_allclose(theirs["attention"], scores, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(teacher_outputs["attention"], scores, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, {"soft": 1.0}, {"cosine": 1.0}], ids=list)
@@ -238,7 +240,7 @@ def test_packed_losses_equal_unpacked(weights):
     assert packed == pytest.approx({name: together[name] for name in packed}, abs=1e-5)
 
 
-def test_student_with_all_layers_of_its_teacher_has_nothing_to_learn_from_it():
+def test_student_with_all_layers_of_its_teacher_has_no_loss():
     objective = make_objective({"soft": 5.0, "cosine": 1.0}, init_layers=(1, 2, 3, 4))
     model = objective.make_model(TEACHER, Execution())
     modules = random_params(model)
@@ -343,7 +345,7 @@ def test_fast_path_agrees_with_the_plain_layers():
     for path, leaf in flatten_dict(params, sep="/").items():
         other = flatten_dict(expected, sep="/")[path]
         np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-3, err_msg=path)
-    # What compares layers runs them one by one.
+    # Losses that compare layers run the layers one by one.
     assert make_objective().make_model(STUDENT, Execution("tpu")).execution.kernels == "plain"
 
 
@@ -380,7 +382,7 @@ def given(corpus, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_teacher_is_in_no_state_and_not_in_the_program(given):
+def test_teacher_is_neither_in_the_state_nor_in_the_program(given):
     write, configure = given
     config = configure(write("plain"), distillation__init_layers=(1, 3))
     phases = open_phases(config)
@@ -510,7 +512,7 @@ def test_teacher_with_another_vocabulary_is_a_clear_error(given, tmp_path):
         pretrain.train_and_evaluate(configure(directory), tmp_path / "run")
 
 
-def test_defaults_are_those_of_distilbert():
+def test_defaults_match_distilbert():
     weights = bert_base.get_config().distillation.weights
     assert {name: weight for name, weight in weights.items() if weight} == {
         "soft": 5.0,

@@ -1,4 +1,4 @@
-"""An objective in a file of one's own is trained with, without an edit in the package."""
+"""An objective in a user's own file trains, without an edit in the package."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""ELECTRA's objective: against formulas in float64, what is shared, samples, packing, meshes."""
+"""ELECTRA's objective: float64 formulas, shared parameters, samples, packing, meshes."""
 
 import dataclasses
 import importlib
@@ -348,7 +348,7 @@ def test_both_encoders_take_the_fast_path_and_it_changes_nothing(caplog):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_flops_are_those_of_generator_and_discriminator():
+def test_flops_are_the_sum_for_generator_and_discriminator():
     generator = MaskedLm(MASKING, next_sentence=False).flops_per_row(
         OBJECTIVE.generator.config(CONFIG), LENGTH, 2
     )
@@ -368,7 +368,7 @@ def test_flops_are_those_of_generator_and_discriminator():
         ({"num_layers": 0}, r"num_layers=0 give no generator .*num_layers must be at least 1"),
     ],
 )
-def test_a_generator_that_does_not_fit_is_a_clear_error(settings, message):
+def test_an_invalid_generator_is_a_clear_error(settings, message):
     objective = ReplacedTokens(MASKING, GeneratorSettings(**settings))
     with pytest.raises(ValueError, match=message):
         objective.make_model(CONFIG, Execution())

@@ -1,4 +1,4 @@
-"""SpanBERT's objective: what is around a span, its loss by the paper's formulas, a whole run."""
+"""SpanBERT's objective: the tokens around a span, the loss by the paper's formulas, a whole run."""
 
 import dataclasses
 import functools
@@ -95,7 +95,7 @@ def used_slots(batch: dict):
     return zip(*np.nonzero(batch["target_weights"]), strict=True)
 
 
-def test_boundaries_and_places_are_those_of_maximal_runs_of_targets():
+def test_boundaries_and_positions_belong_to_maximal_runs_of_targets():
     batch = prepared(500)
     masked = [set() for _ in range(500)]
     for row, slot in used_slots(batch):

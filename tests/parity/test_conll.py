@@ -1,6 +1,6 @@
 """Every word of CoNLL-2003 is predicted once, whatever the window (`make parity`).
 
-BERT_JAX_CONLL is the directory of its files, BERT_JAX_MINILM that of the vocabulary;
+BERT_JAX_CONLL is the directory of its files, BERT_JAX_MINILM the directory of the vocabulary;
 tools/fetch_data.py fetches both.
 """
 

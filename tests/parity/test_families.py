@@ -138,7 +138,7 @@ def random_rows(config, seed: int, lengths: tuple[int, ...]) -> tuple[dict, dict
 
 
 def check_round_trip(model, params, config, head) -> None:
-    """Asserts that the tensors written are those of the model, and nothing else."""
+    """Asserts that exactly the tensors of the model are written."""
     written = params_to_huggingface(params, config, head)
     expected = {
         name: value.numpy()
@@ -221,16 +221,16 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed
     states = Encoder(config).apply(
         {"params": params["encoder"]}, unpack_rows(rows), method="all_hidden_states"
     )
-    for ours, theirs in zip(states[1:], expected[1:], strict=True):
-        assert np.max(np.abs(ours - theirs.numpy())[is_real]) < TOLERANCE
+    for ours, reference in zip(states[1:], expected[1:], strict=True):
+        assert np.max(np.abs(ours - reference.numpy())[is_real]) < TOLERANCE
     if head_class == "Model":
         return
 
     if task == "multiple_choice":  # The rows are the choices of one example.
         inputs = {name: value[None] for name, value in inputs.items()}
-    labels, their_labels = random_labels(task, config, is_real, seed)
-    theirs = model(**inputs, **their_labels)
-    theirs.loss.backward()
+    labels, reference_labels = random_labels(task, config, is_real, seed)
+    reference = model(**inputs, **reference_labels)
+    reference.loss.backward()
 
     def loss_fn(params):
         outputs = our_outputs(config, head, params, rows)
@@ -240,11 +240,11 @@ def test_hidden_states_logits_loss_and_gradients_equal_transformers(family, seed
         return our_loss(head, outputs, rows, labels), outputs
 
     (loss, outputs), gradients = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params)
-    assert abs(float(loss) - theirs.loss.item()) < TOLERANCE
+    assert abs(float(loss) - reference.loss.item()) < TOLERANCE
     if task == "span":
-        logits = torch.stack([theirs.start_logits, theirs.end_logits], -1)
+        logits = torch.stack([reference.start_logits, reference.end_logits], -1)
     else:
-        logits = theirs.logits
+        logits = reference.logits
     logits = logits.detach().numpy()
     difference = np.abs(np.reshape(outputs, logits.shape) - logits)
     per_position = logits.shape[:2] == is_real.shape
@@ -277,13 +277,15 @@ def test_roberta_with_its_tokenizer_encodes_and_classifies_as_transformers(tmp_p
     texts = ["the boat paid", ("Émile crossed 🙂", "the river")]
     for directory in (source, written):
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        theirs = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
+        reference = transformers.AutoModelForSequenceClassification.from_pretrained(
+            directory
+        ).eval()
         for text in texts:
             pair = text if isinstance(text, tuple) else (text,)
             inputs = tokenizer(*pair, return_tensors="pt")
             with torch.no_grad():
-                expected = torch.softmax(theirs(**inputs).logits[0], -1).numpy()
-                states = theirs.base_model(**inputs).last_hidden_state[0].numpy()
+                expected = torch.softmax(reference(**inputs).logits[0], -1).numpy()
+                states = reference.base_model(**inputs).last_hidden_state[0].numpy()
             ours = loaded.hidden_states(text, layers=-1)[:, 0]
             np.testing.assert_allclose(ours, states, atol=TOLERANCE)
             ranked = {each.label: each.probability for each in loaded.classify(text, top_k=3)}

@@ -65,15 +65,15 @@ def albert_model(texts, tmp_path_factory):
     return prefix.with_suffix(".model").read_bytes()
 
 
-def assert_equal(ours, theirs, texts, tmp_path):
-    """Compares ids, offsets, sequences and pairs, and those of the stored and the exported."""
-    encoded = theirs(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+def assert_equal(ours, reference, texts, tmp_path):
+    """Compares ids, offsets, sequences and pairs, also of the stored and exported tokenizer."""
+    encoded = reference(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids = ours.encode_batch(texts)
     different = [t for t, a, b in zip(texts, ids, encoded["input_ids"], strict=True) if a != b]
     assert not different, f"{len(different)} of {len(texts)} differ, first: {different[0]!r}"
     assert tokenizer_from_bytes(ours.filename, ours.content).encode_batch(texts) == ids
     others = ids[1:] + ids[:1]
-    pairs = theirs(texts, texts[1:] + texts[:1], return_token_type_ids=True, verbose=False)
+    pairs = reference(texts, texts[1:] + texts[:1], return_token_type_ids=True, verbose=False)
     for number, (first, second) in enumerate(zip(ids, others, strict=True)):
         tokens, start = make_sequence(ours, first, second)
         assert tokens.tolist() == pairs["input_ids"][number]
@@ -81,7 +81,7 @@ def assert_equal(ours, theirs, texts, tmp_path):
         assert segments == pairs["token_type_ids"][number]
     assert_equal_offsets(ours, encoded["offset_mapping"], texts)
     few = texts[-1000:]
-    expected = theirs(few, verbose=False)["input_ids"]
+    expected = reference(few, verbose=False)["input_ids"]
     assert [make_sequence(ours, each)[0].tolist() for each in ids[-1000:]] == expected
     (tmp_path / "exported").mkdir()
     for name, content in transformers_files(ours.stored, 10_000).items():
@@ -96,18 +96,18 @@ def assert_equal(ours, theirs, texts, tmp_path):
 def assert_equal_offsets(tokenizer, expected, texts):
     """Compares the library's offsets, and ours where there are no format characters.
 
-    Ours have no white space at their ends, and what the normalizer drops belongs to the piece
-    before it.
+    Our offsets exclude white space at the ends, and characters that the normalizer drops belong to
+    the piece before them.
     """
     assert [offsets for _, offsets in tokenizer._encode_raw(texts)] == expected
     count = 0
-    for text, (_, offsets), theirs in zip(
+    for text, (_, offsets), reference in zip(
         texts, tokenizer.encode_with_offsets(texts), expected, strict=True
     ):
         kinds = set(map(unicodedata.category, text.replace("\ufffd", "\0")))
         if kinds.isdisjoint({"Cc", "Cf", "Co"}):
             spans = []
-            for (first, last), (limit, _) in itertools.pairwise([*theirs, (len(text), 0)]):
+            for (first, last), (limit, _) in itertools.pairwise([*reference, (len(text), 0)]):
                 dropped = re.match(r"\S*", text[last:limit])[0]
                 span = text[first:last] + dropped
                 start = last + len(dropped) - len(span.lstrip())
@@ -124,17 +124,17 @@ def assert_equal_offsets(tokenizer, expected, texts):
 def test_roberta_equals_transformers(prefix, added, saved, roberta_files, texts, tmp_path):
     """`saved`: as transformers saves it (tokenizer.json), or in the older files."""
     source = roberta_files
-    theirs = transformers.AutoTokenizer.from_pretrained(source, add_prefix_space=prefix)
-    assert type(theirs).__name__ == "RobertaTokenizer"
+    reference = transformers.AutoTokenizer.from_pretrained(source, add_prefix_space=prefix)
+    assert type(reference).__name__ == "RobertaTokenizer"
     if added:
         texts = [
             f"{text}{ADDED[number % 3]} {text[:4]}" if number % 4 == 0 else text
             for number, text in enumerate(texts)
         ]
-        theirs.add_tokens(ADDED)
+        reference.add_tokens(ADDED)
     if saved:
         source = tmp_path / "saved"
-        theirs.save_pretrained(source)
+        reference.save_pretrained(source)
     else:
         source = tmp_path / "older"
         source.mkdir()
@@ -143,11 +143,11 @@ def test_roberta_equals_transformers(prefix, added, saved, roberta_files, texts,
         config = {"add_prefix_space": prefix}
         (source / "tokenizer_config.json").write_text(json.dumps(config))
         if added:
-            ids = {token: len(theirs) - len(ADDED) + i for i, token in enumerate(ADDED)}
+            ids = {token: len(reference) - len(ADDED) + i for i, token in enumerate(ADDED)}
             (source / "added_tokens.json").write_text(json.dumps(ids))
     ours = load_tokenizer(source)
     assert (ours.layout.num_separators, ours.layout.has_segments) == (2, False)
-    assert_equal(ours, theirs, texts, tmp_path)
+    assert_equal(ours, reference, texts, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def test_albert_equals_transformers(options, saved, albert_model, texts, tmp_pat
     (source / "spiece.model").write_bytes(albert_model)
     config = options | {"tokenizer_class": "AlbertTokenizer"}
     (source / "tokenizer_config.json").write_text(json.dumps(config))
-    theirs = transformers.AutoTokenizer.from_pretrained(source)
-    assert type(theirs).__name__ == "AlbertTokenizer"
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(reference).__name__ == "AlbertTokenizer"
     if saved:
         source = tmp_path / "saved"
-        theirs.save_pretrained(source)
+        reference.save_pretrained(source)
     ours = load_tokenizer(source)
     assert ours.filename == "unigram.json"
     assert ours.lower_case == options.get("do_lower_case", True)
-    assert_equal(ours, theirs, texts, tmp_path)
+    assert_equal(ours, reference, texts, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_albert_equals_transformers(options, saved, albert_model, texts, tmp_pat
 )
 def test_masked_text_equals_transformers(text, roberta_files, tmp_path):
     mask = tokenizers.AddedToken("<mask>", lstrip=True)  # As in the released files.
-    theirs = transformers.RobertaTokenizer.from_pretrained(roberta_files, mask_token=mask)
-    theirs.save_pretrained(tmp_path)
+    reference = transformers.RobertaTokenizer.from_pretrained(roberta_files, mask_token=mask)
+    reference.save_pretrained(tmp_path)
     for source in (roberta_files, tmp_path):
-        assert tokenize_masked(text, load_tokenizer(source)) == theirs(text)["input_ids"]
+        assert tokenize_masked(text, load_tokenizer(source)) == reference(text)["input_ids"]
     plain = transformers.RobertaTokenizer.from_pretrained(roberta_files)  # lstrip is false.
     plain.save_pretrained(tmp_path)
     assert tokenize_masked(text, load_tokenizer(tmp_path)) == plain(text)["input_ids"]
@@ -187,8 +187,8 @@ def test_masked_text_equals_transformers(text, roberta_files, tmp_path):
 
 def test_words_of_a_tagged_text_equal_transformers(roberta_files):
     words = ["Zürich", ",", "😀", "the", "EU's", "(x)", "3.5"]
-    theirs = transformers.RobertaTokenizer.from_pretrained(roberta_files, add_prefix_space=True)
-    encoded = theirs(words, is_split_into_words=True, add_special_tokens=False)
+    reference = transformers.RobertaTokenizer.from_pretrained(roberta_files, add_prefix_space=True)
+    encoded = reference(words, is_split_into_words=True, add_special_tokens=False)
     ours = load_tokenizer(roberta_files)
     pieces = ours.encode_batch([ours.word_prefix + word for word in words])
     assert [token for each in pieces for token in each] == encoded["input_ids"]

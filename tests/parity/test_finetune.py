@@ -103,8 +103,8 @@ def ours(model, features) -> dict:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params)
 
 
-def theirs(model, features, kind: str, monkeypatch) -> None:
-    """Trains `model` by the loop that benchmarks/finetune.py compares with, in our order."""
+def train_reference(model, features, kind: str, monkeypatch) -> None:
+    """Trains `model` with the loop of benchmarks/finetune.py, in our order of examples."""
     import torch
     import transformers_side
 
@@ -164,7 +164,7 @@ def test_the_same_batches_lead_to_the_same_parameters(
 
     actual = ours(read, features)
     save_huggingface(tmp_path / "ours", actual, read.settings, read.tokenizer)
-    theirs(model, features, kind, monkeypatch)
+    train_reference(model, features, kind, monkeypatch)
     actual = load_file(tmp_path / "ours" / "model.safetensors")
     expected = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     assert actual.keys() == before.keys()
@@ -180,7 +180,7 @@ def test_the_same_batches_lead_to_the_same_parameters(
 
 
 @pytest.mark.parametrize("kind", ["classification", "tagging", "multi_label"])
-def test_losses_are_those_of_torch(kind):
+def test_losses_equal_torch(kind):
     """CrossEntropyLoss(weight), and BCEWithLogitsLoss for several labels per text."""
     import torch
 

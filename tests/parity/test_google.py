@@ -98,9 +98,9 @@ def test_checkpoint_of_bert_with_the_released_names_is_read_exactly(tmp_path):
         "output/LayerNorm": "output_layer_norm",
     }
     for index in (0, 1):
-        for theirs, ours in modules.items():
+        for reference, ours in modules.items():
             one_layer = {leaf: value[index] for leaf, value in layers[ours].items()}
-            expected[f"bert/encoder/layer_{index}/{theirs}"] = one_layer
+            expected[f"bert/encoder/layer_{index}/{reference}"] = one_layer
     leaves = {"kernel": "kernel", "bias": "bias", "gamma": "scale", "beta": "bias"}
     for name, value in values.items():
         module, leaf = name.rsplit("/", 1)
@@ -170,16 +170,16 @@ def torch_ids(ids: np.ndarray):
 
 
 def hidden_states_apart(read, encoder, ids: np.ndarray) -> float:
-    """Returns how far our hidden states of whole rows are from those of `encoder` in torch."""
+    """Returns the maximum difference of our hidden states from the `encoder` in torch."""
     model = EncoderModel(config_from_settings(read.settings))
     ours = model.apply({"params": {"encoder": read.params["encoder"]}}, batch_of_row(ids))
     with torch.no_grad():
-        theirs = encoder(torch_ids(ids)).last_hidden_state.numpy()
-    assert np.abs(theirs).max() > 1
-    return float(np.abs(np.asarray(ours) - theirs).max())
+        reference = encoder(torch_ids(ids)).last_hidden_state.numpy()
+    assert np.abs(reference).max() > 1
+    return float(np.abs(np.asarray(ours) - reference).max())
 
 
-def test_checkpoint_of_albert_gives_the_hidden_states_of_transformers(tmp_path):
+def test_checkpoint_of_albert_has_the_hidden_states_of_transformers(tmp_path):
     sizes = TORCH_SIZES | {"embedding_size": 8, "type_vocab_size": 2}
     model = random_parameters(
         transformers.AlbertForPreTraining(transformers.AlbertConfig(**sizes, hidden_act="gelu_new"))
@@ -207,7 +207,7 @@ def test_checkpoint_of_albert_gives_the_hidden_states_of_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("generator_size", [12, 24])
-def test_checkpoint_of_electra_gives_both_networks_of_transformers(generator_size, tmp_path):
+def test_checkpoint_of_electra_has_both_networks_of_transformers(generator_size, tmp_path):
     sizes = TORCH_SIZES | {"embedding_size": 8, "type_vocab_size": 2}
     small = sizes | {"hidden_size": generator_size, "intermediate_size": 4 * generator_size}
     discriminator = random_parameters(

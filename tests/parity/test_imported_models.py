@@ -56,15 +56,15 @@ def test_ids_of_imported_tokenizers_equal_transformers(options, added, saved, te
     if added and not saved:
         ids = {token: len(vocabulary) + index for index, token in enumerate(ADDED)}
         (source / "added_tokens.json").write_text(json.dumps(ids))
-    theirs = transformers.AutoTokenizer.from_pretrained(source)
+    reference = transformers.AutoTokenizer.from_pretrained(source)
     if saved:
         if added:
-            theirs.add_tokens(list(ADDED[:3]))
-            theirs.add_special_tokens({"additional_special_tokens": list(ADDED[3:])})
-        theirs.save_pretrained(tmp_path / "saved")
+            reference.add_tokens(list(ADDED[:3]))
+            reference.add_special_tokens({"additional_special_tokens": list(ADDED[3:])})
+        reference.save_pretrained(tmp_path / "saved")
         (tmp_path / "saved" / "config.json").write_text('{"model_type": "bert"}')
     ours = load_tokenizer(tmp_path / "saved" if saved else source)
-    expected = theirs(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    expected = reference(texts, add_special_tokens=False, verbose=False)["input_ids"]
     for tokenizer in (ours, tokenizer_from_bytes(ours.filename, ours.content)):
         actual = tokenizer.encode_batch(texts)
         different = [t for t, a, b in zip(texts, actual, expected, strict=True) if a != list(b)]
@@ -112,12 +112,12 @@ def test_vectors_equal_sentence_transformers(poolings, kind, tmp_path):
             modules.append(Dense(inputs, outputs, activation_function=activation))
     if kind != "plain":
         modules.append(Normalize())
-    theirs = SentenceTransformer(modules=modules, device="cpu")
-    theirs.save(str(tmp_path / "saved"))
+    reference = SentenceTransformer(modules=modules, device="cpu")
+    reference.save(str(tmp_path / "saved"))
     ours = bert_jax.load(tmp_path / "saved")
     with pytest.warns(UserWarning, match="1 of 3 texts are truncated to 16 tokens"):
         vectors = ours.encode(list(TEXTS))
-    np.testing.assert_allclose(vectors, theirs.encode(list(TEXTS)), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(vectors, reference.encode(list(TEXTS)), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model", None])

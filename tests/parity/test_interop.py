@@ -49,9 +49,9 @@ def test_round_trip_keeps_all_tensors_and_logits(architecture, settings, tmp_pat
     write_checkpoint(tmp_path / "native", *native[:3])
     back = tmp_path / "back"
     save_huggingface(back, *read_model(tmp_path / "native")[:3])
-    ours, theirs = (load_file(path / "model.safetensors") for path in (back, tmp_path))
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
+    ours, reference = (load_file(path / "model.safetensors") for path in (back, tmp_path))
+    assert ours.keys() == reference.keys()
+    for name, tensor in reference.items():
         np.testing.assert_array_equal(ours[name], tensor, err_msg=name)
     loaded, info = getattr(transformers, architecture).from_pretrained(
         back, output_loading_info=True
@@ -80,7 +80,7 @@ def test_logits_of_heads_equal_transformers_with_segments_and_padding(architectu
     import torch
 
     labels = {"num_labels": 3} if architecture.endswith("Classification") else {}
-    theirs = write_torch_model(tmp_path, architecture, **labels)
+    reference = write_torch_model(tmp_path, architecture, **labels)
     ours = read_model(tmp_path)
     head = ours.settings["head"]
     rng = np.random.default_rng(0)
@@ -93,7 +93,7 @@ def test_logits_of_heads_equal_transformers_with_segments_and_padding(architectu
     if head["task"] == "multiple_choice":
         inputs = {name: value.reshape(2, 3, 16) for name, value in inputs.items()}
     with torch.no_grad():
-        outputs = theirs(**{name: torch.tensor(value).long() for name, value in inputs.items()})
+        outputs = reference(**{name: torch.tensor(value).long() for name, value in inputs.items()})
     if head["task"] == "span":
         expected = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], axis=-1)
     else:
@@ -134,7 +134,7 @@ def test_encode_and_features_of_released_weights_equal_transformers(minilm):
     import transformers
 
     tokenizer = transformers.BertTokenizer.from_pretrained(minilm)
-    theirs = transformers.BertModel.from_pretrained(minilm).eval()
+    reference = transformers.BertModel.from_pretrained(minilm).eval()
     ours = bert_jax.load(minilm)
     actual = {
         pooling: ours.encode(SENTENCES, pooling, batch_size=2)
@@ -144,7 +144,7 @@ def test_encode_and_features_of_released_weights_equal_transformers(minilm):
     for row, text in enumerate(SENTENCES):
         with torch.no_grad():
             inputs = tokenizer(text, return_tensors="pt")
-            outputs = theirs(**inputs, output_hidden_states=True)
+            outputs = reference(**inputs, output_hidden_states=True)
         last = outputs.last_hidden_state[0]
         expected = {"mean": last.mean(0), "cls": last[0], "pooler": outputs.pooler_output[0]}
         for pooling, vector in expected.items():
@@ -161,7 +161,7 @@ def test_attention_of_released_weights_equals_transformers(minilm):
     import transformers
 
     tokenizer = transformers.BertTokenizer.from_pretrained(minilm)
-    theirs = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    reference = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
     texts = ["A boat crossed the river.", "", "Rain fell on the old town. " * 30]
     for text, (tokens, probabilities) in zip(
         texts, bert_jax.load(minilm).attention(texts), strict=True
@@ -169,7 +169,7 @@ def test_attention_of_released_weights_equals_transformers(minilm):
         inputs = tokenizer(text, return_tensors="pt")
         assert tokens == tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
         with torch.no_grad():
-            expected = theirs(**inputs, output_attentions=True).attentions
+            expected = reference(**inputs, output_attentions=True).attentions
         np.testing.assert_allclose(probabilities, torch.cat(expected), atol=1e-5)
 
 
@@ -211,9 +211,9 @@ def test_pipeline_and_loss_of_an_exported_classifier_equal_ours(task, problem, c
         "regression": rng.normal(size=4).astype(np.float32),
     }[task]
     with torch.no_grad():
-        theirs = pipeline.model(torch.randint(5, 40, (4, 16)), labels=torch.tensor(labels))
-    loss = HEADS[task].loss(theirs.logits.numpy()[:, None], {"labels": labels[:, None]})
-    assert loss.mean() == pytest.approx(float(theirs.loss), 1e-5)
+        reference = pipeline.model(torch.randint(5, 40, (4, 16)), labels=torch.tensor(labels))
+    loss = HEADS[task].loss(reference.logits.numpy()[:, None], {"labels": labels[:, None]})
+    assert loss.mean() == pytest.approx(float(reference.loss), 1e-5)
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False)])
@@ -227,16 +227,16 @@ def test_sentence_transformers_computes_the_vectors_of_a_bi_encoder(
     settings["head"] |= {"pooling": pooling, "normalize": normalize}
     del params["encoder"]["pooler"]  # As in a fine-tuned one.
     save_huggingface(tmp_path / "out", params, settings, tokenizer)
-    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    reference = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     with pytest.warns(UserWarning, match="1 of 5 texts are truncated to 64 tokens"):
         expected, actual = (
-            theirs.encode(SENTENCES),
+            reference.encode(SENTENCES),
             bert_jax.load(tmp_path / "out").encode(SENTENCES),
         )
     print(f"{pooling}: {np.abs(actual - expected).max():.1e} of up to {np.abs(expected).max():.1f}")
     np.testing.assert_allclose(actual, expected, atol=1e-5)
     product = expected @ expected.T
-    np.testing.assert_allclose(theirs.similarity(expected, expected), product, atol=1e-4)
+    np.testing.assert_allclose(reference.similarity(expected, expected), product, atol=1e-4)
 
 
 def test_sentence_transformers_computes_the_scores_of_a_cross_encoder(minilm, tmp_path):
@@ -249,8 +249,8 @@ def test_sentence_transformers_computes_the_scores_of_a_cross_encoder(minilm, tm
     settings["head"]["max_query_length"] = 32
     save_huggingface(tmp_path / "out", params, settings, tokenizer)
     ranked = bert_jax.load(tmp_path / "out").rank(SENTENCES[0], SENTENCES[:4])
-    theirs = CrossEncoder(str(tmp_path / "out"), device="cpu")
-    expected = theirs.predict([(SENTENCES[0], each.text) for each in ranked])
+    reference = CrossEncoder(str(tmp_path / "out"), device="cpu")
+    expected = reference.predict([(SENTENCES[0], each.text) for each in ranked])
     error = np.abs([each.score for each in ranked] - expected).max()
     print(f"cross-encoder: {error:.1e} of up to {np.abs(expected).max():.1f}")
     assert error < 1e-4

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from bert_jax.checkpoints.export import params_to_huggingface
-from bert_jax.checkpoints.huggingface import (
-    CONFIG_KEYS,
-    config_from_huggingface,
-    params_from_huggingface,
-)
+from bert_jax.checkpoints.families import BERT
+from bert_jax.checkpoints.huggingface import config_from_huggingface, params_from_huggingface
 from bert_jax.data.packing import row_dtype
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
@@ -76,18 +73,18 @@ def test_left_to_right_loss_and_gradients_equal_transformers_in_packed_rows_too(
     config = dataclasses.replace(golden.CONFIG, causal=True)
     tensors, lengths = golden.random_tensors(config, seed=2), (20, 3, 13)
     batch = golden.random_batch(config, seed=3, lengths=lengths, num_slots=5)
-    sizes = {key: getattr(config, field) for field, key in CONFIG_KEYS.items()}
-    theirs = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
+    sizes = {key: getattr(config, field) for field, key in BERT.config_keys.items()}
+    reference = transformers.BertLMHeadModel(transformers.BertConfig(**sizes)).eval()
     weights = {name: torch.tensor(value) for name, value in tensors.items()}
-    absent, _ = theirs.load_state_dict(weights, strict=False)
+    absent, _ = reference.load_state_dict(weights, strict=False)
     assert all(name.startswith("cls.predictions.decoder.") for name in absent)
     tokens, segments, real = (
         torch.tensor(batch[name]).long() for name in ("tokens", "segment_ids", "sequence_ids")
     )
     labels = torch.where(real > 0, tokens, -100)  # The model shifts them.
-    loss = theirs(tokens, real, token_type_ids=segments, labels=labels).loss
+    loss = reference(tokens, real, token_type_ids=segments, labels=labels).loss
     loss.backward()
-    expected = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
+    expected = {name: value.grad.numpy() for name, value in reference.named_parameters()}
 
     one_per_row = np.zeros(3, row_dtype(20, 1))
     packed = np.zeros(1, row_dtype(40, 3))
@@ -132,7 +129,7 @@ def test_padding_rows_of_the_vocabulary_take_no_probability():
     assert np.all(probabilities[..., 1003:] == 0)
 
 
-def test_released_weights_give_the_hidden_states_of_transformers_on_real_sentences():
+def test_released_weights_have_the_hidden_states_of_transformers_on_real_sentences():
     import torch
     import transformers
     from safetensors.numpy import load_file

@@ -42,12 +42,12 @@ def test_two_steps_from_released_weights_start_from_the_loss_of_transformers(tmp
     params = jax.device_get(setup.init(key, pretrained=source.params).params)
     settings = model_settings(setup.model.config, params)
     save_huggingface(tmp_path / "start", params, settings, source.tokenizer)
-    theirs = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
+    reference = transformers.BertForPreTraining.from_pretrained(tmp_path / "start").eval()
     (rows,) = pretrain_batches(phase.train, batch_sharding(setup.mesh), 8, 0, 1)
     batch = setup.objective(phase).prepare(rows, jax.random.split(key)[0])
     batch = {name: torch.tensor(np.asarray(values)).long() for name, values in batch.items()}
     with torch.no_grad():
-        outputs = theirs(
+        outputs = reference(
             input_ids=batch["tokens"],
             token_type_ids=batch["segment_ids"],
             attention_mask=batch["sequence_ids"] > 0,

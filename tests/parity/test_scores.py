@@ -42,7 +42,7 @@ def values(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", ["accuracy", "f1", "macro_f1", "matthews"])
 def test_classification_metrics_equal_scikit_learn(name):
     metrics = pytest.importorskip("sklearn.metrics")
-    theirs = {
+    reference = {
         "accuracy": metrics.accuracy_score,
         "f1": lambda expected, predicted: metrics.f1_score(expected, predicted, zero_division=0),
         "macro_f1": lambda expected, predicted: metrics.f1_score(
@@ -56,7 +56,7 @@ def test_classification_metrics_equal_scikit_learn(name):
         for _ in range(CASES):
             predicted, expected = classes(rng, binary=name == "f1")
             actual = getattr(scores, name)(predicted, expected)
-            worst = max(worst, abs(actual - theirs(expected, predicted)))
+            worst = max(worst, abs(actual - reference(expected, predicted)))
     print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
     assert worst < 1e-12
 
@@ -65,13 +65,15 @@ def test_classification_metrics_equal_scikit_learn(name):
 def test_ranking_metrics_equal_scikit_learn(name):
     metrics = pytest.importorskip("sklearn.metrics")
     rng, worst = np.random.default_rng(0), 0.0
-    theirs = getattr(metrics, "roc_auc_score" if name == "roc_auc" else "average_precision_score")
+    reference = getattr(
+        metrics, "roc_auc_score" if name == "roc_auc" else "average_precision_score"
+    )
     for _ in range(CASES):
         margins, _ = values(rng)
         is_positive = rng.random(len(margins)) < rng.random()
         if is_positive.any() and not is_positive.all():  # Undefined otherwise.
             actual = getattr(scores, name)(margins, is_positive)
-            worst = max(worst, abs(actual - theirs(is_positive, margins)))
+            worst = max(worst, abs(actual - reference(is_positive, margins)))
     print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
     assert worst < 1e-12
 
@@ -89,10 +91,12 @@ def test_class_table_equals_scikit_learn(multi_label):
         rows = scores.class_table(predicted, expected, range(predicted.shape[1]))[1:]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # For labels that are never expected.
-            theirs = metrics.precision_recall_fscore_support(expected, predicted, zero_division=0)
+            reference = metrics.precision_recall_fscore_support(
+                expected, predicted, zero_division=0
+            )
         actual = np.array([row[1:5] for row in rows])
-        np.testing.assert_allclose(actual[:, 0], theirs[3])
-        np.testing.assert_allclose(actual[:, 1:], np.transpose(theirs[:3]), atol=5.1e-5)
+        np.testing.assert_allclose(actual[:, 0], reference[3])
+        np.testing.assert_allclose(actual[:, 1:], np.transpose(reference[:3]), atol=5.1e-5)
         if not multi_label:
             matrix = metrics.confusion_matrix(*reversed(numbers), labels=range(8))
             np.testing.assert_array_equal([row[5:] for row in rows], matrix)
@@ -105,7 +109,7 @@ def test_correlations_equal_scipy(name):
     rng, worst = np.random.default_rng(0), 0.0
     for _ in range(CASES):
         predicted, expected = values(rng)
-        theirs = getattr(scipy.stats, f"{name}r")(predicted, expected).statistic
-        worst = max(worst, abs(getattr(scores, name)(predicted, expected) - theirs))
+        reference = getattr(scipy.stats, f"{name}r")(predicted, expected).statistic
+        worst = max(worst, abs(getattr(scores, name)(predicted, expected) - reference))
     print(f"{name}: at most {worst:.1e} apart in {CASES:,} cases")
     assert worst < 1e-12

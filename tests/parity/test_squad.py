@@ -52,11 +52,11 @@ def squad_metrics():
     return module
 
 
-def assert_same(ours: dict, theirs: dict):
-    """Compares scores; theirs are in percent."""
+def assert_same(ours: dict, reference: dict):
+    """Compares scores; `reference` has percentages."""
     for name, value in ours.items():
         scale = 1 if name.endswith("thresh") else 100
-        assert scale * value == pytest.approx(theirs[name], abs=1e-9), name
+        assert scale * value == pytest.approx(reference[name], abs=1e-9), name
 
 
 def test_version_2_equals_transformers_over_1000_cases(squad_metrics):
@@ -90,7 +90,7 @@ def test_version_2_equals_the_official_script_over_1000_cases():
 
 
 @pytest.mark.parametrize("length", [96, 384])
-def test_labels_of_xquad_give_the_gold_answers_unless_those_end_within_a_piece(length):
+def test_labels_of_xquad_decode_to_the_gold_answers_unless_an_answer_ends_within_a_piece(length):
     source = require_environment("BERT_JAX_XQUAD", "xquad.en.json")
     weights = require_environment("BERT_JAX_MINILM", "a vocabulary: `make parity` fetches it")
     tokenizer = load_tokenizer(pathlib.Path(weights) / "vocab.txt")

@@ -35,12 +35,14 @@ def random_case(number: int, prefixes: str):
 def assert_equal(ours, predicted, expected, **mode):
     from seqeval.metrics import classification_report
 
-    theirs = classification_report(expected, predicted, output_dict=True, zero_division=0, **mode)
-    for ending, name in (("", "micro avg"), *((f"/{each}", each) for each in theirs)):
+    reference = classification_report(
+        expected, predicted, output_dict=True, zero_division=0, **mode
+    )
+    for ending, name in (("", "micro avg"), *((f"/{each}", each) for each in reference)):
         if ending.endswith(" avg"):
             continue
         for metric, key in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
-            assert ours[f"{metric}{ending}"] == pytest.approx(theirs[name][key], abs=1e-12)
+            assert ours[f"{metric}{ending}"] == pytest.approx(reference[name][key], abs=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,9 +83,9 @@ def test_scores_equal_conlleval_in_1000_cases_of_iob():
         ).stdout
         ours, types = entity_scores(predicted, expected), set()
         row = r"(?m)^ *(\S+):  *(?:\S+%; )?precision: +(\S+)%; recall: +(\S+)%; FB1: +(\S+)"
-        for name, *theirs in re.findall(row, report):
+        for name, *reference in re.findall(row, report):
             ending = "" if name == "accuracy" else f"/{name}"
             types.add(ending)
-            for metric, percent in zip(("precision", "recall", "f1"), theirs, strict=True):
+            for metric, percent in zip(("precision", "recall", "f1"), reference, strict=True):
                 assert 100 * ours[f"{metric}{ending}"] == pytest.approx(float(percent), abs=5.1e-3)
         assert {f"f1{ending}" for ending in types} == {key for key in ours if key.startswith("f1")}

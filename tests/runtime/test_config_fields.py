@@ -25,7 +25,7 @@ def read_fields(path: str) -> list:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_every_field_has_a_comment(path):
-    """Except the values of a grid or a search, whose names are those of fields of `base`."""
+    """Except the values of a grid or a search, which have the names of fields of `base`."""
     fields = [field for field in read_fields(path) if not field.is_group]
     assert len(fields) > 30
     missing = [field.name for field in fields if not field.comment]
@@ -57,7 +57,7 @@ def second_config() -> ConfigDict:
     return config
 
 
-def test_comments_are_those_of_the_field_and_of_later_values():
+def test_comments_belong_to_the_field_and_to_later_values():
     fields = {field.name: (field.value, field.comment) for field in describe_fields(second_config)}
     assert fields.pop("group")[1] == "A group."
     assert fields.pop("mesh")[1] == "In a dict."
@@ -65,7 +65,7 @@ def test_comments_are_those_of_the_field_and_of_later_values():
         "above": ("#no comment", "Above, on two lines."),
         "after": (4, "After. A higher value."),
         "bare": (2, ""),
-        "group.inner": (3, ""),  # Another group: its fields are not those of the first.
+        "group.inner": (3, ""),  # Another group, without the comments of the first.
         "both": ((1, 2), "Both, after."),
         "mesh.data": (-1, "In a dict."),
     }

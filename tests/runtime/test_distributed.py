@@ -122,7 +122,7 @@ def test_evaluation_counts_every_pair_once_with_an_incomplete_last_batch(one_pro
 
 @pytest.mark.slow
 def test_two_processes_stopped_by_sigterm_and_resumed_equal_one_process(corpus, tmp_path):
-    """The story of a preempted run: SIGTERM reaches one process, and both save the same step."""
+    """A preempted run: SIGTERM reaches one process, and both save the same step."""
     workdir, fields = tmp_path / "run", ("num_steps=60", "log_every=1", "checkpoint_every=1000")
     options = {"num_processes": 2, "devices_per_process": 2}
     with helpers.ended(helpers.start(workdir, corpus, *fields, **options)) as processes:
@@ -169,7 +169,7 @@ def test_two_processes_evaluate_many_batches_without_a_deadlock(many_heldout_row
 
 
 @pytest.mark.slow
-def test_process_that_waits_for_another_exits_when_told_to_stop(corpus, tmp_path):
+def test_process_that_waits_for_another_exits_when_asked_to_stop(corpus, tmp_path):
     fields = ("num_steps=1000", "warmup_steps=0", "log_every=1")
     # It would wait for a save for any time, and another activity would be named.
     fields += ("checkpoint_every=1000", "eval_every=1000")
@@ -198,7 +198,7 @@ def test_different_settings_are_reported_before_the_first_step(corpus, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [0, 1])
-def test_missing_process_gives_a_message_that_says_what_to_run(corpus, tmp_path, missing):
+def test_message_about_a_missing_process_says_what_to_run(corpus, tmp_path, missing):
     """Without process 0 there is no coordinator to connect to."""
     started = helpers.start(tmp_path / "run", corpus, num_processes=2, initialization_timeout=5)
     with helpers.ended(started) as processes:

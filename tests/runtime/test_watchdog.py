@@ -70,7 +70,7 @@ def test_no_report_while_there_is_progress(capfd):
         pytest.param(signal.SIGINT, INTERRUPTED, marks=pytest.mark.slow),
     ],
 )
-def test_stuck_process_that_is_told_to_stop_exits(tmp_path, number, exit_code):
+def test_stuck_process_that_is_asked_to_stop_exits(tmp_path, number, exit_code):
     flags = ["--config=configs/pretrain/bert_tiny.py", f"--workdir={tmp_path}", "--stop_timeout=1"]
     command = [sys.executable, "-c", STUCK, *flags]
     with (tmp_path / "log").open("w") as stream:
@@ -85,7 +85,7 @@ def test_stuck_process_that_is_told_to_stop_exits(tmp_path, number, exit_code):
     assert "in train_and_evaluate" in log  # The stack.
 
 
-def test_save_that_takes_long_is_not_cut_off(monkeypatch):
+def test_slow_save_is_not_interrupted(monkeypatch):
     dog, waits = Watchdog(1000), []
     dog.beat("saving step 7", limited=False)
 
@@ -111,7 +111,7 @@ def test_save_that_takes_long_is_not_cut_off(monkeypatch):
 @pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)]
 )
-def test_steps_that_always_take_long_are_not_cut_off(monkeypatch, number, exit_code):
+def test_slow_steps_are_not_interrupted(monkeypatch, number, exit_code):
     dog, clock = Watchdog(1000), [0.0]
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: clock.append(clock.pop() + 1))

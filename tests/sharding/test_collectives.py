@@ -84,7 +84,7 @@ def test_fsdp_gathers_no_activations_and_sums_gradients_in_float32(mesh):
     batch = compilation.abstract_batch(phase, batch_sharding(shardings.step.mesh))
     lowered = step.lower(with_shardings(shapes, shardings), batch)
 
-    # The CPU computes bfloat16 in float32; before its compiler, the dtypes are those of a TPU.
+    # The CPU computes bfloat16 in float32; before compilation, the dtypes are the same as on a TPU.
     text = lowered.as_text()
     gathered = set(re.findall(r"stablehlo.all_gather.*-> tensor<(.*)>", text))
     summed = re.findall(

@@ -142,9 +142,9 @@ def test_tfds_gives_the_same_features_as_the_download(name, tokenizer, tmp_path)
     expected = read(tokenizer, name, tmp_path)
     found = read(tokenizer, name, f"tfds:glue/{name}:1.0.0", data_dir=str(tmp_path / "tfds"))
     np.testing.assert_equal([*map(vars, found.train)], [*map(vars, expected.train)])
-    for ours, theirs in zip(found.splits, expected.splits, strict=True):
-        assert (ours.name, ours.score is None) == (theirs.name, theirs.score is None)
-        np.testing.assert_equal([*map(vars, ours.features)], [*map(vars, theirs.features)])
+    for ours, reference in zip(found.splits, expected.splits, strict=True):
+        assert (ours.name, ours.score is None) == (reference.name, reference.score is None)
+        np.testing.assert_equal([*map(vars, ours.features)], [*map(vars, reference.features)])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Labels: numbers in whatever way they are written, and texts."""
+"""Labels: numbers in any spelling, and texts."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_equal_numbers_are_one_label(texts, labels, indices):
     assert classes(*texts.split()) == (tuple(labels.split()), indices)
 
 
-def test_white_space_around_a_number_is_no_part_of_it():
+def test_white_space_around_a_number_is_ignored():
     assert classes(" 1", "1", "0 ") == (("0", "1"), [1, 1, 0])
     with pytest.raises(ValueError, match=r"x\.csv, line 2: remove the white space around ' a'"):
         classes(" a", "1", "0 ")
@@ -58,7 +58,7 @@ def test_labels_written_in_several_ways_are_logged(caplog):
 
 @pytest.mark.parametrize("labels", [("0", "1"), ("0.0", "1.0"), ("false", "true"), ("00", "01")])
 @pytest.mark.parametrize("text", ["1", "1.0", "True", " 1", "01", "1e0"])
-def test_labels_of_a_head_are_those_of_a_file_that_writes_them_otherwise(labels, text):
+def test_labels_of_a_head_match_a_file_with_other_spellings(labels, text):
     assert read_labels(records(text), "label", labels, required=True) == [1]
 
 

@@ -1,4 +1,4 @@
-"""Masked text is tokenized as one text, and filled in as one would write it."""
+"""Masked text is tokenized as one text, and filled in with natural spacing."""
 
 import numpy as np
 

@@ -115,9 +115,9 @@ def test_tfds_gives_the_same_features_as_the_files(splits, tokenizer, directory)
 
     assert sorted_strings(task.train) == sorted_strings(expected.train)
     assert len(task.splits) == len(splits) - 1
-    for ours, theirs in zip(task.splits, expected.splits, strict=False):
-        assert (ours.name, ours.score is None) == (theirs.name, theirs.score is None)
-        assert sorted_strings(ours.features) == sorted_strings(theirs.features)
+    for ours, reference in zip(task.splits, expected.splits, strict=False):
+        assert (ours.name, ours.score is None) == (reference.name, reference.score is None)
+        assert sorted_strings(ours.features) == sorted_strings(reference.features)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SQuAD's scores equal those of the official scripts on random cases."""
+"""SQuAD's scores equal the official scripts' scores on random cases."""
 
 import math
 

@@ -118,7 +118,7 @@ def test_limit_on_examples_limits_the_collection(tmp_path, tokenizer):
     task = make_task(tmp_path, tokenizer, **fields)
     assert task.notes["dev examples dropped"] == 1
     assert task.notes["collection examples dropped"] == len(lines) - 2
-    # Two queries, two passages of the collection, and those of the queries.
+    # Two queries, two passages of the collection, and five passages of the queries.
     assert len(task.splits[0].features) == 2 + 2 + 5
     outputs = [np.ones((1, 1))] * 9
     assert task.splits[0].score(outputs)["recall_at_10"] == 1

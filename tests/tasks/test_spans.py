@@ -82,7 +82,7 @@ def test_offsets_are_ordered_and_cover_all_but_white_space_and_format(tokenizers
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [24, 64])
-def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
+def test_labels_of_an_answer_decode_to_its_text(tokenizers, kind, length):
     rng, tokenizer, recovered = random.Random(length), tokenizers[kind], 0
     config = SpanConfig(max_seq_length=length, max_query_length=8, doc_stride=5)
     # A SentencePiece piece may hold a letter, one of BPE an accent, and the mark after it.
@@ -123,7 +123,7 @@ def test_labels_of_an_answer_give_its_text(tokenizers, kind, length):
         "½",
     ],
 )
-def test_bytes_of_a_character_in_several_pieces_give_whole_characters(tokenizers, answer):
+def test_bytes_of_a_character_in_several_pieces_decode_to_whole_characters(tokenizers, answer):
     tokenizer, config = tokenizers["bpe"], SpanConfig(max_seq_length=128)
     context = f"Ça 😀😀: {answer} 😀, and {answer}."
     for start in (context.index(answer, 4), context.rindex(answer)):
@@ -185,7 +185,7 @@ def random_passage(rng: np.random.Generator) -> tuple[Passage, list[np.ndarray]]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_best_spans_equal_those_of_an_exhaustive_search(seed):
+def test_best_spans_equal_an_exhaustive_search(seed):
     passage, outputs = random_passage(np.random.default_rng(seed))
     expected = {}
     for window, output in zip(passage.windows, outputs, strict=True):
@@ -210,9 +210,7 @@ def test_best_spans_equal_those_of_an_exhaustive_search(seed):
         ("xyz \u00adab\u00ad\u00ad", "\u00ad", None),
     ],
 )
-def test_an_answer_that_begins_or_ends_with_an_empty_token_is_without_it(
-    tokenizers, context, first, last
-):
+def test_empty_tokens_at_the_ends_of_an_answer_are_removed(tokenizers, context, first, last):
     config = SpanConfig(32, max_query_length=8)
     (passage,) = spans.make_passages([("ab", context)], tokenizers["sentencepiece"], config)
     ((_, raw),) = tokenizers["sentencepiece"]._encode_raw([context])
@@ -231,7 +229,7 @@ def test_null_span_has_the_lowest_score_over_the_windows():
     assert spans.null_span(outputs) == (0, 0, 4.0, 0.5)
 
 
-def test_context_without_tokens_gives_the_empty_answer(tokenizers):
+def test_context_without_tokens_has_the_empty_answer(tokenizers):
     (passage,) = spans.make_passages([("ab", "\u200b")], tokenizers["cased"], SpanConfig())
     (feature,) = passage.features
     best = spans.best_spans(passage, [np.zeros((len(feature), 2), np.float32)], 30, 20)

@@ -1,4 +1,4 @@
-"""Tables: what each kind of file may contain, and how a TSV is quoted."""
+"""Tables: the content of each file type, and quoting in TSV."""
 
 import csv
 import hashlib
@@ -56,7 +56,7 @@ STRAY = ['"open', 'closed"', '5" disk', '"Hi," he said', '"a" and "b"', '"""', '
 
 
 @pytest.mark.parametrize("stray", STRAY)
-def test_a_tsv_with_a_stray_quotation_mark_is_read_as_it_is(stray, tmp_path):
+def test_a_tsv_with_a_stray_quotation_mark_is_read_without_quoting(stray, tmp_path):
     path = tmp_path / "table.tab"
     texts = ['"quoted"', "x" * 200_000, stray]
     for end in ("", "\n"):
@@ -123,7 +123,7 @@ def test_only_a_list_of_labels_is_joined(tmp_path):
         read_table(path, columns, label="label", label_separator="|")
 
 
-def test_content_hash_is_that_of_all_bytes_without_holding_them(tmp_path):
+def test_content_hash_covers_all_bytes_without_holding_them(tmp_path):
     path, content = tmp_path / "table.csv", bytes(range(256)) * 40_000
     path.write_bytes(content)
     tracemalloc.start()
@@ -134,7 +134,7 @@ def test_content_hash_is_that_of_all_bytes_without_holding_them(tmp_path):
         tracemalloc.stop()
 
 
-def test_content_hash_of_tfds_is_that_of_all_its_shards(tmp_path):
+def test_content_hash_of_tfds_covers_all_its_shards(tmp_path):
     features = {"text": tfds.features.Text()}
     splits = {"train": [{"text": "the river"}], "test": [{"text": "war"}]}
     write_tfds(tmp_path, "mine", splits, features)

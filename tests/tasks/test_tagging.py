@@ -167,7 +167,7 @@ def test_every_scheme_is_detected_and_converted(tmp_path, tokenizer, scheme, tag
 
 
 @pytest.mark.parametrize("separator", [" ", "\t"])
-def test_comments_and_documents_of_every_kind_are_no_words(tmp_path, separator):
+def test_comments_and_document_lines_of_every_kind_are_not_words(tmp_path, separator):
     lines = """# global.columns = FORM TAG
 # newdoc id = a
 # text = the # king
@@ -203,7 +203,7 @@ new O
     assert sentences[0].tags == ["O", "B-PER", "I-PER"] and sentences[1].lines == [9]
 
 
-def test_words_and_parts_of_speech_of_conllu_are_those_of_the_syntax(tmp_path):
+def test_words_and_parts_of_speech_of_conllu_are_syntactic_words(tmp_path):
     """Of "vámonos al mar" in the specification of CoNLL-U; and of an empty node."""
     rows = ["1-2 vámonos _ _", "1 vamos ir VERB", "2 nos nosotros PRON", "2.1 e _ _"]
     rows += ["3-4 al _ _", "3 a a ADP", "4 el el DET", "5 mar mar NOUN"]
@@ -286,7 +286,7 @@ def test_predictions_of_words_with_spaces_are_read_back(tmp_path, tokenizer, wor
 
 
 @pytest.mark.parametrize("token", ["", " ", " a", "a\tb", "a\n", "a\rb", 1])
-def test_tokens_that_no_columns_can_hold_are_refused(tmp_path, token):
+def test_tokens_that_columns_cannot_hold_are_refused(tmp_path, token):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps({"tokens": ["the", token]}) + "\n")
     with pytest.raises(ValueError, match=r"line 1: expected 'tokens', a list of words, .* without"):
@@ -395,7 +395,7 @@ def test_jsonl_gives_the_same_features_as_columns(tmp_path, tokenizer):
     assert tagging.get_task(config, tokenizer).splits[1].score is None
 
 
-def test_own_data_never_fall_back_to_those_of_conll_2003():
+def test_own_data_never_fall_back_to_conll_2003():
     data = tagging_config.get_config().data
     assert (data.train, data.dev, data.test) == ("", "", "")
     data = conll2003.get_config().data

@@ -24,7 +24,7 @@ def entity_strings(entities):
 
 
 @pytest.mark.parametrize(("tags", "loose", "strict"), EDGE_CASES)
-def test_illegal_sequences_are_read_like_conlleval_unless_strict(tags, loose, strict):
+def test_invalid_sequences_are_read_like_conlleval_unless_strict(tags, loose, strict):
     assert entity_strings(find_entities(tags.split())) == loose
     assert entity_strings(find_strict_entities(tags.split())) == strict
 

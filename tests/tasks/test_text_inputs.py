@@ -1,4 +1,4 @@
-"""Texts as users give them; words of tokens against those of the `tokenizers` library."""
+"""The inputs that users pass; words of tokens, compared with the `tokenizers` library."""
 
 import itertools
 import random
@@ -27,7 +27,7 @@ def described(texts, tokenizer=TOKENIZER, length=64):
 
 
 @pytest.mark.parametrize("length", [64, 12])
-def test_tokens_of_a_pair_without_segments_are_those_of_its_texts(tmp_path, length):
+def test_tokens_of_a_pair_without_segments_equal_tokens_of_its_texts(tmp_path, length):
     """RoBERTa's: two separators between the texts, and no segment to tell them apart."""
     (tmp_path / "text.txt").write_text("the old king built a road\nthe river made a village\n" * 9)
     content = train_byte_pair(str(tmp_path / "text.txt"), 290)
@@ -70,7 +70,7 @@ def test_several_inputs_and_a_single_one(inputs, of_strings, of_a_single_tuple):
 
 
 @pytest.mark.parametrize("length", [64, 9])
-def test_words_and_offsets_are_those_of_the_library(length):
+def test_words_and_offsets_equal_the_library(length):
     rng = random.Random(0)
     texts = ["".join(rng.choices("abcxyzABC ,.!-中  ?é", k=rng.randint(0, 25))) for _ in range(200)]
     backend = TOKENIZER.stored.backend

@@ -44,12 +44,14 @@ def test_round_trip_keeps_all_tensors_and_prints_a_table(tmp_path, capsys):
 
 
 def test_result_is_read_only_of_the_checkpoint_that_it_scores(tmp_path):
-    for path in ("run/best/20/params", "run/checkpoints/30/params", "theirs"):
+    for path in ("run/best/20/params", "run/checkpoints/30/params", "huggingface"):
         (tmp_path / path).mkdir(parents=True)
     result = {"best_step": 20, "steps": 30, "dev": {"f1": 0.5}}
     (tmp_path / "run/result.json").write_text(json.dumps(result))
     assert read_result(tmp_path / "run") == read_result(tmp_path / "run/best/20") == result
-    assert read_result(tmp_path / "run/checkpoints/30") == read_result(tmp_path / "theirs") == {}
+    assert (
+        read_result(tmp_path / "run/checkpoints/30") == read_result(tmp_path / "huggingface") == {}
+    )
 
 
 @pytest.mark.parametrize(

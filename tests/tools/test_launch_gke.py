@@ -20,9 +20,9 @@ from bert_jax.tpu.launch_gke import GkeJob
 from tests import helpers
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit
-# codes of its pods, or "wait" or "unreachable" after their start, or "deleted". It decides by the
-# policies of the JobSet what a failed pod means. `errors` counts the failures to come of commands
-# that contain a word; `answer` is the error of all.
+# codes of its pods, or "wait" or "unreachable" after their start, or "deleted". It applies
+# the failure policies of the JobSet. `errors` counts the coming failures of commands that contain a
+# word; `answer` is the error of all.
 FAKE_KUBECTL = """
 import json, os, signal, subprocess, sys
 cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]

@@ -19,10 +19,10 @@ from tests import helpers
 
 TOOLS = helpers.ROOT / "tools"
 
-# Logs its arguments and follows the plan: `states` are those of each slice in turn, the last of
-# which persists; `jobs` are the exit codes of the job on each slice (one code, or one per host),
+# Logs its arguments and follows the plan: `states` has the states of each slice in turn, of which
+# the last persists; `jobs` are the exit codes of the job on each slice (one code, or one per host),
 # "wait", the state in which the slice is lost, or "unreachable" after its start. `errors` counts
-# the failures to come of commands that contain a word. Imports little and reads Python's literals,
+# the coming failures of commands that contain a word. Imports little and reads Python's literals,
 # because it runs a dozen times per launch.
 FAKE_GCLOUD = """
 import os, sys, time

@@ -72,7 +72,7 @@ def test_report_has_every_documented_figure(tiny):
 
 
 @needs_compiler
-def test_cycles_by_part_add_up_to_those_of_the_dumped_hlo(tiny):
+def test_cycles_by_part_add_up_to_the_dumped_hlo(tiny):
     _, report, text = tiny
     parts = sum(sum(directions.values()) for directions in report["cycles_by_part"].values())
     assert parts == report["cycles_per_step"] == hlo_cost.step_cost(text).cycles.total()
@@ -114,7 +114,7 @@ def test_gradients_are_summed_over_devices_once_and_not_in_each_layer(tiny):
 
 
 @needs_compiler
-def test_parameter_and_optimizer_bytes_are_those_of_the_compiled_arguments(tiny):
+def test_parameter_and_optimizer_bytes_equal_the_compiled_arguments(tiny):
     _, report, text = tiny
     parts = report["hbm_parts"]
     padded_params = report["num_params"] + (30_592 - 30_522) * 129  # Rows that fill the last tile.

@@ -64,7 +64,7 @@ def test_peak_flops_are_flops_per_cycle_times_the_clock():
         assert peak == pytest.approx(metrics.PEAK_FLOPS[device_kind], rel=0.005)
 
 
-def test_bytes_per_device_are_those_of_its_shards():
+def test_bytes_per_device_are_the_bytes_of_its_shards():
     mesh = make_mesh(data=2, fsdp=4)
     sharding = jax.NamedSharding(mesh, jax.P(None, "fsdp"))
     leaf = jax.ShapeDtypeStruct((3, 8), "float32", sharding=sharding)

@@ -211,7 +211,7 @@ def test_op_name_decides_the_part_and_direction(op_name, part):
     assert hlo_cost.part_of(op_name) == part
 
 
-def test_bytes_of_a_tuple_shape_are_those_of_its_arrays():
+def test_bytes_of_a_tuple_shape_are_the_sum_over_its_arrays():
     assert hlo_text.array_bytes("(f32[8,128]{1,0:T(8,128)}, s32[], bf16[3], pred[5])") == 4111
 
 
@@ -276,9 +276,7 @@ ENTRY %main (start: (s32[], f32[1048576])) -> f32[1048576] {
         (0, 22020, 10),  # The first is waited for before the second arithmetic starts.
     ],
 )
-def test_exposed_collectives_are_those_without_arithmetic_beside_them(
-    first, second, exposed_gathers
-):
+def test_collectives_without_concurrent_arithmetic_are_exposed(first, second, exposed_gathers):
     text = GATHERS.replace("GROUPS", "replica_groups={{0,1,2,3}}, dimensions={0}")
     text = text.replace("FIRST", str(first)).replace("SECOND", str(second))
     cost = hlo_cost.step_cost(text, "v4")

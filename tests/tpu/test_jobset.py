@@ -1,4 +1,4 @@
-"""The JobSet is valid, its pods become the job, and JAX finds the hosts of its slices."""
+"""The JobSet is valid, its pods run the job, and JAX finds the hosts of its slices."""
 
 import os
 import pathlib
@@ -184,7 +184,7 @@ def test_jax_finds_the_hosts_without_the_metadata_server(num_slices, monkeypatch
     assert found == [("tiny-slice-0-0.tiny:8482", count, index) for index in range(count)]
 
 
-# A job that says who it is, and then does as told.
+# A job that prints its identity, then follows its arguments.
 FAKE_PYTHON = """
 import os, signal, sys
 if sys.argv[2] == "pip": sys.exit(print("pip", sys.argv[3:]))

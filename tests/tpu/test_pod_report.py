@@ -1,4 +1,4 @@
-"""What a report makes of compiled steps, with a compiler that only pretends to compile."""
+"""Reports of compiled steps, with a fake compiler."""
 
 import collections
 import dataclasses
@@ -139,7 +139,7 @@ def test_sweep_finds_the_largest_batch_by_compiling(monkeypatch):
         ((31 * 2**30, 300), 31 * 2**30, 2**28, 3.0),  # The compiler allows 30.75 of 32 GiB.
     ],
 )
-def test_memory_at_the_top_level_is_that_of_the_largest_phase(
+def test_memory_at_the_top_level_is_the_maximum_over_phases(
     monkeypatch, outcomes, needed, over, seconds
 ):
     """An outcome is the bytes that a phase uses, or the (bytes, limit) of `DoesNotFit`."""

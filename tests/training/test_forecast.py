@@ -1,4 +1,4 @@
-"""What a run says about its size and time, before and during its first steps."""
+"""Estimates of size and time, before and during a run's first steps."""
 
 import types
 
@@ -51,11 +51,11 @@ def test_losses_appear_before_the_regular_interval(log_every, expected):
         (1500, 0),
     ],
 )
-def test_work_left_counts_the_longer_rows_of_the_second_phase(step, expected):
+def test_remaining_work_counts_the_longer_rows_of_the_second_phase(step, expected):
     assert forecast.flops_left(setup(), PHASES, step) == expected
 
 
-def test_run_says_parameters_epochs_and_tokens(caplog):
+def test_run_logs_parameters_epochs_and_tokens(caplog):
     caplog.set_level("INFO", "absl")
     forecast.log_run(setup(), PHASES, 0)
     assert [record.getMessage() for record in caplog.records] == [
@@ -96,7 +96,7 @@ def test_days_on_a_cpu_are_a_warning(
         ({"rows_per_second": 16.0}, 0, "Step 5: loss 9.125, 0.5 s per step"),
     ],
 )
-def test_first_steps_are_logged_with_the_time_left(caplog, values, rows_left, expected):
+def test_first_steps_are_logged_with_the_remaining_time(caplog, values, rows_left, expected):
     caplog.set_level("INFO", "absl")
     forecast.log_step(5, {"train/loss": 9.125} | values, 8, rows_left)
     if expected.endswith("the rest "):
@@ -104,7 +104,7 @@ def test_first_steps_are_logged_with_the_time_left(caplog, values, rows_left, ex
     assert [record.getMessage() for record in caplog.records] == [expected]
 
 
-def test_numbers_are_told_in_the_unit_that_suits_them():
+def test_numbers_are_written_in_a_suitable_unit():
     counts = (7, 61_439, 4.386e6, 109_482_240, 2.8e10)
     words = ["7", "61,439", "4.39 million", "109 million", "28 billion"]
     assert [forecast.in_words(count) for count in counts] == words

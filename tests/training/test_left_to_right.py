@@ -1,4 +1,4 @@
-"""Left-to-right pre-training: what a position sees, what is predicted, packing and meshes."""
+"""Left-to-right pre-training: attention, targets, packing and meshes."""
 
 import copy
 import functools
@@ -79,7 +79,7 @@ def test_no_position_sees_a_later_one_or_another_sequence():
     params = copy.deepcopy(initial_state().params["encoder"])
 
     def hidden_states(tables):
-        """With a token embedding for each position, so that each has a gradient of its own."""
+        """Returns hidden states, with a token embedding per position for separate gradients."""
         embeddings = params["embeddings"] | {"token_embedding": {"embedding": tables}}
         inputs = batch | {"tokens": jnp.arange(LENGTH)[None]}
         variables = {"params": params | {"embeddings": embeddings}}

@@ -1,4 +1,4 @@
-"""What both mains report of their steps."""
+"""Reports of the steps in both mains."""
 
 import pytest
 

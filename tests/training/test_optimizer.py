@@ -66,7 +66,7 @@ def released_rate(step: int) -> float:
 def reference_step(
     name: str, tensors: dict, slots: dict, gradients: dict, step: int, beta1: float
 ) -> None:
-    """One update in place, float64: clip, then what the named optimizer does to each tensor.
+    """Updates in place, in float64: clips, then applies the named optimizer to each tensor.
 
     bert_adam: google-research/bert, optimization.py. adamw: Loshchilov & Hutter (2019),
     algorithm 2. lamb: You et al. (2020), algorithm 2, on tensors that are decayed.
@@ -92,7 +92,7 @@ def reference_step(
 
 @functools.cache
 def indices_tree() -> dict:
-    """Returns our tree of the places that its values have in transformers' tensors, flattened."""
+    """Returns our tree with the index of each value in transformers' flattened tensors."""
     tensors, start = random_tensors(0), 0
     for name, value in tensors.items():
         tensors[name] = np.arange(start, start + value.size, dtype=np.float64).reshape(value.shape)
@@ -183,7 +183,7 @@ def test_default_schedule_is_bit_for_bit_the_linear_one():
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("decay_from", ["step_0", "warmup_end"])
-def test_polynomial_decay_equals_that_of_optax(decay_from, power):
+def test_polynomial_decay_equals_optax(decay_from, power):
     schedule = make_schedule(PEAK, 100, 10, decay_from, power)
     first_step = 10 if decay_from == "warmup_end" else 0
     decay = optax.polynomial_schedule(PEAK, 0.0, power, 100 - first_step, first_step)
@@ -289,7 +289,7 @@ def test_layer_rates_agree_with_the_formula_in_float64(name, decay, num_frozen):
 
 
 def test_hyperparameters_may_be_traced():
-    """Then other values compile nothing, and the updates are those of the same constants."""
+    """Other values compile nothing, and give the same updates as constants."""
     params, gradients = as_tree(random_tensors(0)), as_tree(random_tensors(1))
 
     def updates_of(values: Hyperparameters):

@@ -1,4 +1,4 @@
-"""What a pre-training configuration becomes: phases, schedule, architecture, microbatches."""
+"""Setup of pre-training from a configuration: phases, schedule, architecture, microbatches."""
 
 import dataclasses
 import functools

@@ -223,7 +223,7 @@ def test_accumulated_gradients_equal_one_big_batch(num_microbatches, mesh):
 
 
 @pytest.mark.slow
-def test_attention_has_a_dropout_rate_of_its_own():
+def test_attention_has_its_own_dropout_rate():
     rates = ((0.0, None), (0.0, 0.4), (0.4, None), (0.4, 0.4), (0.4, 0.0))
     none, attention, both, same, hidden = (
         one_step(

@@ -240,7 +240,7 @@ def test_model_has_the_same_loss_and_gradients_with_the_kernel():
         (16, {}, {"kernels": "plain"}, ""),  # Not asked for.
     ],
 )
-def test_what_the_fast_path_does_not_support_falls_back_and_says_so_once(
+def test_unsupported_cases_of_the_fast_path_fall_back_and_are_logged_once(
     caplog, length, fields, execution, reason
 ):
     execution_module._log_refusal.cache_clear()
@@ -261,7 +261,7 @@ def test_what_the_fast_path_does_not_support_falls_back_and_says_so_once(
         {"hidden_size": 2048, "activation": "gelu_tanh", "shares_layers": True, "num_heads": 16},
     ],
 )
-def test_fast_path_says_once_that_it_runs(caplog, fields):
+def test_fast_path_is_logged_once(caplog, fields):
     caplog.set_level("INFO", "absl")
     execution_module._log_use.cache_clear()
     for _ in range(2):

@@ -78,7 +78,7 @@ def assert_equal(actual, expected):
     ],
     ids=str,
 )
-def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields, execution):
+def test_loop_equals_unrolled_layers_in_outputs_and_gradients(fields, execution):
     config = dataclasses.replace(CONFIG, **fields)
     results = [
         jax.jit(outputs_and_gradients, static_argnums=(0, 1))(
@@ -100,7 +100,7 @@ def test_loop_has_outputs_and_gradients_of_unrolled_layers(fields, execution):
     ],
     ids=str,
 )
-def test_last_layer_at_positions_equals_all_of_it_there(num_layers, execution):
+def test_last_layer_at_positions_equals_the_whole_layer_there(num_layers, execution):
     config, batch = dataclasses.replace(CONFIG, num_layers=num_layers), make_batch()
     positions = np.random.default_rng(1).integers(0, LENGTH, (BATCH, 9))
     positions[:, -3:] = positions[:, :1]  # Unused slots repeat a position.
@@ -155,7 +155,7 @@ def test_fast_path_on_a_mesh_has_the_gradients_of_plain_layers_on_one_device(siz
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2])
-def test_shared_layers_have_the_sum_of_the_gradients_of_layers_of_their_own(groups):
+def test_shared_layers_have_the_sum_of_the_gradients_of_unshared_layers(groups):
     # As ALBERT: narrow embeddings, the tanh form of GELU, and parameters prepared once per step.
     config = dataclasses.replace(
         CONFIG,
@@ -198,7 +198,7 @@ def test_shared_layers_have_the_sum_of_the_gradients_of_layers_of_their_own(grou
     assert_equal(gradients(params)["encoder"], expected)
 
 
-def test_gradient_saves_what_the_layer_saves_only_once():
+def test_arrays_saved_by_the_layer_are_not_saved_twice():
     params, batch = make_params(), make_batch()
     jaxpr = jax.make_jaxpr(functools.partial(outputs_and_gradients, CONFIG, FAST))(params, batch)
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("while", "scan")]

@@ -120,7 +120,7 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_jax(activation):
         assert error <= 2 * plain_error
 
 
-def test_kernel_reads_and_writes_what_is_saved_at_its_layer():
+def test_kernel_reads_and_writes_saved_arrays_at_its_layer():
     inputs, x, params = jax.device_get(make_arguments(512, 128, 128, None))
     of_layers = [np.stack([each + n for n in range(3)]) for each in (inputs, params.matrix)]
     sums = np.full((3, *x.shape), 7, np.float32)
@@ -174,7 +174,7 @@ def gradients(execution, params, batch):
 
 
 @pytest.mark.slow
-def test_rows_that_attention_pads_end_in_the_kernel_too():
+def test_rows_that_attention_pads_run_in_the_kernel_too():
     arguments = make_encoder_arguments(length=64)
     run = jax.jit(gradients, static_argnums=0)
     actual, expected = (run(execution, *arguments) for execution in (FAST, PLAIN))
