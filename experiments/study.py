@@ -20,47 +20,26 @@ from typing import NamedTuple
 
 import study_report
 from absl import app, flags
+from study_flags import (
+    DIRECTORIES,
+    DRY_RUN,
+    LAUNCH,
+    MODES,
+    REPORT_ONLY,
+    REPORTS,
+    SCALE,
+    SLICE,
+    TEXT,
+    WORKDIR,
+    Settings,
+    Task,
+    check_directories,
+    check_slice,
+    reads,
+)
 
 from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tools.commands import exit_interrupted, run_command
-
-SCALE = flags.DEFINE_enum(
-    "scale", "laptop", ["laptop", "pod"], "Small runs here, or full-size runs as a script."
-)
-WORKDIR = flags.DEFINE_string("workdir", "runs/studies", "Directory of all runs; may be shared.")
-REPORTS = flags.DEFINE_string(
-    "reports",
-    "",
-    "Directory of the report; default: experiments/reports, or at pod scale one in --workdir.",
-)
-TEXT = flags.DEFINE_string(
-    "text", "", "Text to pre-train on: a path or pattern; laptop scale has a default sample."
-)
-LAUNCH = flags.DEFINE_bool("launch", False, "At pod scale, run the script.")
-SLICE = flags.DEFINE_string(
-    "slice",
-    "",
-    "At pod scale, flags of tools/launch_tpu.py, such as --name, --project, --zone and --bucket: "
-    "each run gets its own slice, by default a v4-32, or to pre-train BERT_LARGE a v4-128.",
-)
-DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "Only print the remaining commands; at pod scale, the script."
-)
-REPORT_ONLY = flags.DEFINE_bool("report_only", False, "Only write the report of finished runs.")
-MODES = ("launch", "dry_run", "report_only")
-"""Flags that a report's command and a script do not repeat."""
-DIRECTORIES = {  # The default at pod scale, if it is not fetched, and the help.
-    "glue_dir": ("glue_data", "Directory of the GLUE download."),
-    "squad_dir": ("squad", "Directory of train.json and dev.json, in the format of SQuAD 1.1."),
-    "squad2_dir": ("squad2", "Directory of train.json and dev.json, in the format of SQuAD 2.0."),
-    "swag_dir": ("swag", "Directory of SWAG's train.csv and val.csv."),
-    "conll_dir": ("", "Directory of CoNLL-2003's train.txt, valid.txt and test.txt."),
-}
-for name, (_, text) in DIRECTORIES.items():
-    flags.DEFINE_string(name, "", text)
-
-Settings = dict[str, object]
-"""Values of fields of a configuration, by dotted name."""
 
 # Tokens of a row in the two phases. At laptop scale a small model first needs short rows: with 16
 # tokens it soon learns that neighbors predict a word best, with 48 not within the run.
@@ -127,15 +106,6 @@ class Row:
     size: str = "base"
 
 
-class Task(NamedTuple):
-    """A task of the study, fine-tuned from every row: a configuration, its fields and its score."""
-
-    name: str
-    config: str  # As in configs/sweeps/paper.py: glue:mrpc
-    metric: str  # As in result.json: dev/accuracy
-    settings: Settings
-
-
 class Command(NamedTuple):
     """Arguments of python, and the path that exists once it has finished ("": always run)."""
 
@@ -175,11 +145,6 @@ def runs(scale: str) -> str:
     return f"{WORKDIR.value}/{scale}" + (f"-{digest(TEXT.value)}" if TEXT.value else "")
 
 
-def directory_of(flag: str) -> str:
-    """Returns the directory of a flag, or its default at pod scale."""
-    return flags.FLAGS[flag].value or DIRECTORIES[flag][0]
-
-
 def digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
 
@@ -187,7 +152,7 @@ def digest(value: object) -> str:
 def plan(study: Study, scale: str) -> list[Command]:
     """Returns the commands of the study in the order in which they can be run."""
     rows, tasks = rows_to_run(study, scale), study.tasks(scale)
-    check_directories(study, tasks, scale)
+    check_directories(study.name, tasks, scale)
     commands = corpus_commands(rows, scale) + data_commands(tasks)
     for row in rows:
         if not row.weights:
@@ -201,36 +166,6 @@ def plan(study: Study, scale: str) -> list[Command]:
 def rows_to_run(study: Study, scale: str) -> list[Row]:
     """Returns the rows that are not only quoted from the paper."""
     return [row for row in study.rows(scale) if row.pretraining is not None]
-
-
-def reads(tasks: list[Task], directory: str) -> bool:
-    """Returns whether a task reads files of a directory."""
-    values = [str(value) for task in tasks for value in task.settings.values()]
-    return any(value == directory or value.startswith(f"{directory}/") for value in values)
-
-
-def check_directories(study: Study, tasks: list[Task], scale: str) -> None:
-    """Raises ValueError for the flag of a directory that no task reads."""
-    for name in DIRECTORIES:
-        directory = flags.FLAGS[name].value
-        if directory and not reads(tasks, directory):
-            scores = ", ".join(task.name for task in tasks)
-            raise ValueError(
-                f"--{name}={directory}: {study.name}.py reads no such files at {scale} scale, "
-                f"where its scores are {scores}: remove the flag"
-            )
-
-
-def check_slice(tasks: list[Task]) -> None:
-    """Raises ValueError for a directory that the runs on slices cannot read."""
-    read = {
-        name: path for name in DIRECTORIES if (path := directory_of(name)) and reads(tasks, path)
-    }
-    for name, path in ({"workdir": WORKDIR.value} | read).items():
-        if not path.startswith("/gcs/"):
-            raise ValueError(
-                f"--{name}={path}: with --slice, expected a directory below /gcs, in the bucket"
-            )
 
 
 def fetch_command(name: str) -> Command:
@@ -413,7 +348,7 @@ def main(study: Study) -> None:
         except KeyboardInterrupt:
             exit_interrupted("run the same command to resume")
 
-    for flag in flags.FLAGS.get_flags_for_module(__name__):  # So that --help lists them.
+    for flag in flags.FLAGS.get_flags_for_module("study_flags"):  # So that --help lists them.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.run(start, flags_parser=parse_flags)
 

@@ -1,6 +1,7 @@
 """Tasks and encoders that several studies share, and their descriptions for the reports."""
 
 import study
+import study_flags
 from absl import flags
 
 _TRAIN, _DEV = (study.FINETUNING[f"max_{split}_examples"] for split in ("train", "eval"))
@@ -47,7 +48,7 @@ def endings(scale: str) -> study.Task:
     if scale == "laptop" and not flags.FLAGS.swag_dir:
         settings = {"data.directory": study.fetched("story-endings")}
         return study.Task("Story endings accuracy", "swag", "dev/accuracy", settings)
-    settings = {"data.directory": study.directory_of("swag_dir")}
+    settings = {"data.directory": study_flags.directory_of("swag_dir")}
     return study.Task("SWAG accuracy", "swag", "dev/accuracy", settings)
 
 
@@ -57,7 +58,7 @@ def glue(*names: str) -> list[study.Task]:
     for name in names:
         name, _, metric = name.partition("/")
         split, metric = ("dev_matched" if name == "mnli" else "dev"), metric or "accuracy"
-        settings = {"data.directory": study.directory_of("glue_dir")}
+        settings = {"data.directory": study_flags.directory_of("glue_dir")}
         task = study.Task(f"{name} {metric}", f"glue:{name}", f"{split}/{metric}", settings)
         tasks.append(task)
     return tasks
@@ -68,7 +69,7 @@ def squad(scale: str, version: str, *metrics: str) -> list[study.Task]:
     flag, config = {"1.1": ("squad_dir", "v1"), "2.0": ("squad2_dir", "v2")}[version]
     if scale == "laptop" and not flags.FLAGS[flag].value:
         return []
-    files = study.directory_of(flag)
+    files = study_flags.directory_of(flag)
     settings = {"data.train": f"{files}/train.json", "data.dev": f"{files}/dev.json"}
     if scale == "laptop":
         settings |= {"max_train_examples": 120, "max_eval_examples": 60, "max_seq_length": 192}

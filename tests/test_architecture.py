@@ -118,14 +118,14 @@ def test_only_execution_imports_the_fast_path():
 def test_definition_has_no_word_about_speed():
     text = (PACKAGE / "model/bert.py").read_text()
     assert len(text.splitlines()) <= 250
-    words = r"kernels|stack|fuse|shard|trace|pallas|barrier|checkpoint|remat|scan"
+    words = r"kernels|stack|fuse|shard|trace|pallas|barrier|checkpoint|remat|scan|fsdp|device|tile"
     # Then come the sharding rules.
     lines = text[: text.index("# Which axes of the mesh")].splitlines()
     code = "\n".join(line for line in lines if not line.startswith(("from", "`model/encoder.py`")))
     assert not re.findall(words, code)
 
 
-FOLDERS = ("bert_jax", "bert_corpus", "configs", "tools")
+FOLDERS = ("bert_jax", "bert_corpus", "configs", "tools", "experiments", "benchmarks")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 MAINS = ("pretrain.py", "finetune.py")  # Their loops are in one function, top to bottom.
 
