@@ -23,6 +23,7 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import (
     LoadReport,
+    log_report,
     model_settings,
     parameter_shapes,
     unexpected_tensors,
@@ -401,6 +402,21 @@ def test_load_warns_of_a_missing_head_but_not_of_training_state_or_pretraining_h
         assert load(tmp_path).head is None
     slots = ("global_step", "bert/pooler/dense/kernel/adam_m", "cls/predictions/output_bias/adam_v")
     assert unexpected_tensors(LoadReport((), ("cls/predictions/output_bias",), slots)) == ""
+
+
+@pytest.mark.parametrize(
+    ("unused", "shown"),
+    [
+        ((), ""),
+        (("training", "embeddings.position_ids", "bert/pooler/dense/bias/adam_v"), ""),
+        (("training", "extra"), "; not used: extra"),
+        (("a", "b", "c", "d", "e"), "; not used: a, b, c and 2 others"),
+    ],
+)
+def test_log_names_only_tensors_that_are_unused_without_a_reason(unused, shown, caplog):
+    caplog.set_level("INFO", "absl")
+    log_report("weights", LoadReport(("encoder",), (), unused))
+    assert caplog.messages == [f"Read 1 tensors from weights{shown}; --verbosity=1 lists them"]
 
 
 def test_vocabulary_is_read_from_tokenizer_json(tmp_path):
