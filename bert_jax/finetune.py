@@ -26,6 +26,7 @@ from bert_jax.data.features import finetune_batches
 from bert_jax.errors import NonFiniteLoss, RunStopped
 from bert_jax.finetuning.finetune_setup import FinetuneSetup, check_numbers, setup_finetuning
 from bert_jax.finetuning.pretrained_head import only_predicts, with_settings_of_head
+from bert_jax.finetuning.required_fields import check_required_fields
 from bert_jax.finetuning.stacks import Stack, saved_trials, trial_name
 from bert_jax.finetuning.step import predict
 from bert_jax.finetuning.teacher import with_teacher
@@ -88,6 +89,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
 
 def prepare(config: ConfigDict) -> FinetuneSetup:
     """Validates the configuration, and reads the weights to start from and the task."""
+    check_required_fields(config)
     check_numbers(config)
     check_tracker(config.tracker)
     source = read_weights(config)

@@ -5,7 +5,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import flax.linen as nn
 import jax
@@ -30,7 +30,14 @@ from bert_jax.tasks.spans import Answer
 from bert_jax.tasks.table_prediction import predict_table
 from bert_jax.tasks.tagging import Tagging, tag_texts
 from bert_jax.tasks.text_classification import Classification, best_labels
-from bert_jax.tasks.text_inputs import Texts, TextsOrPairs, as_list, check_texts, check_whole
+from bert_jax.tasks.text_inputs import (
+    TextOrPair,
+    Texts,
+    TextsOrPairs,
+    as_list,
+    check_texts,
+    check_whole,
+)
 from bert_jax.text_encoder import ROWS_PER_BATCH, TextEncoder
 
 
@@ -116,6 +123,12 @@ class PretrainedModel(TextEncoder):
         purpose = "head for " * bool(purpose) + (purpose or "no head")
         return f"PretrainedModel({self.source}: {sizes}; {purpose})"
 
+    # What depends on the number of masks or the task of the head is Any for a type checker, which
+    # knows neither, and which would refuse most uses of a union.
+    @overload
+    def fill_mask(self, texts: str, top_k: int = 5) -> list[Any]: ...
+    @overload
+    def fill_mask(self, texts: Iterable[str], top_k: int = 5) -> list[list[Any]]: ...
     def fill_mask(self, texts: Texts, top_k: int = 5) -> list[Fill] | list[list]:
         """Predicts the tokens of the masks (`[MASK]`) in texts, which are not truncated.
 
@@ -143,6 +156,10 @@ class PretrainedModel(TextEncoder):
         limit = self.config.max_position_embeddings
         return fill_texts(texts, top_k, self.tokenizer, limit, token_logits)[chosen]
 
+    @overload
+    def replaced_tokens(self, texts: TextOrPair) -> Replaced: ...
+    @overload
+    def replaced_tokens(self, texts: Iterable[TextOrPair]) -> list[Replaced]: ...
     def replaced_tokens(self, texts: TextsOrPairs) -> Replaced | list[Replaced]:
         """Computes the probability of each token of texts or pairs to be replaced (ELECTRA).
 
@@ -163,6 +180,18 @@ class PretrainedModel(TextEncoder):
         )
         return self._apply(function, features, ROWS_PER_BATCH, finish=finish)[chosen]
 
+    @overload
+    def answer(
+        self, question: str, context: Texts, top_k: int = 1, null_threshold: float | None = None
+    ) -> list[Answer]: ...
+    @overload
+    def answer(
+        self,
+        question: Iterable[str],
+        context: Texts,
+        top_k: int = 1,
+        null_threshold: float | None = None,
+    ) -> list[list[Answer]]: ...
     def answer(
         self, question: Texts, context: Texts, top_k: int = 1, null_threshold: float | None = None
     ) -> list[Answer] | list[list[Answer]]:
@@ -203,6 +232,14 @@ class PretrainedModel(TextEncoder):
             for passage in passages
         ][chosen]
 
+    @overload
+    def classify(self, texts: TextOrPair, top_k: None = None) -> Any: ...
+    @overload
+    def classify(self, texts: TextOrPair, top_k: int) -> list[Classification]: ...
+    @overload
+    def classify(self, texts: Iterable[TextOrPair], top_k: None = None) -> list[Any]: ...
+    @overload
+    def classify(self, texts: Iterable[TextOrPair], top_k: int) -> list[list[Classification]]: ...
     def classify(
         self, texts: TextsOrPairs, top_k: int | None = None
     ) -> Classification | float | list[Classification] | list[float] | list[list[Classification]]:
@@ -231,6 +268,10 @@ class PretrainedModel(TextEncoder):
 
     predict = predict_table
 
+    @overload
+    def rank(self, query: str, candidates: Iterable[str]) -> list[Ranked]: ...
+    @overload
+    def rank(self, query: Iterable[str], candidates: Iterable[str]) -> list[list[Ranked]]: ...
     def rank(self, query: Texts, candidates: Iterable[str]) -> list[Ranked] | list[list[Ranked]]:
         """Ranks passages for a query (cross-encoder) or endings of a story, best first."""
         head = self._need_head("rank texts", "multiple_choice")
@@ -250,9 +291,17 @@ class PretrainedModel(TextEncoder):
             rankings.append(sorted(ranked, key=lambda candidate: -candidate.score))
         return rankings[chosen]
 
+    @overload
+    def tag(
+        self, texts: str | tuple[str, ...], documents: Sequence[object] | None = None
+    ) -> Tagging: ...
+    @overload
+    def tag(
+        self, texts: Iterable[str | Sequence[str]], documents: Sequence[object] | None = None
+    ) -> list[Tagging]: ...
     def tag(
         self,
-        texts: str | Sequence[str | Sequence[str]],
+        texts: str | Iterable[str | Sequence[str]],
         documents: Sequence[object] | None = None,
     ) -> Tagging | list[Tagging]:
         """Tags the words of texts of any length, and finds the entities that the tags mark.

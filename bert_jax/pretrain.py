@@ -21,10 +21,12 @@ from ml_collections import ConfigDict
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, log_report, modules_of
 from bert_jax.checkpoints.read import read_model
+from bert_jax.configs.pretrain import bert_base
 from bert_jax.data.batches import heldout_batches, pretrain_batches
 from bert_jax.errors import RunStopped
 from bert_jax.model.architecture import config_to_settings
 from bert_jax.runtime import distributed, main
+from bert_jax.runtime.config_fields import check_fields
 from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
@@ -67,6 +69,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
+        check_required_fields(config)
         check_numbers(config)
         check_tracker(config.tracker)
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -211,6 +214,17 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if is_main:
         write_json(result_path, result)
     return result
+
+
+def check_required_fields(config: ConfigDict) -> None:
+    """Raises ValueError if `config` lacks a field, instead of a default that would hide a typo.
+
+    Those of `model` have defaults: the size's, or the weights' to start from.
+    """
+    expected = bert_base.get_config()
+    del expected.program
+    expected.model = ConfigDict()
+    check_fields(config, expected, "configs/pretrain/bert_base.py")
 
 
 def train_metrics(setup: PretrainSetup, objective, step: int, values: dict) -> dict[str, float]:

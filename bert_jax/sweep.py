@@ -117,6 +117,12 @@ def sweep(config: ConfigDict, workdir: str | pathlib.Path, dry_run: bool = False
     return update_report()  # Another worker may have written an older report last.
 
 
+def run(config: ConfigDict, workdir: str, dry_run: bool = False) -> dict | None:
+    """Runs `sweep`; returns its result, but None for a `dry_run`, which prints its own as text."""
+    result = sweep(config, workdir, dry_run)
+    return None if dry_run else result
+
+
 def dry_run_of(config: ConfigDict, programs: Sequence[Program], renamed: dict) -> dict:
     """Prints and returns what would be run: of a search, the first round, and the maximum."""
     old, results = {new: path for path, new in renamed.items()}, {}
@@ -339,4 +345,4 @@ def run_program(program: Program, directory: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only list the trials and programs.")
-    main.start(lambda config, workdir: sweep(config, workdir, DRY_RUN.value), "sweep")
+    main.start(lambda config, workdir: run(config, workdir, DRY_RUN.value), "sweep")

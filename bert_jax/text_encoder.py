@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from bert_jax.model.heads import make_model
 from bert_jax.model.pooling import POOLINGS
 from bert_jax.tasks.sequences import make_sequences
 from bert_jax.tasks.text_inputs import (
+    TextOrPair,
     TextsOrPairs,
     Tokens,
     as_list,
@@ -78,6 +79,12 @@ class TextEncoder:
             overwrite=overwrite,
         )
 
+    @overload
+    def tokens(self, texts: TextOrPair, max_length: int | None = None) -> Tokens: ...
+    @overload
+    def tokens(
+        self, texts: Iterable[TextOrPair], max_length: int | None = None
+    ) -> list[Tokens]: ...
     def tokens(self, texts: TextsOrPairs, max_length: int | None = None) -> Tokens | list[Tokens]:
         """Returns the tokens of each text or pair, with their words and their characters.
 
@@ -149,6 +156,20 @@ class TextEncoder:
         vectors = self._apply(function, features, batch_size, num_outputs=lambda feature: 1)
         return np.array(vectors, np.float32).reshape(len(parts), module.vector_size)[chosen]
 
+    @overload
+    def hidden_states(
+        self,
+        texts: TextOrPair,
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> np.ndarray: ...
+    @overload
+    def hidden_states(
+        self,
+        texts: Iterable[TextOrPair],
+        layers: int | Sequence[int] | None = None,
+        batch_size: int = ROWS_PER_BATCH,
+    ) -> list[np.ndarray]: ...
     def hidden_states(
         self,
         texts: TextsOrPairs,
@@ -175,6 +196,10 @@ class TextEncoder:
 
     features = hidden_states  # The paper's term (section 5.3).
 
+    @overload
+    def attention(self, texts: TextOrPair) -> Attention: ...
+    @overload
+    def attention(self, texts: Iterable[TextOrPair]) -> list[Attention]: ...
     def attention(self, texts: TextsOrPairs) -> Attention | list[Attention]:
         """Computes how much each token attends to each other one, [CLS] and [SEP] included."""
         parts, chosen = self._parts(texts)

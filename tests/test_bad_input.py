@@ -19,11 +19,12 @@ import jax
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from ml_collections import ConfigDict
 
 import bert_jax
 from bert_corpus.build import build_corpus
 from bert_corpus.config import CorpusConfig
-from bert_jax import finetune, pretrain
+from bert_jax import finetune, pretrain, sweep
 from bert_jax.checkpoints.huggingface import head_from_huggingface
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.read import read_model
@@ -291,6 +292,25 @@ def unknown_config_field(inputs):
     config.learning_rat = 1
 
 
+def pretraining_configuration_without_a_field(inputs):
+    config = small_config(inputs.path("corpus")).unlock()
+    del config.tracker
+    pretrain.train_and_evaluate(config, inputs.path("workdir"))
+
+
+def finetuning_configuration_without_a_field(inputs):
+    config = text_classification.get_config()
+    del config.tracker
+    finetune.train_and_evaluate(config, inputs.path("workdir"))
+
+
+def sweep_over_a_configuration_without_fields(inputs):
+    config = ConfigDict({"base": text_classification.get_config()})
+    config.grid = ConfigDict({"learning_rate": (1e-4, 2e-4)})
+    del config.base.num_seeds, config.base.data.text
+    sweep.sweep(config, inputs.path("workdir"))
+
+
 def workdir_of_another_configuration(inputs):
     inputs.train(num_steps=2)
     inputs.train(num_steps=2, learning_rate=0.5)
@@ -529,6 +549,18 @@ BAD_INPUT = {
     ),
     token_id_outside_the_vocabulary: (CorpusError, "token id 33 is outside .* vocabulary; build"),
     unknown_config_field: (AttributeError, 'learning_rat.*Did you mean "learning_rate"'),
+    pretraining_configuration_without_a_field: (
+        ValueError,
+        r"--config\.tracker is missing: start from get_config\(\) of configs/pretrain/bert_",
+    ),
+    finetuning_configuration_without_a_field: (
+        ValueError,
+        r"--config\.tracker is missing: start from get_config\(\) of configs/finetune/text_classif",
+    ),
+    sweep_over_a_configuration_without_fields: (
+        ValueError,
+        r"--config\.base\.data\.text, --config\.base\.num_seeds are missing: start from get_config",
+    ),
     workdir_of_another_configuration: (
         ValueError,
         r"learning_rate: 0\.0001 in .*checkpoints/2, 0\.5 now.*another --workdir",

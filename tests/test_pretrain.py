@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from absl import flags
 from ml_collections import ConfigDict
 
 import bert_jax
@@ -29,6 +30,7 @@ from bert_jax.errors import PREEMPTED
 from bert_jax.model.config import BertConfig
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.objectives.masked_lm import target_sums
+from bert_jax.runtime.command_line import define_config, parse_flags
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.pretrain_setup import (
@@ -246,6 +248,40 @@ def test_first_loss_is_the_loss_of_the_given_weights(continued, tmp_path):
     config.init_from = str(tmp_path / "other")
     with pytest.raises(ValueError, match=r"other settings:\n  contents\.init_from: "):
         pretrain.train_and_evaluate(config, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_longer_run_continues_as_documented_with_other_batches(
+    finished, corpus, long_corpus, tmp_path
+):
+    workdir, _ = finished
+    small = {"model.num_layers": 1, "batch_size": 8, "eval_batch_size": 8, "log_every": 1}
+    config = small_config(corpus, long_corpus, num_steps=12)
+    with pytest.raises(ValueError, match=r"6 in .*, 12 now") as refused:
+        pretrain.train_and_evaluate(config, workdir)
+    command = re.search(r"python -m bert_jax\.pretrain (.*)\n", str(refused.value))[1].split()
+    documented = (helpers.ROOT / "docs/pretraining.md").read_text().partition("**A longer run.**")
+    documented = re.search(r"```\n(python .*?)```", documented[2], re.DOTALL)[1]
+    assert re.findall(r"--[\w.]+", documented) == re.findall(r"--[\w.]+", " ".join(command))
+
+    own = {"--config=FILE": "--config=configs/pretrain/bert_tiny.py:runlocal"}
+    own |= {"--config.num_steps=N": "--config.num_steps=12", "--workdir=DIR": ""}
+    own |= {"--config.warmup_steps=M": "--config.warmup_steps=2"}
+    arguments = [own.get(argument, argument) for argument in command]
+    arguments += [f"--config.{name}={value}" for name, value in small.items()]
+    values = flags.FlagValues()
+    define_config("", values, arguments)
+    parse_flags(["pretrain", *filter(None, arguments)], values)
+    result = pretrain.train_and_evaluate(values.config, tmp_path)
+    assert result["steps"] == 12 and np.isfinite(result["mlm_loss"])
+    rates = [each["learning_rate"] for each in records(tmp_path) if "learning_rate" in each]
+    assert rates[0] == 0 and max(rates) == rates[2] and rates[-1] < rates[2]  # All of its own.
+    first_rows = []
+    for each in (config, values.config):
+        train = open_phases(each)[0].train
+        (batch,) = pretrain_batches(train, batch_sharding(make_mesh()), 8, 0, 1)
+        first_rows.append(batch["row_ids"].tolist())
+    assert first_rows[0] != first_rows[1]
 
 
 def test_evaluation_takes_at_most_max_eval_batches(corpus):

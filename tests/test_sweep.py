@@ -22,7 +22,7 @@ from bert_jax.checkpoints.native import saved_steps
 from bert_jax.configs.sweeps import paper, search
 from bert_jax.errors import PREEMPTED, RunStopped
 from bert_jax.finetuning.finetune_setup import PER_TRIAL
-from bert_jax.finetuning.trials import TrialRun
+from bert_jax.finetuning.trials import Trial, TrialRun
 from bert_jax.sweeps import (
     claims,
     configurations,
@@ -196,6 +196,30 @@ def test_dry_run_of_a_sweep_that_grows_names_the_finished_trials(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["learning_rate=0.001,seed=0", "1.1", "4", "finished", "in", "1.0", "s"] in lines
     assert [path.name for path in (tmp_path / "trials").glob("*")] == ["seed=0"]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["seed=0"], "Program 1.2 (2 of 5): 1 trial, seed=0"),
+        (["seed=0", "seed=1", "seed=2"], "Program 1.2 (2 of 5): 3 trials, seed=0 to seed=2"),
+    ],
+)
+def test_log_says_which_program_starts_with_which_trials(names, text, caplog):
+    caplog.set_level("INFO", "absl")
+    trials = [Trial(ConfigDict(), pathlib.Path("trials", name)) for name in names]
+    sweep.log_program(programs.Program("1.2", None, trials), 2, 5)
+    assert caplog.messages == [text]
+
+
+def test_dry_run_has_no_result_to_print_beside_its_plan(
+    given, tmp_path, capsys, monkeypatch, fake_trials
+):
+    monkeypatch.setattr(plan, "measure", lambda setup: plan.Cost(2**20, 0.5, 0.0))
+    config = small_sweep(given, {"learning_rate": (1e-3,)})
+    assert sweep.run(config, tmp_path, dry_run=True) is None
+    assert capsys.readouterr().out.startswith("trial ")
+    assert sweep.run(config, tmp_path)["trials"] == {"finished": 1}
 
 
 @pytest.mark.slow
@@ -415,6 +439,21 @@ def test_search_runs_all_its_rounds_and_resumes_from_their_results(given, tmp_pa
     report = report_of(tmp_path)
     assert sweep.sweep(config, tmp_path) == result
     assert fake_trials == ran and report_of(tmp_path) == report
+
+
+@pytest.mark.slow
+def test_report_of_a_widened_search_is_that_of_the_wide_one_run_at_once(
+    given, tmp_path, fake_trials
+):
+    narrow, wide = small_search(given), small_search(given)
+    with narrow.unlocked(), wide.unlocked():
+        narrow.num_trials, wide.num_trials = 3, 6
+    sweep.sweep(narrow, tmp_path / "grown")
+    sweep.sweep(wide, tmp_path / "grown")
+    sweep.sweep(wide, tmp_path / "wide")
+    assert report_of(tmp_path / "grown") == report_of(tmp_path / "wide")
+    ran = [name for _, names in fake_trials for name in names]
+    assert ran[: len(ran) // 2] == ran[len(ran) // 2 :]  # None twice in the grown one.
 
 
 def test_dry_run_of_a_search_tells_the_first_round_from_the_total(given, tmp_path, monkeypatch):

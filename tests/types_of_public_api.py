@@ -4,12 +4,20 @@ An ignored error that does not occur is itself an error, so wrong uses are known
 """
 
 import pathlib
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
+from ml_collections import ConfigDict
 
 import bert_jax
-from bert_jax.inference import PretrainedModel
+from bert_jax import finetune, sweep
+from bert_jax.inference import PretrainedModel, Replaced
+from bert_jax.tasks.multiple_choice import Ranked
+from bert_jax.tasks.spans import Answer
+from bert_jax.tasks.tagging import Tagging
+from bert_jax.tasks.text_classification import Classification
+from bert_jax.tasks.text_inputs import Tokens
+from bert_jax.text_encoder import Attention
 from bert_jax.tokenization import Tokenizer
 
 
@@ -19,16 +27,61 @@ def check_load(path: pathlib.Path) -> PretrainedModel:
     return bert_jax.load("runs/base")
 
 
-def check_methods(model: PretrainedModel) -> None:
-    assert_type(model.encode(["a text", "another"], pooling="mean"), np.ndarray)
+def check_any_model(model: PretrainedModel) -> None:
     assert_type(model.tokenizer, Tokenizer)
     assert_type(model.tokenizer.encode("a text"), list[int])
+    assert_type(model.config.num_layers, int)
+    assert_type(model.encode("a text"), np.ndarray)
+    assert_type(model.encode(["a text", "another"], pooling="mean"), np.ndarray)
+    assert_type(model.encode(("a question", "a passage"), normalize=True), np.ndarray)
+    assert_type(model.batch(["a text"])["tokens"], np.ndarray)
+    assert_type(model.tokens("a text").words, np.ndarray)
+    assert_type(model.tokens(["a text"], max_length=8), list[Tokens])
+    assert_type(model.hidden_states(("a question", "a passage"), layers=-1), np.ndarray)
+    assert_type(model.hidden_states(["a text"]), list[np.ndarray])
+    assert_type(model.features(["a text"]), list[np.ndarray])
+    assert_type(model.attention("a text").tokens, list[str])
+    assert_type(model.attention([("a question", "a passage")]), list[Attention])
+    assert_type(model.replaced_tokens("a text"), Replaced)
+    assert_type(model.replaced_tokens(["a text"]), list[Replaced])
+    assert_type(bert_jax.search(np.ones(3), np.ones((2, 3)), top_k=1).indices, np.ndarray)
+    model.save(pathlib.Path("runs/own"), overwrite=True)
     model.encode(3)  # ty: ignore[invalid-argument-type]
     model.encode("a text", polling="mean")  # ty: ignore[unknown-argument]
-    fills = model.fill_mask("a [MASK]", top_k=5)
-    assert_type(len(fills), int)
-    assert_type(model.config.num_layers, int)
+    model.attention(3)  # ty: ignore[no-matching-overload]
     bert_jax.lode("runs/base")  # ty: ignore[missing-attribute]
+
+
+def check_results_that_depend_on_the_text_or_the_head(model: PretrainedModel) -> None:
+    """A type checker knows neither the number of masks nor the task: it allows every use."""
+    assert_type(model.fill_mask("a [MASK]", top_k=5), list[Any])
+    assert_type(model.fill_mask(["a [MASK]"]), list[list[Any]])
+    assert_type(model.classify("a text"), Any)
+    assert_type(model.classify([("a question", "a passage")]), list[Any])
+    assert_type(model.classify("a text", top_k=2), list[Classification])
+    assert_type(model.classify("a text", top_k=2)[0].label, str)
+    assert_type(model.classify(["a text"], top_k=2), list[list[Classification]])
+
+
+def check_heads(model: PretrainedModel, column: np.ndarray) -> None:
+    assert_type(model.tag("a text"), Tagging)
+    assert_type(model.tag(("two", "words")).entities[0].type, str)
+    assert_type(model.tag(["a text", ["two", "words"]], documents=["a", "a"]), list[Tagging])
+    assert_type(model.answer("a question", "a context")[0].text, str)
+    assert_type(model.answer(["a question"], "a context", top_k=2), list[list[Answer]])
+    assert_type(model.rank("a query", ["a passage"]), list[Ranked])
+    assert_type(model.rank(["a query"], column), list[list[Ranked]])
+    rows, scores = model.predict("dev.csv", text="body")
+    assert_type(rows, list[dict])
+    assert_type(scores["accuracy"], float)
+    model.predict([{"text": "a text"}])
+    model.classify("a text", top_k="all")  # ty: ignore[no-matching-overload]
+    model.rank("a query")  # ty: ignore[no-matching-overload]
+
+
+def check_training(config: ConfigDict) -> None:
+    assert_type(finetune.train_and_evaluate(config, "runs/own"), dict)
+    assert_type(sweep.sweep(config, pathlib.Path("runs/sweep")), dict)
 
 
 def check_config() -> None:

@@ -23,16 +23,13 @@ from absl import app, flags, logging
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.native import find_checkpoint, write_checkpoint
 from bert_jax.checkpoints.parameters import format_report
 from bert_jax.checkpoints.read import generator_of, read_model
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime.command_line import parse_flags
 
-WRITERS = {"native": write_checkpoint, "huggingface": save_huggingface}
-
-TO = flags.DEFINE_enum("to", None, list(WRITERS), "Format of DST.", required=True)
+TO = flags.DEFINE_enum("to", None, ["native", "huggingface"], "Format of DST.", required=True)
 GENERATOR = flags.DEFINE_bool(
     "generator", False, "For an ELECTRA run, write the generator instead of the discriminator."
 )
@@ -51,13 +48,17 @@ def convert(
         print("Writing the discriminator; --generator writes the generator")
     unfinished = destination.with_name(f"{destination.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
-    WRITERS[target_format](unfinished, model.params, model.settings, model.tokenizer)
-    if target_format == "huggingface":
-        result = read_result(source)
-        card = model_card(destination.name, model.params, model.settings, result)
-        (unfinished / "README.md").write_text(card)
-    unfinished.rename(destination)
+    unfinished.mkdir(parents=True)
+    written = unfinished / destination.name  # The name of the model in its card.
+    try:
+        if target_format == "native":
+            write_checkpoint(written, model.params, model.settings, model.tokenizer)
+        else:
+            result = read_result(source)
+            save_huggingface(written, model.params, model.settings, model.tokenizer, result)
+        written.rename(destination)
+    finally:
+        shutil.rmtree(unfinished)
     print(f"{destination}: complete, {target_format}")
     if target_format == "huggingface":
         print(f"{destination}/README.md: fill in the license before you publish the model")

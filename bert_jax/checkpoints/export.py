@@ -19,6 +19,7 @@ from bert_jax.checkpoints.huggingface import (
     task_in_transformers,
     tensor_table,
 )
+from bert_jax.checkpoints.model_card import model_card
 from bert_jax.checkpoints.parameters import parameter_shapes
 from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
@@ -28,13 +29,18 @@ from bert_jax.tokenizer_export import transformers_files
 
 
 def save_huggingface(
-    directory: pathlib.Path, params: Mapping, settings: Mapping, tokenizer: Tokenizer
+    directory: pathlib.Path,
+    params: Mapping,
+    settings: Mapping,
+    tokenizer: Tokenizer,
+    result: Mapping | None = None,
 ) -> None:
     """Writes a new directory that transformers, and for retrieval sentence-transformers, can read.
 
-    Leaves out, with a warning, heads that transformers has no class for. Of an ELECTRA run
-    it writes the discriminator; `generator_of` is the other model. Raises OSError if the directory
-    exists, ValueError if transformers does not support its vocabulary or head.
+    Its README.md is a model card, with the name of the directory and, of a `result` as in
+    `result.json`, the scores. Leaves out, with a warning, heads that transformers has no class for.
+    Of an ELECTRA run it writes the discriminator; `generator_of` is the other model. Raises OSError
+    if the directory exists, ValueError if transformers does not support its vocabulary or head.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         raise ValueError(
@@ -51,6 +57,7 @@ def save_huggingface(
     values = _config_json(config, head, params) | {"pad_token_id": tokenizer.pad_id}
     max_length = head.get("max_seq_length", config.max_position_embeddings)
     files = {"config.json": values} | transformers_files(tokenizer.stored, max_length)
+    files["README.md"] = model_card(directory.name, params, settings, result or {})
     tensors = params_to_huggingface(params, config, head)
     directory.mkdir()
     if head.get("task") == "embedding":

@@ -58,10 +58,12 @@ class LoadedModel(NamedTuple):
 def log_report(source: str, report: LoadReport) -> None:
     """Logs the number of tensors read from `source`, and with --verbosity=1 their table.
 
-    Tensors of absent parts are only in the table: the run says what it initializes instead.
+    Tensors of absent parts, for which the run says what it initializes, and those that no model
+    reads are only in the table.
     """
-    others = f" and {len(report.unused) - 3} others" if len(report.unused) > 3 else ""
-    unused = f"; not used: {', '.join(report.unused[:3])}{others}" if report.unused else ""
+    names = _unexpectedly_unused(report)
+    others = f" and {len(names) - 3} others" if len(names) > 3 else ""
+    unused = f"; not used: {', '.join(names[:3])}{others}" if names else ""
     logging.info(
         "Read %d tensors from %s%s; --verbosity=1 lists them", len(report.loaded), source, unused
     )
@@ -77,14 +79,19 @@ def format_report(report: LoadReport) -> str:
     return "\n".join(lines)
 
 
-def unexpected_tensors(report: LoadReport) -> str:
-    """Describes tensors that are missing or unused without a reason; "" if there are none."""
+def _unexpectedly_unused(report: LoadReport) -> list[str]:
+    """Returns the unused tensors without those that no model reads, such as training state."""
     expected = (
         r"(.*[./])?position_ids|training|global_step|.*/(adam|lamb)_[mv]"
         # Of ELECTRA's two networks in a checkpoint of Google's, one is read.
         r"|(generator|discriminator)(_predictions)?/.*|electra/(encoder|embeddings_project)/.*"
     )
-    unused = [name for name in report.unused if not re.fullmatch(expected, name)]
+    return [name for name in report.unused if not re.fullmatch(expected, name)]
+
+
+def unexpected_tensors(report: LoadReport) -> str:
+    """Describes tensors that are missing or unused without a reason; "" if there are none."""
+    unused = _unexpectedly_unused(report)
     # Poolers and heads of pre-training.
     optional = {name for family in FORMATS.values() for name in family.names.values()}
     missing = [

@@ -90,6 +90,32 @@ def _comments(file: str) -> dict[int, tuple[str, bool]]:
     }
 
 
+def check_fields(
+    config: ConfigDict, expected: ConfigDict, file: str, prefix: str = "--config."
+) -> None:
+    """Raises ValueError if `config` lacks fields of `expected`, the configuration of `file`.
+
+    `prefix` begins the names of the flags that set fields of `config`.
+    """
+    missing = list(_missing_fields(config, expected, prefix))
+    if not missing:
+        return
+    others = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
+    verb = "is" if len(missing) == 1 else "are"
+    raise ValueError(
+        f"{', '.join(missing[:3])}{others} {verb} missing: start from get_config() of {file}, "
+        "and change what differs"
+    )
+
+
+def _missing_fields(config: ConfigDict, expected: ConfigDict, prefix: str) -> Iterator[str]:
+    for name, value in expected.items():
+        if name not in config:
+            yield prefix + name
+        elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
+            yield from _missing_fields(config[name], value, f"{prefix}{name}.")
+
+
 def format_fields(fields: list[ConfigField]) -> str:
     """Formats fields for `--help`, as absl formats flags; a group's comment is not repeated."""
     texts, group_comments = [], set()

@@ -37,8 +37,11 @@ def define_flags() -> None:
     flags.mark_flags_as_required(["config", "workdir"])
 
 
-def start(train_and_evaluate: Callable[[ConfigDict, str], dict], program: str) -> NoReturn:
-    """Parses the flags and runs `train_and_evaluate(config, workdir)` of bert_jax.`program`."""
+def start(train_and_evaluate: Callable[[ConfigDict, str], dict | None], program: str) -> NoReturn:
+    """Parses the flags and runs `train_and_evaluate(config, workdir)` of bert_jax.`program`.
+
+    Prints the result as JSON; None: it has printed what it found.
+    """
     command_line.restart_with_huge_pages()
     define_flags()
     app.run(
@@ -94,7 +97,12 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
                 text = f"another process died or is not responding ({reason}). {fix}"
                 code = PREEMPTED
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
-    if jax.process_index() == 0:
-        print(json.dumps(result, indent=2))
-        for file in result.get("predictions", ()):  # Of fine-tuning.
-            print(f"Predictions: {pathlib.Path(values.workdir) / file}")
+    if result is not None and jax.process_index() == 0:
+        print_result(result, values.workdir)
+
+
+def print_result(result: dict, workdir: str) -> None:
+    """Prints the result of a run as JSON, and where its predictions are."""
+    print(json.dumps(result, indent=2))
+    for file in result.get("predictions", ()):  # Of fine-tuning.
+        print(f"Predictions: {pathlib.Path(workdir) / file}")

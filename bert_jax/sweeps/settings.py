@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from bert_jax.finetuning.required_fields import check_required_fields
 from bert_jax.sweeps import claims, search
 from bert_jax.sweeps.commands import read_config
 from bert_jax.sweeps.configurations import flatten, grid_overrides, make_configurations
@@ -67,6 +68,7 @@ def complete(config: ConfigDict) -> ConfigDict:
 
 def check_sweep(config: ConfigDict) -> None:
     """Validates the fields of a complete configuration. Raises ValueError."""
+    check_required_fields(config.base, "--config.base.")
     if config.base.num_seeds != 1:
         count = config.base.num_seeds
         raise ValueError(f"--config.base.num_seeds={count}: expected 1; set --config.num_seeds")

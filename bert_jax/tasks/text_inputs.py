@@ -12,8 +12,10 @@ from bert_jax.tokenization import Tokenizer
 
 Texts = str | Iterable[str]
 """A text, or several: a list, a tuple, an array, a column of a table, a generator."""
-TextsOrPairs = str | tuple[str, str] | Iterable[str | tuple[str, str]]
-"""A text or a pair (a tuple of two strings), or several of these."""
+TextOrPair = str | tuple[str, str]
+"""A text, or a pair: a tuple of two strings."""
+TextsOrPairs = TextOrPair | Iterable[TextOrPair]
+"""A text or a pair, or several of these."""
 
 
 class Tokens(NamedTuple):

@@ -29,13 +29,15 @@ def flops_left(setup: PretrainSetup, phases: list[Phase], step: int) -> float:
 
 
 def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
-    """Logs the size of the model, the steps, epochs and tokens of each phase, and a warning where
-    a CPU would take days."""
+    """Logs the size of the model, and of each phase the steps, epochs and tokens, and the warnings
+    about its corpus; warns where a CPU would take days."""
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(setup.abstract_state.params))
     logging.info("The model has %s parameters", in_words(num_parameters))
     limit = setup.config.max_eval_batches * setup.config.eval_batch_size
     for phase in phases:
         logging.info(describe_phase(phase))
+        for warning in corpus_warnings(phase.train.manifest):
+            logging.warning("%s: %s", phase.train.directory, warning)
         if limit and limit < phase.heldout.num_rows:
             logging.info("Evaluating on at most %d of %d rows", limit, phase.heldout.num_rows)
     if jax.default_backend() != "cpu":
@@ -52,6 +54,12 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
             num_cores,
             CORE_FLOPS / 1e9,
         )
+
+
+def corpus_warnings(manifest: dict) -> list[str]:
+    """Returns what `prepare_corpus` warned of: about each split, and about the whole corpus."""
+    warnings = [warning for split in manifest["splits"].values() for warning in split["warnings"]]
+    return warnings + manifest.get("warnings", [])  # Older corpora have none.
 
 
 def describe_phase(phase: Phase) -> str:

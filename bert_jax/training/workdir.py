@@ -146,14 +146,26 @@ def check_settings(workdir: pathlib.Path, settings: dict) -> None:
         saved = load_settings(path) if checkpoints else json.loads(path.read_text())
     except CheckpointError as error:
         raise CheckpointError(f"{error}. Remove it to resume from the one before it") from error
-    check_equal_settings(
-        flatten_dict(saved, sep="."),
-        settings,
-        path,
-        CHANGEABLE_ON_RESUME,
-        "A run cannot be extended, because its learning rates depend on num_steps. To train it "
-        f"further, start another one, in another --workdir, with --config.init_from={workdir}. "
-        "docs/pretraining.md, Stop and resume, lists the fields that may change",
+    advice = how_to_train_further(workdir, settings)
+    saved = flatten_dict(saved, sep=".")
+    check_equal_settings(saved, settings, path, CHANGEABLE_ON_RESUME, advice)
+
+
+def how_to_train_further(workdir: pathlib.Path, settings: dict) -> str:
+    """Returns what to do instead of extending the run in `workdir`, which has flat `settings`."""
+    reason = "A run cannot be extended, because its learning rates depend on num_steps"
+    fields = "docs/pretraining.md, Stop and resume, lists the fields that may change"
+    if "init_optimizer" not in settings:  # Of fine-tuning.
+        further = f"start another one, in another --workdir, with --config.init_from={workdir}"
+        return f"{reason}. To train it further, {further}. {fields}"
+    # With the same seed it would begin with the batches that this run began with.
+    return (
+        f"{reason}. To train it further for N steps, M of them warm-up, start another one from its "
+        "weights and moments, with another seed for other batches and masks:\n"
+        f"  python -m bert_jax.pretrain --config=FILE --workdir=DIR "
+        f"--config.corpus={settings['corpus']} --config.init_from={workdir} "
+        f"--config.init_optimizer --config.seed={settings['seed'] + 1} --config.num_steps=N "
+        f"--config.warmup_steps=M --config.long_phase.num_steps=0\n{fields}"
     )
 
 

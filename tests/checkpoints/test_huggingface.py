@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import warnings
 
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_corpus.vocabulary import train_sentencepiece
 from bert_jax.checkpoints.export import save_huggingface
+from bert_jax.checkpoints.families import FORMATS
 from bert_jax.checkpoints.huggingface import (
     HEAD_KEY,
     config_from_huggingface,
@@ -23,6 +25,7 @@ from bert_jax.checkpoints.huggingface import (
 from bert_jax.checkpoints.native import write_checkpoint
 from bert_jax.checkpoints.parameters import (
     LoadReport,
+    log_report,
     model_settings,
     parameter_shapes,
     unexpected_tensors,
@@ -37,6 +40,7 @@ from tests.helpers import (
     CONFIG,
     CONFIG_JSON,
     PIECES,
+    ROOT,
     assert_trees_equal,
     flat,
     linear,
@@ -75,6 +79,18 @@ def test_model_applies_the_parameters():
     mlm_logits, nsp_logits = jax.jit(PretrainingModel(CONFIG).apply)({"params": params}, batch)
     assert mlm_logits.shape == (2, 9, 256) and nsp_logits.shape == (2, 9, 2)
     assert np.isfinite(nsp_logits).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_documentation_names_the_class_of_every_export(name):
+    family, text = FORMATS[name], (ROOT / "docs/python_api.md").read_text()
+    _, _, section = text.partition("\n## In other libraries\n")
+    named = set(re.findall(r"`(\w+)`", section.partition("\n### ")[0]))
+    prefix = family.headless[()].removesuffix("Model")
+    classes = {*family.headless.values(), *(task.architecture for task in family.tasks.values())}
+    assert prefix in named | {"Bert"}
+    for each in classes:
+        assert named & {each, each.replace(prefix, "Bert")}, each
 
 
 def test_padding_of_the_vocabulary_is_zero():
@@ -401,6 +417,21 @@ def test_load_warns_of_a_missing_head_but_not_of_training_state_or_pretraining_h
         assert load(tmp_path).head is None
     slots = ("global_step", "bert/pooler/dense/kernel/adam_m", "cls/predictions/output_bias/adam_v")
     assert unexpected_tensors(LoadReport((), ("cls/predictions/output_bias",), slots)) == ""
+
+
+@pytest.mark.parametrize(
+    ("unused", "shown"),
+    [
+        ((), ""),
+        (("training", "embeddings.position_ids", "bert/pooler/dense/bias/adam_v"), ""),
+        (("training", "extra"), "; not used: extra"),
+        (("a", "b", "c", "d", "e"), "; not used: a, b, c and 2 others"),
+    ],
+)
+def test_log_names_only_tensors_that_are_unused_without_a_reason(unused, shown, caplog):
+    caplog.set_level("INFO", "absl")
+    log_report("weights", LoadReport(("encoder",), (), unused))
+    assert caplog.messages == [f"Read 1 tensors from weights{shown}; --verbosity=1 lists them"]
 
 
 def test_vocabulary_is_read_from_tokenizer_json(tmp_path):

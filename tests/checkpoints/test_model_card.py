@@ -3,7 +3,10 @@
 import pytest
 from huggingface_hub import ModelCard
 
+from bert_jax.checkpoints.export import save_huggingface
 from bert_jax.checkpoints.model_card import model_card
+from bert_jax.checkpoints.read import read_model
+from tests.helpers import write_vocabulary, write_weights
 
 ENCODER = {"architecture": {"family": "bert", "causal": False}}
 RETRIEVAL = {"max_query_length": 8}
@@ -94,3 +97,15 @@ def test_unknown_base_model_is_to_be_filled_in(init_from, base_model, to_fill_in
 def test_front_matter_names_what_is_to_be_filled_in():
     front_matter = text().split("---")[1]
     assert "# license: " in front_matter and "# language: en" in front_matter
+
+
+@pytest.mark.parametrize("result", [None, {"dev": {"accuracy": 0.75}}])
+def test_export_has_a_card_with_the_scores_if_they_are_given(tmp_path, result):
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    weights = write_weights(tmp_path / "weights", vocabulary, head=("north", "south"))
+    save_huggingface(tmp_path / "topics", *read_model(weights)[:3], result)
+    written = (tmp_path / "topics/README.md").read_text()
+    assert "# topics\n" in written and "- north\n- south\n" in written
+    data = ModelCard(written).data
+    assert data.pipeline_tag == "text-classification"
+    assert [each.metric_value for each in data.eval_results or ()] == ([0.75] if result else [])

@@ -9,7 +9,14 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.errors import CheckpointError
 from bert_jax.tools.convert_checkpoint import convert, read_result
-from tests.helpers import CONFIG_JSON, PIECES, run_each, state_dict
+from tests.helpers import (
+    CONFIG_JSON,
+    PIECES,
+    run_each,
+    state_dict,
+    write_vocabulary,
+    write_weights,
+)
 
 
 def write_source(directory):
@@ -35,7 +42,7 @@ def test_round_trip_keeps_all_tensors_and_prints_a_table(tmp_path, capsys):
     convert(tmp_path / "made" / "native", tmp_path / "back", "huggingface")
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert last_line.endswith("fill in the license before you publish the model")
-    assert (tmp_path / "back" / "README.md").read_text().startswith("---\n")
+    assert "\n# back\n" in (tmp_path / "back" / "README.md").read_text()
     found = load_file(tmp_path / "back" / "model.safetensors")
     expected = load_file(source / "model.safetensors")
     del expected["extra"]
@@ -69,6 +76,14 @@ def test_bad_input_is_a_one_line_error_and_leaves_nothing(damage, message, tmp_p
         convert(source, tmp_path / "out", "native")
     assert "\n" not in str(error.value) and capsys.readouterr().out == ""
     assert not list(tmp_path.glob("out*/*")) and not list(tmp_path.glob("out?*"))
+
+
+def test_refused_export_leaves_nothing(tmp_path):
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    source = write_weights(tmp_path / "tuned", vocabulary, head=("north", "south"), causal=True)
+    with pytest.raises(ValueError, match=r"transformers pools \[CLS\], which"):
+        convert(source, tmp_path / "out", "huggingface")
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_only_errors_are_printed_as_errors_and_end_the_tool_with_one(tmp_path):

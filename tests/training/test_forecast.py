@@ -1,5 +1,6 @@
 """Estimates of size and time, before and during a run's first steps."""
 
+import dataclasses
 import types
 
 import jax
@@ -11,8 +12,11 @@ from bert_jax.training.pretrain_setup import Phase
 
 
 def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
-    manifest = {"splits": {"train": {"tokens": tokens}}, "config": {"dupe_factor": 2}}
-    return types.SimpleNamespace(max_seq_length=length, num_rows=num_rows, manifest=manifest)
+    train = {"tokens": tokens, "warnings": []}
+    manifest = {"splits": {"train": train}, "config": {"dupe_factor": 2}}
+    return types.SimpleNamespace(
+        max_seq_length=length, num_rows=num_rows, manifest=manifest, directory=f"corpus/{length}"
+    )
 
 
 PHASES = [
@@ -64,6 +68,17 @@ def test_run_logs_parameters_epochs_and_tokens(caplog):
         "20 epochs of 400 rows (each text 40 times), 400,000 tokens",
         "500 steps of 4 rows of 256 tokens: "
         "5 epochs of 400 rows (each text 10 times), 100,000 tokens",
+    ]
+
+
+def test_run_repeats_the_warnings_about_its_corpora(caplog):
+    long = rows(256)
+    long.manifest["splits"]["train"]["warnings"] = ["6 % of the train tokens are [UNK]"]
+    long.manifest["warnings"] = ["only 3 documents are held out"]
+    forecast.log_run(setup(), [PHASES[0], dataclasses.replace(PHASES[1], train=long)], 0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "corpus/256: 6 % of the train tokens are [UNK]",
+        "corpus/256: only 3 documents are held out",
     ]
 
 

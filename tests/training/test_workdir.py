@@ -27,6 +27,9 @@ def test_longer_run_is_refused_with_what_to_do_instead(tmp_path):
         check_settings(tmp_path, {"num_steps": 20, "log_every": 2})
     advice = f"start another one, in another --workdir, with --config.init_from={tmp_path}. "
     assert advice in str(raised.value)
+    pretraining = {"num_steps": 20, "init_optimizer": False, "corpus": "corpus/128", "seed": 3}
+    with pytest.raises(ValueError, match=r"corpus=corpus/128 .*--config\.seed=4 "):
+        check_settings(tmp_path, pretraining)
 
 
 def test_workdir_in_use_names_its_holder_until_the_run_ends(tmp_path):
