@@ -178,13 +178,11 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 values["data_wait_seconds"] = sum(waits) / len(waits)  # per step
                 values |= timer.measure(step, phase.batch_size, row_flops)
                 writer.write(step, values)
-                shown = {name.removeprefix("train/"): value for name, value in values.items()}
                 if is_early or step - start <= config.log_every:
                     progress.clear()  # The line of the log replaces the bar, which follows it.
                     flops = forecast.flops_left(setup, phases, step)
                     forecast.log_step(step, values, phase.batch_size, flops / row_flops)
-                names = "loss", f"{objective.main_loss}_accuracy", "rows_per_second", "mfu"
-                progress.set_postfix({name: shown[name] for name in names if name in shown})
+                loop.show(progress, values, objective.main_loss)
                 unreported, waits[:] = [], []
                 checkpointer.check()
             if should_evaluate and not should_stop:
