@@ -87,6 +87,11 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
         ("town\x00 river\x7f", ["town", "river"]),
         ("town\ufffd river\ue000", ["town", "river"]),
         ("town \u200b \u200briver", ["town", "river"]),
+        # Default-ignorable marks and letters.
+        ("town\ufe0f river\U000e0100", ["town", "river"]),
+        ("town\u034f river\u17b4", ["town", "river"]),
+        ("town\u180b river\u180f\u200b", ["town", "river"]),
+        ("town\U000e0041\U000e007f, \U000e0001river", ["town", ",", "river"]),
         ("\u200b", []),
         ("\u200b \u00ad\x00", []),
     ],
@@ -112,7 +117,9 @@ def test_format_characters_around_a_word_belong_to_no_piece(
     [
         ("e\u0301\u200b x", ["e\u0301", "x"]),  # A combining accent.
         ("e\u200b\u0301 x", ["e\u200b\u0301", "x"]),
-        ("x\ufe0f\u200b x", ["x\ufe0f", "x"]),  # A variation selector is a combining mark.
+        ("e\u0301\ufe0f x", ["e\u0301", "x"]),  # A variation selector is not seen.
+        ("e\ufe0f\u0301 x", ["e\ufe0f\u0301", "x"]),
+        ("x\u3164 e\uffa0 \u115fx", ["x", "e", "x"]),  # Fillers, which are letters of Hangul.
         ("\u200b\u0130\u200b x", ["\u0130", "x"]),  # Its lower case has two characters.
         ("\ufb01\u200b x", ["\ufb01", "x"]),  # A ligature.
         ("x\u200bx \u0645\u06cc\u200c\u062e", ["x\u200bx", "\u0645\u06cc\u200c\u062e"]),

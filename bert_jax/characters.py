@@ -1,0 +1,41 @@
+"""Classes of Unicode characters that `re` has no name for, for use within its brackets."""
+
+import itertools
+import unicodedata
+from collections.abc import Iterable
+
+
+def character_class(characters: Iterable[str]) -> str:
+    """Returns characters as ranges."""
+    ranges: list[list[str]] = []
+    for character in sorted(characters):
+        if ranges and ord(character) == ord(ranges[-1][1]) + 1:
+            ranges[-1][1] = character
+        else:
+            ranges.append([character, character])
+    return "".join(f"{first}-{last}" for first, last in ranges)
+
+
+# Above are ideographs, unassigned characters and characters for private use; tags and variation
+# selectors are within DEFAULT_IGNORABLE.
+_ASSIGNED = [chr(number) for number in range(0x20000)]
+# Default_Ignorable_Code_Point of Unicode 17: nothing is shown for them. Most are format characters
+# (category Cf), but variation selectors are marks, and fillers are letters.
+DEFAULT_IGNORABLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+# Combining marks, such as accents and the vowel signs of Indic scripts. They are parts of words,
+# but not in \w.
+MARKS = character_class(
+    character
+    for character in itertools.chain(_ASSIGNED, map(chr, range(0xE0100, 0xE01F0)))
+    if unicodedata.category(character).startswith("M")
+)
+# Format characters, such as zero-width spaces, joiners and soft hyphens.
+FORMAT = DEFAULT_IGNORABLE + character_class(
+    character for character in _ASSIGNED if unicodedata.category(character) == "Cf"
+)
+# Those, control and private-use characters, and U+FFFD: BERT's tokenization drops most of them.
+BLANK = FORMAT + "\0-\x1f\x7f-\x9f\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff"
