@@ -6,6 +6,8 @@ import lzma
 import re
 import zlib
 
+from bert_corpus.wikiextractor import is_docs
+
 HEAD_BYTES = 1 << 14  # of a file, in which its format shows
 # A bzip2 file can only be read in blocks of up to 900 kB.
 COMPRESSED_HEAD_BYTES = {".gz": HEAD_BYTES, ".bz2": 1 << 20, ".zst": 1 << 18, ".xz": 1 << 18}
@@ -24,8 +26,6 @@ OTHER_KINDS = {
     b"\xff\xfe": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
 }
-# What WikiExtractor writes before each article.
-DOC_START = re.compile(rb"<doc id=[\"'][^\n]*>\s*$", re.MULTILINE)  # Titles are not escaped.
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
@@ -62,8 +62,11 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
         )
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     first_line, _, rest = start.partition(b"\n")
-    if DOC_START.match(first_line):
-        return "docs"
+    try:
+        if is_docs(start.decode("latin-1")):
+            return "docs"
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
     if named == "dump" or re.search(rb"<mediawiki\b", head):
         return "dump"
     if match := MARKUP_START.match(start):
