@@ -37,7 +37,7 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
 
     `named` is the format ("text", "dump" or "jsonl") and `compression` the suffix of its name;
     `head` holds up to `COMPRESSED_HEAD_BYTES` of the file. Further formats are "docs", the output
-    of WikiExtractor, and "json", an array or objects over several lines.
+    of WikiExtractor, and "json", an array, or objects that are not one per line.
 
     Raises ValueError for a compression that the name does not say, and for what is not text.
     """
@@ -74,18 +74,24 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
         raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
     if PRETTY_OBJECT.match(start) or ARRAY_OF_OBJECTS.match(start):
         return "json"
-    if named == "text" and OBJECT.match(start):
+    if OBJECT.match(start):
+        after = _after_object(first_line)
+        if after is not None and after.startswith((",", "{")):
+            return "json"
         is_cut_off = not rest and len(head) == HEAD_BYTES
-        if is_cut_off or _is_object(first_line):
+        if named == "text" and (is_cut_off or after == ""):
             return "jsonl"
     return named
 
 
-def _is_object(line: bytes) -> bool:
+def _after_object(line: bytes) -> str | None:
+    """Returns what follows the JSON object that begins a line, or None if there is none."""
+    text = line.decode(errors="replace")
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return text[end:].strip()
 
 
 def _decompressed(head: bytes, compression: str) -> bytes:

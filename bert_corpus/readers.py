@@ -264,7 +264,8 @@ def _document_of_json(
     if skipped["lines_without_text"] == skipped["lines"] == MAX_LINES_WITHOUT_TEXT:
         raise ValueError(
             f"{unit.source.path}: none of {MAX_LINES_WITHOUT_TEXT:,} lines has text in {field!r}: "
-            "name the field with --text_field"
+            "expected one JSON object per line, or an array of objects; name the field with "
+            "--text_field"
         )
     skipped["lines"] += 1
     text = value.get(field) if isinstance(value, dict) else None

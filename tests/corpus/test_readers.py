@@ -714,6 +714,10 @@ JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXT
         ("array.jsonl.gz", "\ufeff \n" + json.dumps([{"text": text} for text in TEXTS], indent=1)),
         ("array", json.dumps([{"text": text} for text in TEXTS], indent=2, ensure_ascii=False)),
         ("objects.json", "".join(json.dumps({"text": text}, indent=1) + "\n" for text in TEXTS)),
+        ("joined.jsonl", "".join(json.dumps({"text": text}) for text in TEXTS)),
+        ("joined", "  ".join(json.dumps({"text": text}) for text in TEXTS) + "\n"),
+        ("commas.json", "".join(json.dumps({"text": text}) + ",\n" for text in TEXTS)),
+        ("commas.txt.gz", "".join(json.dumps({"text": text}) + " ,\r\n" for text in TEXTS)),
     ],
 )
 def test_json_is_recognized_by_its_first_bytes(tmp_path, monkeypatch, name, content):
@@ -728,7 +732,8 @@ def test_json_is_recognized_by_its_first_bytes(tmp_path, monkeypatch, name, cont
 
 
 @pytest.mark.parametrize(
-    "text", ["[1] A note.\n", "{a} set\n", "<b>bold</b>\n", "<doc> of\n", "[\n"]
+    "text",
+    ["[1] A note.\n", "{a} set\n", '{"a": 1} is a set\n', "<b>bold</b>\n", "<doc> of\n", "[\n"],
 )
 def test_text_that_begins_with_a_bracket_stays_text(tmp_path, text):
     (tmp_path / "text.txt").write_text(text)
