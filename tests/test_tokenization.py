@@ -65,7 +65,8 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
     """Characters that normalization joins, splits, drops or changes, around spaces and words."""
     monkeypatch.setattr(encoding, "MAX_CACHED_CHARACTERS", 5000)
     letters = [*"abcxyz", *("##" + letter for letter in "abcxyz"), *"[]#',.!-中é가"]
-    tokenizer = wordpiece(*letters, *(["X", "Y"] if cased else []))
+    tokenizer = wordpiece(*letters, *(["X", "Y", "Z"] if cased else []))
+    assert tokenizer.lower_case != cased
     encoder = encoding.Encoder(tokenizer)
     rng = random.Random(0)
     texts = ["".join(rng.choices(ODD, k=rng.randint(0, 30))) for _ in range(20_000)]
@@ -99,8 +100,9 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
 def test_format_characters_around_a_word_belong_to_no_piece(
     sentencepiece_tokenizer, case, text, words
 ):
-    pieces = ["town", "river", ".", ","] + ["Town"] * (case == "cased")
+    pieces = ["town", "river", ".", ","] + ["Town", "River"] * (case == "cased")
     tokenizer = sentencepiece_tokenizer if case == "sentencepiece" else wordpiece(*pieces)
+    assert tokenizer.lower_case == (case != "cased")
     ((ids, offsets),) = tokenizer.encode_with_offsets([text])
     assert len(ids) == len(offsets)
     covered = [text[begin:end] for begin, end in offsets.tolist()]
@@ -126,7 +128,8 @@ def test_format_characters_around_a_word_belong_to_no_piece(
     ],
 )
 def test_accents_and_format_characters_inside_a_piece_stay(cased, text, pieces):
-    tokenizer = wordpiece("e", "i", "xx", "x", *(["X"] * cased))
+    tokenizer = wordpiece("e", "i", "xx", "x", *(["X", "XX", "E", "I"] if cased else []))
+    assert tokenizer.lower_case != cased
     ((_, offsets),) = tokenizer.encode_with_offsets([text])
     assert [text[begin:end] for begin, end in offsets.tolist()] == pieces
 
