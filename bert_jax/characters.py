@@ -39,3 +39,13 @@ FORMAT = DEFAULT_IGNORABLE + character_class(
 )
 # Those, control and private-use characters, and U+FFFD: BERT's tokenization drops most of them.
 BLANK = FORMAT + "\0-\x1f\x7f-\x9f\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff"
+# Patterns of an ideograph or a Mongolian letter, and of a symbol, with the variation selector that
+# says how it is shown, as in emoji. Nothing is shown for a selector after any other character.
+LETTER_VARIANT = (
+    r"(?:[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]"
+    r"[\ufe00-\ufe0f\U000e0100-\U000e01ef]|[\u1807-\u18aa][\u180b-\u180d\u180f])"
+)
+SYMBOLS = "‼⁉〰" + character_class(
+    character for character in _ASSIGNED if unicodedata.category(character) in ("So", "Sm")
+)
+SYMBOL_VARIANT = rf"(?:[{SYMBOLS}][\ufe00-\ufe0f])"

@@ -119,7 +119,9 @@ def test_format_characters_around_a_word_belong_to_no_piece(
     [
         ("e\u0301\u200b x", ["e\u0301", "x"]),  # A combining accent.
         ("e\u200b\u0301 x", ["e\u200b\u0301", "x"]),
-        ("e\u0301\ufe0f x", ["e\u0301", "x"]),  # A variation selector is not seen.
+        ("e\u0301\ufe0f x", ["e\u0301", "x"]),  # Of this letter there are no variants.
+        ("\u2764\ufe0f\u200b x\ufe0f", ["\u2764\ufe0f", "x"]),
+        ("\u1820\u180b x", ["\u1820\u180b", "x"]),
         ("e\ufe0f\u0301 x", ["e\ufe0f\u0301", "x"]),
         ("x\u3164 e\uffa0 \u115fx", ["x", "e", "x"]),  # Fillers, which are letters of Hangul.
         ("\u200b\u0130\u200b x", ["\u0130", "x"]),  # Its lower case has two characters.
@@ -132,6 +134,15 @@ def test_accents_and_format_characters_inside_a_piece_stay(cased, text, pieces):
     assert tokenizer.lower_case != cased
     ((_, offsets),) = tokenizer.encode_with_offsets([text])
     assert [text[begin:end] for begin, end in offsets.tolist()] == pieces
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_answer_holds_the_variation_selector_of_its_last_ideograph(cased):
+    tokenizer = wordpiece("x", *(["X", "XX"] if cased else []))
+    text = "x \u845b\U000e0100\ufe0f\u200b x"
+    ((_, offsets),) = tokenizer.encode_with_offsets([text])
+    before_last_x = offsets[offsets[:, 1] <= text.rindex(" ")]
+    assert text[2 : before_last_x[:, 1].max()] == "\u845b\U000e0100"
 
 
 @pytest.mark.parametrize("method", ["encode_batch", "encode_with_offsets"])

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
-from bert_jax.characters import BLANK, FORMAT, MARKS
+from bert_jax.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
 from bert_jax.data.features import NO_LABEL, ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
@@ -35,14 +35,14 @@ from bert_jax.tokenization import Tokenizer
 
 # Combining marks are letters, too. A word has format characters only inside, such as soft hyphens,
 # zero-width joiners and non-joiners; a zero-width space separates words.
-LETTER = rf"(?![{BLANK}])[\w{MARKS}]"
+LETTER = rf"(?:{LETTER_VARIANT}|(?![{BLANK}])[\w{MARKS}])"
 JOINER = rf"(?!\u200b)[{FORMAT}]"
 LETTERS = rf"{LETTER}(?:(?:{JOINER})*{LETTER})*"
 OWNER = rf"['\u2019]s(?!(?:{JOINER})*{LETTER})"
 # Splits almost as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
 WORD = re.compile(
     rf"{OWNER}|{LETTERS}(?:[-.,]{LETTERS}|(?!{OWNER})['\u2019]{LETTERS})*"
-    rf"|(?![{BLANK}])[^\w\s](?:(?![{BLANK}])[{MARKS}])*"
+    rf"|(?:{SYMBOL_VARIANT}|(?![{BLANK}])[^\w\s])(?:(?![{BLANK}])[{MARKS}])*"
 )
 
 
