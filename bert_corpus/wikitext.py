@@ -5,7 +5,6 @@
 import collections
 import html
 import re
-from unicodedata import category
 
 import mwparserfromhell
 from mwparserfromhell import nodes
@@ -14,7 +13,7 @@ from mwparserfromhell.wikicode import Wikicode
 from bert_corpus.unclosed import MAX_REPEATED_CHARACTERS, repeated_characters
 from bert_corpus.variants import resolve_variants
 from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS, UNSPACED_CHARACTERS, count_words
-from bert_jax.characters import FORMAT, MARKS, character_class
+from bert_jax.characters import FORMAT, MARKS, category_class
 
 # Tags whose content is running text. The content of every other tag is dropped.
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
@@ -39,8 +38,7 @@ APOSTROPHE = "\3"  # marks one that belongs to no markup of bold or italics
 GAPS = re.compile(f"{GAP}+")
 # What ends a word, a number or a sentence, and what begins a word or an amount: a space is left
 # between them. Scripts without spaces need none.
-SIGNS = character_class(c for c in map(chr, range(0x20000)) if category(c) in ("Sc", "So"))
-CURRENCIES = character_class(c for c in map(chr, range(0x20000)) if category(c) == "Sc")
+SIGNS, CURRENCIES = category_class("Sc", "So"), category_class("Sc")
 MAX_CONTEXT = 8  # characters on both sides, so that it takes linear time
 ENDS_WORD = re.compile(
     rf"(?:(?![{UNSPACED_CHARACTERS}{FORMAT}])[\w{MARKS}.,;:!?…)\]\"”’»%‰°′″™®]"

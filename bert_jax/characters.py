@@ -1,5 +1,7 @@
 """Classes of Unicode characters that `re` has no name for, for use within its brackets."""
 
+import collections
+import functools
 import itertools
 import unicodedata
 from collections.abc import Iterable
@@ -16,9 +18,21 @@ def character_class(characters: Iterable[str]) -> str:
     return "".join(f"{first}-{last}" for first, last in ranges)
 
 
-# Above are ideographs, unassigned characters and characters for private use; tags and variation
-# selectors are within DEFAULT_IGNORABLE.
-_ASSIGNED = [chr(number) for number in range(0x20000)]
+@functools.cache
+def _characters_of_categories() -> dict[str, list[str]]:
+    found = collections.defaultdict(list)
+    # Between are ideographs and unassigned characters, above are those for private use.
+    for number in itertools.chain(range(0x20000), range(0xE0000, 0xE1000)):
+        found[unicodedata.category(chr(number))].append(chr(number))
+    return found
+
+
+def category_class(*categories: str) -> str:
+    """Returns the characters of categories such as "Mn", other than ideographs, as ranges."""
+    found = _characters_of_categories()
+    return character_class(itertools.chain(*(found[name] for name in categories)))
+
+
 # Default_Ignorable_Code_Point of Unicode 17: nothing is shown for them. Most are format characters
 # (category Cf), but variation selectors are marks, and fillers are letters.
 DEFAULT_IGNORABLE = (
@@ -28,15 +42,9 @@ DEFAULT_IGNORABLE = (
 )
 # Combining marks, such as accents and the vowel signs of Indic scripts. They are parts of words,
 # but not in \w.
-MARKS = character_class(
-    character
-    for character in itertools.chain(_ASSIGNED, map(chr, range(0xE0100, 0xE01F0)))
-    if unicodedata.category(character).startswith("M")
-)
+MARKS = category_class("Mn", "Mc", "Me")
 # Format characters, such as zero-width spaces, joiners and soft hyphens.
-FORMAT = DEFAULT_IGNORABLE + character_class(
-    character for character in _ASSIGNED if unicodedata.category(character) == "Cf"
-)
+FORMAT = DEFAULT_IGNORABLE + category_class("Cf")
 # Those, control and private-use characters, and U+FFFD: BERT's tokenization drops most of them.
 BLANK = FORMAT + "\0-\x1f\x7f-\x9f\ue000-\uf8ff\ufffd\U000f0000-\U0010ffff"
 # Patterns of an ideograph or a Mongolian letter, and of a symbol, with the variation selector that
@@ -45,7 +53,5 @@ LETTER_VARIANT = (
     r"(?:[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]"
     r"[\ufe00-\ufe0f\U000e0100-\U000e01ef]|[\u1807-\u18aa][\u180b-\u180d\u180f])"
 )
-SYMBOLS = "‼⁉〰" + character_class(
-    character for character in _ASSIGNED if unicodedata.category(character) in ("So", "Sm")
-)
+SYMBOLS = "‼⁉〰" + category_class("So", "Sm")
 SYMBOL_VARIANT = rf"(?:[{SYMBOLS}][\ufe00-\ufe0f])"
