@@ -6,6 +6,8 @@ import lzma
 import re
 import zlib
 
+from bert_corpus.wikiextractor import is_docs
+
 HEAD_BYTES = 1 << 14  # of a file, in which its format shows
 # A bzip2 file can only be read in blocks of up to 900 kB.
 COMPRESSED_HEAD_BYTES = {".gz": HEAD_BYTES, ".bz2": 1 << 20, ".zst": 1 << 18, ".xz": 1 << 18}
@@ -24,8 +26,6 @@ OTHER_KINDS = {
     b"\xff\xfe": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
 }
-# What WikiExtractor writes before each article.
-DOC_START = re.compile(rb"<doc id=[\"'][^\n]*>\s*$", re.MULTILINE)  # Titles are not escaped.
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
@@ -37,7 +37,7 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
 
     `named` is the format ("text", "dump" or "jsonl") and `compression` the suffix of its name;
     `head` holds up to `COMPRESSED_HEAD_BYTES` of the file. Further formats are "docs", the output
-    of WikiExtractor, and "json", an array or objects over several lines.
+    of WikiExtractor, and "json", an array, or objects that are not one per line.
 
     Raises ValueError for a compression that the name does not show, and for content that is not
     text.
@@ -63,8 +63,11 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
         )
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     first_line, _, rest = start.partition(b"\n")
-    if DOC_START.match(first_line):
-        return "docs"
+    try:
+        if is_docs(start.decode("latin-1")):
+            return "docs"
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
     if named == "dump" or re.search(rb"<mediawiki\b", head):
         return "dump"
     if match := MARKUP_START.match(start):
@@ -72,18 +75,24 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
         raise ValueError(f"{path} is {kind}; expected UTF-8 text, JSON lines or a Wikipedia dump")
     if PRETTY_OBJECT.match(start) or ARRAY_OF_OBJECTS.match(start):
         return "json"
-    if named == "text" and OBJECT.match(start):
+    if OBJECT.match(start):
+        after = _after_object(first_line)
+        if after is not None and after.startswith((",", "{")):
+            return "json"
         is_cut_off = not rest and len(head) == HEAD_BYTES
-        if is_cut_off or _is_object(first_line):
+        if named == "text" and (is_cut_off or after == ""):
             return "jsonl"
     return named
 
 
-def _is_object(line: bytes) -> bool:
+def _after_object(line: bytes) -> str | None:
+    """Returns what follows the JSON object that begins a line, or None if there is none."""
+    text = line.decode(errors="replace")
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return text[end:].strip()
 
 
 def _decompressed(head: bytes, compression: str) -> bytes:

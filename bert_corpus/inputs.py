@@ -36,7 +36,7 @@ class Source(NamedTuple):
       version: changes when the file is written again.
       format: "text", "file" (text that is one document), "dump", "jsonl", "parquet" or "tfds"; or,
         as the first bytes show, "docs" (the output of WikiExtractor) or "json" (an array, or
-        objects over several lines).
+        objects that are not one per line).
       text_field: of JSON lines, Parquet and TFDS.
       data_dir: directory of prepared TFDS datasets; "" means TFDS's default.
     """

@@ -32,8 +32,9 @@ def check_skipped(skipped: Mapping[str, int], text_field: str) -> None:
     if without > MAX_LINES_WITHOUT_TEXT * lines:
         raise ValueError(
             f"{without:,} of {lines:,} lines (of JSON, or rows of Parquet) have no text in "
-            f"{text_field!r}, expected at most {MAX_LINES_WITHOUT_TEXT:.0%}: name the field "
-            "with --text_field, or repair the lines without it and those that are not JSON"
+            f"{text_field!r}, more than {MAX_LINES_WITHOUT_TEXT:.0%}: expected one JSON object per "
+            "line, or an array of objects; name the field with --text_field, or repair the lines "
+            "without it and those that are not JSON"
         )
 
 

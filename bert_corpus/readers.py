@@ -10,7 +10,6 @@ import bz2
 import codecs
 import collections
 import contextlib
-import html
 import io
 import itertools
 import json
@@ -23,9 +22,9 @@ from xml.etree import ElementTree
 
 import fsspec
 
-from bert_corpus.content import DOC_START
 from bert_corpus.inputs import Unit, format_of, is_splittable
 from bert_corpus.json_values import json_values
+from bert_corpus.wikiextractor import WRAPPERS, article_text, split_line
 from bert_corpus.words import cut_text
 from bert_jax.data.tfds import tfds_source
 
@@ -33,7 +32,6 @@ from bert_jax.data.tfds import tfds_source
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 26
 MAX_LINES_WITHOUT_TEXT = 1000  # of JSON, at the beginning of a unit
-DOC_LINK = re.compile(r"</?a\b[^>\n]*>")  # of WikiExtractor's --links
 # Each stream of a multistream dump begins so: a header, and the magic number of a block.
 BZIP2_START = re.compile(rb"BZh[1-9]1AY&SY")
 # Python's own decompressors ignore garbage after a stream, some also that one is cut off.
@@ -187,42 +185,43 @@ def _decode(line: bytes, offset: int, unit: Unit) -> str:
 def _read_docs(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
     """Yields the articles of WikiExtractor's output, `<doc ...>` to `</doc>`, without their titles.
 
-    An article belongs to the unit in which its `<doc>` begins. Raises ValueError if one isn't
-    closed.
+    An article belongs to the unit in which the line of its `<doc>` begins. Raises ValueError for an
+    article that is not closed, or as `split_line`.
     """
     lines: list[str] | None = None  # of the article that is open
     title, has_begun = "", False
     for offset, stop, line in _read_lines(unit):
-        line = line.removeprefix(codecs.BOM_UTF8)
-        is_start = DOC_START.match(line)
-        if is_start and lines is not None:
-            break
         if lines is None and offset >= stop:
             return
-        if lines is None and not is_start:
-            # Before the first article of a unit are lines of the one before.
-            skipped["lines_outside_documents"] += bool(has_begun and line.strip())
-            continue
-        has_begun = True
-        text = html.unescape(_decode(line, offset, unit))
-        if is_start:
-            match = re.search(rb" title=[\"'](.*)[\"']>\s*$", line)
-            title, lines = html.unescape(match[1].decode()) if match else "", []
-        elif line.strip() != b"</doc>":
-            lines.append(DOC_LINK.sub("", text))
-        else:
-            if lines and lines[0].strip() == title.strip():
-                del lines[0]
-            if content := "".join(lines).strip():
-                yield Document(content, "article")
+        decoded, place = _decode(line, offset, unit), f"{unit.source.path}, byte {offset}"
+        for kind, text in split_line(decoded, place):
+            if kind == "start" and lines is not None:
+                raise _unclosed(unit, title)
+            if kind == "start" and offset >= stop:
+                return
+            if kind == "start":
+                title, lines, has_begun = text, [], True
+            elif lines is None:
+                # Before the first article of a unit are lines of the one before.
+                is_left_over = has_begun and text.strip() and not WRAPPERS.fullmatch(text)
+                skipped["lines_outside_documents"] += bool(is_left_over)
+            elif kind == "text":
+                lines.append(text)
             else:
-                skipped["pages_without_text"] += 1
-            lines = None
+                if content := article_text(lines, title):
+                    yield Document(content, "article")
+                else:
+                    skipped["pages_without_text"] += 1
+                lines = None
     if lines is not None:
-        raise ValueError(
-            f"{unit.source.path} is damaged or cut off: the <doc> of {title!r} has no </doc>; "
-            "extract it again"
-        )
+        raise _unclosed(unit, title)
+
+
+def _unclosed(unit: Unit, title: str) -> ValueError:
+    return ValueError(
+        f"{unit.source.path} is damaged or cut off: the <doc> of {title!r} has no </doc>; "
+        "extract it again"
+    )
 
 
 def _read_json_lines(unit: Unit, skipped: collections.Counter) -> Iterator[Document]:
@@ -265,7 +264,8 @@ def _document_of_json(
     if skipped["lines_without_text"] == skipped["lines"] == MAX_LINES_WITHOUT_TEXT:
         raise ValueError(
             f"{unit.source.path}: none of {MAX_LINES_WITHOUT_TEXT:,} lines has text in {field!r}: "
-            "name the field with --text_field"
+            "expected one JSON object per line, or an array of objects; name the field with "
+            "--text_field"
         )
     skipped["lines"] += 1
     text = value.get(field) if isinstance(value, dict) else None

@@ -13,6 +13,7 @@ from mwparserfromhell.wikicode import Wikicode
 from bert_corpus.unclosed import MAX_REPEATED_CHARACTERS, repeated_characters
 from bert_corpus.variants import resolve_variants
 from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS, UNSPACED_CHARACTERS, count_words
+from bert_jax.characters import FORMAT, MARKS, category_class
 
 # Tags whose content is running text. The content of every other tag is dropped.
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}
@@ -35,9 +36,16 @@ GAP = "\1"  # marks where something visible was dropped, such as a reference, te
 BLOCK = "\2"  # marks the beginning and end of a block
 APOSTROPHE = "\3"  # marks one that belongs to no markup of bold or italics
 GAPS = re.compile(f"{GAP}+")
-# Neither words nor sentences are joined; scripts without spaces need none.
-SPACED_GAP = re.compile(
-    rf"{GAP}(?<=[\w.,;:!?)\]\"”’»]{GAP})(?<![{UNSPACED_CHARACTERS}]{GAP})(?=\w)(?![{UNSPACED_CHARACTERS}])"
+# What ends a word, a number or a sentence, and what begins a word or an amount: a space is left
+# between them. Scripts without spaces need none.
+SIGNS, CURRENCIES = category_class("Sc", "So"), category_class("Sc")
+MAX_CONTEXT = 8  # characters on both sides, so that it takes linear time
+ENDS_WORD = re.compile(
+    rf"(?:(?![{UNSPACED_CHARACTERS}{FORMAT}])[\w{MARKS}.,;:!?…)\]\"”’»%‰°′″™®]"
+    rf"|(?<=[\w{MARKS}])['‘“]|\d\s?[{SIGNS}])[{FORMAT}{GAP}]*$"
+)
+BEGINS_WORD = re.compile(
+    rf"[{FORMAT}{GAP}]{{0,{MAX_CONTEXT}}}(?:(?![{UNSPACED_CHARACTERS}{FORMAT}])[\w{MARKS}]|[{CURRENCIES}]\d)"
 )
 SPACED_BLOCK = re.compile(rf"(?<=[^\s{BLOCK}]){BLOCK}+(?=[^\s{BLOCK}])")
 
@@ -80,7 +88,20 @@ MEDIA_OR_CATEGORY = re.compile(
     re.IGNORECASE,
 )
 # [[fr:Anarchisme]] or [[Kategorie:Politik]], which are not part of the text.
-OTHER_NAMESPACE = re.compile(r"[\w -]+:\S")
+OTHER_NAMESPACE = re.compile(rf"[\w{MARKS}{FORMAT} -]+:\S")
+# Those that fill a line are categories and links to other languages, and what they show (after "|")
+# is the key by which a category sorts the article.
+LINES_OF_OTHER_NAMESPACES = re.compile(
+    rf"^(?:[ \t]*\[\[[\w{MARKS}{FORMAT} -]+:[^\s\[\]][^\[\]\n]*\]\])+[ \t]*$", re.MULTILINE
+)
+
+
+def _space(removed: re.Match) -> str:
+    """Returns a space if what is removed stands between words or sentences, or else nothing."""
+    text, start, end = removed.string, removed.start(), removed.end()
+    before = text[max(0, start - MAX_CONTEXT) : start]
+    return " " if ENDS_WORD.search(before) and BEGINS_WORD.match(text, end) else ""
+
 
 BOLD_OR_ITALICS = re.compile(r"'{2,}")
 # White space is collapsed first: later patterns take quadratic time on long runs of it.
@@ -88,17 +109,17 @@ CLEANING = [
     (re.compile(r"\s+"), " "),
     (BOLD_OR_ITALICS, ""),
     (re.compile(r"__[A-Z]+__"), ""),  # __NOTOC__ and the like
-    (re.compile(r"\[\s*\]"), ""),
+    (re.compile(r"\[\s*\]"), _space),
     # Dropped templates leave "(; born 1950)", "(, )" or "( or )".
     (re.compile(r"([(\[])\s*(?:(?:[,;:/–-]|\b(?:or|and)\b)\s*)+"), r"\1"),
     (re.compile(r"\s*[,;:]\s*(?=[,;:)\]])"), ""),
-    (re.compile(r"\s*\(\s*\)"), ""),
+    (re.compile(r"\s*\(\s*\)"), _space),
     (re.compile(r" {2,}"), " "),
     (re.compile(r"(?<=[(\[]) | (?=[)\]]|[,;:.!?](?:\s|$))"), ""),
     (re.compile(r"^[,;:.)] *|,(?=\.)"), ""),
     # The same in full-width characters.
     (re.compile(r"(?<=（)[\s、，；：・]+|[\s、，；：・]+(?=）)"), ""),
-    (re.compile(r"（）"), ""),
+    (re.compile(r"（）"), _space),
 ]
 # TFDS's wiki40b marks the parts of an article; a title or heading is on the next line.
 WIKI40B_HEADING = re.compile(r"_START_(?:ARTICLE|SECTION)_\n?[^\n]*")
@@ -119,9 +140,10 @@ def extract_passages(wikitext: str, skipped: collections.Counter | None = None) 
     markup, and UnclosedMarkupError, also counted, for markup whose parsing takes quadratic time.
     """
     _check_unclosed_markup(wikitext, skipped)
-    text = plain_text(mwparserfromhell.parse(resolve_variants(wikitext), skip_style_tags=True))
+    markup = LINES_OF_OTHER_NAMESPACES.sub("", resolve_variants(wikitext))
+    text = plain_text(mwparserfromhell.parse(markup, skip_style_tags=True))
     text = BOLD_OR_ITALICS.sub("", text)  # They may stand between a word and what was dropped.
-    text = SPACED_GAP.sub(" ", GAPS.sub(GAP, text)).replace(GAP, "")
+    text = GAPS.sub(_space, text)
     if BLOCK in text:
         text = SPACED_BLOCK.sub(" ", text).replace(BLOCK, "")
     # A paragraph may span several lines; blank lines and lists end it.
@@ -212,6 +234,7 @@ def _node_text(node: nodes.Node) -> str:
 
 def _template_text(template: nodes.Template) -> str:
     name = str(template.name).strip().lower().replace("_", " ")
+    name = name.removeprefix("template:").strip()
     arguments = [plain_text(p.value).strip() for p in template.params if not p.showkey]
     if name in ("convert", "cvt"):
         length = 4 if len(arguments) > 3 and arguments[1] in RANGE_WORDS else 2

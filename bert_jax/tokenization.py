@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ import sentencepiece
 import tokenizers
 
 from bert_jax import byte_pair, unigram
+from bert_jax.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
 from bert_jax.stored_tokenizer import (
     FILENAMES,
     Layout,
@@ -37,6 +37,8 @@ from bert_jax.wordpiece import CONTINUATION, VOCABULARY_FILENAME, lower_case_of,
 
 SENTENCEPIECE_FILENAME = "spiece.model"
 SPECIAL_TOKENS = tuple(SpecialTokens())
+BLANK_CHARACTER = re.compile(rf"[\s{BLANK}]")
+VARIANT = re.compile(rf"{LETTER_VARIANT}|{SYMBOL_VARIANT}")
 
 
 class Tokenizer:
@@ -94,15 +96,12 @@ class Tokenizer:
         Offsets are int32 [tokens, 2], (start, end), ascending. Combining accents that tokenization
         drops belong to the previous piece. White space and format characters (zero-width spaces,
         soft hyphens, control and private-use characters, U+FFFD) around a piece belong to none, so
-        that an answer ends before them; a piece of nothing else has an empty span. Raises TypeError
-        for a single string.
+        that an answer ends before them; a piece of nothing else has an empty span. Variation
+        selectors belong to the symbols and ideographs that they change. Raises TypeError for a
+        single string.
         """
         _check_list("encode_with_offsets", texts)
         texts = list(texts)
-
-        def is_blank(character: str) -> bool:
-            is_format = unicodedata.category(character) in ("Cc", "Cf", "Co")
-            return is_format or character == "\ufffd" or character.isspace()
 
         encoded = []
         # Subclasses yield the ids and offsets of their library.
@@ -111,9 +110,9 @@ class Tokenizer:
             limits = [*(begin for begin, _ in raw_offsets[1:]), len(text)]
             for (begin, end), limit in zip(raw_offsets, limits, strict=False):
                 end += len(re.match(r"\S*", text[end:limit])[0])
-                while begin < end and is_blank(text[begin]):
+                while begin < end and _is_blank(text, begin):
                     begin += 1
-                while begin < end and is_blank(text[end - 1]):
+                while begin < end and _is_blank(text, end - 1):
                     end -= 1
                 offsets.append((begin, end))
             encoded.append((ids, np.array(offsets, np.int32).reshape(-1, 2)))
@@ -295,6 +294,13 @@ class SentencePieceTokenizer(Tokenizer):
 
     def piece_text(self, token_id: int) -> str:
         return self._pieces[token_id].removeprefix(unigram.SPACE)
+
+
+def _is_blank(text: str, index: int) -> bool:
+    """Returns whether a character is white space or format that belongs to no other."""
+    if not BLANK_CHARACTER.match(text, index):
+        return False
+    return not VARIANT.fullmatch(text, max(0, index - 1), index + 1)
 
 
 def _joined(pieces: Iterable[str]) -> str:

@@ -20,9 +20,11 @@ from bert_jax.stored_tokenizer import (
 VOCABULARY_FILENAME = "vocab.txt"
 MAX_WORD_CHARACTERS = 200  # A longer word becomes [UNK], as in the released WordpieceTokenizer.
 CONTINUATION = "##"  # begins a piece that continues a word
-# A vocabulary of cased text has capitals among its single letters, and upper case in a quarter to a
-# half of its pieces; a few added pieces, such as URL in place of [unused1], do not make it cased.
-MIN_CAPITALS, MIN_CASED_PIECES = 0.1, 0.25  # shares
+# Of the single letters of a vocabulary of cased text, about a third are capitals, fewer if the text
+# was short. Pieces that are added, such as URL in place of [unused1], say nothing about the text:
+# they count only if there are too few single letters.
+MIN_LETTERS, MIN_CAPITALS = 10, 0.1  # a number, and a share of the letters
+MIN_CASED_PIECES = 0.5  # a share
 MARKER = re.compile(r"\[[^\]]+\]|<[^>]+>")  # "[unused7]", or an added one such as "<URL>"
 
 
@@ -30,14 +32,12 @@ def lower_case_of(pieces: Sequence[str]) -> tuple[bool, str]:
     """Returns whether a vocabulary is of lower-cased text, judged by its pieces, and the reason."""
     words = [p for p in pieces if p.lower() != p.upper() and not MARKER.fullmatch(p)]
     letters = [piece for piece in words if len(piece) == 1]
-    num_capitals, num_cased = (sum(p != p.lower() for p in each) for each in (letters, words))
-    is_cased = num_cased > MIN_CASED_PIECES * len(words) or num_capitals > MIN_CAPITALS * len(
-        letters
-    )
-    counts = (
-        f"{num_capitals:,} of {len(letters):,} letters and {num_cased:,} of {len(words):,} pieces"
-    )
-    return not is_cased, f"{counts} have upper case"
+    judged, name, min_cased = words, "pieces", MIN_CASED_PIECES
+    if len(letters) >= MIN_LETTERS:
+        judged, name, min_cased = letters, "single letters", MIN_CAPITALS
+    num_cased = sum(piece != piece.lower() for piece in judged)
+    is_cased = bool(judged) and num_cased >= min_cased * len(judged)
+    return not is_cased, f"{num_cased:,} of {len(judged):,} {name} have upper case"
 
 
 def read_vocabulary(content: bytes, source: str, lower_case: bool | None = None) -> StoredTokenizer:

@@ -65,7 +65,8 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
     """Characters that normalization joins, splits, drops or changes, around spaces and words."""
     monkeypatch.setattr(encoding, "MAX_CACHED_CHARACTERS", 5000)
     letters = [*"abcxyz", *("##" + letter for letter in "abcxyz"), *"[]#',.!-中é가"]
-    tokenizer = wordpiece(*letters, *(["X", "Y"] if cased else []))
+    tokenizer = wordpiece(*letters, *(["X", "Y", "Z"] if cased else []))
+    assert tokenizer.lower_case != cased
     encoder = encoding.Encoder(tokenizer)
     rng = random.Random(0)
     texts = ["".join(rng.choices(ODD, k=rng.randint(0, 30))) for _ in range(20_000)]
@@ -87,6 +88,11 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
         ("town\x00 river\x7f", ["town", "river"]),
         ("town\ufffd river\ue000", ["town", "river"]),
         ("town \u200b \u200briver", ["town", "river"]),
+        # Default-ignorable marks and letters.
+        ("town\ufe0f river\U000e0100", ["town", "river"]),
+        ("town\u034f river\u17b4", ["town", "river"]),
+        ("town\u180b river\u180f\u200b", ["town", "river"]),
+        ("town\U000e0041\U000e007f, \U000e0001river", ["town", ",", "river"]),
         ("\u200b", []),
         ("\u200b \u00ad\x00", []),
     ],
@@ -94,8 +100,9 @@ def test_words_that_are_encoded_once_have_the_ids_of_whole_texts(cased, monkeypa
 def test_format_characters_around_a_word_belong_to_no_piece(
     sentencepiece_tokenizer, case, text, words
 ):
-    pieces = ["town", "river", ".", ","] + ["Town"] * (case == "cased")
+    pieces = ["town", "river", ".", ","] + ["Town", "River"] * (case == "cased")
     tokenizer = sentencepiece_tokenizer if case == "sentencepiece" else wordpiece(*pieces)
+    assert tokenizer.lower_case == (case != "cased")
     ((ids, offsets),) = tokenizer.encode_with_offsets([text])
     assert len(ids) == len(offsets)
     covered = [text[begin:end] for begin, end in offsets.tolist()]
@@ -112,16 +119,30 @@ def test_format_characters_around_a_word_belong_to_no_piece(
     [
         ("e\u0301\u200b x", ["e\u0301", "x"]),  # A combining accent.
         ("e\u200b\u0301 x", ["e\u200b\u0301", "x"]),
-        ("x\ufe0f\u200b x", ["x\ufe0f", "x"]),  # A variation selector is a combining mark.
+        ("e\u0301\ufe0f x", ["e\u0301", "x"]),  # Of this letter there are no variants.
+        ("\u2764\ufe0f\u200b x\ufe0f", ["\u2764\ufe0f", "x"]),
+        ("\u1820\u180b x", ["\u1820\u180b", "x"]),
+        ("e\ufe0f\u0301 x", ["e\ufe0f\u0301", "x"]),
+        ("x\u3164 e\uffa0 \u115fx", ["x", "e", "x"]),  # Fillers, which are letters of Hangul.
         ("\u200b\u0130\u200b x", ["\u0130", "x"]),  # Its lower case has two characters.
         ("\ufb01\u200b x", ["\ufb01", "x"]),  # A ligature.
         ("x\u200bx \u0645\u06cc\u200c\u062e", ["x\u200bx", "\u0645\u06cc\u200c\u062e"]),
     ],
 )
 def test_accents_and_format_characters_inside_a_piece_stay(cased, text, pieces):
-    tokenizer = wordpiece("e", "i", "xx", "x", *(["X"] * cased))
+    tokenizer = wordpiece("e", "i", "xx", "x", *(["X", "XX", "E", "I"] if cased else []))
+    assert tokenizer.lower_case != cased
     ((_, offsets),) = tokenizer.encode_with_offsets([text])
     assert [text[begin:end] for begin, end in offsets.tolist()] == pieces
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_answer_holds_the_variation_selector_of_its_last_ideograph(cased):
+    tokenizer = wordpiece("x", *(["X", "XX"] if cased else []))
+    text = "x \u845b\U000e0100\ufe0f\u200b x"
+    ((_, offsets),) = tokenizer.encode_with_offsets([text])
+    before_last_x = offsets[offsets[:, 1] <= text.rindex(" ")]
+    assert text[2 : before_last_x[:, 1].max()] == "\u845b\U000e0100"
 
 
 @pytest.mark.parametrize("method", ["encode_batch", "encode_with_offsets"])

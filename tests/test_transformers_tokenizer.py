@@ -235,9 +235,15 @@ def test_vocabulary_in_a_model_is_read_with_the_files_beside_it(name, tmp_path):
         (["Paris", "the"], False),
         ([*"abcdefghABC", "the", "river"], False),
         (["漢", "字", "。"], True),
+        # Enough single letters decide alone, without them half of the pieces.
+        ([*"abcdefghijklmnop", *["the", "of", "and", "to"], *(f"ID{n}" for n in range(20))], True),
+        ([*"abcdefghijklmnop", *"ABCDE", *(f"id{n}" for n in range(200))], False),
+        ([*"abcdefghijklmnopqrstuvwxyz", *"AB", "##ing"], True),
+        (["the", "river", "Paris", "##s"], True),
+        (["the", "Paris", "London", "##s"], False),
     ],
 )
-def test_few_pieces_with_upper_case_do_not_make_a_vocabulary_cased(pieces, lower_case, tmp_path):
+def test_single_letters_or_most_pieces_say_if_a_vocabulary_is_cased(pieces, lower_case, tmp_path):
     path = write(tmp_path / "m", [*SPECIAL, *pieces]) / "vocab.txt"
     tokenizer = load_tokenizer(path)
     assert tokenizer.lower_case == lower_case and "have upper case" in tokenizer.casing

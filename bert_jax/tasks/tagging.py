@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
+from bert_jax.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
 from bert_jax.data.features import NO_LABEL, ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
@@ -32,8 +33,17 @@ from bert_jax.tasks.tagging_scores import (
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
 
+# Combining marks are letters, too. A word has format characters only inside, such as soft hyphens,
+# zero-width joiners and non-joiners; a zero-width space separates words.
+LETTER = rf"(?:{LETTER_VARIANT}|(?![{BLANK}])[\w{MARKS}])"
+JOINER = rf"(?!\u200b)[{FORMAT}]"
+LETTERS = rf"{LETTER}(?:(?:{JOINER})*{LETTER})*"
+OWNER = rf"['\u2019]s(?!(?:{JOINER})*{LETTER})"
 # Splits almost as CoNLL files do: keeps "U.N", "3,000" and "O'Brien" whole, separates "'s".
-WORD = re.compile(r"['\u2019]s\b|\w+(?:[-.,]\w+|['\u2019](?!s\b)\w+)*|[^\w\s]")
+WORD = re.compile(
+    rf"{OWNER}|{LETTERS}(?:[-.,]{LETTERS}|(?!{OWNER})['\u2019]{LETTERS})*"
+    rf"|(?:{SYMBOL_VARIANT}|(?![{BLANK}])[^\w\s])(?:(?![{BLANK}])[{MARKS}])*"
+)
 
 
 def get_head(config: ConfigDict) -> heads.Head:
@@ -338,7 +348,8 @@ class Tagging(NamedTuple):
 def split_words(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     """Returns the text, and the characters (start, end) of its words and punctuation marks.
 
-    The words of a list are joined by spaces. Raises TypeError for anything but strings.
+    Neither begins or ends with a format character, such as a zero-width space. The words of a list
+    stay as they are, and are joined by spaces. Raises TypeError for anything but strings.
     """
     if isinstance(text, str):
         return text, [match.span() for match in WORD.finditer(text)]

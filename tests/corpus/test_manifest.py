@@ -1,12 +1,14 @@
 """The manifest's description of a corpus, from the counts of its steps."""
 
+import collections
 import re
 
 import pytest
 
 from bert_corpus.config import CorpusConfig
-from bert_corpus.inputs import Source
-from bert_corpus.manifest import count_in_words, make_manifest
+from bert_corpus.inputs import Source, find_inputs, split_into_units
+from bert_corpus.manifest import check_skipped, count_in_words, make_manifest
+from bert_corpus.readers import read_documents
 from bert_corpus.steps import Report
 from bert_jax.tokenization import tokenizer_from_bytes
 
@@ -72,3 +74,25 @@ def test_counts_are_written_in_words():
     counts = {"truncated_tokens": 1234, "duplicates": 1, "empty_sentences": 0}
     assert count_in_words(counts) == "truncated tokens 1,234, duplicates 1"
     assert count_in_words({}) == "nothing"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '["a", "b"]\n',
+        '{"data": [{"text": "one"}]}\n',
+        '{"data": [\n{"text": "one"},\n{"text": "two"}\n]}\n',
+        '{\n "data": [{"text": "one"}]\n}\n',
+        '[["one"], ["two"]]\n',
+        '"one"\n"two"\n',
+        '{"content": "one"}\n',
+    ],
+)
+def test_json_in_another_form_than_objects_with_text_is_refused_with_the_form(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    skipped = collections.Counter()
+    ((unit,),) = split_into_units(find_inputs(f"{tmp_path}/a.json"))
+    list(read_documents(unit, skipped))
+    message = "no text in 'text'.*expected one JSON object per line, or an array of obj.*text_field"
+    with pytest.raises(ValueError, match=message):
+        check_skipped(skipped, "text")

@@ -638,6 +638,66 @@ def test_links_and_empty_articles_of_wikiextractor_are_dropped(tmp_path):
     assert document.text == "A dog barks." and skipped == {"pages_without_text": 1}
 
 
+ARTICLE_HEADS = [
+    '<doc url="u" id="1" title="T 1">',
+    "<doc title='T 1' id='1'>",
+    "<doc id=1 title=x>",
+    "<doc id = '1'\ttitle=\"T 1\" >",
+    "<doc>",
+    '<doc title="a > "b" (c)" id="1">',
+]
+
+
+@pytest.mark.parametrize("head", ARTICLE_HEADS)
+@pytest.mark.parametrize(
+    "before", ["", "<docs>\n", '\ufeff<?xml version="1.0"?>\n<docs lang="x">\n']
+)
+@pytest.mark.parametrize(
+    "end", [".\n</doc>\n", ".</doc>\n", ".\n</doc>", ".\n</doc >  ", ".</doc>"]
+)
+def test_every_form_of_doc_separates_articles(tmp_path, monkeypatch, head, before, end):
+    articles = [f"{head}\nDog number {n}\nbarks{end}" for n in range(20)]
+    text = before + "".join(articles) + ("</docs>\n" if before else "")
+    (tmp_path / "wiki_00").write_text(text)
+    for unit_bytes in (1 << 22, 100, 7):
+        monkeypatch.setattr(inputs, "UNIT_BYTES", unit_bytes)
+        skipped = collections.Counter()
+        documents = read(f"{tmp_path}/wiki_00", skipped=skipped)
+        assert {document.markup for document in documents} == {"article"}
+        assert [document.text for document in documents] == [
+            f"Dog number {n}\nbarks." for n in range(20)
+        ]
+        assert not skipped.total()
+
+
+def test_text_in_the_line_of_doc_is_read_and_titles_are_dropped(tmp_path):
+    (tmp_path / "a").write_text(
+        '<doc title="T" id="1">It is <b>one</b></doc><doc id="2" title="U">U\n\nIt is two.\n'
+        "The <doc> element.</doc>\n<doc id=3 title=V>\nV\nIt is three.\n</doc>"
+    )
+    texts = [document.text for document in read(f"{tmp_path}/a")]
+    assert texts == ["It is <b>one</b>", "It is two.\nThe <doc> element.", "It is three."]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('<DOC id="1">\nA dog.\n</DOC>\n', "begins with '<DOC id='"),
+        ("<DOC>\n<DOCNO> 1 </DOCNO>\nA dog.\n</DOC>\n", "begins with '<DOC>', which is not"),
+        ('<doc\n  id="1">\nA dog.\n</doc>\n', "expected <doc ...> in one line before each"),
+        ("<docs>\nA dog.\n</docs>\n", "begins with '<docs>', which is not"),
+        ('<doc id="1"\nA dog.\n</doc>\n', "begins with '<doc id=', which is not"),
+        ("<doc id=1>\nA.\n</doc>\n<doc id=2\nB.\n</doc>\n", "a, byte 21: the end of the tag in"),
+        ('<doc id=1>\n</doc><doc id=2 title=""A">B.\n</doc>\n', "byte 11: the end of the tag in"),
+        ("<doc id=1 title=T>\nA.<doc id=2>\nB.\n</doc>\n", "the <doc> of 'T' has no </doc>"),
+    ],
+)
+def test_other_forms_of_doc_are_refused(tmp_path, content, message):
+    (tmp_path / "a").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(f"{tmp_path}/a")
+
+
 TEXTS = ["One dog.\n\nIt barks.", 'Two "cats" [1], {2}', "é" * 99]
 JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS)
 
@@ -654,6 +714,10 @@ JSON_LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXT
         ("array.jsonl.gz", "\ufeff \n" + json.dumps([{"text": text} for text in TEXTS], indent=1)),
         ("array", json.dumps([{"text": text} for text in TEXTS], indent=2, ensure_ascii=False)),
         ("objects.json", "".join(json.dumps({"text": text}, indent=1) + "\n" for text in TEXTS)),
+        ("joined.jsonl", "".join(json.dumps({"text": text}) for text in TEXTS)),
+        ("joined", "  ".join(json.dumps({"text": text}) for text in TEXTS) + "\n"),
+        ("commas.json", "".join(json.dumps({"text": text}) + ",\n" for text in TEXTS)),
+        ("commas.txt.gz", "".join(json.dumps({"text": text}) + " ,\r\n" for text in TEXTS)),
     ],
 )
 def test_json_is_recognized_by_its_first_bytes(tmp_path, monkeypatch, name, content):
@@ -668,7 +732,8 @@ def test_json_is_recognized_by_its_first_bytes(tmp_path, monkeypatch, name, cont
 
 
 @pytest.mark.parametrize(
-    "text", ["[1] A note.\n", "{a} set\n", "<b>bold</b>\n", "<doc> of\n", "[\n"]
+    "text",
+    ["[1] A note.\n", "{a} set\n", '{"a": 1} is a set\n', "<b>bold</b>\n", "<doc> of\n", "[\n"],
 )
 def test_text_that_begins_with_a_bracket_stays_text(tmp_path, text):
     (tmp_path / "text.txt").write_text(text)

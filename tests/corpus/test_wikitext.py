@@ -82,7 +82,16 @@ def test_markup_inside_a_sentence(markup, passage):
     assert extract_passages(markup) == [passage]
 
 
-@pytest.mark.parametrize("filling", [" " * 200_000, "(" * 20_000, ", " * 50_000, "[[" * 30_000])
+FILLINGS = [" " * 200_000, "(" * 20_000, ", " * 50_000, "[[" * 30_000]
+FILLINGS += [
+    "[[a:b]] " * 20_000 + "c",
+    "\n" + "[[a:" * 20_000,
+    "\u200b\1" * 100_000,
+    "\u200b" * 200_000,
+]
+
+
+@pytest.mark.parametrize("filling", FILLINGS)
 def test_degenerate_pages_take_linear_time(filling):
     # Quadratic time would be minutes.
     extract_passages(f"A page. {filling} b.")
@@ -229,3 +238,103 @@ def test_few_unclosed_templates_are_text():
 )
 def test_dropped_markup_beside_bold_or_quotes_never_joins_words(markup, text):
     assert extract_passages(markup) == [text]
+
+
+@pytest.mark.parametrize("dropped", ["{{x}}", "<ref>a</ref>", "<ref name=a />", "[[File:A.png]]"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("नदी", "यमुना"),
+        ("Cafe\u0301", "bar"),
+        ("سلامُ", "علیکم"),
+        ("தமிழ்", "நாடு"),
+        ("יִ", "שְׂרָאֵל"),
+        ("50%", "of"),
+        ("50\xa0%", "of"),
+        ("20°", "north"),
+        ("5′ 4″", "tall"),
+        ("100 €", "each"),
+        ("100₹", "each"),
+        ("Name™", "is"),
+        ("the dogs'", "tails"),
+        ("„Haus“", "und"),
+        ("costs", "$50"),
+        ("a\u200b", "b"),
+        ("a", "\u200eb"),
+        ("word…", "And"),
+    ],
+)
+def test_dropped_markup_never_joins_words_of_any_script_or_sign(before, after, dropped):
+    before, after = f"It is {before}", f"{after} that stands here."
+    (passage,) = extract_passages(before + dropped + after)
+    assert passage == f"{before} {after}".replace("\xa0", " ")
+
+
+@pytest.mark.parametrize(
+    ("markup", "passage"),
+    [
+        ("He paid £{{x}}50 to A/{{x}}B, non-{{x}}stop.", "He paid £50 to A/B, non-stop."),
+        ("ក្រុង\u200b{{x}}\u200bភ្នំពេញ{{x}}ជារាជធានី។", "ក្រុង\u200b\u200bភ្នំពេញជារាជធានី។"),
+        ("葛\U000e0100{{x}}城市は都市である。", "葛\U000e0100城市は都市である。"),
+        ("နေ{{x}}ပြည်တော်သည်မြို့တော်ဖြစ်သည်။", "နေပြည်တော်သည်မြို့တော်ဖြစ်သည်။"),
+    ],
+)
+def test_dropped_markup_leaves_no_space_where_no_words_would_be_joined(markup, passage):
+    assert extract_passages(markup) == [passage]
+
+
+@pytest.mark.parametrize(
+    ("markup", "passage"),
+    [
+        ("A river ({{IPA|x}})is old.", "A river is old."),
+        ("A river({{IPA|x}})is old.", "A river is old."),
+        ("A river[{{x}}]is old.", "A river is old."),
+        ("Cafe\u0301 ({{x}}; {{y}})is old.", "Cafe\u0301 is old."),
+        ("版本Windows（{{x}}）XP是系统。", "版本Windows XP是系统。"),
+        ("東京({{x}})は都市である。", "東京は都市である。"),
+    ],
+)
+def test_brackets_that_dropped_markup_leaves_empty_never_join_words(markup, passage):
+    assert extract_passages(markup) == [passage]
+
+
+CATEGORIES = [
+    "ចំណាត់ថ្នាក់ក្រុម:ទីក្រុង",
+    "ကဏ္ဍ:မြို့များ",
+    "श्रेणी:भारत के शहर",
+    "பகுப்பு:நகரங்கள்",
+    "বিষয়শ্রেণী:শহর",
+    "વર્ગ:શહેર",
+    "ප්\u200dරවර්ගය:නගර",
+    "\u200eקטגוריה:ערים",
+    "The\u0302\u0309 loa\u0323i:Thành phố",
+    "หมวดหมู่:เมือง",
+    "Kategorie:Stadt",
+]
+
+
+@pytest.mark.parametrize("title", CATEGORIES)
+def test_categories_of_every_language_are_dropped_with_their_sort_keys(title):
+    text = "Das ist ein Satz über eine Stadt."
+    assert extract_passages(f"{text} [[{title}]]") == [text]
+    links = f"[[{title}]]\n[[{title}|*]] [[{title}| Eine Stadt.]]"
+    assert extract_passages(f"{text}\n{links}\n") == [text]
+    assert extract_passages(f"{text} Siehe [[:{title}]].") == [f"{text} Siehe {title}."]
+
+
+def test_links_within_a_line_keep_their_text():
+    markup = "He saw [[wikt:dog|dogs]] and\n[[Star Trek: Picard|Picard]]\non [[Star Trek: Picard]]."
+    assert extract_passages(markup) == ["He saw dogs and Picard on Star Trek: Picard."]
+
+
+@pytest.mark.parametrize(
+    ("markup", "passage"),
+    [
+        ("Born 1848{{Template:snd}}27 June, 1934.", "Born 1848 – 27 June, 1934."),
+        ("It is 12{{ template: Nbsp }}km away.", "It is 12 km away."),
+        ("It is {{template:Convert|5|km|mi}} away.", "It is 5 km away."),
+        ("It is {{Template:lang|fr|Paris}}.", "It is Paris."),
+    ],
+)
+def test_templates_may_be_named_with_their_namespace(markup, passage):
+    assert extract_passages(markup) == [passage]

@@ -522,6 +522,63 @@ def test_split_words_returns_words_and_their_characters():
         split_words([1])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I like Paris\u200b.", ["I", "like", "Paris", "."]),
+        ("\u200b \u00ad\x00 \ufe0f\ue000\ufffd", []),
+        ("\u200eParis\u200f, \u2068Rome\u2069\ufe0f", ["Paris", ",", "Rome"]),
+        ("\ufeffParis\u034f\u3164 x", ["Paris", "x"]),
+        ("a\u00adb e\u2060f", ["a\u00adb", "e\u2060f"]),
+        ("\u0645\u06cc\u200c\u062e \u0995\u09cd\u200d\u09b7", None),  # Persian, Bengali
+        ("नदी cafe\u0301 יִשְׂרָאֵל السَّلامُ தமிழ் ភ្នំពេញ", None),
+        ("Paris\u200bRome", ["Paris", "Rome"]),
+        ("Cafe\u0301's, cafe\u0301's\u0301", ["Cafe\u0301", "'s", ",", "cafe\u0301's\u0301"]),
+        ("O'Brien's\u200b dog's\u00adx", ["O'Brien", "'s", "dog's\u00adx"]),
+        ("नदी-यमुना ३,५१४", None),
+        ("\u2764\ufe0f 1\ufe0f\u20e3 =\u0338 \u845b\U000e0100", None),
+        ("\U0001f468\u200d\U0001f469", ["\U0001f468", "\U0001f469"]),
+    ],
+)
+def test_words_hold_combining_marks_and_format_characters_only_inside(text, words):
+    same, spans = split_words(text)
+    assert same == text
+    assert [text[start:end] for start, end in spans] == (text.split() if words is None else words)
+
+
+def test_spans_of_a_random_text_are_ascending_and_leave_out_only_what_is_not_seen():
+    rng = random.Random(0)
+    unseen = set(" \n\u200b\u200d\u00ad\ufe0f\u3164\x00")
+    characters = [*"ab's-.,1\u0301\u093f$", *sorted(unseen)]
+    for _ in range(2000):
+        text = "".join(rng.choices(characters, k=20))
+        _, spans = split_words(text)
+        bounds = [0, *itertools.chain(*spans), len(text)]
+        assert bounds == sorted(bounds) and all(start < end for start, end in spans)
+        for end, start in zip(bounds[::2], bounds[1::2], strict=True):
+            assert unseen.issuperset(text[end:start])
+        for start, end in spans:
+            assert unseen.isdisjoint([text[start], text[end - 1]])
+
+
+def test_a_long_run_of_format_characters_takes_linear_time():
+    # Quadratic time would be minutes.
+    for run in ("\u200d" * 100_000, "x" + "\u00ad" * 100_000, "'s" * 50_000, "x-" * 50_000):
+        split_words(run)
+
+
+def test_entity_ends_before_a_format_character(tokenizer):
+    def predict(features):
+        return [np.eye(3)[[0, 0, 1, 2, 0, 0]] for _ in features]
+
+    text = "the king\u200b ri\u00adver\u200b."
+    labels = ["O", "B-PER", "I-PER"]
+    (found,) = tag_texts([text], None, tokenizer, 32, labels, None, predict)
+    assert [word.word for word in found.words] == ["the", "king", "ri\u00adver", "."]
+    (entity,) = found.entities
+    assert entity.text == text[entity.start : entity.end] == "king\u200b ri\u00adver"
+
+
 def test_an_empty_sentence_of_jsonl_is_predicted_but_not_trained_on(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
     path.write_text('{"tokens": ["the"]}\n{"tokens": []}\n{"tokens": ["of"]}\n')

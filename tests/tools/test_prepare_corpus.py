@@ -144,6 +144,6 @@ def test_casing_follows_the_pieces_or_the_flag_and_is_logged(tmp_path):
     flags = [f"--input={tmp_path}/text.txt", f"--vocab={tmp_path}/vocab.txt", "--dry_run"]
     flags += [f"--output={tmp_path}/out"]
     default = run_tool("prepare_corpus", *flags)
-    assert "10 ids, lower-cased (0 of 0 letters and 0 of 2 pieces" in default.stdout
+    assert "10 ids, lower-cased (0 of 2 pieces have upper case" in default.stdout
     cased = run_tool("prepare_corpus", *flags, "--cased")
     assert "10 ids, cased (as asked)" in cased.stdout
