@@ -18,6 +18,7 @@ from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
+from bert_jax.buckets import as_path
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, log_report, modules_of
 from bert_jax.checkpoints.read import read_model
@@ -67,15 +68,18 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
     In a multi-process run every process must call it, after `distributed.initialize`.
     """
     with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
-        return _run(config, pathlib.Path(workdir), exit_stack)
+        return _run(config, workdir, exit_stack)
 
 
-def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitStack) -> dict:
+def _run(
+    config: ConfigDict, workdir: str | pathlib.Path, exit_stack: contextlib.ExitStack
+) -> dict[str, float]:
     started = time.monotonic()
     is_main = jax.process_index() == 0  # Only this process writes shared files.
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
+        workdir = as_path(workdir)
         check_numbers(config)
         check_tracker(config.tracker)
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -113,6 +117,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
     check_bounds(config, ("profile_steps", 0, max(num_steps - 2, 0)))
+    loop.check_profile(workdir, config.profile_steps)
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, phases, first_step)
     if first_step:
@@ -198,6 +203,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
             if should_save:
                 watchdog.beat(f"saving step {step}", limited=False)
+                writer.sync()
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()

@@ -2,7 +2,7 @@
 
 import json
 import logging as std_logging
-import pathlib
+import os
 import signal
 import sys
 import traceback
@@ -97,4 +97,4 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     if jax.process_index() == 0:
         print(json.dumps(result, indent=2))
         for file in result.get("predictions", ()):  # Of fine-tuning.
-            print(f"Predictions: {pathlib.Path(values.workdir) / file}")
+            print(f"Predictions: {os.path.join(values.workdir, file)}")
