@@ -65,16 +65,17 @@ def _check_reachable(bucket: str) -> None:
             f"storage buckets create gs://{bucket} --location=REGION"
         ) from error
     except Exception as error:  # gcsfs, aiohttp and google.auth raise their own.
-        if getattr(error, "code", None) in (401, "401") or "Invalid Credentials" in str(error):
+        reason = " ".join(str(error).split())
+        if getattr(error, "code", None) in (401, "401") or "Invalid Credentials" in reason:
             fix = (
                 "credentials are missing or have expired: run gcloud auth application-default "
                 "login, or on a virtual machine attach a service account"
             )
-        elif str(error).startswith("Forbidden"):
+        elif reason.startswith("Forbidden"):
             fix = "the account needs roles/storage.objectUser on the bucket"
         else:
             fix = "check the network, and that storage.googleapis.com can be reached from here"
-        raise OSError(f"cannot read gs://{bucket} ({str(error)[:300]}): {fix}") from error
+        raise OSError(f"cannot read gs://{bucket} ({reason[:300]}): {fix}") from error
     _reached.add(bucket)
 
 
