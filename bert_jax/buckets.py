@@ -7,6 +7,7 @@ TensorStore. docs/cloud_tpu.md says what differs from a local directory.
 import concurrent.futures
 import hashlib
 import importlib.util
+import logging as std_logging
 import os
 import pathlib
 import re
@@ -21,6 +22,9 @@ from etils import epath
 os.environ.setdefault("EPATH_USE_TF", "false")
 # Other processes, and TensorStore in this one, change directories without gcsfs's knowing.
 fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+
+std_logging.getLogger("gcsfs").setLevel("CRITICAL")  # It logs each error that it raises.
+std_logging.getLogger("fsspec").setLevel("WARNING")  # Logs every file.
 
 COPIES_IN_FLIGHT = 16
 

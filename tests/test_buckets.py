@@ -35,7 +35,7 @@ from tests import helpers
 
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
 BINARY = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
-STEPS = 20 + 3 * KILLS
+STEPS = 6 + 3 * KILLS
 FIELDS = (
     *(f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7"),
     "shard_weight_update=True",  # As on TPU pods.

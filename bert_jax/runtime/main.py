@@ -56,7 +56,6 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         lambda record: "orbax" not in record.pathname or record.levelno > std_logging.INFO
     )
     std_logging.getLogger("jax._src.xla_bridge").setLevel("WARNING")  # Logs absent backends.
-    std_logging.getLogger("gcsfs").setLevel("WARNING")  # Logs every file.
     is_distributed = values.multihost or values.coordinator is not None
     # Handled here until the training loop does; destructors would swallow a KeyboardInterrupt.
     message = "Stopped while no training step was running. Run the same command again."
