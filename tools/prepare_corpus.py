@@ -55,7 +55,9 @@ CASED = flags.DEFINE_bool(
     "Keep upper case, or (--nocased) lower-case the text. By default as the model of --vocab says, "
     "or else as the pieces of the vocabulary show.",
 )
-OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
+OUTPUT = flags.DEFINE_string(
+    "output", None, "Directory or gs:// address to write the corpus to.", required=True
+)
 OVERWRITE = flags.DEFINE_bool(
     "overwrite",
     False,

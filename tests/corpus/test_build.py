@@ -420,8 +420,6 @@ def test_bad_output_is_a_clear_error(tmp_path, text):
     file.write_text("x")
     with pytest.raises(OSError, match="cannot write into --output="):
         build_corpus(text, TOKENIZER, file, corpus_config(), num_processes=1)
-    with pytest.raises(ValueError, match="--output=gs://b/c: without --runner, a corpus"):
-        build_corpus(text, TOKENIZER, "gs://b/c", corpus_config(), num_processes=1)
 
 
 @pytest.mark.parametrize(

@@ -233,8 +233,3 @@ def test_damaged_corpus_is_a_clear_error(corpus, damage, error, message):
     damage(corpus)
     with pytest.raises(error, match=message):
         Rows(corpus, "train").read(0, 8)
-
-
-def test_address_on_a_bucket_is_a_clear_error():
-    with pytest.raises(ValueError, match=r"gs://b/corpus: rows are read from files; mount the"):
-        Rows("gs://b/corpus")
