@@ -67,19 +67,19 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
 
     In a multi-process run every process must call it, after `distributed.initialize`.
     """
+    with distributed.raise_on_all_processes():
+        workdir = as_path(workdir)
+        loop.check_profile(workdir, config.profile_steps)
     with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
         return _run(config, workdir, exit_stack)
 
 
-def _run(
-    config: ConfigDict, workdir: str | pathlib.Path, exit_stack: contextlib.ExitStack
-) -> dict[str, float]:
+def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitStack) -> dict:
     started = time.monotonic()
     is_main = jax.process_index() == 0  # Only this process writes shared files.
 
     # Corpus, model and optimizer on the devices.
     with distributed.raise_on_all_processes():
-        workdir = as_path(workdir)
         check_numbers(config)
         check_tracker(config.tracker)
         watchdog = exit_stack.enter_context(contextlib.closing(Watchdog(config.stall_seconds)))
@@ -117,7 +117,6 @@ def _run(
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
     check_bounds(config, ("profile_steps", 0, max(num_steps - 2, 0)))
-    loop.check_profile(workdir, config.profile_steps)
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, phases, first_step)
     if first_step:

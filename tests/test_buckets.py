@@ -29,6 +29,7 @@ from bert_jax.checkpoints import native
 from bert_jax.checkpoints.verify import load_training_state, verify_checkpoint
 from bert_jax.data.rows import Rows
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.training import loop
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.workdir import write_text
 from tests import helpers
@@ -216,6 +217,12 @@ def test_metrics_are_copied_to_a_bucket_until_another_run_starts(bucket):
         second.sync()
     with pytest.raises(ValueError, match="another run has started in it, and this one stops"):
         second.close()
+
+
+def test_profile_in_a_workdir_on_a_bucket_is_refused(bucket):
+    with pytest.raises(ValueError, match="--config.profile_steps=2: a profile is written to a"):
+        loop.check_profile(as_path(f"{bucket}/run"), 2)
+    loop.check_profile(as_path(f"{bucket}/run"), 0)
 
 
 class Refusal(http.server.BaseHTTPRequestHandler):

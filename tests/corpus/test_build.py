@@ -753,7 +753,7 @@ def test_file_that_was_removed_while_a_build_was_published_is_a_clear_error(tmp_
         writing.open_scratch(out, ["x"], overwrite=True) as scratch,
     ):
         (out / "train-00000-of-00002.array_record").unlink()
-        writing.publish(scratch, names, {})
+        writing.publish(scratch, out, names, {})
     assert not (out / writing.SCRATCH).exists()
     build_corpus(text, TOKENIZER, out, config, overwrite=True, num_processes=1)
     assert len(list(out.glob("*.array_record"))) == 3

@@ -117,7 +117,7 @@ def write_numbered_rows(directory, num_rows, block_rows):
                 "size": TOKENIZER.vocab_size,
             },
         }
-        writing.publish(scratch, [path.name, "vocab.txt"], manifest)
+        writing.publish(scratch, directory, [path.name, "vocab.txt"], manifest)
 
 
 @pytest.mark.parametrize("batch_size", [32, 256])
