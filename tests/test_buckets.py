@@ -16,6 +16,7 @@ import threading
 import urllib.request
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,6 +32,7 @@ from bert_jax.data.rows import Rows
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import loop
 from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.state import TrainState
 from bert_jax.training.workdir import write_text
 from tests import helpers
 
@@ -190,12 +192,18 @@ def test_unfinished_checkpoint_on_a_bucket_is_neither_seen_nor_kept(bucket, tmp_
     (workdir / "checkpoints/10/commit_success.txt").unlink()
     assert native.saved_steps(workdir / "checkpoints") == [1, 2]
     assert native.find_checkpoint(f"{bucket}/run") == workdir / "checkpoints/2"
-    checkpointer = native.Checkpointer(workdir, {}, tokenizer, keep_last=1)
-    assert checkpointer.latest_step() == 2
-    assert not (workdir / "checkpoints/10").exists()
-    checkpointer.wait()
-    assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["2"]
-    checkpointer.close()
+    (workdir / "checkpoints/1/commit_success.txt").unlink()
+    with contextlib.closing(native.Checkpointer(workdir, {}, tokenizer, keep_last=1)) as saver:
+        assert saver.latest_step() == 2
+        # Another run may still complete 10.
+        saver.wait()
+        assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["10", "2"]
+        state = TrainState(jnp.array(10), {"encoder": {"x": jnp.zeros(3)}}, ())
+        saver.save(state)
+        saver.wait()
+        assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["10"]
+        restored = saver.restore(10, jax.eval_shape(lambda: state))
+        np.testing.assert_array_equal(restored.params["encoder"]["x"], np.zeros(3))
 
 
 def test_metrics_are_copied_to_a_bucket_until_another_run_starts(bucket):

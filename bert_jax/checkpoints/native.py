@@ -48,7 +48,7 @@ class Checkpointer:
         keep_last: int,
         keep_every: int = 0,
     ):
-        """Removes unfinished checkpoints of earlier runs."""
+        """Removes unfinished checkpoints of earlier runs; on a bucket, `save` and `wait` do."""
         self.directory = absolute(workdir) / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
         self._tokenizer = tokenizer
@@ -57,7 +57,8 @@ class Checkpointer:
         self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            remove_unfinished(self.directory)
+            for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                _remove_unfinished(unfinished)
 
     def latest_step(self) -> int | None:
         """Returns the step of the latest complete checkpoint, or None."""
@@ -72,7 +73,8 @@ class Checkpointer:
             **_metadata_items(self.settings, self._tokenizer),
         )
         with self._writing():
-            self._checkpointer.save(self.directory / str(int(state.step)), args=items)
+            _clear(directory := self.directory / str(int(state.step)))
+            self._checkpointer.save(directory, args=items)
 
     def check(self) -> None:
         """Raises CheckpointError if the current write has failed, without waiting for it."""
@@ -84,9 +86,12 @@ class Checkpointer:
         with self._writing():
             self._checkpointer.wait_until_finished()
             if jax.process_index() == 0:
-                for step in saved_steps(self.directory)[: -self._keep_last]:
+                steps = saved_steps(self.directory)
+                for step in steps[: -self._keep_last]:
                     if not self._keep_every or step % self._keep_every:
                         remove_checkpoint(self.directory / str(step))
+                if is_bucket(self.directory):
+                    _remove_unfinished_before(self.directory, steps)
 
     def restore(self, step: int | pathlib.Path, abstract):
         """Returns the state saved at `step`, or in another checkpoint (a path), like `abstract`."""
@@ -119,24 +124,31 @@ class Checkpointer:
 def remove_checkpoint(directory: pathlib.Path) -> None:
     """Removes a checkpoint, which is never seen as complete while some of its files are removed."""
     if is_bucket(directory):
-        (directory / COMMIT).unlink()
-        directory.rmtree()
+        (directory / COMMIT).unlink(missing_ok=True)
+        directory.rmtree(missing_ok=True)
         return
     removed = directory.with_name(f"{directory.name}{ocp.utils.TMP_DIR_SUFFIX}-removed")
     directory.rename(removed)
     shutil.rmtree(removed)
 
 
-def remove_unfinished(parent: pathlib.Path) -> None:
-    """Removes what earlier, interrupted runs left of checkpoints in `parent`."""
-    if is_bucket(parent):
-        complete = saved_steps(parent)
-        for entry in _entries(parent):
-            if entry.name.isdecimal() and int(entry.name) not in complete:
-                entry.rmtree()
-        return
-    for unfinished in parent.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
-        _remove_unfinished(unfinished)
+def _clear(directory: pathlib.Path) -> None:
+    """Removes what is left on a bucket of an earlier save of the same step; all processes call it.
+
+    Not when a run starts: one that it takes over may still be completing its last checkpoint.
+    """
+    if is_bucket(directory):
+        with distributed.raise_on_all_processes():  # Each would refuse what is still there.
+            if jax.process_index() == 0:
+                remove_checkpoint(directory)
+
+
+def _remove_unfinished_before(parent: pathlib.Path, steps: list[int]) -> None:
+    """Removes the unfinished checkpoints on a bucket that are older than the last of `steps`."""
+    unfinished = {int(entry.name) for entry in _entries(parent) if entry.name.isdecimal()}
+    for step in unfinished - set(steps):
+        if step < max(steps, default=0):
+            (parent / str(step)).rmtree()
 
 
 def _remove_unfinished(directory: pathlib.Path) -> None:
@@ -168,7 +180,7 @@ def write_checkpoint(
 
     `settings` holds the name and fields of the architecture under "architecture", the modules of
     `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head under "head".
-    Raises CheckpointError, also if `directory` exists.
+    Raises CheckpointError, also if `directory` exists; on a bucket, it is replaced.
     """
     metadata = _metadata_items(settings | {"has_training_state": False}, tokenizer)
     items = ocp.args.Composite(params=_chunked_save_args(params), **metadata)
@@ -176,6 +188,7 @@ def write_checkpoint(
         _checkpoint_errors(f"writing a checkpoint to {directory} failed"),
         ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
     ):
+        _clear(directory)
         checkpointer.save(absolute(directory), args=items)
 
 

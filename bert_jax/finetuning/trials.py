@@ -71,8 +71,6 @@ class TrialRun:
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         self.prediction: Prediction | None = None
         self.prediction_size = 0
-        if self.writes and is_bucket(self.best):
-            native.remove_unfinished(self.best)
         if steps := native.saved_steps(self.best):
             self.best_step = steps[-1]
             self.score = native.load_settings(self.best / str(self.best_step))["score"]
