@@ -105,6 +105,7 @@ class TrialRun:
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
         settings["tuned_head_settings"] = kept | tuned
+        self.writer.sync()
         native.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
         for old_step in native.saved_steps(self.best):
             if old_step != step and self.writes:

@@ -130,6 +130,8 @@ class MetricsWriter:
             self._copy_to_bucket()
             if self._tracker:
                 self._tracker.close()
+        if is_bucket(self._workdir):
+            self._local.cleanup()
 
     def _write_event(self, step: int, **content):
         self._events.write_event(Event(wall_time=time.time(), step=step, **content))
