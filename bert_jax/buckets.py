@@ -110,7 +110,7 @@ def copy_to_cache(directory: epath.Path, newest: str, names: Sequence[str]) -> p
     """Copies files of a directory on a bucket to this host, except those copied before.
 
     Files that are written again are copied again if the file `newest` was written again after
-    them. Returns the local directory. Raises OSError.
+    them. Returns the local directory. Raises FileNotFoundError for a missing file, and OSError.
     """
     files = fsspec.filesystem("gcs")
     generation = files.info(str(directory / newest))["generation"]
@@ -128,6 +128,8 @@ def copy_to_cache(directory: epath.Path, newest: str, names: Sequence[str]) -> p
     try:
         copy.mkdir(parents=True, exist_ok=True)
         _for_each(missing, copy_file)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise OSError(
             f"cannot copy {directory} to {copy}: {error}. Free disk space, or set XDG_CACHE_HOME "

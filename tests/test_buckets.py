@@ -28,7 +28,7 @@ from bert_jax import buckets
 from bert_jax.buckets import as_path
 from bert_jax.checkpoints import native
 from bert_jax.checkpoints.verify import load_training_state, verify_checkpoint
-from bert_jax.data.rows import Rows
+from bert_jax.data.rows import CorpusError, Rows
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training import loop
 from bert_jax.training.metrics import MetricsWriter
@@ -143,6 +143,15 @@ def test_corpus_is_copied_once_and_again_after_it_was_rebuilt(bucket, text, tmp_
     build(text, tmp_path / "corpus", seed=7, num_shards=2)
     assert contents(corpus).keys() == {path.name for path in (tmp_path / "corpus").glob("*.*")}
     assert_same_rows(corpus, tmp_path / "corpus")
+
+
+def test_missing_shard_on_a_bucket_is_a_clear_error(bucket, text):
+    corpus = f"{bucket}/corpus"
+    build(text, corpus)
+    (as_path(corpus) / "train-00001-of-00003.array_record").unlink()
+    with pytest.raises(CorpusError, match=r"a file of gs://.* is missing: .*train-00001-of-00003"):
+        Rows(corpus)
+    assert Rows(corpus, "heldout").num_rows
 
 
 def test_interrupted_copy_of_a_corpus_to_a_bucket_resumes(bucket, text, tmp_path, monkeypatch):

@@ -80,7 +80,10 @@ class Rows:
             if is_bucket(self.source):
                 names = [entry["file"] for entry in shards]
                 names.append(self.manifest["vocabulary"]["filename"])
-                self.directory = copy_to_cache(self.source, MANIFEST, names)
+                try:
+                    self.directory = copy_to_cache(self.source, MANIFEST, names)
+                except FileNotFoundError as error:
+                    raise CorpusError(f"a file of {self.source} is missing: {error}") from error
             self._open_shards(shards, config["block_rows"])
             self.tokenizer = self._load_tokenizer()
         except (KeyError, TypeError) as error:
