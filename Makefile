@@ -5,7 +5,7 @@ PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist load
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity faults report-test manifest-test beam-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity faults report-test manifest-test bucket-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -86,6 +86,11 @@ manifest-test: .venv/installed
 	curl --fail --silent --show-error --output runs/data/jobset.yaml \
 		$(JOBSET)/config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml
 	BERT_JAX_JOBSET_CRD=runs/data/jobset.yaml $(BIN)/python -m pytest -rs tests/tpu/test_jobset.py
+
+# Runs on a bucket: an emulator of Cloud Storage, which this installs. Kills two of its runs.
+bucket-test: .venv/installed
+	$(BIN)/pip install --quiet --editable ".[buckets-test]"
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -rs tests/test_buckets.py
 
 # Builds a corpus with Apache Beam on three runners, one of them a cluster of processes.
 beam-test: .venv/beam

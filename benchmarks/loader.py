@@ -51,7 +51,7 @@ def write_synthetic_corpus(directory: str, length: int) -> None:
                 "size": tokenizer.vocab_size,
             },
         }
-        writing.publish(scratch, [*names, tokenizer.filename], manifest)
+        writing.publish(scratch, directory, [*names, tokenizer.filename], manifest)
 
 
 class SlowRows(Rows):

@@ -50,10 +50,10 @@ def run_processes(
 ) -> dict:
     """Builds a corpus in the directory `output` and returns its manifest.
 
-    `output` is new, empty, left by an interrupted build, which is resumed, or a corpus to
-    `overwrite`, which stays until the new one is finished. The output is the same for any
-    `num_processes`; 0 means one per core. `extra_files` returns additional files, by name,
-    from the manifest and the samples.
+    `output`, here or on a bucket, is new, empty, left by an interrupted build, which is resumed, or
+    a corpus to `overwrite`, which stays until the new one is finished. The output is the same for
+    any `num_processes`; 0 means one per core. `extra_files` returns additional files, by name, from
+    the manifest and the samples.
 
     Raises OSError or ValueError for an invalid input, or an output that is not writable.
     """
@@ -75,7 +75,7 @@ def run_processes(
         for name, content in files.items():
             with writing.replace_file(scratch / name) as stream:
                 stream.write(content)
-        writing.publish(scratch, [*names, *files], manifest)
+        writing.publish(scratch, output, [*names, *files], manifest)
     return manifest
 
 

@@ -109,8 +109,10 @@ def find_inputs(
 def _find_files(pattern: str) -> list[Source]:
     """Returns the files that match a glob, sorted."""
     is_remote = "://" in pattern
+    # What the glob lists has the sizes and versions, too: no request for each file.
+    options = {"use_listings_cache": True} if pattern.startswith("gs://") else {}
     try:
-        files, path = fsspec.core.url_to_fs(pattern)
+        files, path = fsspec.core.url_to_fs(pattern, **options)
         names = [path] if files.isfile(path) else sorted(filter(files.isfile, files.glob(path)))
         found = [(name, files.size(name), files.ukey(name)) for name in names]
     except ImportError as error:

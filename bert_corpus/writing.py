@@ -14,6 +14,7 @@ import numpy as np
 from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from bert_jax.buckets import as_path, cache_directory, copy_to_bucket, is_bucket
 from bert_jax.data.rows import MANIFEST
 
 SCRATCH = ".spill"  # inside the output directory, so that finished shards are moved, not copied
@@ -26,16 +27,14 @@ def open_scratch(
 ) -> Iterator[pathlib.Path]:
     """Yields the scratch directory in `directory`, with the files of an interrupted equal build.
 
-    Locks out other builds. After a ValueError nothing is left, because the input or a
-    setting must change. Raises FileExistsError for a complete corpus unless `overwrite` is set,
-    ValueError for a directory on a bucket, and OSError.
+    If `directory` is on a bucket, the build is in a local cache directory. Locks out other builds
+    of this host. After a ValueError nothing is left, because the input or a setting must change.
+    Raises FileExistsError for a complete corpus unless `overwrite` is set, OSError, and what
+    `as_path` raises for a bucket.
     """
-    if "://" in str(directory):
-        raise ValueError(
-            f"--output={directory}: without --runner, a corpus is built in a local directory; "
-            "copy it to the bucket afterwards"
-        )
-    directory = pathlib.Path(directory)
+    output = directory = as_path(directory)
+    if is_bucket(output):
+        directory = cache_directory("builds", str(output))
     scratch, content = directory / SCRATCH, json.dumps(fingerprint).encode()
     with contextlib.ExitStack() as stack:
         try:
@@ -48,8 +47,8 @@ def open_scratch(
         except OSError as error:
             raise _not_writable(directory, error) from error
         # After the lock: another build may just have completed it.
-        if (directory / MANIFEST).exists() and not overwrite:
-            message = f"{directory} holds a complete corpus; replace it with --overwrite"
+        if (output / MANIFEST).exists() and not overwrite:
+            message = f"{output} holds a complete corpus; replace it with --overwrite"
             raise FileExistsError(message)
         try:
             if not scratch.exists() or _read(scratch / FINGERPRINT) != content:
@@ -123,24 +122,34 @@ def encode_manifest(manifest: dict) -> bytes:
     return f"{json.dumps(manifest, indent=2)}\n".encode()
 
 
-def publish(scratch: pathlib.Path, names: list[str], manifest: dict) -> None:
-    """Moves the finished files to the parent of `scratch`, replacing an older corpus there.
+def publish(
+    scratch: pathlib.Path, directory: str | os.PathLike, names: list[str], manifest: dict
+) -> None:
+    """Moves the finished files to `directory`, replacing an older corpus there.
 
     Can be interrupted and repeated. A directory with a manifest holds a complete corpus.
     """
-    directory = scratch.parent
+    directory = as_path(directory)
     for name in names:
-        if not (scratch / name).exists() and not (directory / name).exists():
+        # An interrupted call has moved it, but to a bucket only copied it.
+        is_moved = not is_bucket(directory) and (directory / name).exists()
+        if not (scratch / name).exists() and not is_moved:
             remove_scratch(scratch)
             raise OSError(f"{directory / name} was removed while it was built; run again")
     (directory / MANIFEST).unlink(missing_ok=True)
-    for name in names:
-        if (scratch / name).exists():  # Otherwise an interrupted call has moved it.
-            os.replace(scratch / name, directory / name)
+    if is_bucket(directory):
+        copy_to_bucket(scratch, directory, names)
+    else:
+        for name in names:
+            if (scratch / name).exists():
+                os.replace(scratch / name, directory / name)
     for split in ("train", "heldout"):
         for path in directory.glob(f"{split}-?????-of-?????.array_record"):
             if path.name not in names:
                 path.unlink()
-    with replace_file(directory / MANIFEST) as stream:
-        stream.write(encode_manifest(manifest))
+    if is_bucket(directory):  # An object appears once it is complete.
+        (directory / MANIFEST).write_bytes(encode_manifest(manifest))
+    else:
+        with replace_file(directory / MANIFEST) as stream:
+            stream.write(encode_manifest(manifest))
     remove_scratch(scratch)

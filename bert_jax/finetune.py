@@ -9,7 +9,6 @@ import contextlib
 import functools
 import itertools
 import pathlib
-import shutil
 import time
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from bert_jax.buckets import as_path, remove_tree
 from bert_jax.checkpoints.native import Checkpointer
 from bert_jax.checkpoints.parameters import LoadedModel, log_report
 from bert_jax.checkpoints.read import read_model
@@ -57,8 +57,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
     after `distributed.initialize`. Raises ValueError or OSError for invalid settings or files, and
     NonFiniteLoss if no seed has a finite loss.
     """
-    workdir = pathlib.Path(workdir)
     with distributed.raise_on_all_processes():
+        workdir = as_path(workdir)
         setup = prepare(config)
         config = setup.config
         directories = seed_directories(workdir, config.seed, config.num_seeds)
@@ -175,7 +175,7 @@ def run_trials(setup: FinetuneSetup, trials: Sequence[Trial], directory: pathlib
                     stopped = run_stack(setup, group, directory, exit_stack)
             with distributed.raise_on_all_processes():  # Nothing resumes from there any more.
                 if jax.process_index() == 0:
-                    shutil.rmtree(directory / "checkpoints", ignore_errors=True)
+                    remove_tree(directory / "checkpoints")
     if stopped:
         raise stopped
     return [trial.result for trial in trials]
@@ -247,6 +247,7 @@ def run_stack(
             is_due = should_evaluate and config.save_training_state and step < stack.num_steps
             if is_due or should_stop:
                 watchdog.beat(f"saving step {step}", limited=False)
+                stack.sync()
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()

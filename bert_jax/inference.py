@@ -52,8 +52,8 @@ def load(
     ValueError if it cannot be converted, and RuntimeError if there is no such device.
 
     Args:
-      directory: a run's workdir (its best checkpoint is used, or else the latest), a checkpoint,
-        or a Hugging Face transformers or Google release directory.
+      directory: a run's workdir (its best checkpoint is used, or else the latest) or a checkpoint,
+        here or on a bucket (gs://), or a Hugging Face transformers or Google release directory.
       dtype: "float32" or "bfloat16", of hidden states and products; parameters and results are
         float32.
       device: where the parameters are, and so where the model computes: one of `jax.devices()`, or

@@ -18,6 +18,7 @@ from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
+from bert_jax.buckets import as_path
 from bert_jax.checkpoints.native import Checkpointer, find_checkpoint
 from bert_jax.checkpoints.parameters import LoadedModel, log_report, modules_of
 from bert_jax.checkpoints.read import read_model
@@ -59,8 +60,11 @@ def train_and_evaluate(config: ConfigDict, workdir: str | pathlib.Path) -> dict[
 
     In a multi-process run every process must call it, after `distributed.initialize`.
     """
+    with distributed.raise_on_all_processes():
+        workdir = as_path(workdir)
+        loop.check_profile(workdir, config.profile_steps)
     with contextlib.ExitStack() as exit_stack:  # Completes the current save, however the run ends.
-        return _run(config, pathlib.Path(workdir), exit_stack)
+        return _run(config, workdir, exit_stack)
 
 
 def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitStack) -> dict:
@@ -191,6 +195,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 writer.write(step, {f"heldout/{name}": value for name, value in scores.items()})
             if should_save:
                 watchdog.beat(f"saving step {step}", limited=False)
+                writer.sync()
                 checkpointer.save(state)
             if should_stop:
                 checkpointer.wait()

@@ -390,6 +390,7 @@ def start(
     num_processes: int = 1,
     devices_per_process: int = 1,
     last_flags: tuple[str, ...] = (),
+    logs=None,
     **flags,
 ) -> list[subprocess.Popen]:
     """Starts the pre-training of a tiny model in `num_processes` processes; see `launch`.
@@ -412,6 +413,7 @@ def start(
         num_processes=num_processes,
         devices_per_process=devices_per_process,
         last_flags=last_flags,
+        logs=logs,
     )
 
 
@@ -422,10 +424,12 @@ def launch(
     num_processes: int = 1,
     devices_per_process: int = 1,
     last_flags: tuple[str, ...] = (),
+    logs=None,
 ) -> list[subprocess.Popen]:
     """Starts `python -m COMMAND --workdir=WORKDIR` in processes that form one run.
 
-    Their output goes to `log_of(workdir, process)`; only the last process gets `last_flags`.
+    Their output goes to `log_of(logs, process)`, where `logs` is WORKDIR unless given; only the
+    last process gets `last_flags`.
     """
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
@@ -439,7 +443,7 @@ def launch(
     for process in range(num_processes):
         process_flags = [f"--process_id={process}"] if num_processes > 1 else []
         process_flags += last_flags if process == num_processes - 1 else ()
-        with log_of(workdir, process).open("w") as log:
+        with log_of(logs or workdir, process).open("w") as log:
             processes.append(
                 subprocess.Popen(
                     [*command, *process_flags], stdout=log, stderr=log, env=environment, cwd=ROOT
@@ -465,7 +469,7 @@ def finish(processes: list[subprocess.Popen], seconds: float = 600) -> list[int]
 def run(workdir, corpus, *fields: str, **options) -> None:
     """Runs a pre-training as `start` does, and asserts that it succeeds."""
     exit_codes = finish(start(workdir, corpus, *fields, **options))
-    assert not any(exit_codes), log_of(workdir).read_text()[-3000:]
+    assert not any(exit_codes), log_of(options.get("logs") or workdir).read_text()[-3000:]
 
 
 @contextlib.contextmanager

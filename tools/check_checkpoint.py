@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
         print_summary(source)
         if COPY_TO.value:
             copy_verified(source, pathlib.Path(COPY_TO.value).absolute())
-    except (CheckpointError, OSError, ValueError) as error:
+    except (CheckpointError, ImportError, OSError, ValueError) as error:
         sys.exit(f"check_checkpoint: {error}")
 
 

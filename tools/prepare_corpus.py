@@ -55,7 +55,9 @@ CASED = flags.DEFINE_bool(
     "Keep upper case, or (--nocased) lower-case the text. By default, set by the model of --vocab, "
     "or else inferred from the pieces of the vocabulary.",
 )
-OUTPUT = flags.DEFINE_string("output", None, "Directory to write the corpus to.", required=True)
+OUTPUT = flags.DEFINE_string(
+    "output", None, "Directory or gs:// address to write the corpus to.", required=True
+)
 OVERWRITE = flags.DEFINE_bool(
     "overwrite",
     False,

@@ -2,7 +2,8 @@
 
 `<workdir>/checkpoints/<step>/` holds `params`, `training` (step and optimizer state), `config`
 (JSON: the run's settings) and `vocabulary` (JSON).
-Writing is asynchronous and atomic: a directory under its final name is complete.
+Writing is asynchronous and atomic: a directory under its final name is complete. On a bucket, where
+renaming a directory copies it, one with `commit_success.txt`, which Orbax writes last, is complete.
 """
 
 import asyncio
@@ -22,11 +23,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
+from bert_jax.buckets import absolute, as_path, is_bucket
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
 from bert_jax.tokenization import Tokenizer, tokenizer_from_bytes
 
 CHUNKS_PER_READ = 2
+COMMIT = "commit_success.txt"
 
 
 class Checkpointer:
@@ -45,8 +48,8 @@ class Checkpointer:
         keep_last: int,
         keep_every: int = 0,
     ):
-        """Removes unfinished checkpoints of earlier runs."""
-        self.directory = workdir.absolute() / "checkpoints"
+        """Removes unfinished checkpoints of earlier runs; on a bucket, `save` and `wait` do."""
+        self.directory = absolute(workdir) / "checkpoints"
         self._keep_last, self._keep_every = keep_last, keep_every
         self._tokenizer = tokenizer
         self.settings = settings  # Those that the next checkpoints store.
@@ -70,7 +73,8 @@ class Checkpointer:
             **_metadata_items(self.settings, self._tokenizer),
         )
         with self._writing():
-            self._checkpointer.save(self.directory / str(int(state.step)), args=items)
+            _clear(directory := self.directory / str(int(state.step)))
+            self._checkpointer.save(directory, args=items)
 
     def check(self) -> None:
         """Raises CheckpointError if the current write has failed, without waiting for it."""
@@ -82,16 +86,16 @@ class Checkpointer:
         with self._writing():
             self._checkpointer.wait_until_finished()
             if jax.process_index() == 0:
-                for step in saved_steps(self.directory)[: -self._keep_last]:
+                steps = saved_steps(self.directory)
+                for step in steps[: -self._keep_last]:
                     if not self._keep_every or step % self._keep_every:
-                        # Renamed first, so that every directory with a final name is complete.
-                        removed = self.directory / f"{step}{ocp.utils.TMP_DIR_SUFFIX}-removed"
-                        (self.directory / str(step)).rename(removed)
-                        shutil.rmtree(removed)
+                        remove_checkpoint(self.directory / str(step))
+                if is_bucket(self.directory):
+                    _remove_unfinished_before(self.directory, steps)
 
     def restore(self, step: int | pathlib.Path, abstract):
         """Returns the state saved at `step`, or in another checkpoint (a path), like `abstract`."""
-        directory = self.directory / str(step)
+        directory = self.directory / str(step) if isinstance(step, int) else step
         training = {"step": abstract.step, "opt_state": abstract.opt_state}
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(abstract.params),
@@ -115,6 +119,36 @@ class Checkpointer:
             return f". The last complete one is {last}; {fix}"
 
         return _checkpoint_errors(f"writing a checkpoint to {self.directory} failed", advice)
+
+
+def remove_checkpoint(directory: pathlib.Path) -> None:
+    """Removes a checkpoint, which is never seen as complete while some of its files are removed."""
+    if is_bucket(directory):
+        (directory / COMMIT).unlink(missing_ok=True)
+        directory.rmtree(missing_ok=True)
+        return
+    removed = directory.with_name(f"{directory.name}{ocp.utils.TMP_DIR_SUFFIX}-removed")
+    directory.rename(removed)
+    shutil.rmtree(removed)
+
+
+def _clear(directory: pathlib.Path) -> None:
+    """Removes what is left on a bucket of an earlier save of the same step; all processes call it.
+
+    Not when a run starts: one that it takes over may still be completing its last checkpoint.
+    """
+    if is_bucket(directory):
+        with distributed.raise_on_all_processes():  # Each would refuse what is still there.
+            if jax.process_index() == 0:
+                remove_checkpoint(directory)
+
+
+def _remove_unfinished_before(parent: pathlib.Path, steps: list[int]) -> None:
+    """Removes the unfinished checkpoints on a bucket that are older than the last of `steps`."""
+    unfinished = {int(entry.name) for entry in _entries(parent) if entry.name.isdecimal()}
+    for step in unfinished - set(steps):
+        if step < max(steps, default=0):
+            (parent / str(step)).rmtree()
 
 
 def _remove_unfinished(directory: pathlib.Path) -> None:
@@ -146,7 +180,7 @@ def write_checkpoint(
 
     `settings` holds the name and fields of the architecture under "architecture", the modules of
     `params` under "modules" ("encoder/pooler", "mlm", ...), and a task's head under "head".
-    Raises CheckpointError, also if `directory` exists.
+    Raises CheckpointError, also if `directory` exists; on a bucket, it is replaced.
     """
     metadata = _metadata_items(settings | {"has_training_state": False}, tokenizer)
     items = ocp.args.Composite(params=_chunked_save_args(params), **metadata)
@@ -154,7 +188,8 @@ def write_checkpoint(
         _checkpoint_errors(f"writing a checkpoint to {directory} failed"),
         ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
     ):
-        checkpointer.save(directory.absolute(), args=items)
+        _clear(directory)
+        checkpointer.save(absolute(directory), args=items)
 
 
 def _chunked_save_args(tree: dict) -> ocp.args.StandardSave:
@@ -173,8 +208,16 @@ def _metadata_items(settings: dict, tokenizer: Tokenizer) -> dict[str, ocp.args.
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the steps with a complete checkpoint in `directory`, in ascending order."""
-    # Unfinished checkpoints have other names.
-    return sorted(int(entry.name) for entry in directory.glob("*") if entry.name.isdecimal())
+    if is_bucket(directory):
+        entries = [entry for entry in _entries(directory) if (entry / COMMIT).exists()]
+    else:
+        entries = directory.glob("*")  # Unfinished checkpoints have other names.
+    return sorted(int(entry.name) for entry in entries if entry.name.isdecimal())
+
+
+def _entries(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what is in a directory of a bucket; `glob` would list all objects below it."""
+    return list(directory.iterdir()) if directory.exists() else []
 
 
 def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
@@ -182,10 +225,10 @@ def find_checkpoint(path: str | pathlib.Path) -> pathlib.Path:
 
     `path` is a workdir, its `checkpoints`, or a checkpoint. Raises FileNotFoundError.
     """
-    path = pathlib.Path(path).absolute()
+    path = absolute(as_path(path))
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a directory: expected a workdir or a checkpoint")
-    if (path / "params").is_dir():
+    if (path / COMMIT).exists() if is_bucket(path) else (path / "params").is_dir():
         return path
     for directory in (path / "best", path / "checkpoints", path):
         if steps := saved_steps(directory):
@@ -260,8 +303,7 @@ def read_arrays(
     context = tensorstore.Context(limits)
     arrays = {}
     for leaf in sorted(leaves, key=lambda leaf: -math.prod(leaf.shape)):
-        base = {"driver": "file", "path": f"{item}/"}  # A URL would need escaping.
-        kvstore = {"driver": "ocdbt", "base": base, "path": f"{leaf.name}/"}
+        kvstore = {"driver": "ocdbt", "base": _kvstore(item), "path": f"{leaf.name}/"}
         spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
         store = tensorstore.open(spec, context=context, open=True, read=True).result()
         # Aligned to 64 bytes, so that JAX on a CPU uses the array without copying it.
@@ -275,6 +317,14 @@ def read_arrays(
             values[...] = store.read().result()
         arrays[leaf.name] = jax.block_until_ready(jax.device_put(values))
     return structure.unflatten([arrays[leaf.name] for leaf in leaves])
+
+
+def _kvstore(item: pathlib.Path) -> dict[str, str]:
+    """Returns TensorStore's specification of a directory; in a URL, names would need escaping."""
+    if not is_bucket(item):
+        return {"driver": "file", "path": f"{item}/"}
+    bucket, _, path = str(item).removeprefix("gs://").partition("/")
+    return {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
 
 
 def _read_in_parts(store: tensorstore.TensorStore, values: np.ndarray) -> None:

@@ -5,6 +5,7 @@ import re
 
 import flax
 
+from bert_jax.buckets import as_path, is_bucket
 from bert_jax.checkpoints.google import is_google, load_google
 from bert_jax.checkpoints.huggingface import load_huggingface
 from bert_jax.checkpoints.native import load_checkpoint
@@ -21,13 +22,15 @@ from bert_jax.model.replaced_tokens import GeneratorSettings, generator_params
 
 
 def read_model(directory: str | pathlib.Path) -> LoadedModel:
-    """Reads a model directory of any format.
+    """Reads a model directory of any format; on a bucket, only a native one.
 
     Raises FileNotFoundError for a missing model, CheckpointError for a damaged native checkpoint,
     and otherwise as `load_huggingface` and `load_google`.
     """
-    name, directory = str(directory), pathlib.Path(directory).expanduser().absolute()
-    directory = find_snapshot(directory)
+    name, directory = str(directory), as_path(directory)
+    if is_bucket(directory):
+        return _read_native(directory)
+    directory = find_snapshot(directory.expanduser().absolute())
     if any((directory / filename).exists() for filename in (*WEIGHTS_FILENAMES, MODULES_FILENAME)):
         return load_huggingface(directory)
     if is_google(directory):
@@ -39,7 +42,7 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
             hint = f"for a model on a hub, first run: hf download {name} --local-dir DIR"
         raise FileNotFoundError(f"{directory} does not exist; {hint}")
     try:
-        params, settings, tokenizer = load_checkpoint(directory, abstract_params)
+        return _read_native(directory)
     except FileNotFoundError as error:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
@@ -48,6 +51,10 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
             hint = "it is a cache of several models: choose one of them"
         hint = unreadable_weights(directory) or hint
         raise FileNotFoundError(f"{error}; {hint}") from None
+
+
+def _read_native(directory: pathlib.Path) -> LoadedModel:
+    params, settings, tokenizer = load_checkpoint(directory, abstract_params)
     if "head" in settings:  # Evaluation may have tuned some of the head's settings.
         settings["head"] |= settings.get("tuned_head_settings", {})
     paths = tuple(flax.traverse_util.flatten_dict(params, sep="/"))

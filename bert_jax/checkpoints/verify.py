@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 
+from bert_jax.buckets import is_bucket
 from bert_jax.checkpoints.native import load_checkpoint, read_arrays, reading
 from bert_jax.checkpoints.read import abstract_params
 from bert_jax.errors import CheckpointError
@@ -59,6 +60,9 @@ def print_summary(directory: pathlib.Path) -> None:
 
 def copy_verified(source: pathlib.Path, destination: pathlib.Path) -> None:
     """Copies a checkpoint, under a temporary name until the copy has been verified."""
+    if is_bucket(source):
+        fix = f"copy it with gcloud storage cp --recursive {source} DIR, and check the copy"
+        raise ValueError(f"{source} is on a bucket: {fix}")
     if destination.exists():
         raise FileExistsError(f"{destination} exists already: choose another --copy_to")
     if destination.is_relative_to(source):

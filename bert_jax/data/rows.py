@@ -16,6 +16,7 @@ import threading
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
+from bert_jax.buckets import as_path, copy_to_cache, is_bucket
 from bert_jax.data.packing import row_dtype
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 
@@ -54,17 +55,13 @@ class Rows:
     ):
         """Opens the "train" or "heldout" split, and checks that its files are complete.
 
-        Without a `shuffle_seed` there is one epoch, in the order on disk. Raises FileNotFoundError
-        without a complete corpus, CorpusError for a damaged one, and ValueError for an unknown
-        split or the address of a bucket.
+        Without a `shuffle_seed` there is one epoch, in the order on disk. The files of a corpus on
+        a bucket are copied to this host first, once. Raises FileNotFoundError without a complete
+        corpus, CorpusError for a damaged one, ValueError for an unknown split, and what `as_path`
+        raises for a bucket.
         """
-        if "://" in str(directory):
-            raise ValueError(
-                f"{directory}: rows are read from files; mount the bucket (docs/cloud_tpu.md) and "
-                "pass the directory"
-            )
-        self.directory, self.split = pathlib.Path(directory), split
-        self.shuffle_seed = shuffle_seed
+        self.source, self.split = as_path(directory), split
+        self.directory, self.shuffle_seed = self.source, shuffle_seed
         self.manifest = _read_manifest(self.directory)
         try:
             splits, config = self.manifest["splits"], self.manifest["config"]
@@ -79,7 +76,15 @@ class Rows:
             self.vocab_size: int = self.manifest["vocabulary"]["size"]
             token_dtype = self.manifest.get("token_dtype", "uint16")
             self._dtype = row_dtype(self.max_seq_length, self.max_sequences, token_dtype)
-            self._open_shards(splits[split]["shards"], config["block_rows"])
+            shards = splits[split]["shards"]
+            if is_bucket(self.source):
+                names = [entry["file"] for entry in shards]
+                names.append(self.manifest["vocabulary"]["filename"])
+                try:
+                    self.directory = copy_to_cache(self.source, MANIFEST, names)
+                except FileNotFoundError as error:
+                    raise CorpusError(f"a file of {self.source} is missing: {error}") from error
+            self._open_shards(shards, config["block_rows"])
             self.tokenizer = self._load_tokenizer()
         except (KeyError, TypeError) as error:
             raise CorpusError(f"{self.directory / MANIFEST} is damaged: {error!r}") from error
@@ -91,7 +96,7 @@ class Rows:
         self._epoch = functools.lru_cache(2)(self._epoch_windows)
 
     def __reduce__(self):  # Another process opens its own readers.
-        return Rows, (self.directory, self.split, self.shuffle_seed)
+        return Rows, (str(self.source), self.split, self.shuffle_seed)
 
     def _load_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer of the corpus. Raises CorpusError if it is missing or changed."""

@@ -117,6 +117,11 @@ class Stack:
                 run.mark_diverged(error)
         return min(run.loss for run in self.runs)
 
+    def sync(self) -> None:
+        """Copies the metrics to workdirs on a bucket, before a save."""
+        for run in self.runs:
+            run.writer.sync()
+
     def evaluate(
         self, step: int, params: dict, predict: Predict, is_regular: bool, beat: Callable
     ) -> None:

@@ -15,6 +15,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from bert_jax.buckets import absolute, is_bucket
 from bert_jax.checkpoints import native
 from bert_jax.errors import NonFiniteLoss
 from bert_jax.finetuning.finetune_setup import FinetuneSetup
@@ -104,20 +105,22 @@ class TrialRun:
         # Kept out of "head", which must not change when a run is resumed; `read_model` merges them.
         kept = {name: each for name, each in task.head_settings.items() if name in task.tuned}
         settings["tuned_head_settings"] = kept | tuned
+        self.writer.sync()
         native.write_checkpoint(self.best / str(step), params, settings, self._setup.tokenizer)
         for old_step in native.saved_steps(self.best):
             if old_step != step and self.writes:
-                shutil.rmtree(self.best / str(old_step))
+                remove = native.remove_checkpoint if is_bucket(self.best) else shutil.rmtree
+                remove(self.best / str(old_step))
 
     def read_best_params(self) -> dict:
         """Returns the parameters of the best checkpoint. Raises CheckpointError."""
-        directory = self.best.absolute() / str(self.best_step)  # Orbax refuses relative paths.
+        directory = absolute(self.best) / str(self.best_step)  # Orbax refuses relative paths.
         with native.reading(directory):
             return native.read_arrays(directory / "params")
 
     def finish(self, predictions: dict[str, Prediction], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
-        task, directory = self._setup.task, self.trial.workdir / "predictions"
+        task, directory = self._setup.task, self.writer.directory / "predictions"
         result = {"steps": self.num_steps}
         if self.best_step is not None:  # Otherwise nothing was trained.
             result["best_step"] = self.best_step
@@ -147,7 +150,7 @@ class TrialRun:
                 directory.mkdir(exist_ok=True)
                 split.write(predictions[split.name].outputs, directory)
         files = sorted(path for path in directory.rglob("*") if path.is_file())
-        result["predictions"] = [str(path.relative_to(self.trial.workdir)) for path in files]
+        result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
 
     def _write_result(self, result: dict) -> None:

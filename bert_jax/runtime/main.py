@@ -2,7 +2,7 @@
 
 import json
 import logging as std_logging
-import pathlib
+import os
 import signal
 import sys
 import traceback
@@ -24,7 +24,9 @@ def define_flags() -> None:
     """Defines the flags of a run."""
     help_text = "Config file, such as configs/pretrain/bert_tiny.py:runlocal; with --help, lists "
     command_line.define_config(help_text + "its fields, their meaning and defaults.")
-    flags.DEFINE_string("workdir", None, "Directory of the run; created if it does not exist.")
+    flags.DEFINE_string(
+        "workdir", None, "Directory of the run, or a gs:// address; created if absent."
+    )
     flags.DEFINE_bool("multihost", False, "Multi-host run: run this same command on every host.")
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if JAX detects no cluster.")
     flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
@@ -105,4 +107,4 @@ def print_result(result: dict, workdir: str) -> None:
     """Prints the result of a run as JSON, and where its predictions are."""
     print(json.dumps(result, indent=2))
     for file in result.get("predictions", ()):  # Of fine-tuning.
-        print(f"Predictions: {pathlib.Path(workdir) / file}")
+        print(f"Predictions: {os.path.join(workdir, file)}")

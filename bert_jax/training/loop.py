@@ -11,6 +11,7 @@ import psutil
 import tqdm
 from absl import logging
 
+from bert_jax.buckets import is_bucket
 from bert_jax.errors import NonFiniteLoss
 
 # Steps dispatched ahead: enough to keep the devices busy; more would delay the response to SIGTERM.
@@ -42,6 +43,15 @@ def limit_dispatch(step_metrics: list[dict]) -> None:
     """Blocks until at most `STEPS_AHEAD` of the steps with these metrics are running."""
     if len(step_metrics) > STEPS_AHEAD:
         jax.block_until_ready(step_metrics[-1 - STEPS_AHEAD])
+
+
+def check_profile(workdir: pathlib.Path, num_steps: int) -> None:
+    """Raises ValueError for a profile in a workdir on a bucket, which JAX cannot write."""
+    if num_steps and is_bucket(workdir):
+        raise ValueError(
+            f"--config.profile_steps={num_steps}: a profile is written to a local directory or a "
+            f"mounted bucket, and --workdir={workdir} is neither"
+        )
 
 
 def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> None:

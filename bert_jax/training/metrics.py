@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -12,9 +13,10 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from bert_jax.buckets import is_bucket
 from bert_jax.runtime import distributed
 from bert_jax.training.trackers import start_tracker
-from bert_jax.training.workdir import add_path_to_errors, write_text
+from bert_jax.training.workdir import add_path_to_errors, check_claim, read_claim, write_text
 
 # Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p have
 # one device per chip, v3 one per core.
@@ -34,6 +36,9 @@ PEAK_FLOPS = {
 }
 
 
+METRICS = "metrics.jsonl"
+
+
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl` (one object per line, with `step`) and TensorBoard files.
 
@@ -41,6 +46,9 @@ class MetricsWriter:
     and `productive_seconds` those that `goodput.StepTimer` counted.
     Pass `writes=True` in one process only. `tracker` is a name in `trackers.TRACKERS`, or "" for
     none; it also gets the run's `settings`. Raises OSError, and what the tracker's start raises.
+
+    Nothing can be appended to a file on a bucket: for a workdir there, `directory` is a local one,
+    and `sync` copies all files in it, also those of others. Otherwise it is the workdir.
     """
 
     def __init__(
@@ -52,8 +60,8 @@ class MetricsWriter:
         tracker: str = "",
         settings: Mapping | None = None,
     ):
-        self._path, self._tensorboard = workdir / "metrics.jsonl", workdir / "tensorboard"
-        lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        path = workdir / METRICS
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         # The last line of a killed run may be incomplete.
         records = [json.loads(line) for line in lines if line.endswith("}\n")]
         kept = [record for record in records if record["step"] <= first_step]
@@ -66,8 +74,13 @@ class MetricsWriter:
             with distributed.raise_on_all_processes():
                 if writes:
                     self._tracker = start_tracker(tracker, workdir, settings or {})
+        self._workdir = self.directory = workdir
+        if is_bucket(workdir):
+            self._claim, self._local = read_claim(workdir), tempfile.TemporaryDirectory()
+            self.directory = pathlib.Path(self._local.name)
         if not writes:
             return
+        self._path, self._tensorboard = self.directory / METRICS, self.directory / "tensorboard"
         self._written = {(record["step"], *record.keys()) for record in kept}
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         with add_path_to_errors(self._tensorboard):
@@ -90,14 +103,35 @@ class MetricsWriter:
         if self._tracker:
             self._tracker.log(step, metrics)
 
+    def sync(self) -> None:
+        """Copies the files to a workdir on a bucket; must be called before each save.
+
+        Raises ValueError if another run has started in the workdir.
+        """
+        if self._writes:
+            self._copy_to_bucket()
+
+    def _copy_to_bucket(self) -> None:
+        if not is_bucket(self._workdir):
+            return
+        check_claim(self._workdir, self._claim)
+        for path in self.directory.rglob("*"):
+            copy = self._workdir / path.relative_to(self.directory)
+            if path.is_file():
+                with add_path_to_errors(copy):
+                    copy.write_bytes(path.read_bytes())
+
     def close(self) -> None:
         """Closes the files and ends the tracker's run; does nothing the second time."""
         if self._writes:
             self._writes = False
             with add_path_to_errors(self._tensorboard):
                 self._events.close()
+            self._copy_to_bucket()
             if self._tracker:
                 self._tracker.close()
+        if is_bucket(self._workdir):
+            self._local.cleanup()
 
     def _write_event(self, step: int, **content):
         self._events.write_event(Event(wall_time=time.time(), step=step, **content))

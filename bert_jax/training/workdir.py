@@ -16,9 +16,12 @@ from absl import logging
 from flax.traverse_util import flatten_dict
 
 import bert_jax
+from bert_jax.buckets import is_bucket
 from bert_jax.checkpoints.native import load_settings, saved_steps
 from bert_jax.errors import CheckpointError
 from bert_jax.runtime import distributed
+
+CLAIM = ".shared"  # Of process 0 of the last run: a random text.
 
 # Prefixes of the settings that may differ when a run is resumed: they change nothing but speed,
 # rounding (`model.dtype` the most), and when is evaluated and saved. Paths may change where their
@@ -69,6 +72,7 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
     """Locks a new workdir, or one of a run with the same `settings`, and writes its config.json.
 
     Every process of a run must call it, and hold the result, the lock, as long as the run writes.
+    A bucket has no locks: there the last run that claims a workdir has it; see `check_claim`.
     Raises ValueError if another run holds the lock, if the workdir holds checkpoints with other
     settings, or if settings, code or workdir differ between processes; CheckpointError if the
     settings of the last checkpoint cannot be read; OSError if the workdir cannot be written.
@@ -77,10 +81,11 @@ def claim_workdir(workdir: pathlib.Path, settings: dict) -> contextlib.AbstractC
     flat = flatten_dict(json.loads(json.dumps(settings)), sep=".")  # JSON turns tuples into lists.
     distributed.check_equal_on_all_processes(flat | {"workdir": str(workdir)} | _code_version())
     token = distributed.allgather_texts(secrets.token_hex())[0]
-    path = workdir / ".shared"
+    path = workdir / CLAIM
     with distributed.raise_on_all_processes():
         if jax.process_index() == 0:
-            lock = _lock(workdir)
+            if not is_bucket(workdir):
+                lock = _lock(workdir)
             check_settings(workdir, flat)
             write_json(workdir / "config.json", settings)
             write_text(path, token)
@@ -98,8 +103,6 @@ def _lock(workdir: pathlib.Path) -> TextIO:
 
     On a mounted bucket only this host sees the lock: two hosts do not notice each other.
     """
-    if ":/" in str(workdir):
-        raise ValueError(f"--workdir={workdir}: mount the bucket, and use a path below the mount")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = (workdir / ".lock").open("a+")
@@ -127,6 +130,25 @@ def _code_version() -> dict[str, str]:
     for path in sorted(root.rglob("*.py")):
         code.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return {"version of jax": jax.__version__, "hash of bert_jax/*.py": code.hexdigest()[:12]}
+
+
+def read_claim(workdir: pathlib.Path) -> str:
+    """Returns what identifies the run that has claimed `workdir`."""
+    path = workdir / CLAIM
+    return path.read_text() if path.exists() else ""
+
+
+def check_claim(workdir: pathlib.Path, claim: str) -> None:
+    """Raises ValueError if another run has claimed `workdir` since `read_claim` returned `claim`.
+
+    A run checks it before each save to a bucket: a new run does not wait for a killed one, and one
+    that still runs does not overwrite what the new run writes.
+    """
+    if read_claim(workdir) != claim:
+        raise ValueError(
+            f"--workdir={workdir}: another run has started in it, and this one stops. Run one at a "
+            "time in a workdir"
+        )
 
 
 def check_settings(workdir: pathlib.Path, settings: dict) -> None:
@@ -197,6 +219,9 @@ def write_text(path: pathlib.Path, text: str) -> None:
     """Writes `text` atomically, even if other processes do: the file is complete or absent."""
     unfinished = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     with add_path_to_errors(path):
+        if is_bucket(path):  # An object appears once it is complete.
+            path.write_text(text)
+            return
         unfinished.write_text(text)
         unfinished.replace(path)
 
@@ -207,6 +232,7 @@ def add_path_to_errors(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        fix = "Make the bucket writable" if is_bucket(path) else "Free disk space"
         raise OSError(
-            f"{path} could not be written: {error}. Free disk space, and run the same command again"
+            f"{path} could not be written: {error}. {fix}, and run the same command again"
         ) from error
