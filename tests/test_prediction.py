@@ -29,7 +29,7 @@ from bert_jax.configs.finetune import (
     text_classification,
 )
 from bert_jax.model.config import BertConfig
-from bert_jax.runtime import command_line
+from bert_jax.runtime import command_line, main
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
 from bert_jax.tokenization import load_tokenizer
@@ -88,6 +88,8 @@ def predict(config, model, workdir, **data):
     result = finetune.train_and_evaluate(config, workdir)
     assert result["steps"] == 0 and not (workdir / "best").exists()
     assert all((workdir / file).is_file() for file in result["predictions"])
+    assert result["predictions"][-1].endswith((".jsonl", ".txt", "/predictions.json"))
+    assert "metric" not in result  # It has selected nothing.
     return workdir / "predictions"
 
 
@@ -145,7 +147,7 @@ def test_imported_head_classifies_as_load_does(tmp_path):
 
 @TRUNCATED
 @pytest.mark.parametrize("task", CLASSIFIERS)
-def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
+def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path, capsys):
     """A file and the same table as dicts, with labels."""
     temperature = {"calibration_temperature": 1.7} if task == "classification" else {}
     options = CLASSIFIERS[task] | temperature
@@ -162,8 +164,9 @@ def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
     separator = {"label_separator": "|"} if task == "multi_label" else {}
     files = {"train": "", "test": path} | separator
     written = predict(config, model, tmp_path / "run", **files, **columns) / "test.jsonl"
-    result = json.loads((tmp_path / "run/result.json").read_text())["test"]
-    loaded = bert_jax.load(model)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    check_last_line(result, tmp_path / "run", written, capsys)
+    result, loaded = result["test"], bert_jax.load(model)
     for table in (path, str(path), rows, iter(rows)):
         found = loaded.predict(table, **columns)
         assert found.scores | {"loss": result["loss"]} == pytest.approx(result, rel=1e-4, abs=1e-5)
@@ -176,6 +179,12 @@ def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
                 assert row[name] == (
                     pytest.approx(line[name], rel=1e-4) if is_float else line[name]
                 )
+
+
+def check_last_line(result, workdir, predictions, capsys):
+    """Asserts that the last line of the printed result names the file of `predictions`."""
+    main.print_result(result, str(workdir))
+    assert capsys.readouterr().out.splitlines()[-1] == f"Predictions: {predictions}"
 
 
 def test_dividing_the_head_by_its_temperature_calibrates_the_probabilities(tmp_path):
@@ -595,7 +604,8 @@ def test_command_names_its_files_last_and_two_processes_predict_as_one(tmp_path)
             statuses = helpers.finish(started)
         log = helpers.log_of(tmp_path / name).read_text()
         assert not any(statuses), log[-3000:]
-        assert f"Predictions: {tmp_path / name / 'predictions/test.jsonl'}" in log
+        printed = [line for line in log.splitlines() if line.startswith("Predictions: ")]
+        assert printed == [f"Predictions: {tmp_path / name / 'predictions/test.jsonl'}"]
         assert "training step" not in log and "max_seq_length=12" in log
         scores.append(json.loads((tmp_path / name / "result.json").read_text())["test"])
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)

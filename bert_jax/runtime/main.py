@@ -95,6 +95,11 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
                 code = PREEMPTED
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if jax.process_index() == 0:
-        print(json.dumps(result, indent=2))
-        for file in result.get("predictions", ()):  # Of fine-tuning.
-            print(f"Predictions: {pathlib.Path(values.workdir) / file}")
+        print_result(result, values.workdir)
+
+
+def print_result(result: dict, workdir: str) -> None:
+    """Prints the result of a run; the last lines name the predictions of a fine-tuned model."""
+    print(json.dumps(result, indent=2))
+    for file in result.get("predictions", ()):
+        print(f"Predictions: {pathlib.Path(workdir) / file}")

@@ -203,7 +203,7 @@ def make_split(
     def score(outputs: Outputs) -> dict[str, float]:
         return rank_scores([rank(scores, positive) for (*_, positive), scores in rankings(outputs)])
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         """Writes the input format, with the best passages except the positive as hard negatives."""
         lines = []
         for (query, passages, positive), scores in rankings(outputs):
@@ -214,7 +214,9 @@ def make_split(
                 line |= {"positive": query.positive, "rank": rank(scores, positive)}
             line["negatives"] = [passages[index] for index in best]
             lines.append(line | {"scores": scores[best].tolist()})
-        tables.write_json_lines(directory / f"{name}.jsonl", lines)
+        path = directory / f"{name}.jsonl"
+        tables.write_json_lines(path, lines)
+        return path
 
     features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in inputs]
     return Split(name, features, score if queries[0].positive else None, write)

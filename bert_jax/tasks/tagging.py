@@ -295,10 +295,11 @@ def make_split(
             )
         return loose | {"strict_f1": strict["f1"]} | accuracy
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         # conlleval knows neither BIOES nor IO, and would count -DOCSTART- lines as words.
         columns = [expected] * is_labeled + [predicted_tags(outputs)]
-        with open(directory / f"{name}.txt", "w", encoding="utf-8") as stream:
+        path = directory / f"{name}.txt"
+        with open(path, "w", encoding="utf-8") as stream:
             for sentence, *tags in zip(sentences, *columns, strict=True):
                 if scheme in ("bioes", "io"):
                     find = find_runs if scheme == "io" else find_entities
@@ -306,6 +307,7 @@ def make_split(
                 for fields in zip(sentence.words, *tags, strict=True):
                     stream.write(separator.join(fields) + "\n")
                 stream.write("\n")
+        return path
 
     return Split(name, features, score if is_labeled else None, write)
 
