@@ -13,7 +13,7 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("errors", "parts", "stored_tokenizer"),
+    ("errors", "parts", "stored_tokenizer", "downloads"),
     ("sharding", "runtime", "wordpiece", "byte_pair", "unigram"),
     ("transformers_tokenizer",),
     ("tokenization", "tokenizer_export"),

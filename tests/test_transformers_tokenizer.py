@@ -330,3 +330,11 @@ def test_damaged_wordpiece_json_and_a_git_lfs_pointer_are_clear_errors(tmp_path)
         (directory / name).write_text(pointer)
         with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
             load_tokenizer(directory)
+    for name in ("vocab.txt", "own.model", "spiece.model", "bpe.json"):  # Without other files.
+        path = tmp_path / "alone" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(pointer)
+        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
+            load_tokenizer(path)
+        with pytest.raises(ValueError, match="is a Git LFS pointer, not the file: run"):
+            load_tokenizer(path.parent)

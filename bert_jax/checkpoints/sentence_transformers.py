@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.downloads import read_json, read_list, read_optional
 from bert_jax.model.pooling import POOLINGS
-from bert_jax.transformers_tokenizer import CONFIG_FILENAME, read_json, read_list
+from bert_jax.transformers_tokenizer import CONFIG_FILENAME
 
 MODULES_FILENAME = "modules.json"
 MODEL_FILENAME = "config_sentence_transformers.json"
@@ -164,7 +165,7 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
 
 def _read_limit(path: pathlib.Path, name: str) -> int | None:
     """Reads a maximum number of tokens. Raises ValueError if no token of a text would fit in it."""
-    limit = read_json(path).get(name) if path.exists() else None
+    limit = read_optional(path).get(name)
     if limit is None:
         return None
     if not isinstance(limit, int | float) or limit < 3:
@@ -219,7 +220,7 @@ def _read_module(path: pathlib.Path) -> dict:
 
 def _read_options(path: pathlib.Path, supported: Mapping[str, tuple | None]) -> dict:
     """Reads a JSON file, empty if it does not exist. Raises as `_check_options`."""
-    values = read_json(path) if path.exists() else {}
+    values = read_optional(path)
     _check_options(path, values, supported)
     return values
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import safetensors
 
-from bert_jax.stored_tokenizer import check_not_pointer
+from bert_jax.downloads import check_not_pointer
 
 WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
 

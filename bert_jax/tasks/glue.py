@@ -119,13 +119,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             return scored
 
         def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
-            path = scored.write(outputs, directory)
             with open(directory / f"{submission}.tsv", "w") as stream:
                 stream.write("index\tprediction\n")
                 for record, output in zip(records, outputs, strict=True):
                     value = names[np.argmax(output)] if names else f"{np.clip(output[0], 0, 5):.3f}"
                     stream.write(f"{record.id}\t{value}\n")
-            return path
+            return scored.write(outputs, directory)
 
         return dataclasses.replace(scored, write=write)
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bert_jax.checkpoints.read import find_snapshot, read_model
+from bert_jax.checkpoints.read import read_model
 from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.downloads import find_snapshot
+from bert_jax.tokenization import load_tokenizer
 from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 
@@ -90,5 +92,19 @@ def test_snapshot_in_a_cache_of_the_hub_is_found(tmp_path):
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text("0b2\n")
     assert find_snapshot(root) == root / "snapshots" / "0b2"
-    with pytest.raises(FileNotFoundError, match="a cache of several models: choose one"):
+    assert find_snapshot(root / "snapshots") == root / "snapshots" / "0b2"
+    read_model(root / "snapshots")
+    with pytest.raises(FileNotFoundError, match=r"a cache of several models: choose one .*--name"):
         read_model(tmp_path / "hub")
+
+
+def test_vocabulary_in_a_cache_of_the_hub_is_found(tmp_path):
+    root = tmp_path / "hub" / "models--owner--name"
+    write_model(root / "snapshots" / "0a1", state_dict())
+    for path in (root, root / "snapshots", root / "snapshots" / "0a1"):
+        assert load_tokenizer(path).vocab_size == len(PIECES)
+    with pytest.raises(FileNotFoundError, match=r"a cache of several models: choose one .*--name"):
+        load_tokenizer(tmp_path / "hub")
+    (tmp_path / "models--interrupted" / "refs").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="holds no snapshot: download the model again"):
+        load_tokenizer(tmp_path / "models--interrupted")
