@@ -14,6 +14,7 @@ import sentencepiece
 import tokenizers
 
 from bert_jax import byte_pair, unigram
+from bert_jax.added_tokens import ADDED_TOKENS_FILENAME
 from bert_jax.downloads import check_not_pointer, find_snapshot
 from bert_jax.stored_tokenizer import (
     FILENAMES,
@@ -27,7 +28,6 @@ from bert_jax.stored_tokenizer import (
     special_ids,
 )
 from bert_jax.transformers_tokenizer import (
-    ADDED_TOKENS_FILENAME,
     CONFIG_FILENAME,
     GOOGLE_ALBERT_FILENAME,
     TRANSFORMERS_FILENAME,

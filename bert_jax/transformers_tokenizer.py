@@ -4,6 +4,14 @@ import contextlib
 import pathlib
 from collections.abc import Mapping
 
+from bert_jax.added_tokens import (
+    add_piece,
+    added_tokens,
+    mask_takes_space,
+    named_tokens,
+    names_of_special_tokens,
+    read_stated,
+)
 from bert_jax.byte_pair import (
     ROBERTA_TOKENS,
     VOCABULARY_JSON_FILENAME,
@@ -45,8 +53,6 @@ from bert_jax.wordpiece import (
 
 TRANSFORMERS_FILENAME = "tokenizer.json"
 CONFIG_FILENAME = "tokenizer_config.json"
-SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"
-ADDED_TOKENS_FILENAME = "added_tokens.json"
 GOOGLE_ALBERT_FILENAME = "albert_config.json"  # beside a released model
 MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 # The type of a model -> transformers' classes that split text as we do, and the special tokens that
@@ -99,11 +105,14 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> S
     default = ROBERTA_TOKENS if tokenizer_class in ROBERTA_CLASSES else DEFAULT_TOKENS[kind]
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
-    special_tokens = _special_tokens(directory, config, default)
-    added = _added_tokens(directory, config, spec)
+    stated = read_stated(directory, config)
+    special_tokens = names_of_special_tokens(stated, default)
+    if tokenizer_class not in GENERIC_CLASSES:
+        stated = {"mask_token": special_tokens.mask} | stated
+    added = added_tokens(directory, config, spec, named_tokens(stated), special_tokens)
     for token in added:
         if token["content"] in special_tokens:
-            _add_piece(spec["model"], token)
+            add_piece(spec["model"], token)
     spec["added_tokens"] = [each for each in added if each["content"] not in special_tokens]
     ids = ids_of_model(spec)
     check_special_tokens(special_tokens[:4], ids, str(directory))
@@ -119,7 +128,7 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> S
         layout = roberta_processing if is_roberta_class or kind == "BPE" else bert_processing
         spec["post_processor"] = layout(spec, special_tokens)
     masks = [token for token in added if token["content"] == special_tokens.mask]
-    mask_lstrip = kind == "BPE" and _mask_lstrip(directory, config, masks)
+    mask_lstrip = kind == "BPE" and mask_takes_space(directory, stated, masks)
     lower_cased = lower_cases(build_backend(spec, path))
     if lower_case not in (None, lower_cased):
         raise ValueError(f"{path}: the casing of a {kind} tokenizer is fixed")
@@ -279,77 +288,6 @@ def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_cl
             f"{path}: its normalizer has the steps {types} before {spec['pre_tokenizer']['type']}, "
             f"but the files beside it say {wrong}: make them agree"
         )
-
-
-def _mask_lstrip(directory: pathlib.Path, config: Mapping, masks: list[dict]) -> bool:
-    """Returns whether a mask takes the white space before it; RoBERTa's does unless a file says so.
-
-    Raises ValueError for a mask that takes other characters.
-    """
-    stated = read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    mask = stated.get("mask_token")
-    (mask,) = masks or [mask if isinstance(mask, Mapping) else {}]
-    for name in ("rstrip", "single_word"):
-        if mask.get(name):
-            raise ValueError(f"{directory}: {name} of the mask token is not supported")
-    return mask.get("lstrip", True)
-
-
-def _special_tokens(
-    directory: pathlib.Path, config: Mapping, defaults: SpecialTokens
-) -> SpecialTokens:
-    """Returns the names of the special tokens as in `tokenizer_config.json` or its older file."""
-    stated = read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    names = {}
-    for field, default in defaults._asdict().items():
-        name = stated.get(f"{field}_token", default)
-        names[field] = name["content"] if isinstance(name, Mapping) else name
-    return SpecialTokens(**names)
-
-
-def _added_tokens(directory: pathlib.Path, config: Mapping, spec: Mapping) -> list[dict]:
-    """Returns the tokens that are read in texts as one piece, in the order of their ids.
-
-    They are in `tokenizer.json`, `added_tokens_decoder` in `tokenizer_config.json` or, in older
-    models, `added_tokens.json`; tokens that are named as special without an id are pieces of the
-    vocabulary, or get the next id. Raises ValueError if two of these have the same id.
-    """
-    options = {"single_word": False, "lstrip": False, "rstrip": False}
-    by_content = {token["content"]: options | token for token in spec["added_tokens"]}
-    for index, token in (config.get("added_tokens_decoder") or {}).items():
-        by_content[token["content"]] = options | token | {"id": int(index)}
-    stated = read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    special = []
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = stated.get(name) or []
-        tokens = tokens.values() if isinstance(tokens, Mapping) else tokens
-        special += [token["content"] if isinstance(token, Mapping) else token for token in tokens]
-    for content, index in read_optional(directory / ADDED_TOKENS_FILENAME).items():
-        by_content.setdefault(content, options | {"content": content, "id": index})
-    ids = ids_of_model(spec)
-    for content in special:
-        if content not in by_content:
-            known = [*ids.values(), *(token["id"] for token in by_content.values())]
-            index = ids.get(content, max(known) + 1)
-            by_content[content] = options | {"content": content, "id": index}
-    pieces = {index: piece for piece, index in ids.items()}
-    for token in by_content.values():
-        if (piece := pieces.setdefault(token["id"], token["content"])) != token["content"]:
-            both = f"{piece!r} and {token['content']!r}"
-            raise ValueError(f"{directory}: {both} have the same id {token['id']}")
-        token.setdefault("special", token["content"] in special)
-        token.setdefault("normalized", not token["special"])
-    return sorted(by_content.values(), key=lambda token: token["id"])
-
-
-def _add_piece(model: dict, token: Mapping) -> None:
-    """Makes a special token a piece of a model, unless it is one."""
-    if isinstance(model["vocab"], dict):
-        model["vocab"].setdefault(token["content"], token["id"])
-    elif token["content"] not in dict(model["vocab"]):
-        while len(model["vocab"]) < token["id"]:
-            model["vocab"].append([f"[no piece {len(model['vocab'])}]", 0.0])
-        model["vocab"].append([token["content"], 0.0])
 
 
 def _choose_casing(

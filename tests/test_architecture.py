@@ -14,7 +14,7 @@ from tests.helpers import ROOT
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
     ("errors", "parts", "stored_tokenizer", "downloads"),
-    ("sharding", "runtime", "wordpiece", "byte_pair", "unigram"),
+    ("sharding", "runtime", "wordpiece", "byte_pair", "unigram", "added_tokens"),
     ("transformers_tokenizer",),
     ("tokenization", "tokenizer_export"),
     ("data",),
