@@ -139,10 +139,11 @@ def test_classes_and_probabilities_are_those_of_load(task, is_pair, length, tmp_
 
 
 @TRUNCATED
-def test_imported_head_classifies_as_load_does(tmp_path):
-    model = write_head(tmp_path, imported=True, task="classification", labels=["no", "yes"])
-    assert "max_seq_length" not in bert_jax.load(model).head
-    check_classes("classification", False, model, tmp_path)
+@pytest.mark.parametrize("task", ["classification", "multi_label"])
+def test_imported_head_classifies_as_load_does(task, tmp_path):
+    model = write_head(tmp_path, imported=True, task=task, labels=["no", "yes", "maybe"])
+    assert bert_jax.load(model).head.keys() == {"task", "labels"}
+    check_classes(task, False, model, tmp_path)
 
 
 @TRUNCATED
@@ -322,9 +323,40 @@ def test_tags_are_those_of_load(kind, length, tmp_path):
     check_tags(model, tmp_path, kind)
 
 
-def test_imported_head_tags_as_load_does(tmp_path):
-    model = write_head(tmp_path, imported=True, task="tagging", labels=["O", "B-X", "I-X"])
-    check_tags(model, tmp_path, "iob2")
+IMPORTED = {  # Scheme, which is not stored -> tags.
+    "iob2": ["O", "B-X", "I-X"],
+    "bioes": ["O", "B-X", "I-X", "E-X", "S-X"],
+    "bilou": ["O", "B-X", "I-X", "L-X", "U-X"],
+    "plain": ["O", "PER", "LOC"],
+}
+
+
+@pytest.mark.parametrize("scheme", IMPORTED)
+def test_imported_head_tags_as_load_does(scheme, tmp_path):
+    model = write_head(tmp_path, imported=True, task="tagging", labels=IMPORTED[scheme])
+    check_tags(model, tmp_path, scheme)
+
+
+def test_entities_of_an_imported_head_with_plain_tags_are_scored(tmp_path):
+    model = write_head(tmp_path, imported=True, task="tagging", labels=IMPORTED["plain"])
+    sentences = [tuple(text.split()) for text in texts(15)]
+    tags = [[word.tag for word in each.words] for each in bert_jax.load(model).tag(sentences)]
+    rows = [{"tokens": a, "tags": b} for a, b in zip(sentences, tags, strict=True)]
+    files = {"train": "", "dev": "", "test": write_lines(tmp_path / "new.jsonl", rows)}
+    predict(tagging.get_config(), model, tmp_path / "run", **files)
+    scores = json.loads((tmp_path / "run/result.json").read_text())["test"]
+    assert scores["f1"] == scores["strict_f1"] == scores["accuracy"] == 1
+
+
+def test_scheme_none_is_kept_for_an_imported_head_whose_tags_mark_no_entities(tmp_path):
+    labels = ["NOUN", "VERB", "DET"]
+    model = write_head(tmp_path, imported=True, task="tagging", labels=labels)
+    config = tagging.get_config()
+    config.data.scheme = "none"
+    path = write_lines(tmp_path / "new.jsonl", [{"tokens": text.split()} for text in texts(5)])
+    written = predict(config, model, tmp_path / "run", train="", dev="", test=path) / "test.txt"
+    found = {line.split()[1] for line in written.read_text().splitlines() if line}
+    assert found <= set(labels)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -360,7 +392,7 @@ def check_tags(model, tmp_path, kind, documents=None):
     found = [[line.split()[-1] for line in block.splitlines()] for block in blocks]
     tagged = bert_jax.load(model).tag([tuple(words) for words in sentences], documents)
     expected = [[word.tag for word in each.words] for each in tagged]
-    if kind in ("bioes", "plain"):  # The file is in IOB2, for conlleval.
+    if kind in ("bioes", "bilou", "plain"):  # The file is in IOB2, for conlleval.
         find = find_runs if kind == "plain" else find_entities
         expected = [list(convert_tags(tags, "iob2", find)) for tags in expected]
     assert found == expected

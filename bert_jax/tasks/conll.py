@@ -21,7 +21,7 @@ from absl import logging
 from bert_jax.tasks.tables import read_objects, read_text
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
 
-SCHEMES = ("iob1", "iob2", "bioes", "io")
+SCHEMES = ("iob1", "iob2", "bioes", "bilou", "io")
 _LAST_PREFIXES = {"bioes": "ES", "bilou": "LU"}  # Of the last word, and of a single one.
 _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 _SHOWN = 5  # Lines named in a message.
@@ -160,8 +160,8 @@ def find_scheme(
 ) -> tuple[str, int]:
     """Returns the scheme of a file's tags, and the number of tags that were illegal in it.
 
-    The scheme is one of `SCHEMES` or "bilou"; "iob2" if several fit. If none fits, it is iob2,
-    bioes or bilou, the one with the fewest illegal tags. Raises ValueError, naming the lines, for
+    The scheme is one of `SCHEMES`; "iob2" if several fit. If none fits, it is iob2, bioes or bilou,
+    the one with the fewest illegal tags. Raises ValueError, naming the lines, for
     tags that cannot mark an entity and, unless `repair`, for illegal tags; these are logged, and
     `convert_tags` repairs them.
     """

@@ -161,9 +161,8 @@ def test_every_scheme_is_detected_and_converted(tmp_path, tokenizer, scheme, tag
     task = tagging.get_task(config, tokenizer)
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert trained_tags(task) == ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "O"]
-    if scheme != "bilou":  # The same as BIOES, which is what a model learns.
-        config.data.scheme = scheme
-        assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
+    config.data.scheme = scheme
+    assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
 
 
 @pytest.mark.parametrize("separator", [" ", "\t"])
@@ -490,7 +489,7 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {},
             {"scheme": "iob"},
-            "config.data.scheme=iob: expected iob1, iob2, bioes, io to train",
+            "config.data.scheme=iob: expected iob1, iob2, bioes, bilou, io to train",
         ),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
         (
