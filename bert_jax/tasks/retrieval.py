@@ -70,7 +70,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             flag = f"--config.data.num_negatives={data.num_negatives}"
             raise ValueError(f"{query.location}: fewer negatives ({count}) than {flag}")
     train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
-    collection = read_passages(data.passages) if data.passages else []
+    collection = []
+    if data.passages:
+        collection = read_passages(data.passages, empty_texts=not data.train)
+        notes["passages that are empty"] = sum(not text.strip() for text in collection)
     # Predictions take as long as there are passages, so these are limited too.
     collection = limit_examples(collection, config, "collection", notes)
     every = sum(queries.values(), train)
@@ -160,9 +163,15 @@ def read_queries(
     return tables.check_unique(queries)
 
 
-def read_passages(path: str | pathlib.Path) -> list[str]:
-    """Reads the passages of a JSONL file, one `{"text": ...}` per line."""
-    return [text_field(values, "text", location) for values, location in tables.read_objects(path)]
+def read_passages(path: str | pathlib.Path, empty_texts: bool = False) -> list[str]:
+    """Reads the passages of a JSONL file, one `{"text": ...}` per line.
+
+    Without `empty_texts`, an empty one raises ValueError.
+    """
+    return [
+        text_field(values, "text", location, empty_texts)
+        for values, location in tables.read_objects(path)
+    ]
 
 
 def make_split(

@@ -206,7 +206,7 @@ def _read_json(path: str) -> Iterator[tuple[dict, str]]:
         location = f"{path}, article {a}"
         for p, paragraph in enumerate(field(article, "paragraphs", list, location), start=1):
             location = f"{path}, article {a}, paragraph {p}"
-            context = field(paragraph, "context", str, location)
+            context = text_field(paragraph, "context", location, may_be_empty=True)
             for q, entry in enumerate(field(paragraph, "qas", list, location), start=1):
                 location = f"{path}, article {a}, paragraph {p}, question {q}"
                 id_ = field(entry, "id", str | int | float, location)

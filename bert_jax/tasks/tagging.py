@@ -61,8 +61,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         min_columns = columns if name == "test" else 2
         sentences = read_sentences(path, data.word_column, data.tag_column, min_columns)
         is_labeled = sentences[0].tags is not None
-        empty = [(sentence.location, "'tokens'") for sentence in sentences if not sentence.words]
-        check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
+        _check_empty(path, name, sentences, bool(data.train), notes)
         if is_labeled:
             original = sentences
             if data.scheme != "none":
@@ -94,6 +93,27 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         head_settings=settings,
         files=files,
     )
+
+
+def _check_empty(
+    path: str,
+    split: str,
+    sentences: Sequence[Sentence],
+    is_training: bool,
+    notes: dict[str, int],
+) -> None:
+    """Counts sentences without words and empty words; raises ValueError as `check_empty_texts`."""
+    is_labeled = sentences[0].tags is not None
+    empty = [(sentence.location, "'tokens'") for sentence in sentences if not sentence.words]
+    check_empty_texts(split, empty, is_labeled, is_training, notes)
+    empty = []
+    for sentence in sentences:
+        for index, (word, line) in enumerate(zip(sentence.words, sentence.lines, strict=True)):
+            if not word:
+                in_json = f"{sentence.location}, word {index}" if sentence.location else ""
+                empty.append((in_json or f"{path}, line {line}", "the word"))
+    what = "words that are empty, read as unknown"
+    check_empty_texts(split, empty, is_labeled, is_training, notes, what)
 
 
 def tagging_features(
@@ -194,11 +214,12 @@ def make_split(
     """Builds a split that is scored by conlleval's rules and writes files for conlleval.
 
     A line holds a word, its tag if known, and the predicted tag, separated by spaces or, if a word
-    or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends each sentence.
+    is empty or a word or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends
+    each sentence.
     """
     expected = [sentence.tags for sentence in sentences]
     texts = itertools.chain(labels, *(sentence.words for sentence in sentences))
-    separator = "\t" if any(" " in text for text in texts) else " "
+    separator = "\t" if any(" " in text or not text for text in texts) else " "
     is_labeled = expected[0] is not None
 
     def predicted_tags(outputs: Outputs) -> list[list[str]]:
