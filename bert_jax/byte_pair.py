@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import tokenizers
 
-from bert_jax.stored_tokenizer import SpecialTokens, check_not_pointer, ids_of_model
+from bert_jax.downloads import check_not_pointer
+from bert_jax.stored_tokenizer import SpecialTokens, ids_of_model
 
 VOCABULARY_JSON_FILENAME = "vocab.json"
 MERGES_FILENAME = "merges.txt"
@@ -50,8 +51,9 @@ def roberta_processing(spec: Mapping, special_tokens: SpecialTokens) -> dict:
     """Returns the post-processor of RoBERTa: `<s> a </s>`, or `<s> a </s></s> b </s>`."""
     ids = ids_of_model(spec)
     cls, sep = ([name, ids[name]] for name in special_tokens[2:4])
-    prefixed = byte_level_of(spec)["add_prefix_space"]
-    options = {"trim_offsets": True, "add_prefix_space": prefixed}
+    byte_level = byte_level_of(spec)  # None in XLM-RoBERTa.
+    prefixed = bool(byte_level) and byte_level["add_prefix_space"]
+    options = {"trim_offsets": bool(byte_level), "add_prefix_space": prefixed}
     return {"type": "RobertaProcessing", "sep": sep, "cls": cls} | options
 
 

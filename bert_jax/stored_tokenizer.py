@@ -65,17 +65,6 @@ class StoredTokenizer(NamedTuple):
     mask_lstrip: bool = False
 
 
-def check_not_pointer(path: pathlib.Path) -> None:
-    """Raises ValueError for a pointer of Git LFS, which a clone without LFS has instead of a file.
-
-    Raises FileNotFoundError without a file.
-    """
-    with open(path, "rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs"):
-            fix = "run `git lfs pull`, or download the file itself"
-            raise ValueError(f"{path} is a Git LFS pointer, not the file: {fix}")
-
-
 def check_special_tokens(names: Sequence[str | None], ids: Mapping, source: str) -> None:
     """Raises ValueError if a name of a special token has no id."""
     if missing := [str(name) for name in names if name not in ids]:

@@ -13,7 +13,9 @@ import sentencepiece
 import tokenizers
 
 from bert_jax import byte_pair, unigram
+from bert_jax.added_tokens import ADDED_TOKENS_FILENAME
 from bert_jax.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
+from bert_jax.downloads import check_not_pointer, find_snapshot
 from bert_jax.stored_tokenizer import (
     FILENAMES,
     Layout,
@@ -26,7 +28,6 @@ from bert_jax.stored_tokenizer import (
     special_ids,
 )
 from bert_jax.transformers_tokenizer import (
-    ADDED_TOKENS_FILENAME,
     CONFIG_FILENAME,
     GOOGLE_ALBERT_FILENAME,
     TRANSFORMERS_FILENAME,
@@ -317,13 +318,14 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
     """Loads a WordPiece vocabulary (one piece per line), a SentencePiece model (`*.model`), or a
     file that stores another tokenizer, such as the `bpe.json` of `tools/train_vocab.py`.
 
-    `path` may also be the directory of a corpus, or of a model of transformers. The files beside a
+    `path` may also be the directory of a corpus, or of a model of transformers, such as a folder of
+    the hub's cache. The files beside a
     vocabulary of such a model count, too. `lower_case` overrides what files or pieces say.
 
     Raises FileNotFoundError, and ValueError for a file that is none of these or lacks a special
     token.
     """
-    path = pathlib.Path(path)
+    path = find_snapshot(pathlib.Path(path))
     directory = path if path.is_dir() else path.parent
     if _is_of_model(path, directory):
         stored = read_directory(directory, lower_case)
@@ -333,6 +335,7 @@ def load_tokenizer(path: str | os.PathLike, lower_case: bool | None = None) -> T
         path = next((path / name for name in names if (path / name).exists()), path)
     if not path.is_file():
         raise FileNotFoundError(f"no vocabulary at {path}; train one with tools/train_vocab.py")
+    check_not_pointer(path)
     return tokenizer_from_bytes(str(path), path.read_bytes(), lower_case)
 
 

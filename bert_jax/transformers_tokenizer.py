@@ -1,10 +1,17 @@
 """Reads and writes the files of transformers' tokenizers, with every option in them."""
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Mapping
 
+from bert_jax.added_tokens import (
+    add_piece,
+    added_tokens,
+    mask_takes_space,
+    named_tokens,
+    names_of_special_tokens,
+    read_stated,
+)
 from bert_jax.byte_pair import (
     ROBERTA_TOKENS,
     VOCABULARY_JSON_FILENAME,
@@ -14,13 +21,13 @@ from bert_jax.byte_pair import (
     read_merges,
     roberta_processing,
 )
+from bert_jax.downloads import check_not_pointer, read_json, read_optional
 from bert_jax.stored_tokenizer import (
     Layout,
     SpecialTokens,
     StoredTokenizer,
     bert_processing,
     build_backend,
-    check_not_pointer,
     check_special_tokens,
     describe_casing,
     ids_of_model,
@@ -46,8 +53,6 @@ from bert_jax.wordpiece import (
 
 TRANSFORMERS_FILENAME = "tokenizer.json"
 CONFIG_FILENAME = "tokenizer_config.json"
-SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"
-ADDED_TOKENS_FILENAME = "added_tokens.json"
 GOOGLE_ALBERT_FILENAME = "albert_config.json"  # beside a released model
 MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 # The type of a model -> transformers' classes that split text as we do, and the special tokens that
@@ -55,37 +60,18 @@ MAX_WORD_CHARACTERS_IN_TRANSFORMERS = 100
 TOKENIZER_CLASSES = {
     "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
     "BPE": ("RobertaTokenizer",),
-    "Unigram": ("AlbertTokenizer",),
+    "Unigram": ("AlbertTokenizer", "XLMRobertaTokenizer"),
 }
 DEFAULT_TOKENS = {"WordPiece": SpecialTokens(), "BPE": ROBERTA_TOKENS, "Unigram": ALBERT_TOKENS}
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")  # tokenizer.json alone counts
 # Where no file names a class: `model_type` in config.json -> the class.
-CLASS_OF_MODEL = {"roberta": "RobertaTokenizer", "albert": "AlbertTokenizer"}
-
-
-def read_json(path: pathlib.Path) -> dict:
-    """Reads a JSON object. Raises FileNotFoundError or ValueError, naming the file."""
-    return _read_json(path, dict, "object")
-
-
-def read_list(path: pathlib.Path) -> list:
-    """Reads a JSON array. Raises as `read_json`."""
-    return _read_json(path, list, "array")
-
-
-def _read_json(path: pathlib.Path, expected_type: type, name: str) -> dict | list:
-    check_not_pointer(path)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, expected_type):
-        raise ValueError(f"{path}: expected a JSON {name}, found {type(values).__name__}")
-    return values
-
-
-def _read_optional(path: pathlib.Path) -> dict:
-    return read_json(path) if path.exists() else {}
+CLASS_OF_MODEL = {
+    "roberta": "RobertaTokenizer",
+    "albert": "AlbertTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+# These join texts as RoBERTa does, whatever tokenizer.json says.
+ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer")
 
 
 def is_albert(directory: pathlib.Path) -> bool:
@@ -93,7 +79,7 @@ def is_albert(directory: pathlib.Path) -> bool:
 
     ALBERT changes a text before its model does, which the model alone does not say.
     """
-    config = _read_optional(directory / CONFIG_FILENAME)
+    config = read_optional(directory / CONFIG_FILENAME)
     is_googles = (directory / GOOGLE_ALBERT_FILENAME).exists()
     return is_googles or _class_of(directory, config) == "AlbertTokenizer"
 
@@ -109,21 +95,24 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> S
     Raises FileNotFoundError without a vocabulary, and ValueError for a tokenizer or an option that
     is not supported.
     """
-    config = _read_optional(directory / CONFIG_FILENAME)
+    config = read_optional(directory / CONFIG_FILENAME)
     path, spec = _read_vocabulary(directory, config, lower_case)
     kind = spec["model"]["type"]
     tokenizer_class = _class_of(directory, config)
     _check_options(directory, config, tokenizer_class, kind)
 
     # The special tokens are pieces like others: they are neither added to a text nor read in it.
-    default = DEFAULT_TOKENS[kind]
+    default = ROBERTA_TOKENS if tokenizer_class in ROBERTA_CLASSES else DEFAULT_TOKENS[kind]
     if kind == "WordPiece":
         default = default._replace(unk=spec["model"]["unk_token"])
-    special_tokens = _special_tokens(directory, config, default)
-    added = _added_tokens(directory, config, spec)
+    stated = read_stated(directory, config)
+    special_tokens = names_of_special_tokens(stated, default)
+    if tokenizer_class not in GENERIC_CLASSES:
+        stated = {"mask_token": special_tokens.mask} | stated
+    added = added_tokens(directory, config, spec, named_tokens(stated), special_tokens)
     for token in added:
         if token["content"] in special_tokens:
-            _add_piece(spec["model"], token)
+            add_piece(spec["model"], token)
     spec["added_tokens"] = [each for each in added if each["content"] not in special_tokens]
     ids = ids_of_model(spec)
     check_special_tokens(special_tokens[:4], ids, str(directory))
@@ -134,11 +123,12 @@ def read_directory(directory: pathlib.Path, lower_case: bool | None = None) -> S
         return _finish_wordpiece(path, spec, special_tokens, config, lower_case)
     if tokenizer_class not in GENERIC_CLASSES:
         _apply_options(path, spec, config, tokenizer_class)
-    if tokenizer_class == "RobertaTokenizer" or not spec["post_processor"]:
-        layout = roberta_processing if kind == "BPE" else bert_processing
+    is_roberta_class = tokenizer_class in ROBERTA_CLASSES
+    if is_roberta_class or not spec["post_processor"]:
+        layout = roberta_processing if is_roberta_class or kind == "BPE" else bert_processing
         spec["post_processor"] = layout(spec, special_tokens)
     masks = [token for token in added if token["content"] == special_tokens.mask]
-    mask_lstrip = kind == "BPE" and _mask_lstrip(directory, config, masks)
+    mask_lstrip = kind == "BPE" and mask_takes_space(directory, stated, masks)
     lower_cased = lower_cases(build_backend(spec, path))
     if lower_case not in (None, lower_cased):
         raise ValueError(f"{path}: the casing of a {kind} tokenizer is fixed")
@@ -182,7 +172,7 @@ def _finish_wordpiece(
 
 def _class_of(directory: pathlib.Path, config: Mapping) -> str:
     """Returns the name of transformers' class without "Fast"; "" if no file tells it."""
-    model = _read_optional(directory / "config.json")
+    model = read_optional(directory / "config.json")
     name = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
     return name.removesuffix("Fast") or CLASS_OF_MODEL.get(model.get("model_type"), "")
 
@@ -205,9 +195,11 @@ def _read_vocabulary(
     if models := sorted(directory.glob("*.model")):
         path, *others = models
         if others or not is_albert(directory):
+            found = ", ".join(each.name for each in models)
             raise ValueError(
                 f"{directory}: expected one SentencePiece model, and files that say it is ALBERT's "
-                f"(tokenizer_class or model_type), found {', '.join(each.name for each in models)}"
+                f"(tokenizer_class or model_type), found {found}; of other models, such as "
+                f"XLM-RoBERTa, add their {TRANSFORMERS_FILENAME}"
             )
         check_not_pointer(path)
         casing = {} if lower_case is None else {"do_lower_case": lower_case}
@@ -253,7 +245,7 @@ def _check_options(
     if tokenizer_class and tokenizer_class not in (*classes, *GENERIC_CLASSES):
         raise ValueError(
             f"{directory}: tokenizer_class {tokenizer_class!r} is not supported, expected "
-            f"{classes[0]}; its token ids would be others"
+            f"{' or '.join(classes)}; its token ids would be others"
         )
     defaults = {"do_basic_tokenize": True, "never_split": None, "truncation_side": "right"}
     defaults |= {"remove_space": True, "sp_model_kwargs": None}  # of ALBERT
@@ -284,82 +276,18 @@ def _apply_options(path: pathlib.Path, spec: dict, config: Mapping, tokenizer_cl
     }
     if tokenizer_class == "RobertaTokenizer" and not is_roberta(spec):
         wrong["tokenizer_class"] = tokenizer_class
+    if tokenizer_class == "XLMRobertaTokenizer":
+        # It takes only the vocabulary and the precompiled step of a file, and splits at white space
+        # first, which leaves no repeated spaces to replace.
+        if not {*types} <= {None, "Precompiled", "Replace"}:
+            wrong["tokenizer_class"] = tokenizer_class
+        split = [{"type": "WhitespaceSplit"}, metaspace_of(spec)]
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": split}
     if wrong and path.suffix != ".model":  # There the options were applied.
         raise ValueError(
             f"{path}: its normalizer has the steps {types} before {spec['pre_tokenizer']['type']}, "
             f"but the files beside it say {wrong}: make them agree"
         )
-
-
-def _mask_lstrip(directory: pathlib.Path, config: Mapping, masks: list[dict]) -> bool:
-    """Returns whether a mask takes the white space before it; RoBERTa's does unless a file says so.
-
-    Raises ValueError for a mask that takes other characters.
-    """
-    stated = _read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    mask = stated.get("mask_token")
-    (mask,) = masks or [mask if isinstance(mask, Mapping) else {}]
-    for name in ("rstrip", "single_word"):
-        if mask.get(name):
-            raise ValueError(f"{directory}: {name} of the mask token is not supported")
-    return mask.get("lstrip", True)
-
-
-def _special_tokens(
-    directory: pathlib.Path, config: Mapping, defaults: SpecialTokens
-) -> SpecialTokens:
-    """Returns the names of the special tokens as in `tokenizer_config.json` or its older file."""
-    stated = _read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    names = {}
-    for field, default in defaults._asdict().items():
-        name = stated.get(f"{field}_token", default)
-        names[field] = name["content"] if isinstance(name, Mapping) else name
-    return SpecialTokens(**names)
-
-
-def _added_tokens(directory: pathlib.Path, config: Mapping, spec: Mapping) -> list[dict]:
-    """Returns the tokens that are read in texts as one piece, in the order of their ids.
-
-    They are in `tokenizer.json`, `added_tokens_decoder` in `tokenizer_config.json` or, in older
-    models, `added_tokens.json`; tokens that are named as special without an id are pieces of the
-    vocabulary, or get the next id. Raises ValueError if two of these have the same id.
-    """
-    options = {"single_word": False, "lstrip": False, "rstrip": False}
-    by_content = {token["content"]: options | token for token in spec["added_tokens"]}
-    for index, token in (config.get("added_tokens_decoder") or {}).items():
-        by_content[token["content"]] = options | token | {"id": int(index)}
-    stated = _read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
-    special = []
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = stated.get(name) or []
-        tokens = tokens.values() if isinstance(tokens, Mapping) else tokens
-        special += [token["content"] if isinstance(token, Mapping) else token for token in tokens]
-    for content, index in _read_optional(directory / ADDED_TOKENS_FILENAME).items():
-        by_content.setdefault(content, options | {"content": content, "id": index})
-    ids = ids_of_model(spec)
-    for content in special:
-        if content not in by_content:
-            known = [*ids.values(), *(token["id"] for token in by_content.values())]
-            index = ids.get(content, max(known) + 1)
-            by_content[content] = options | {"content": content, "id": index}
-    pieces = {index: piece for piece, index in ids.items()}
-    for token in by_content.values():
-        if (piece := pieces.setdefault(token["id"], token["content"])) != token["content"]:
-            both = f"{piece!r} and {token['content']!r}"
-            raise ValueError(f"{directory}: {both} have the same id {token['id']}")
-        token.setdefault("special", token["content"] in special)
-        token.setdefault("normalized", not token["special"])
-    return sorted(by_content.values(), key=lambda token: token["id"])
-
-
-def _add_piece(model: dict, token: Mapping) -> None:
-    """Makes a special token a piece of a model, unless it is one."""
-    if isinstance(model["vocab"], dict):
-        model["vocab"].setdefault(token["content"], token["id"])
-    elif token["content"] not in dict(model["vocab"]):
-        while len(model["vocab"]) < token["id"]:
-            model["vocab"].append([f"[no piece {len(model['vocab'])}]", 0.0])
-        model["vocab"].append([token["content"], 0.0])
 
 
 def _choose_casing(

@@ -13,8 +13,8 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("buckets", "errors", "parts", "characters", "stored_tokenizer"),
-    ("sharding", "runtime", "wordpiece", "byte_pair", "unigram"),
+    ("buckets", "errors", "parts", "characters", "stored_tokenizer", "downloads"),
+    ("sharding", "runtime", "wordpiece", "byte_pair", "unigram", "added_tokens"),
     ("transformers_tokenizer",),
     ("tokenization", "tokenizer_export"),
     ("data",),
@@ -141,6 +141,16 @@ def test_files_and_functions_fit_a_screen_and_arguments_have_names(path):
             positional = [arg.arg for arg in node.args.posonlyargs + node.args.args]
             count = len([name for name in positional if name not in ("self", "cls")])
             assert count <= 8, f"{node.name} has {count} positional parameters"
+
+
+def test_versions_in_the_readme_are_those_of_the_lock():
+    lock = (ROOT / "requirements.lock").read_text()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    names = {"JAX": "jax", "Flax": "flax", "Orbax": "orbax-checkpoint", "Optax": "optax"}
+    for name, package in (names | {"tokenizers": "tokenizers", "NumPy": "numpy"}).items():
+        locked = re.findall(rf"^{package}==([\d.]+)", lock, re.MULTILINE)
+        assert locked and f"{name} {locked[0]}" in readme
+        assert all(version in readme for version in locked)
 
 
 def test_readme_is_at_most_150_lines():

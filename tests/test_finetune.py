@@ -418,8 +418,10 @@ def test_with_no_epochs_the_given_weights_are_scored(given, tmp_path):
     result = finetune.train_and_evaluate(config, tmp_path / "run")
     assert result["steps"] == 0 and "best_step" not in result
     assert 0 <= result["dev"]["accuracy"] <= 1
+    assert "metric" not in result  # It has selected nothing.
+    assert result["predictions"] == ["predictions/dev.jsonl"]
     names = ("dev.jsonl", "dev_calibration.tsv", "dev_classes.tsv")
-    assert result["predictions"] == [f"predictions/{name}" for name in names]
+    assert all((tmp_path / "run/predictions" / name).is_file() for name in names)
     assert not (tmp_path / "run/best").exists() and not (tmp_path / "run/checkpoints").exists()
     again = finetune.train_and_evaluate(config, tmp_path / "run")
     assert again == result  # Even the seconds are equal.

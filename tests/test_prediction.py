@@ -29,7 +29,7 @@ from bert_jax.configs.finetune import (
     text_classification,
 )
 from bert_jax.model.config import BertConfig
-from bert_jax.runtime import command_line
+from bert_jax.runtime import command_line, main
 from bert_jax.tasks.conll import convert_tags
 from bert_jax.tasks.tagging_scores import find_entities, find_runs
 from bert_jax.tokenization import load_tokenizer
@@ -88,6 +88,8 @@ def predict(config, model, workdir, **data):
     result = finetune.train_and_evaluate(config, workdir)
     assert result["steps"] == 0 and not (workdir / "best").exists()
     assert all((workdir / file).is_file() for file in result["predictions"])
+    assert result["predictions"][-1].endswith((".jsonl", ".txt", "/predictions.json"))
+    assert "metric" not in result  # It has selected nothing.
     return workdir / "predictions"
 
 
@@ -137,15 +139,16 @@ def test_classes_and_probabilities_match_load(task, is_pair, length, tmp_path):
 
 
 @TRUNCATED
-def test_imported_head_classifies_as_load_does(tmp_path):
-    model = write_head(tmp_path, imported=True, task="classification", labels=["no", "yes"])
-    assert "max_seq_length" not in bert_jax.load(model).head
-    check_classes("classification", False, model, tmp_path)
+@pytest.mark.parametrize("task", ["classification", "multi_label"])
+def test_imported_head_classifies_as_load_does(task, tmp_path):
+    model = write_head(tmp_path, imported=True, task=task, labels=["no", "yes", "maybe"])
+    assert bert_jax.load(model).head.keys() == {"task", "labels"}
+    check_classes(task, False, model, tmp_path)
 
 
 @TRUNCATED
 @pytest.mark.parametrize("task", CLASSIFIERS)
-def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
+def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path, capsys):
     """A file and the same table as dicts, with labels."""
     temperature = {"calibration_temperature": 1.7} if task == "classification" else {}
     options = CLASSIFIERS[task] | temperature
@@ -162,8 +165,9 @@ def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
     separator = {"label_separator": "|"} if task == "multi_label" else {}
     files = {"train": "", "test": path} | separator
     written = predict(config, model, tmp_path / "run", **files, **columns) / "test.jsonl"
-    result = json.loads((tmp_path / "run/result.json").read_text())["test"]
-    loaded = bert_jax.load(model)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    check_last_line(result, tmp_path / "run", written, capsys)
+    result, loaded = result["test"], bert_jax.load(model)
     for table in (path, str(path), rows, iter(rows)):
         found = loaded.predict(table, **columns)
         assert found.scores | {"loss": result["loss"]} == pytest.approx(result, rel=1e-4, abs=1e-5)
@@ -176,6 +180,12 @@ def test_tables_are_predicted_and_scored_as_on_the_command_line(task, tmp_path):
                 assert row[name] == (
                     pytest.approx(line[name], rel=1e-4) if is_float else line[name]
                 )
+
+
+def check_last_line(result, workdir, predictions, capsys):
+    """Asserts that the last line of the printed result names the file of `predictions`."""
+    main.print_result(result, str(workdir))
+    assert capsys.readouterr().out.splitlines()[-1] == f"Predictions: {predictions}"
 
 
 def test_dividing_the_head_by_its_temperature_calibrates_the_probabilities(tmp_path):
@@ -313,9 +323,40 @@ def test_tags_match_load(kind, length, tmp_path):
     check_tags(model, tmp_path, kind)
 
 
-def test_imported_head_tags_as_load_does(tmp_path):
-    model = write_head(tmp_path, imported=True, task="tagging", labels=["O", "B-X", "I-X"])
-    check_tags(model, tmp_path, "iob2")
+IMPORTED = {  # Scheme, which is not stored -> tags.
+    "iob2": ["O", "B-X", "I-X"],
+    "bioes": ["O", "B-X", "I-X", "E-X", "S-X"],
+    "bilou": ["O", "B-X", "I-X", "L-X", "U-X"],
+    "plain": ["O", "PER", "LOC"],
+}
+
+
+@pytest.mark.parametrize("scheme", IMPORTED)
+def test_imported_head_tags_as_load_does(scheme, tmp_path):
+    model = write_head(tmp_path, imported=True, task="tagging", labels=IMPORTED[scheme])
+    check_tags(model, tmp_path, scheme)
+
+
+def test_entities_of_an_imported_head_with_plain_tags_are_scored(tmp_path):
+    model = write_head(tmp_path, imported=True, task="tagging", labels=IMPORTED["plain"])
+    sentences = [tuple(text.split()) for text in texts(15)]
+    tags = [[word.tag for word in each.words] for each in bert_jax.load(model).tag(sentences)]
+    rows = [{"tokens": a, "tags": b} for a, b in zip(sentences, tags, strict=True)]
+    files = {"train": "", "dev": "", "test": write_lines(tmp_path / "new.jsonl", rows)}
+    predict(tagging.get_config(), model, tmp_path / "run", **files)
+    scores = json.loads((tmp_path / "run/result.json").read_text())["test"]
+    assert scores["f1"] == scores["strict_f1"] == scores["accuracy"] == 1
+
+
+def test_scheme_none_is_kept_for_an_imported_head_whose_tags_mark_no_entities(tmp_path):
+    labels = ["NOUN", "VERB", "DET"]
+    model = write_head(tmp_path, imported=True, task="tagging", labels=labels)
+    config = tagging.get_config()
+    config.data.scheme = "none"
+    path = write_lines(tmp_path / "new.jsonl", [{"tokens": text.split()} for text in texts(5)])
+    written = predict(config, model, tmp_path / "run", train="", dev="", test=path) / "test.txt"
+    found = {line.split()[1] for line in written.read_text().splitlines() if line}
+    assert found <= set(labels)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -351,7 +392,7 @@ def check_tags(model, tmp_path, kind, documents=None):
     found = [[line.split()[-1] for line in block.splitlines()] for block in blocks]
     tagged = bert_jax.load(model).tag([tuple(words) for words in sentences], documents)
     expected = [[word.tag for word in each.words] for each in tagged]
-    if kind in ("bioes", "plain"):  # The file is in IOB2, for conlleval.
+    if kind in ("bioes", "bilou", "plain"):  # The file is in IOB2, for conlleval.
         find = find_runs if kind == "plain" else find_entities
         expected = [list(convert_tags(tags, "iob2", find)) for tags in expected]
     assert found == expected
@@ -595,7 +636,8 @@ def test_command_names_its_files_last_and_two_processes_predict_as_one(tmp_path)
             statuses = helpers.finish(started)
         log = helpers.log_of(tmp_path / name).read_text()
         assert not any(statuses), log[-3000:]
-        assert f"Predictions: {tmp_path / name / 'predictions/test.jsonl'}" in log
+        printed = [line for line in log.splitlines() if line.startswith("Predictions: ")]
+        assert printed == [f"Predictions: {tmp_path / name / 'predictions/test.jsonl'}"]
         assert "training step" not in log and "max_seq_length=12" in log
         scores.append(json.loads((tmp_path / name / "result.json").read_text())["test"])
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)

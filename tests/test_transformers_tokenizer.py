@@ -181,6 +181,50 @@ def test_special_token_in_the_vocabulary_is_read_as_one(tmp_path):
     assert tokenizer.encode("the New York boat") == [5, 26, 6] and not tokenizer.splits_at_spaces
 
 
+# Names of special tokens that the vocabulary lacks -> the ids that transformers 5.23.0 gives them.
+NAMED = [
+    ({"tokenizer_config": LOWER | {"bos_token": "<bos>"}}, {"<bos>": 26}),
+    ({"special_tokens_map": {"bos_token": {"content": "<bos>", "lstrip": False}}}, {"<bos>": 26}),
+    (
+        {"tokenizer_config": LOWER | {"eos_token": "<eos>", "bos_token": "<bos>"}},
+        {"<bos>": 26, "<eos>": 27},
+    ),
+    (
+        {
+            "tokenizer_config": LOWER
+            | {
+                "own_token": "<own>",
+                "extra_special_tokens": {"more_token": "<more>"},
+                "additional_special_tokens": ["<last>"],
+                "eos_token": "<eos>",
+                "add_bos_token": True,  # No token.
+            }
+        },
+        {"<eos>": 26, "<own>": 27, "<more>": 28, "<last>": 29},
+    ),
+    ({"tokenizer": tokenizer_json(), "tokenizer_config": {"bos_token": "<bos>"}}, {"<bos>": 26}),
+    ({"tokenizer_config": LOWER | {"bos_token": "[CLS]", "eos_token": "[SEP]"}}, {}),
+    ({"tokenizer_config": LOWER | {"bos_token": None}}, {}),
+]
+
+
+@pytest.mark.parametrize(("files", "expected"), NAMED)
+def test_tokens_named_as_special_get_the_next_ids(files, expected, tmp_path):
+    files = {"tokenizer_config": LOWER} | files
+    tokenizer = load_tokenizer(write(tmp_path / "m", **files))
+    assert tokenizer.vocab_size == 26 + len(expected)
+    for name, index in expected.items():
+        assert tokenizer.encode(f"the {name} boat") == [5, index, 6]
+
+
+def test_mask_that_the_vocabulary_lacks_counts_in_the_ids_of_others(tmp_path):
+    pieces = [piece for piece in PIECES if piece != "[MASK]"]
+    files = {"tokenizer_config": LOWER | {"additional_special_tokens": ["[E1]"]}}
+    tokenizer = load_tokenizer(write(tmp_path / "m", pieces, **files))
+    # transformers 5.23.0 gives [MASK] the id 25.
+    assert tokenizer.encode("the [E1]") == [4, 26] and tokenizer.mask_id is None
+
+
 def test_special_tokens_may_have_other_names(tmp_path):
     names = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
     config = LOWER | {f"{field}_token": name for field, name in names.items()}
@@ -336,3 +380,11 @@ def test_damaged_wordpiece_json_and_a_git_lfs_pointer_are_clear_errors(tmp_path)
         (directory / name).write_text(pointer)
         with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
             load_tokenizer(directory)
+    for name in ("vocab.txt", "own.model", "spiece.model", "bpe.json"):  # Without other files.
+        path = tmp_path / "alone" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(pointer)
+        with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer, not the file: run"):
+            load_tokenizer(path)
+        with pytest.raises(ValueError, match="is a Git LFS pointer, not the file: run"):
+            load_tokenizer(path.parent)

@@ -8,6 +8,7 @@ import random
 import pytest
 import sentencepiece
 
+from bert_jax.data.features import make_sequence
 from bert_jax.stored_tokenizer import Layout
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.tokenizer_export import transformers_files
@@ -147,7 +148,7 @@ def test_transformers_files_are_read_back_as_the_same_tokenizer(option, model, t
         ),
         (
             {"tokenizer_config": {"tokenizer_class": "XLNetTokenizer"}, "albert_config": {}},
-            "'XLNetTokenizer' is not supported, expected AlbertTokenizer",
+            "'XLNetTokenizer' is not supported, expected AlbertTokenizer or XLMR",
         ),
         ({"tokenizer_config": ALBERT | {"cls_token": "<cls>"}}, "lacks <cls>"),
     ],
@@ -176,4 +177,87 @@ def test_a_damaged_model_and_one_of_another_algorithm_are_clear_errors(tmp_path)
         load_tokenizer(directory)
     directory = write(tmp_path / "o", b"any", config={"model_type": "bert"})
     with pytest.raises(ValueError, match=r"files that say it is ALBERT's .* found spiece\.model"):
+        load_tokenizer(directory)
+
+
+XLM_ROBERTA = {"tokenizer_class": "XLMRobertaTokenizer"}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+REPLACE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+
+
+def xlm_roberta_json(**changes):
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", "▁the", "▁boat", "s", "▁old", "old", "boat"]
+    scores = [0, 0, 0, 0, -9, -1, -2, -3, -4, -5, -5, -6, 0]
+    vocabulary = list(zip([*pieces, ".", "<mask>"], scores, strict=True))
+    model = {"type": "Unigram", "unk_id": 3, "vocab": vocabulary, "byte_fallback": False}
+    split = [{"type": "WhitespaceSplit"}, METASPACE]
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {
+                "id": index,
+                "content": vocabulary[index][0],
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for index in (0, 1, 2, 3, 12)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": split},
+        "post_processor": None,
+        "decoder": METASPACE,
+        "model": model,
+    } | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        # As some models store it; transformers 5.23 splits at white space there, too.
+        {
+            "normalizer": {"type": "Sequence", "normalizers": [REPLACE]},
+            "pre_tokenizer": METASPACE,
+        },
+    ],
+)
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": XLM_ROBERTA},
+        {"tokenizer_config": {"tokenizer_class": "XLMRobertaTokenizerFast"}},
+        {"config": {"model_type": "xlm-roberta"}},
+    ],
+)
+def test_xlm_roberta_has_the_ids_of_transformers(files, changes, tmp_path):
+    tokenizer = load_tokenizer(
+        write(tmp_path / "m", tokenizer=xlm_roberta_json(**changes), **files)
+    )
+    texts = ["the  old boats. ", " The boat★ ", "old\tboat the", ""]
+    # Of transformers 5.23.0.
+    assert tokenizer.encode_batch(texts) == [[5, 8, 6, 7, 11], [4, 3, 6, 3], [8, 6, 5], []]
+    assert make_sequence(tokenizer, tokenizer.encode("the old"), tokenizer.encode("boats"))[
+        0
+    ].tolist() == [0, 5, 8, 2, 2, 6, 7, 2]
+    assert tokenizer.special_ids == (1, 3, 0, 2, 12) and tokenizer.layout == Layout(2, False)
+    exported = write(tmp_path / "n")
+    for name, content in transformers_files(tokenizer.stored, 64).items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (exported / name).write_text(text)
+    assert load_tokenizer(exported).content == tokenizer.content
+
+
+def test_xlm_roberta_with_what_its_class_would_drop_is_refused(tmp_path):
+    changed = xlm_roberta_json(normalizer={"type": "Lowercase"})
+    directory = write(tmp_path / "m", tokenizer=changed, tokenizer_config=XLM_ROBERTA)
+    with pytest.raises(
+        ValueError, match=r"\['Lowercase'\].*XLMRobertaTokenizer'\}: make them agree"
+    ):
+        load_tokenizer(directory)
+    directory = write(tmp_path / "n", config={"model_type": "xlm-roberta"})
+    (directory / "sentencepiece.bpe.model").write_bytes(train())
+    with pytest.raises(ValueError, match=r"XLM-RoBERTa, add their tokenizer\.json"):
         load_tokenizer(directory)

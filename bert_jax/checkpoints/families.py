@@ -191,6 +191,12 @@ ROBERTA = Family(
     headless={("mlm",): "RobertaForMaskedLM", (): "RobertaModel"},
 )
 
+XLM_ROBERTA = ROBERTA._replace(  # It differs in its vocabulary.
+    defaults=ROBERTA.defaults | {"vocab_size": 30522},
+    tasks=_tasks("XLMRoberta", pooler="classifier.dense", head="classifier.out_proj"),
+    headless={("mlm",): "XLMRobertaForMaskedLM", (): "XLMRobertaModel"},
+)
+
 DISTILBERT = Family(
     prefix="distilbert.",
     names=_names(
@@ -341,6 +347,7 @@ ELECTRA = Family(
 FORMATS = {
     "bert": BERT,
     "roberta": ROBERTA,
+    "xlm-roberta": XLM_ROBERTA,
     "distilbert": DISTILBERT,
     "albert": ALBERT,
     "electra": ELECTRA,

@@ -13,10 +13,10 @@ from bert_jax.checkpoints import parameters
 from bert_jax.checkpoints.families import FORMATS
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME, read_modules
 from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.downloads import read_json
 from bert_jax.model.config import BertConfig
 from bert_jax.model.heads import HEADS
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.transformers_tokenizer import read_json
 
 HEAD_KEY = "bert_jax_head"
 """Key of `config.json` that holds the settings of a task's head. transformers preserves it."""

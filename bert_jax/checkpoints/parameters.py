@@ -201,7 +201,7 @@ def build_loaded_model(
         sizes = f"{tokenizer.vocab_size:,} ids, expected {config.vocab_size:,} (vocab_size)"
         raise ValueError(
             f"{directory}: the tokenizer has {sizes}: {', '.join(names[:5])} have no embedding; "
-            "use the model's own tokenizer"
+            "use the model's own tokenizer, or remove the names of tokens that texts do not contain"
         )
     needs_pooler = "head" in params and HEADS[head["task"]].input_kind == "pooled"
     if needs_pooler and "pooler" not in params["encoder"]:

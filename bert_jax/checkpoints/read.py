@@ -17,6 +17,7 @@ from bert_jax.checkpoints.parameters import (
 )
 from bert_jax.checkpoints.sentence_transformers import MODULES_FILENAME
 from bert_jax.checkpoints.tensors import WEIGHTS_FILENAMES, unreadable_weights
+from bert_jax.downloads import find_snapshot
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.replaced_tokens import GeneratorSettings, generator_params
 
@@ -47,8 +48,6 @@ def read_model(directory: str | pathlib.Path) -> LoadedModel:
         hint = f"or bert_config.json or {' or '.join(WEIGHTS_FILENAMES)} of another library"
         if [*directory.glob("seed_*"), *directory.glob("trials/*")]:
             raise
-        if list(directory.glob("models--*")):
-            hint = "it is a cache of several models: choose one of them"
         hint = unreadable_weights(directory) or hint
         raise FileNotFoundError(f"{error}; {hint}") from None
 
@@ -77,25 +76,6 @@ def generator_of(model: LoadedModel) -> LoadedModel:
     params = generator_params(model.params)
     settings = model.settings | model_settings(config, params)
     return model._replace(params=params, settings=settings)
-
-
-def find_snapshot(directory: pathlib.Path) -> pathlib.Path:
-    """Returns the snapshot of a folder `models--OWNER--NAME` of the cache of Hugging Face's hub.
-
-    It is the one of the branch main, or the only one; any other directory is returned as it is.
-    Raises ValueError if several snapshots are left to choose from.
-    """
-    snapshots = sorted(each for each in directory.glob("snapshots/*") if each.is_dir())
-    if not snapshots:
-        return directory
-    main = directory / "refs/main"
-    if main.exists() and directory / "snapshots" / main.read_text().strip() in snapshots:
-        return directory / "snapshots" / main.read_text().strip()
-    if len(snapshots) > 1:
-        raise ValueError(
-            f"{directory} holds {len(snapshots)} snapshots: choose {snapshots[0]}, ..."
-        )
-    return snapshots[0]
 
 
 def abstract_params(settings: dict) -> dict:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.downloads import read_json, read_list, read_optional
 from bert_jax.model.pooling import POOLINGS
-from bert_jax.transformers_tokenizer import CONFIG_FILENAME, read_json, read_list
+from bert_jax.transformers_tokenizer import CONFIG_FILENAME
 
 MODULES_FILENAME = "modules.json"
 MODEL_FILENAME = "config_sentence_transformers.json"
@@ -41,21 +42,56 @@ _TORCH_ACTIVATIONS = {
     name: f"torch.nn.modules.{'linear' if name == 'identity' else 'activation'}.{torch_name}"
     for torch_name, name in _ACTIVATIONS.items()
 }
+# All options of the modules and of the model, each with the supported values: others, and other
+# options, would change the vectors. None: any value, which is read or changes nothing.
 _MODULE_OPTIONS = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
-    "use_residual": (False,),
 }
+_DENSE_OPTIONS = _MODULE_OPTIONS | {
+    "use_residual": (False,),
+    "in_features": None,
+    "out_features": None,
+    "bias": None,
+    "activation_function": None,
+}
+_POOLING_OPTIONS = {
+    "word_embedding_dimension": None,
+    "embedding_dimension": None,
+    "pooling_mode": None,
+    "include_prompt": None,
+    **dict.fromkeys(_POOLING_KEYS),
+}
+_HIDDEN_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
+_NO_ARGUMENTS = ({}, None)
 _ENCODER_OPTIONS = {
+    "max_seq_length": None,
+    "do_lower_case": None,
+    "unpad_inputs": None,
     "transformer_task": ("feature-extraction",),
+    "modality_config": ({"text": _HIDDEN_STATES}, None),
     "module_output_name": ("token_embeddings",),
-    "processing_kwargs": ({}, None),
+    "tokenizer_name_or_path": (None,),
     "query_length": (None,),
     "document_length": (None,),
     "query_expansion": (None,),
+    "processing_kwargs": _NO_ARGUMENTS,
+    # Arguments of transformers' functions, by their new and their old names.
+    "model_kwargs": _NO_ARGUMENTS,
+    "processor_kwargs": _NO_ARGUMENTS,
+    "config_kwargs": _NO_ARGUMENTS,
+    "model_args": _NO_ARGUMENTS,
+    "tokenizer_args": _NO_ARGUMENTS,
+    "config_args": _NO_ARGUMENTS,
 }
-_MODEL_OPTIONS = {"truncate_dim": (None,)}
-"""Options, each with the values that are supported: others would change the vectors."""
+_MODEL_OPTIONS = {
+    "__version__": None,
+    "prompts": None,
+    "default_prompt_name": None,
+    "similarity_fn_name": None,
+    "model_type": ("SentenceTransformer",),
+    "truncate_dim": (None,),
+}
 
 
 class EmbeddingModules(NamedTuple):
@@ -108,11 +144,10 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     if len(modules) == 1:
         return EmbeddingModules(encoder, None, {}, lower_cases)
     head = {"task": "embedding", "labels": [], "normalize": "Normalize" in names}
-    limit = options.get("max_seq_length")
-    if limit is None and (encoder / CONFIG_FILENAME).exists():
-        limit = read_json(encoder / CONFIG_FILENAME).get("model_max_length")
+    if (limit := _read_limit(encoder_path, "max_seq_length")) is None:
+        limit = _read_limit(encoder / CONFIG_FILENAME, "model_max_length")
     if limit is not None:
-        head["max_seq_length"] = int(limit)
+        head["max_seq_length"] = limit
     head |= _read_pooling(modules[1][1] / "config.json", directory / MODEL_FILENAME)
     projections, tensors = [], {}
     for name, folder in modules[2:]:
@@ -128,22 +163,31 @@ def _read_modules(directory: pathlib.Path) -> EmbeddingModules:
     return EmbeddingModules(encoder, head, tensors, lower_cases)
 
 
+def _read_limit(path: pathlib.Path, name: str) -> int | None:
+    """Reads a maximum number of tokens. Raises ValueError if no token of a text would fit in it."""
+    limit = read_optional(path).get(name)
+    if limit is None:
+        return None
+    if not isinstance(limit, int | float) or limit < 3:
+        expected = "a number of tokens from 3, since [CLS] and [SEP] count"
+        raise ValueError(f"{path}: {name} is {limit!r}, expected {expected}")
+    return int(limit)
+
+
 def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
     """Returns the "pooling" of the head and, if each text gets one, the "prompt"."""
-    values = read_json(path)
+    values = _read_module(path)
     old_names = [name for key, name in _POOLING_KEYS.items() if values.get(key)]
     poolings = values.get("pooling_mode", old_names or "mean")
     poolings = [poolings] if isinstance(poolings, str) else list(poolings)
     unknown = [name for name in poolings if name not in POOLINGS]
     # Newer versions may add a `pooling_mode_...`.
-    unknown += [
-        key
-        for key, value in values.items()
-        if key.startswith("pooling_mode_") and value and key not in _POOLING_KEYS
-    ]
+    new = [key for key in values if key.startswith("pooling_mode_") and key not in _POOLING_KEYS]
+    unknown += [key for key in new if values[key]]
     if unknown or not poolings:
         expected = ", ".join(POOLINGS)
         raise ValueError(f"{path}: pooling {unknown} is not supported, expected {expected}")
+    _check_options(path, values, _POOLING_OPTIONS | dict.fromkeys(new))
     options = _read_options(model_path, _MODEL_OPTIONS)
     prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))
     if prompt and not values.get("include_prompt", True):
@@ -155,7 +199,8 @@ def _read_pooling(path: pathlib.Path, model_path: pathlib.Path) -> dict:
 
 def _read_dense(path: pathlib.Path) -> dict:
     """Returns the fields of a `Projection`."""
-    values = _read_options(path, _MODULE_OPTIONS)
+    values = _read_module(path)
+    _check_options(path, values, _DENSE_OPTIONS)
     name = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = _ACTIVATIONS.get(name.rpartition(".")[2])
     if activation is None or not name.startswith("torch.nn."):
@@ -165,14 +210,33 @@ def _read_dense(path: pathlib.Path) -> dict:
     return {"size": values["out_features"], "has_bias": has_bias, "activation": activation}
 
 
-def _read_options(path: pathlib.Path, supported: Mapping[str, tuple]) -> dict:
-    """Reads a JSON file, empty if it does not exist; ValueError for another value of an option."""
-    values = read_json(path) if path.exists() else {}
-    for name, allowed in supported.items():
-        if name in values and values[name] not in allowed:
-            expected = " or ".join(map(repr, allowed))
-            raise ValueError(f"{path}: {name} is {values[name]!r}, expected {expected}")
+def _read_module(path: pathlib.Path) -> dict:
+    """Reads the configuration of a module. Raises FileNotFoundError if it is missing."""
+    if not path.exists():
+        fix = "copy it from the place that the model comes from"
+        raise FileNotFoundError(f"{MODULES_FILENAME} needs {path}, which does not exist: {fix}")
+    return read_json(path)
+
+
+def _read_options(path: pathlib.Path, supported: Mapping[str, tuple | None]) -> dict:
+    """Reads a JSON file, empty if it does not exist. Raises as `_check_options`."""
+    values = read_optional(path)
+    _check_options(path, values, supported)
     return values
+
+
+def _check_options(
+    path: pathlib.Path, values: Mapping, supported: Mapping[str, tuple | None]
+) -> None:
+    """Raises ValueError for an option that is not supported, or another value of one that is."""
+    for name, value in values.items():
+        if name not in supported:
+            fix = "remove it if the vectors do not depend on it"
+            raise ValueError(f"{path}: the option {name}={value!r:.100} is not supported: {fix}")
+        allowed = supported[name]
+        if allowed is not None and value not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise ValueError(f"{path}: {name} is {value!r:.100}, expected {expected}")
 
 
 def embedding_files(hidden_size: int, head: Mapping) -> dict[str, list | dict]:

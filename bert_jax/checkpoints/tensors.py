@@ -2,12 +2,12 @@
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import safetensors
 
-from bert_jax.stored_tokenizer import check_not_pointer
+from bert_jax.downloads import check_not_pointer
 
 WEIGHTS_FILENAMES = ("model.safetensors", "pytorch_model.bin")
 
@@ -90,23 +90,32 @@ def _read_pickle(path: pathlib.Path) -> dict[str, np.ndarray]:
     except Exception as error:  # pickle, zipfile and torch raise errors of many types.
         raise ValueError(f"{path.name} is not a valid state dict: {error}") from error
 
-    def is_state_dict(values: object) -> bool:
-        return isinstance(values, Mapping) and all(map(torch.is_tensor, values.values()))
-
-    if not is_state_dict(values):
-        wrapped = values if isinstance(values, Mapping) else {}
-        found = [name for name in _WRAPPERS if wrapped.get(name) and is_state_dict(wrapped[name])]
-        if len(found) != 1:
-            content = (
-                f"the keys {', '.join(map(str, wrapped))}" if wrapped else type(values).__name__
-            )
-            raise ValueError(
-                f"{path.name} holds {content:.200}; expected a state dict of tensors, or one under "
-                f"{' or '.join(_WRAPPERS)}: save that with torch.save(model.state_dict(), FILE)"
-            )
-        values = values[found[0]]
     # torch cannot convert bfloat16 to numpy.
     return {
         name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-        for name, tensor in values.items()
+        for name, tensor in find_state_dict(values, torch.is_tensor, path.name).items()
     }
+
+
+def find_state_dict(
+    values: object, is_tensor: Callable[[object], bool], filename: str
+) -> Mapping[str, object]:
+    """Returns the state dict in what a training loop saved: all of it, or the value of one key.
+
+    Raises ValueError, naming the file, if there is none or several.
+    """
+
+    def is_state_dict(values: object) -> bool:
+        return isinstance(values, Mapping) and all(map(is_tensor, values.values()))
+
+    if is_state_dict(values):
+        return values
+    wrapped = values if isinstance(values, Mapping) else {}
+    found = [name for name in _WRAPPERS if wrapped.get(name) and is_state_dict(wrapped[name])]
+    if len(found) != 1:
+        content = f"the keys {', '.join(map(str, wrapped))}" if wrapped else type(values).__name__
+        raise ValueError(
+            f"{filename} holds {content:.200}; expected a state dict of tensors, or one under "
+            f"{' or '.join(_WRAPPERS)}: save that with torch.save(model.state_dict(), FILE)"
+        )
+    return values[found[0]]

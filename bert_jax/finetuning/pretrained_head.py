@@ -8,6 +8,8 @@ from ml_collections import ConfigDict
 
 from bert_jax.model.heads import HEADS
 from bert_jax.tasks import spans
+from bert_jax.tasks.labels import LABEL_SEPARATOR
+from bert_jax.tasks.tag_sets import scheme_of_labels
 
 # Fields of a configuration -> names under which a head stores what it was trained with.
 TRAINED_WITH = {
@@ -87,6 +89,10 @@ def with_settings_of_head(
     if head["task"] == "span":
         lengths = spans.span_config(head, max_position_embeddings)._asdict()
         assumed = {name: value for name, value in lengths.items() if not name.startswith("null_")}
+    elif head["task"] == "multi_label":
+        assumed["label_separator"] = LABEL_SEPARATOR
+    elif head["task"] in ("tagging", "feature_based") and config.data.scheme != "none":
+        assumed["scheme"] = scheme_of_labels(head["labels"])
     elif head["task"] == "embedding":  # Without a limit of their own, queries are texts as others.
         assumed["max_query_length"] = head.get("max_seq_length", max_position_embeddings)
     config, changed = config.copy_and_resolve_references(), []
@@ -97,15 +103,15 @@ def with_settings_of_head(
         fields = config
         for folder in folders:
             fields = fields.get(folder, {})
-        if name in trained_with:
-            value = trained_with[name]
-        elif name in assumed and flag not in given:
-            value = assumed[name]
-        else:
+        if name not in trained_with | assumed or field not in fields:
             continue
-        if fields.get(field, value) == value:
+        is_set = flag in given or fields[field] != UNSET.get(flag, fields[field])
+        if name not in trained_with and is_set:
             continue
-        if flag in given or fields[field] != UNSET.get(flag, fields[field]):
+        value = trained_with.get(name, assumed.get(name))
+        if fields[field] == value:
+            continue
+        if is_set:
             raise ValueError(
                 f"--config.{flag}={fields[field]}: the head in {config.init_from} was trained with "
                 f"{value}, and predicts with that: remove this setting"

@@ -121,7 +121,7 @@ class TrialRun:
     def finish(self, predictions: dict[str, Prediction], began: float) -> None:
         """Writes the result and the predictions of the best checkpoint for each split."""
         task, directory = self._setup.task, self.writer.directory / "predictions"
-        result = {"steps": self.num_steps}
+        result, files = {"steps": self.num_steps}, []
         if self.best_step is not None:  # Otherwise nothing was trained.
             result["best_step"] = self.best_step
         # Without a selector, collapse is judged on the first split with labels, or on the first.
@@ -148,8 +148,7 @@ class TrialRun:
                     )
             if self.writes:
                 directory.mkdir(exist_ok=True)
-                split.write(predictions[split.name].outputs, directory)
-        files = sorted(path for path in directory.rglob("*") if path.is_file())
+                files.append(split.write(predictions[split.name].outputs, directory))
         result["predictions"] = [str(path.relative_to(self.writer.directory)) for path in files]
         self._write_result(result | {"seconds": time.monotonic() - began})
 
@@ -157,8 +156,9 @@ class TrialRun:
         self.finished = True
         self.writer.close()
         if self.writes:
-            result = {"seed": self.seed, "metric": self._setup.task.metric} | result
-            write_json(self.trial.result_path, result)
+            # Without a step, no metric has selected anything.
+            selected = {"metric": self._setup.task.metric} if self.num_steps else {}
+            write_json(self.trial.result_path, {"seed": self.seed} | selected | result)
 
 
 def tune_and_score(split: Split, prediction: Prediction) -> tuple[dict[str, float], dict]:

@@ -13,7 +13,7 @@ SIZES = {
     "base": (12, 768),
     "large": (24, 1024),
 }
-FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 
 
@@ -138,7 +138,7 @@ class BertConfig:
     @property
     def has_pooler_input_dropout(self) -> bool:
         """Whether a classifier has dropout before its pooler, too, and not only after it."""
-        return self.family in ("roberta", "electra")
+        return self.family in ("roberta", "xlm-roberta", "electra")
 
     @property
     def padded_vocab_size(self) -> int:

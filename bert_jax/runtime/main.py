@@ -104,7 +104,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
 
 
 def print_result(result: dict, workdir: str) -> None:
-    """Prints the result of a run as JSON, and where its predictions are."""
+    """Prints the result of a run; the last lines name the predictions of a fine-tuned model."""
     print(json.dumps(result, indent=2))
-    for file in result.get("predictions", ()):  # Of fine-tuning.
+    for file in result.get("predictions", ()):
         print(f"Predictions: {os.path.join(workdir, file)}")

@@ -80,14 +80,15 @@ def with_calibration(
         }
         return split.score(outputs) | errors
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        split.write(outputs, directory)
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
+        path = split.write(outputs, directory)
         with open(directory / f"{split.name}_calibration.tsv", "w", newline="") as stream:
             writer = csv.writer(stream, delimiter="\t")
             writer.writerow(COLUMNS)
             for name, values in probabilities(outputs).items():
                 for row in reliability(values, expected):
                     writer.writerow([round(value, 4) for value in (temperatures[name], *row)])
+        return path
 
     def tune(outputs: Outputs) -> dict:
         return {"calibration_temperature": fit_temperature(np.stack(outputs), expected)}

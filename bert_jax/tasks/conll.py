@@ -21,7 +21,7 @@ from absl import logging
 from bert_jax.tasks.tables import read_objects, read_text
 from bert_jax.tasks.tagging_scores import Entity, are_plain, find_entities
 
-SCHEMES = ("iob1", "iob2", "bioes", "io")
+SCHEMES = ("iob1", "iob2", "bioes", "bilou", "io")
 _LAST_PREFIXES = {"bioes": "ES", "bilou": "LU"}  # Of the last word, and of a single one.
 _DOCUMENT = ("-DOCSTART-", "# newdoc", "#begin document", "#end document")
 _SHOWN = 5  # Lines named in a message.
@@ -30,7 +30,7 @@ _SHOWN = 5  # Lines named in a message.
 class Sentence(NamedTuple):
     """A sentence from a file, and an identifier of its document."""
 
-    words: list[str]
+    words: list[str]  # "" if the file has none in its place.
     lines: list[int]  # Line number of each word.
     tags: list[str] | None  # None if unknown.
     document: object
@@ -85,8 +85,8 @@ def read_sentences(
             raise ValueError(f"{path}, line {number}: expected {counts}: fix the line")
         if num_columns == 10 and word_column % 10 and re.fullmatch(r"\d+[-.]\d+", fields[0]):
             continue  # CoNLL-U: a contraction (1-2), whose words follow, or an empty node (1.1).
-        if empty := [column for column in columns if not fields[column]]:
-            raise ValueError(f"{path}, line {number}: column {empty[0]} is empty: fix the line")
+        if has_tags and not fields[tag_column]:
+            raise ValueError(f"{path}, line {number}: column {tag_column} is empty: fix the line")
         if ("\t" in line) != has_tabs:
             separated_otherwise.append(number)
         if not sentence:
@@ -130,8 +130,10 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
     sentences = []
     for values, location in read_objects(path):
         words, tags = values.get("tokens"), values.get("tags")
-        texts = [words] if tags is None else [words, tags]
-        if not all(map(_are_words, texts)):
+        if isinstance(words, list):  # A table's missing value is written as null.
+            words = ["" if _is_empty(word) else word for word in words]
+        are_tags = tags is None or (_are_words(tags) and "" not in tags)
+        if not _are_words(words) or not are_tags:
             raise ValueError(
                 f"{location}: expected 'tokens', a list of words, and optionally 'tags', one per "
                 "word such as B-LOC, all without tabs, line breaks and spaces around them; the "
@@ -150,9 +152,13 @@ def _read_json_lines(path: str | pathlib.Path) -> list[Sentence]:
     return sentences
 
 
+def _is_empty(word: object) -> bool:
+    return word is None or (isinstance(word, str) and not word.strip(" \t\r\n"))
+
+
 def _are_words(texts: object) -> bool:
     return isinstance(texts, list) and all(
-        isinstance(text, str) and text == text.strip(" ") != "" and not re.search(r"[\t\r\n]", text)
+        isinstance(text, str) and text == text.strip(" ") and not re.search(r"[\t\r\n]", text)
         for text in texts
     )
 
@@ -162,8 +168,8 @@ def find_scheme(
 ) -> tuple[str, int]:
     """Returns the scheme of a file's tags, and the number of tags that were illegal in it.
 
-    The scheme is one of `SCHEMES` or "bilou"; "iob2" if several fit. If none fits, it is iob2,
-    bioes or bilou, the one with the fewest illegal tags. Raises ValueError, naming the lines, for
+    The scheme is one of `SCHEMES`; "iob2" if several fit. If none fits, it is iob2, bioes or bilou,
+    the one with the fewest illegal tags. Raises ValueError, naming the lines, for
     tags that cannot mark an entity and, unless `repair`, for illegal tags; these are logged, and
     `convert_tags` repairs them.
     """

@@ -118,13 +118,13 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         if not submission:
             return scored
 
-        def write(outputs: Outputs, directory: pathlib.Path) -> None:
-            scored.write(outputs, directory)
+        def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
             with open(directory / f"{submission}.tsv", "w") as stream:
                 stream.write("index\tprediction\n")
                 for record, output in zip(records, outputs, strict=True):
                     value = names[np.argmax(output)] if names else f"{np.clip(output[0], 0, 5):.3f}"
                     stream.write(f"{record.id}\t{value}\n")
+            return scored.write(outputs, directory)
 
         return dataclasses.replace(scored, write=write)
 

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.tasks.tables import Record
 
+LABEL_SEPARATOR = "|"  # In text, of the labels of a multi-label head that stores no other.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _BOOLEANS = {"true": decimal.Decimal(1), "false": decimal.Decimal(0)}
 

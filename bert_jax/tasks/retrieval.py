@@ -70,7 +70,10 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
             flag = f"--config.data.num_negatives={data.num_negatives}"
             raise ValueError(f"{query.location}: fewer negatives ({count}) than {flag}")
     train = [query._replace(negatives=query.negatives[: data.num_negatives]) for query in train]
-    collection = read_passages(data.passages) if data.passages else []
+    collection = []
+    if data.passages:
+        collection = read_passages(data.passages, empty_texts=not data.train)
+        notes["passages that are empty"] = sum(not text.strip() for text in collection)
     # Predictions take as long as there are passages, so these are limited too.
     collection = limit_examples(collection, config, "collection", notes)
     every = sum(queries.values(), train)
@@ -160,9 +163,15 @@ def read_queries(
     return tables.check_unique(queries)
 
 
-def read_passages(path: str | pathlib.Path) -> list[str]:
-    """Reads the passages of a JSONL file, one `{"text": ...}` per line."""
-    return [text_field(values, "text", location) for values, location in tables.read_objects(path)]
+def read_passages(path: str | pathlib.Path, empty_texts: bool = False) -> list[str]:
+    """Reads the passages of a JSONL file, one `{"text": ...}` per line.
+
+    Without `empty_texts`, an empty one raises ValueError.
+    """
+    return [
+        text_field(values, "text", location, empty_texts)
+        for values, location in tables.read_objects(path)
+    ]
 
 
 def make_split(
@@ -203,7 +212,7 @@ def make_split(
     def score(outputs: Outputs) -> dict[str, float]:
         return rank_scores([rank(scores, positive) for (*_, positive), scores in rankings(outputs)])
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         """Writes the input format, with the best passages except the positive as hard negatives."""
         lines = []
         for (query, passages, positive), scores in rankings(outputs):
@@ -214,7 +223,9 @@ def make_split(
                 line |= {"positive": query.positive, "rank": rank(scores, positive)}
             line["negatives"] = [passages[index] for index in best]
             lines.append(line | {"scores": scores[best].tolist()})
-        tables.write_json_lines(directory / f"{name}.jsonl", lines)
+        path = directory / f"{name}.jsonl"
+        tables.write_json_lines(path, lines)
+        return path
 
     features = [ModelInput((tokens,), (second_start,)) for tokens, second_start in inputs]
     return Split(name, features, score if queries[0].positive else None, write)

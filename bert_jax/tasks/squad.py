@@ -146,7 +146,7 @@ def make_split(
             return evaluate_v1(gold, texts)
         return evaluate_v2(gold, decide(texts, odds), odds)
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
         texts, odds, nbest = find_answers(outputs, spans.N_BEST)
         files = {"predictions": texts, "nbest_predictions": nbest}
         if null_answers:
@@ -154,6 +154,7 @@ def make_split(
         (directory / name).mkdir(exist_ok=True)
         for stem, content in files.items():
             (directory / name / f"{stem}.json").write_text(json.dumps(content, indent=4) + "\n")
+        return directory / name / "predictions.json"
 
     def tune(outputs: Outputs) -> dict[str, float]:
         texts, odds, _ = find_answers(outputs, 1)
@@ -205,7 +206,7 @@ def _read_json(path: str) -> Iterator[tuple[dict, str]]:
         location = f"{path}, article {a}"
         for p, paragraph in enumerate(field(article, "paragraphs", list, location), start=1):
             location = f"{path}, article {a}, paragraph {p}"
-            context = field(paragraph, "context", str, location)
+            context = text_field(paragraph, "context", location, may_be_empty=True)
             for q, entry in enumerate(field(paragraph, "qas", list, location), start=1):
                 location = f"{path}, article {a}, paragraph {p}, question {q}"
                 id_ = field(entry, "id", str | int | float, location)

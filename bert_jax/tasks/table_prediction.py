@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from bert_jax.tasks.labels import LABEL_SEPARATOR
 from bert_jax.tasks.text_classification import read_records, read_split
 
 
@@ -66,7 +67,7 @@ def predict_table(
         "id": id,
         "header_lines": header_lines,
         "regression": is_regression,
-        "label_separator": head.get("label_separator", "|") if is_multi_label else "",
+        "label_separator": head.get("label_separator", LABEL_SEPARATOR) if is_multi_label else "",
     }
     limits = {"max_seq_length": head["max_seq_length"], "max_eval_examples": 0}
     config = ConfigDict({"data": data, "num_epochs": 0} | limits)

@@ -207,6 +207,7 @@ def check_empty_texts(
     is_labeled: bool,
     is_training: bool,
     notes: dict[str, int],
+    what: str = "examples with an empty text",
 ) -> None:
     """Counts the examples of a split that have `empty` texts, (location, name of the text) pairs.
 
@@ -219,7 +220,7 @@ def check_empty_texts(
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise ValueError(f"{location}: {name} is empty{more}: fix or remove it")
     if empty:
-        notes[f"{split} examples with an empty text"] = len({location for location, _ in empty})
+        notes[f"{split} {what}"] = len({location for location, _ in empty})
 
 
 def _refuse_constant(name: str) -> None:

@@ -18,17 +18,17 @@ from bert_jax.data.features import NO_LABEL, ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
 from bert_jax.tasks import scores
-from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, find_scheme, read_sentences
+from bert_jax.tasks.conll import SCHEMES, Sentence, convert_tags, read_sentences
 from bert_jax.tasks.labels import labels_from_config
 from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import check_empty_texts, files_from_config
+from bert_jax.tasks.tag_sets import check_labels, check_tags, convert_sentences, find_tag_set
 from bert_jax.tasks.tagging_scores import (
     are_plain,
     entity_scores,
     find_entities,
     find_runs,
     find_strict_entities,
-    split_tag,
 )
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
@@ -71,8 +71,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         min_columns = columns if name == "test" else 2
         sentences = read_sentences(path, data.word_column, data.tag_column, min_columns)
         is_labeled = sentences[0].tags is not None
-        empty = [(sentence.location, "'tokens'") for sentence in sentences if not sentence.words]
-        check_empty_texts(name, empty, is_labeled, bool(data.train), notes)
+        _check_empty(path, name, sentences, bool(data.train), notes)
         if is_labeled:
             original = sentences
             if data.scheme != "none":
@@ -106,79 +105,25 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     )
 
 
-def check_labels(labels: Sequence[str], scheme: str) -> None:
-    """Raises ValueError if `labels`, of a head or given as a flag, are not in `scheme`."""
-    if scheme == "none" or not labels:
-        return
-    if are_plain(labels) != (scheme == "io"):
-        kind, fix = ("plain tags", "io") if scheme != "io" else ("tags with prefixes", "iob2")
-        fix += ", or none if they mark no entities"
-        raise ValueError(f"{', '.join(labels)} are {kind}: set --config.data.scheme={fix}")
-    if scheme.startswith("iob") and any(split_tag(tag)[0] in "ES" for tag in labels):
-        raise ValueError(f"{', '.join(labels)} are BIOES tags: set --config.data.scheme=bioes")
-
-
-def convert_sentences(
-    path: str, sentences: Sequence[Sentence], scheme: str, repair: bool
-) -> tuple[list[Sentence], dict[str, int]]:
-    """Returns the sentences with their tags in `scheme`, and counts for the notes.
-
-    Raises ValueError if the file has plain tags, but `scheme` has prefixes, or as `find_scheme`.
-    """
-    original, num_repaired = find_scheme(path, sentences, repair)
-    if original == "io" and scheme != "io":
-        tags = sorted({tag for sentence in sentences for tag in sentence.tags})
-        raise ValueError(
-            f"{path}: the tags {_listed(tags)} have no prefixes, such as B- and I-: set "
-            "--config.data.scheme=io if a run of equal tags is an entity, or scheme=none if tags, "
-            "such as parts of speech, mark no entities"
-        )
-    find = find_runs if original == "io" else find_entities
-    converted = [each._replace(tags=convert_tags(each.tags, scheme, find)) for each in sentences]
-    counts = {f"sentences in {original.upper()}": len(sentences)}
-    if repair:
-        counts["tags repaired"] = num_repaired
-    if scheme == "io":
-        pairs = zip(sentences, converted, strict=True)
-        merged = sum(len(find(old.tags)) - len(find_runs(new.tags)) for old, new in pairs)
-        counts["entities joined to an adjacent one, as IO cannot separate them"] = merged
-    return converted, counts
-
-
-def _listed(texts: Sequence[str]) -> str:
-    """Returns the first ten of the texts, for a message."""
-    return ", ".join(texts[:10]) + ", ..." * (len(texts) > 10)
-
-
-def find_tag_set(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
-    """Returns "O" and all tags of `scheme` for the types that occur; if "none", the tags found.
-
-    Raises ValueError if the sentences have only one distinct tag.
-    """
-    tags = {tag for sentence in sentences for tag in sentence.tags}
-    if len(tags) < 2:
-        raise ValueError(f"train has a single tag, {tags.pop()!r}: expected several in tag_column")
-    if scheme == "none":
-        return tuple(sorted(tags))
-    if scheme == "io":
-        return ("O", *sorted(tags - {"O"}))
-    types = sorted({split_tag(tag)[1] for tag in tags - {"O"}})
-    prefixes = "BIES" if scheme == "bioes" else "BI"
-    return ("O", *(f"{prefix}-{type_name}" for type_name in types for prefix in prefixes))
-
-
-def check_tags(
-    path: str, original: Sequence[Sentence], converted: Sequence[Sentence], labels: tuple[str, ...]
+def _check_empty(
+    path: str,
+    split: str,
+    sentences: Sequence[Sentence],
+    is_training: bool,
+    notes: dict[str, int],
 ) -> None:
-    """Raises ValueError if a `converted` tag is not in `labels`; quotes the `original` tag too."""
-    for before, after in zip(original, converted, strict=True):
-        for line, tag, trained in zip(before.lines, before.tags, after.tags, strict=True):
-            if trained not in labels:
-                trained = "" if trained == tag else f", trained as {trained!r},"
-                raise ValueError(
-                    f"{path}, line {line}: tag {tag!r}{trained} is not one of the labels "
-                    f"{', '.join(labels)}: fix it, or list all tags in --config.data.labels"
-                )
+    """Counts sentences without words and empty words; raises ValueError as `check_empty_texts`."""
+    is_labeled = sentences[0].tags is not None
+    empty = [(sentence.location, "'tokens'") for sentence in sentences if not sentence.words]
+    check_empty_texts(split, empty, is_labeled, is_training, notes)
+    empty = []
+    for sentence in sentences:
+        for index, (word, line) in enumerate(zip(sentence.words, sentence.lines, strict=True)):
+            if not word:
+                in_json = f"{sentence.location}, word {index}" if sentence.location else ""
+                empty.append((in_json or f"{path}, line {line}", "the word"))
+    what = "words that are empty, read as unknown"
+    check_empty_texts(split, empty, is_labeled, is_training, notes, what)
 
 
 def tagging_features(
@@ -279,11 +224,12 @@ def make_split(
     """Builds a split that is scored by conlleval's rules and writes files for conlleval.
 
     A line holds a word, its tag if known, and the predicted tag, separated by spaces or, if a word
-    or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends each sentence.
+    is empty or a word or tag contains a space, by tabs (`conlleval -d '\\t'`); a blank line ends
+    each sentence.
     """
     expected = [sentence.tags for sentence in sentences]
     texts = itertools.chain(labels, *(sentence.words for sentence in sentences))
-    separator = "\t" if any(" " in text for text in texts) else " "
+    separator = "\t" if any(" " in text or not text for text in texts) else " "
     is_labeled = expected[0] is not None
 
     def predicted_tags(outputs: Outputs) -> list[list[str]]:
@@ -305,17 +251,19 @@ def make_split(
             )
         return loose | {"strict_f1": strict["f1"]} | accuracy
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        # conlleval knows neither BIOES nor IO, and would count -DOCSTART- lines as words.
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
+        # conlleval knows neither BIOES, BILOU nor IO, and would count -DOCSTART- lines as words.
         columns = [expected] * is_labeled + [predicted_tags(outputs)]
-        with open(directory / f"{name}.txt", "w", encoding="utf-8") as stream:
+        path = directory / f"{name}.txt"
+        with open(path, "w", encoding="utf-8") as stream:
             for sentence, *tags in zip(sentences, *columns, strict=True):
-                if scheme in ("bioes", "io"):
+                if not scheme.startswith("iob") and scheme != "none":
                     find = find_runs if scheme == "io" else find_entities
                     tags = [convert_tags(column, "iob2", find) for column in tags]
                 for fields in zip(sentence.words, *tags, strict=True):
                     stream.write(separator.join(fields) + "\n")
                 stream.write("\n")
+        return path
 
     return Split(name, features, score if is_labeled else None, write)
 

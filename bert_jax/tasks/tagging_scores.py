@@ -63,10 +63,10 @@ def find_runs(tags: Sequence[str]) -> list[Entity]:
 
 
 def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Entity]:
-    """Finds the entities well-formed in `scheme` ("iob1", "iob2" or "bioes"), as seqeval does.
+    """Finds the entities well-formed in `scheme`, one with prefixes, as seqeval does.
 
-    iob2: B I*. bioes: S or B I* E. iob1: I I*, or B I* right after the same type; a single B that
-    is followed by the B of another type is no entity.
+    iob2: B I*. bioes: S or B I* E. bilou: U or B I* L. iob1: I I*, or B I* right after the same
+    type; a single B that is followed by the B of another type is no entity.
     """
     parts = [*map(split_tag, tags), ("O", "")]
     entities = []
@@ -75,6 +75,8 @@ def find_strict_entities(tags: Sequence[str], scheme: str = "iob2") -> list[Enti
         legal = True
         if scheme == "bioes":
             legal = re.fullmatch("S|BI*E", prefixes)
+        elif scheme == "bilou":
+            legal = re.fullmatch("U|BI*L", prefixes)
         elif scheme == "iob2":
             legal = prefixes[0] == "B"
         elif prefixes[0] == "B" and parts[start - 1] in (("B", type_name), ("I", type_name)):

@@ -18,8 +18,9 @@ class Split:
     features: Sequence[ModelInput]  # Of all examples, in the order of the file.
     # Outputs for `features` -> the official metrics by name; None without labels.
     score: Callable[[Outputs], dict[str, float]] | None
-    # Writes predictions with the examples' ids into an existing directory.
-    write: Callable[[Outputs, pathlib.Path], None]
+    # Writes predictions with the examples' ids into an existing directory, with other files beside
+    # them; returns the path of the predictions.
+    write: Callable[[Outputs, pathlib.Path], pathlib.Path]
     # Outputs -> one JSON object per example, as `write` writes them; None: it writes other files.
     describe: Callable[[Outputs], list[dict]] | None = None
     # Outputs -> the head settings that suit this split best; None: none are chosen.

@@ -222,8 +222,9 @@ def make_split(
             lines.append(line)
         return lines
 
-    def write(outputs: Outputs, directory: pathlib.Path) -> None:
-        tables.write_json_lines(directory / f"{name}.jsonl", describe_examples(outputs))
+    def write(outputs: Outputs, directory: pathlib.Path) -> pathlib.Path:
+        path = directory / f"{name}.jsonl"
+        tables.write_json_lines(path, describe_examples(outputs))
         if is_labeled and labels:
             one_hot = np.eye(len(labels), dtype=bool)
             label_sets = (
@@ -234,6 +235,7 @@ def make_split(
                 csv.writer(stream, delimiter="\t").writerows(rows)
             lines = ("".join(f"{value:>10}" for value in row[1:5]) + f"  {row[0]}" for row in rows)
             logging.info("%s, by label:\n%s", name, "\n".join(lines))
+        return path
 
     return Split(name, features, score if is_labeled else None, write, describe_examples)
 

@@ -32,9 +32,9 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data.test = ""  # Only predicted by the best checkpoint, and scored if it has tags.
     config.data.word_column = 0  # Of files with columns; the first is 0, the last -1.
     config.data.tag_column = -1  # The last column.
-    # Scheme to train on, whatever the files use: iob1, iob2 or bioes. With "io" tags are plain
-    # types (O, PER, LOC), and a run of equal types is an entity. With "none" the tags, such as
-    # parts of speech, mark no entities and are scored by accuracy.
+    # Scheme to train on, whatever the files use: iob1, iob2, bioes or bilou. With "io" tags are
+    # plain types (O, PER, LOC), and a run of equal types is an entity. With "none" the tags, such
+    # as parts of speech, mark no entities and are scored by accuracy.
     config.data.scheme = "iob2"
     # Reads tags that are invalid in their scheme as conlleval does, where a stray I- begins an
     # entity; the log counts them. By default they are an error.

@@ -161,6 +161,23 @@ def test_config_defaults_to_bert_base():
     assert config_from_huggingface({"model_type": "bert"}) == BertConfig()
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_attention_may_have_another_dropout_rate_than_hidden_states(rate, tmp_path):
+    plain = write_directory(tmp_path / "a", state_dict())
+    other = write_directory(tmp_path / "b", state_dict(), attention_probs_dropout_prob=rate)
+    assert load(plain).config.attention_dropout_rate is None
+    model = load(other)
+    assert (model.config.attention_dropout_rate, model.config.dropout_rate) == (rate, 0.1)
+    np.testing.assert_array_equal(model.encode(["w1 w2"]), load(plain).encode(["w1 w2"]))
+
+
+def test_vocabulary_of_the_weights_may_be_larger_than_the_tokenizer_s(tmp_path):
+    whole = load(write_directory(tmp_path / "a", state_dict()))
+    padded = load(write_directory(tmp_path / "b", state_dict(), PIECES[:100]))
+    assert (padded.tokenizer.vocab_size, padded.config.vocab_size) == (100, 131)
+    np.testing.assert_array_equal(padded.encode(["w1 w2"]), whole.encode(["w1 w2"]))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -483,6 +500,13 @@ def test_inconsistent_or_unsupported_directory_is_an_error(contents, message, tm
     write_directory(tmp_path, **({"tensors": state_dict()} | contents))
     with pytest.raises(ValueError, match=message):
         read_model(tmp_path)
+
+
+def test_named_token_without_an_embedding_is_an_error(tmp_path):
+    directory = write_directory(tmp_path / "m", state_dict())
+    (directory / "tokenizer_config.json").write_text('{"bos_token": "<bos>"}')
+    with pytest.raises(ValueError, match=r"<bos> have no embedding; .* or remove the names of tok"):
+        read_model(directory)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,48 @@ def test_modules_survive_conversion_to_native_and_back(tmp_path):
             "include_prompt=False is not supported with a prompt",
         ),
         ([pooling("mean"), dense(SIZE + 1, 3)], {}, "projection_0.weight: exp"),
+        *(
+            ([pooling("mean")], {"sentence_bert_config": {name: {"x": 1}}}, rf"{name} is \{{'x': 1")
+            for name in ("model_args", "tokenizer_args", "config_args", "model_kwargs")
+        ),
+        (
+            [pooling("mean")],
+            {"sentence_bert_config": {"processor_kwargs": {"padding_side": "left"}}},
+            r"sentence_bert_config\.json: processor_kwargs is \{'padding_side': 'left'\}, expected",
+        ),
+        (
+            [pooling("mean")],
+            {"sentence_bert_config": {"modality_config": {"text": {"method": "pooled"}}}},
+            "modality_config is",
+        ),
+        (
+            [pooling("mean")],
+            {"sentence_bert_config": {"new": "z"}},
+            "the option new='z' is not sup",
+        ),
+        ([pooling("mean"), ("Normalize", {"p": 1}, {})], {}, "the option p=1 is not supported"),
+        ([pooling("mean"), dense(SIZE, 3, gated=True)], {}, "the option gated=True is not"),
+        ([("Pooling", {"pooling_mode": "cls", "scale": 2}, {})], {}, "the option scale=2 is not"),
+        (
+            [pooling("mean")],
+            {"config_sentence_transformers": {"model_type": "SparseEncoder"}},
+            "model_type is 'SparseEncoder', expected 'SentenceTransformer'",
+        ),
+        (
+            [pooling("mean")],
+            {"sentence_bert_config": {"max_seq_length": 0}},
+            r"sentence_bert_config\.json: max_seq_length is 0, expected a number of tokens from 3",
+        ),
+        (
+            [pooling("mean")],
+            {"sentence_bert_config": {"max_seq_length": "64"}},
+            "max_seq_length is '64', expected a number of tokens",
+        ),
+        (
+            [pooling("mean")],
+            {"tokenizer_config": {"model_max_length": 2}},
+            r"tokenizer_config\.json: model_max_length is 2, expected",
+        ),
     ],
 )
 def test_unsupported_options_that_change_the_vectors_are_refused_by_name(
@@ -209,3 +251,46 @@ def test_unsupported_options_that_change_the_vectors_are_refused_by_name(
 ):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         bert_jax.load(write_model(tmp_path / "m", modules, **files))
+
+
+@pytest.mark.parametrize("folder", ["1_Pooling", "2_Dense"])
+def test_missing_file_of_a_module_is_named(folder, tmp_path):
+    model = write_model(tmp_path / "m", [pooling("mean"), dense(SIZE, 3)])
+    (model / folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"modules\.json needs .*{folder}/config.json, wh"):
+        bert_jax.load(model)
+
+
+def test_files_of_version_6_are_read(tmp_path):
+    """As sentence-transformers 6.2.0 saves a model, with every option that it writes."""
+    names = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modules = [
+        (
+            "Pooling",
+            {"embedding_dimension": SIZE, "pooling_mode": "cls", "include_prompt": True},
+            {},
+        ),
+        dense(SIZE, 3, **names),
+        ("Normalize", names, {}),
+    ]
+    files = {
+        "sentence_bert_config": {
+            "transformer_task": "feature-extraction",
+            "modality_config": {"text": text},
+            "module_output_name": "token_embeddings",
+        },
+        "config_sentence_transformers": {
+            "__version__": {
+                "pytorch": "2.13.0+cpu",
+                "sentence_transformers": "6.2.0",
+                "transformers": "5.23.0",
+            },
+            "default_prompt_name": None,
+            "model_type": "SentenceTransformer",
+            "prompts": {"document": "", "query": ""},
+            "similarity_fn_name": "cosine",
+        },
+    }
+    model = bert_jax.load(write_model(tmp_path / "m", modules, **files))
+    assert model.encode(TEXTS).shape == (len(TEXTS), 3) and model.head["pooling"] == "cls"

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bert_jax.checkpoints.read import find_snapshot, read_model
-from bert_jax.checkpoints.tensors import read_tensors
+from bert_jax.checkpoints.read import read_model
+from bert_jax.checkpoints.tensors import find_state_dict, read_tensors
+from bert_jax.downloads import find_snapshot
+from bert_jax.tokenization import load_tokenizer
 from tests.helpers import CONFIG_JSON, PIECES, assert_trees_equal, state_dict
 
 
@@ -37,6 +39,32 @@ def test_name_with_and_without_a_prefix_is_an_error(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"tensor bert\.a: found twice"):
         read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model_state_dict", "model", "module", None])
+def test_weights_of_a_training_loop_are_found_by_their_key(wrapper):
+    weights = {"module.bert.a": np.ones(2)}
+    state = {"optimizer": {"state": {}, "lr": 0.1}, "epoch": 3}
+    saved = {wrapper: weights} | state if wrapper else weights
+    assert find_state_dict(saved, is_array, "pytorch_model.bin") is weights
+
+
+@pytest.mark.parametrize(
+    ("saved", "content"),
+    [
+        ({"epoch": 3, "optimizer": {}}, "the keys epoch, optimizer"),
+        ({"model": {"a": np.ones(1)}, "module": {"b": np.ones(1)}, "epoch": 1}, "the keys model"),
+        ({"model": {}, "epoch": 3}, "the keys model, epoch"),
+        ([np.ones(1)], "list"),
+    ],
+)
+def test_a_pickle_without_one_state_dict_is_named(saved, content):
+    with pytest.raises(ValueError, match=rf"^pytorch_model\.bin holds {content}.*; expected a sta"):
+        find_state_dict(saved, is_array, "pytorch_model.bin")
+
+
+def is_array(value):
+    return isinstance(value, np.ndarray)
 
 
 def test_bfloat16_is_read_and_integers_are_refused(tmp_path):
@@ -90,5 +118,19 @@ def test_snapshot_in_a_cache_of_the_hub_is_found(tmp_path):
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text("0b2\n")
     assert find_snapshot(root) == root / "snapshots" / "0b2"
-    with pytest.raises(FileNotFoundError, match="a cache of several models: choose one"):
+    assert find_snapshot(root / "snapshots") == root / "snapshots" / "0b2"
+    read_model(root / "snapshots")
+    with pytest.raises(FileNotFoundError, match=r"a cache of several models: choose one .*--name"):
         read_model(tmp_path / "hub")
+
+
+def test_vocabulary_in_a_cache_of_the_hub_is_found(tmp_path):
+    root = tmp_path / "hub" / "models--owner--name"
+    write_model(root / "snapshots" / "0a1", state_dict())
+    for path in (root, root / "snapshots", root / "snapshots" / "0a1"):
+        assert load_tokenizer(path).vocab_size == len(PIECES)
+    with pytest.raises(FileNotFoundError, match=r"a cache of several models: choose one .*--name"):
+        load_tokenizer(tmp_path / "hub")
+    (tmp_path / "models--interrupted" / "refs").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="holds no snapshot: download the model again"):
+        load_tokenizer(tmp_path / "models--interrupted")

@@ -9,7 +9,11 @@ import pytest
 
 import bert_jax
 from bert_jax.checkpoints.export import save_huggingface
-from bert_jax.checkpoints.huggingface import params_from_huggingface
+from bert_jax.checkpoints.huggingface import (
+    config_from_huggingface,
+    head_from_huggingface,
+    params_from_huggingface,
+)
 from bert_jax.checkpoints.parameters import model_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.model.encoder import Encoder
@@ -28,6 +32,19 @@ def test_hidden_states_and_logits_equal_the_golden_values(name):
             difference = np.abs(value - exact)
             worst = np.max(difference[is_real] if difference.ndim == 3 else difference)
             assert worst < 1e-5 * max(1, np.max(np.abs(exact))), key
+
+
+@pytest.mark.parametrize("name", [name for name in golden.MODELS if name.startswith("Roberta")])
+def test_xlm_roberta_is_roberta_under_other_names(name):
+    config, head, tensors, rows = golden.make_case(name)
+    values = golden.MODELS[name] | {"model_type": "xlm-roberta", "architectures": [f"XLM{name}"]}
+    other = config_from_huggingface(values)
+    assert dataclasses.replace(other, family="roberta") == config
+    assert head_from_huggingface(values) == head
+    assert other.has_pooler_input_dropout
+    expected = golden.our_outputs(config, head, tensors, rows)
+    for key, value in golden.our_outputs(other, head, tensors, rows).items():
+        np.testing.assert_array_equal(value, expected[key])
 
 
 def test_gradient_of_shared_layers_is_the_sum_over_their_copies():

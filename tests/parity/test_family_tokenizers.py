@@ -1,4 +1,4 @@
-"""Tokenizers of RoBERTa and ALBERT against transformers on 10,000 strings (`make parity`)."""
+"""Tokenizers of RoBERTa, XLM-RoBERTa and ALBERT against transformers: 10,000 strings each."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ import unicodedata
 import pytest
 import sentencepiece
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.data.features import make_sequence
 from bert_jax.tasks.masked_text import tokenize_masked
@@ -169,6 +170,20 @@ def test_albert_equals_transformers(options, saved, albert_model, texts, tmp_pat
     assert ours.filename == "unigram.json"
     assert ours.lower_case == options.get("do_lower_case", True)
     assert_equal(ours, reference, texts, tmp_path)
+
+
+def test_xlm_roberta_equals_transformers(albert_model, texts, tmp_path):
+    model = sentencepiece_model_pb2.ModelProto.FromString(albert_model)
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [(piece.piece, piece.score) for piece in model.pieces[5:]]
+    theirs = transformers.XLMRobertaTokenizer(
+        vocab=[*((name, 0.0) for name in special), *pieces, ("<mask>", 0.0)],
+        _spm_precompiled_charsmap=model.normalizer_spec.precompiled_charsmap,
+    )
+    theirs.save_pretrained(tmp_path / "saved")
+    ours = load_tokenizer(tmp_path / "saved")
+    assert (ours.layout.num_separators, ours.layout.has_segments) == (2, False)
+    assert_equal(ours, theirs, texts, tmp_path)
 
 
 @pytest.mark.parametrize(

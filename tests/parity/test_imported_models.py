@@ -74,6 +74,27 @@ def test_ids_of_imported_tokenizers_equal_transformers(options, added, saved, te
     assert not added or counts[len(vocabulary) :].all()
 
 
+@pytest.mark.parametrize(
+    ("named", "has_mask"),
+    [
+        ({"eos_token": "<b>", "bos_token": "<a>"}, True),
+        ({"own_token": "<a>", "additional_special_tokens": ["<b>"], "eos_token": "<c>"}, True),
+        ({"extra_special_tokens": {"own_token": "<a>"}, "bos_token": "[CLS]"}, True),
+        ({"bos_token": "boat"}, True),
+        ({"additional_special_tokens": ["<a>", "<b>"]}, False),
+    ],
+)
+def test_ids_of_tokens_that_are_only_named_equal_transformers(named, has_mask, tmp_path):
+    pieces = [*SPECIAL, "the", "boat", "##s", "a", "b", "c", "<", ">"]
+    pieces = [piece for piece in pieces if has_mask or piece != "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | named))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    for text in ("the <a> boats <b>", "<c><b> boat<a>", "The Boats, boat boats"):
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
 def random_bert(directory, **config):
     """Writes a random encoder of transformers with its tokenizer."""
     words = sorted({word for text in TEXTS for word in text.lower().replace(".", "").split()})

@@ -111,6 +111,17 @@ def test_collection_is_searched_in_addition_to_the_passages_of_the_file(tmp_path
     assert len(split.features) == 3 + 7  # "the war" is one passage, though in both.
 
 
+def test_empty_passages_of_the_collection_are_ranked_but_not_trained_with(tmp_path, tokenizer):
+    config = config_file.get_config("bi_encoder,runlocal")
+    config.data.test = write_lines(tmp_path / "test.jsonl", [{"query": "king"}])
+    lines = [{"text": "the war"}, {"text": ""}, {"text": None}, {"text": " "}]
+    config.data.passages = write_lines(tmp_path / "passages.jsonl", lines)
+    task = retrieval.get_task(config, tokenizer)
+    assert task.notes["passages that are empty"] == 3
+    with pytest.raises(ValueError, match=r"passages\.jsonl, line 2: the text is empty"):
+        make_task(tmp_path, tokenizer, data__passages=config.data.passages)
+
+
 def test_limit_on_examples_limits_the_collection(tmp_path, tokenizer):
     lines = [{"text": f"{first} {second}"} for first in WORDS[:9] for second in WORDS[:9]]
     passages = write_lines(tmp_path / "passages.jsonl", lines)

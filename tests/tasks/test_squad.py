@@ -309,6 +309,13 @@ def test_empty_questions_and_contexts_are_predicted_but_not_trained_on(tokenizer
     assert [bool(text) for text in texts.values()] == [True, False, False, True]
     with pytest.raises(ValueError, match="line 1: the question is empty"):
         read_questions(str(path), False)
+    paragraph = {"context": None, "qas": [{"id": "1", "question": "old king"}]}
+    path = tmp_path / "blind.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    (question,) = read_questions(str(path), False, empty_texts=True)
+    assert question.context == ""
+    with pytest.raises(ValueError, match=r"question 1 \(id 1\): the context is empty"):
+        read_questions(str(path), False)
     train = write_squad(tmp_path / "train.json", [entry(1, "king")])
     dev = write_squad(tmp_path / "dev.json", [entry(1, "king"), entry(2, "king", question="")])
     with pytest.raises(ValueError, match=r"question 2 \(id q2\): the question is empty: fix"):

@@ -161,9 +161,8 @@ def test_every_scheme_is_detected_and_converted(tmp_path, tokenizer, scheme, tag
     task = tagging.get_task(config, tokenizer)
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert trained_tags(task) == ["B-LOC", "I-LOC", "O", "B-PER", "B-PER", "O"]
-    if scheme != "bilou":  # The same as BIOES, which is what a model learns.
-        config.data.scheme = scheme
-        assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
+    config.data.scheme = scheme
+    assert trained_tags(tagging.get_task(config, tokenizer)) == tags.split()
 
 
 @pytest.mark.parametrize("separator", [" ", "\t"])
@@ -285,7 +284,7 @@ def test_predictions_of_words_with_spaces_are_read_back(tmp_path, tokenizer, wor
     assert predicted.tags == ["O"] * len(words)
 
 
-@pytest.mark.parametrize("token", ["", " ", " a", "a\tb", "a\n", "a\rb", 1])
+@pytest.mark.parametrize("token", [" a", "a\tb", "a\n", "a\rb", 1])
 def test_tokens_that_columns_cannot_hold_are_refused(tmp_path, token):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps({"tokens": ["the", token]}) + "\n")
@@ -476,7 +475,9 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
             "O, B-PER are tags with prefixes: set --config.data.scheme=iob2, or none",
         ),
         ({}, {"repair_tags": True, "scheme": "none"}, "set --config.data.repair_tags=False: with"),
-        ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: column 0 is empty: fix the line"),
+        ({"train": "the\tO\n\tO\n"}, {}, "train.txt, line 2: the word is empty: fix or remove it"),
+        ({"dev": "the\tO\n\tO\n"}, {}, "dev.txt, line 2: the word is empty: fix or remove it"),
+        ({"train": "a\tO\tX\nb\t\tX\n"}, {"tag_column": 1}, "line 2: column 1 is empty: fix"),
         ({"train": "New York\tX\tO\nof\tO\n"}, {}, "line 2: expected 3 columns, as in line 1"),
         (
             {"dev": "the O\nking B-ORG\n"},
@@ -490,7 +491,7 @@ def test_a_test_file_with_fewer_columns_than_train_has_no_tags(tmp_path, tokeniz
         (
             {},
             {"scheme": "iob"},
-            "config.data.scheme=iob: expected iob1, iob2, bioes, io to train",
+            "config.data.scheme=iob: expected iob1, iob2, bioes, bilou, io to train",
         ),
         ({}, {"labels": ("O", "B-LOC")}, "line 4: tag 'I-LOC' is not one of the labels"),
         (
@@ -591,6 +592,43 @@ def test_an_empty_sentence_of_jsonl_is_predicted_but_not_trained_on(tmp_path, to
     path.write_text('{"tokens": ["the"], "tags": ["B-A"]}\n{"tokens": [], "tags": []}\n')
     config.data.train = config.data.test
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: 'tokens' is empty: fix or remove"):
+        tagging.get_task(config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"tokens": ["the", "", "river"]}\n{"tokens": [null, " "]}\n'),
+        ("a.txt", "the\tX\n\tX\nriver\tX\n\n\tX\n\tX\n"),
+    ],
+)
+def test_an_empty_word_is_predicted_but_not_trained_on(name, text, tmp_path, tokenizer):
+    path = tmp_path / name
+    path.write_text(text)
+    config = tagging_config.get_config()
+    config.data.labels, config.data.test = ("O", "B-A", "I-A"), str(path)
+    if name == "a.txt":  # Its column X are tags that are no labels: words alone are read.
+        config.data.scheme, config.data.labels = "none", ("X", "Y")
+    task = tagging.get_task(config, tokenizer)
+    assert task.notes["test words that are empty, read as unknown"] == 3
+    one, two = (feature.sequences[0].tolist() for feature in task.splits[0].features)
+    assert one[2] == tokenizer.unk_id and two[1:-1] == [tokenizer.unk_id] * 2
+    tags = np.eye(len(config.data.labels))
+    task.splits[0].write([tags[[0] * len(one)], tags[[0] * len(two)]], tmp_path)
+    lines = (tmp_path / "test.txt").read_text().split("\n")
+    assert [line.split("\t")[0] for line in lines[:6]] == ["the", "", "river", "", "", ""]
+    assert [sentence.words for sentence in read_sentences(tmp_path / "test.txt")] == [
+        ["the", "", "river"],
+        ["", ""],
+    ]
+
+
+def test_an_empty_word_of_jsonl_is_an_error_in_training(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"tokens": ["a", ""], "tags": ["O", "B-A"]}\n')
+    config = tagging_config.get_config()
+    config.data.train = str(path)
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1, word 1: the word is empty: fix or"):
         tagging.get_task(config, tokenizer)
 
 

@@ -1,0 +1,104 @@
+"""Special and added tokens in the files of transformers' tokenizers: names, ids and options."""
+
+import pathlib
+from collections.abc import Mapping
+
+from bert_jax.downloads import read_optional
+from bert_jax.stored_tokenizer import SpecialTokens, ids_of_model
+
+SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"
+ADDED_TOKENS_FILENAME = "added_tokens.json"
+_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", *SpecialTokens._fields))
+
+
+def read_stated(directory: pathlib.Path, config: Mapping) -> dict:
+    """Returns what `tokenizer_config.json` (`config`) and its older file say of special tokens."""
+    return read_optional(directory / SPECIAL_TOKENS_FILENAME) | dict(config)
+
+
+def names_of_special_tokens(stated: Mapping, defaults: SpecialTokens) -> SpecialTokens:
+    """Returns the names of the special tokens, or the defaults of those that are not `stated`."""
+    names = {}
+    for field, default in defaults._asdict().items():
+        name = stated.get(f"{field}_token", default)
+        names[field] = name["content"] if isinstance(name, Mapping) else name
+    return SpecialTokens(**names)
+
+
+def mask_takes_space(directory: pathlib.Path, stated: Mapping, masks: list[dict]) -> bool:
+    """Returns whether a mask takes the white space before it; RoBERTa's does unless a file says so.
+
+    Raises ValueError for a mask that takes other characters.
+    """
+    mask = stated.get("mask_token")
+    (mask,) = masks or [mask if isinstance(mask, Mapping) else {}]
+    for name in ("rstrip", "single_word"):
+        if mask.get(name):
+            raise ValueError(f"{directory}: {name} of the mask token is not supported")
+    return mask.get("lstrip", True)
+
+
+def named_tokens(stated: Mapping) -> list[dict]:
+    """Returns the tokens named as special, in the order in which transformers numbers new ones."""
+    own = [name for name in stated if name.endswith("_token") and name not in _NAMES]
+    tokens = [stated.get(name) for name in (*_NAMES, *own)]
+    extra = stated.get("extra_special_tokens") or []
+    if isinstance(extra, Mapping):
+        tokens, extra = [*tokens, *extra.values()], []
+    tokens += extra or stated.get("additional_special_tokens") or []
+    return [
+        dict(token) if isinstance(token, Mapping) else {"content": token}
+        for token in tokens
+        if isinstance(token, str | Mapping)
+    ]
+
+
+def added_tokens(
+    directory: pathlib.Path,
+    config: Mapping,
+    spec: Mapping,
+    named: list[dict],
+    special_tokens: SpecialTokens,
+) -> list[dict]:
+    """Returns the tokens that are read in texts as one piece, in the order of their ids.
+
+    They are in `tokenizer.json`, `added_tokens_decoder` in `tokenizer_config.json` or, in older
+    models, `added_tokens.json`; tokens that are `named` as special without an id are pieces of the
+    vocabulary, or get the next id. Raises ValueError if two of these have the same id.
+    """
+    options = {"single_word": False, "lstrip": False, "rstrip": False}
+    by_content = {token["content"]: options | token for token in spec["added_tokens"]}
+    for index, token in (config.get("added_tokens_decoder") or {}).items():
+        by_content[token["content"]] = options | token | {"id": int(index)}
+    special = {token["content"] for token in named}
+    for content, index in read_optional(directory / ADDED_TOKENS_FILENAME).items():
+        by_content.setdefault(content, options | {"content": content, "id": index})
+    ids = ids_of_model(spec)
+    next_id = 1 + max([*ids.values(), *(token["id"] for token in by_content.values())])
+    for token in named:
+        content = token["content"]
+        is_required = content in special_tokens[:4]  # If it is missing, that is an error.
+        if content in by_content or is_required or (content in special_tokens and content in ids):
+            continue
+        # The name of a mask that the vocabulary lacks has an id, but stands in no text.
+        if content != special_tokens.mask:
+            by_content[content] = options | token | {"id": ids.get(content, next_id)}
+        next_id += content not in ids
+    pieces = {index: piece for piece, index in ids.items()}
+    for token in by_content.values():
+        if (piece := pieces.setdefault(token["id"], token["content"])) != token["content"]:
+            both = f"{piece!r} and {token['content']!r}"
+            raise ValueError(f"{directory}: {both} have the same id {token['id']}")
+        token.setdefault("special", token["content"] in special)
+        token.setdefault("normalized", not token["special"])
+    return sorted(by_content.values(), key=lambda token: token["id"])
+
+
+def add_piece(model: dict, token: Mapping) -> None:
+    """Makes a special token a piece of a model, unless it is one."""
+    if isinstance(model["vocab"], dict):
+        model["vocab"].setdefault(token["content"], token["id"])
+    elif token["content"] not in dict(model["vocab"]):
+        while len(model["vocab"]) < token["id"]:
+            model["vocab"].append([f"[no piece {len(model['vocab'])}]", 0.0])
+        model["vocab"].append([token["content"], 0.0])
