@@ -186,7 +186,8 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
 
     Raises ValueError if `workdir` holds runs of other seeds, which `result.json` would omit.
     """
-    if count > 1 and _holds_run(workdir):
+    # Several seeds have their common training state in `workdir`, but a config.json each.
+    if count > 1 and (workdir / "config.json").exists() and _holds_run(workdir):
         raise ValueError(f"{workdir} holds a run of one seed: use another --workdir for several")
     wanted = range(first, first + count)
     seeds = sorted(int(path.name[5:]) for path in workdir.glob("seed_[0-9]*") if _holds_run(path))
