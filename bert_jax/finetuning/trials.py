@@ -65,7 +65,7 @@ class TrialRun:
             first_step,
             writes=self.writes,
             tracker=trial.config.tracker,
-            settings=self.settings,
+            settings=trial.config.to_dict(),
         )
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         self.prediction: Prediction | None = None

@@ -40,7 +40,8 @@ class MetricsWriter:
     Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then,
     and `productive_seconds` those that `goodput.StepTimer` counted.
     Pass `writes=True` in one process only. `tracker` is a name in `trackers.TRACKERS`, or "" for
-    none; it also gets the run's `settings`. Raises OSError, and what the tracker's start raises.
+    none; it also gets `settings`, the configuration. Raises OSError, and what the tracker's start
+    raises.
     """
 
     def __init__(
