@@ -49,8 +49,9 @@ slow-tests: .venv/installed
 exhaustive-tests: .venv/installed
 	$(PYTEST) -m exhaustive
 
-# Compares with transformers in torch; downloads both, and the MiniLM weights. With XQUAD=FILE (the
-# English part of XQuAD) it also checks that features contain the answers of that file.
+# Compares with transformers in torch; downloads both, and the MiniLM weights. Also reads back what
+# trackers store. With XQUAD=FILE (the English part of XQuAD) it also checks that features contain the
+# answers of that file.
 parity: .venv-parity/installed
 	.venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 	.venv-parity/bin/python tools/fetch_data.py squad-metrics runs/data/squad
@@ -126,7 +127,7 @@ beam-test: .venv/beam
 .venv-parity/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv-parity
 	.venv-parity/bin/pip install --quiet --require-hashes --requirement requirements.lock
-	.venv-parity/bin/pip install --quiet --editable ".[comparison,onnx]"
+	.venv-parity/bin/pip install --quiet --editable ".[comparison,onnx,trackers]"
 	touch $@
 
 .venv-parity/tensorflow: .venv-parity/installed

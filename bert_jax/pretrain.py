@@ -124,7 +124,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     del source, teacher
 
     writer = metrics.MetricsWriter(
-        workdir, first_step, writes=is_main, tracker=config.tracker, settings=settings
+        workdir, first_step, writes=is_main, tracker=config.tracker, settings=config.to_dict()
     )
     exit_stack.callback(writer.close)
     timer = StepTimer(workdir, writer, started, writes=is_main)

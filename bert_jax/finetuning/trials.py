@@ -66,7 +66,7 @@ class TrialRun:
             first_step,
             writes=self.writes,
             tracker=trial.config.tracker,
-            settings=self.settings,
+            settings=trial.config.to_dict(),
         )
         self.best, self.best_step, self.score = trial.workdir / "best", None, None
         self.prediction: Prediction | None = None
@@ -189,7 +189,8 @@ def seed_directories(workdir: pathlib.Path, first: int, count: int) -> dict[int,
 
     Raises ValueError if `workdir` holds runs of other seeds, which `result.json` would omit.
     """
-    if count > 1 and _holds_run(workdir):
+    # Several seeds have their common training state in `workdir`, but a config.json each.
+    if count > 1 and (workdir / "config.json").exists() and _holds_run(workdir):
         raise ValueError(f"{workdir} holds a run of one seed: use another --workdir for several")
     wanted = range(first, first + count)
     seeds = sorted(int(path.name[5:]) for path in workdir.glob("seed_[0-9]*") if _holds_run(path))

@@ -45,10 +45,11 @@ class MetricsWriter:
     Removes what an interrupted run wrote after `first_step`; `seconds` is the run time up to then,
     and `productive_seconds` those that `goodput.StepTimer` counted.
     Pass `writes=True` in one process only. `tracker` is a name in `trackers.TRACKERS`, or "" for
-    none; it also gets the run's `settings`. Raises OSError, and what the tracker's start raises.
+    none; it also gets `settings`, the configuration. Raises OSError, and what the tracker's start
+    raises.
 
     Nothing can be appended to a file on a bucket: for a workdir there, `directory` is a local one,
-    and `sync` copies all files in it, also those of others. Otherwise it is the workdir.
+    and `sync` copies all files in it, whoever wrote them. Otherwise it is the workdir.
     """
 
     def __init__(

@@ -39,12 +39,15 @@ def _start_wandb(name: str, settings: dict, run_id: str | None) -> Tracker:
         resume="allow",
         reinit="create_new",  # The trials of a stack log side by side.
     )
-    return Tracker(run.id, lambda step, metrics: run.log(metrics, step=step), run.finish)
+    # Not `log(..., step=)`: of a resumed run, W&B would drop the steps that it has, those after the
+    # last checkpoint, or number them anew.
+    run.define_metric("*", step_metric="step")
+    return Tracker(run.id, lambda step, metrics: run.log({"step": step} | metrics), run.finish)
 
 
 def _start_mlflow(name: str, settings: dict, run_id: str | None) -> Tracker:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Param
     from mlflow.utils.time import get_current_time_millis as now
 
     client = MlflowClient()
@@ -55,13 +58,13 @@ def _start_mlflow(name: str, settings: dict, run_id: str | None) -> Tracker:
             experiment.experiment_id if experiment else client.create_experiment(project)
         )
         run_id = client.create_run(experiment_id, run_name=name).info.run_id
-        for key, value in flatten_dict(settings, sep=".").items():
-            client.log_param(run_id, key, value)
+        params = [Param(key, str(value)) for key, value in flatten_dict(settings, sep=".").items()]
+        client.log_batch(run_id, params=params)
     client.update_run(run_id, "RUNNING")
 
     def log(step, metrics):
         values = [Metric(key, value, now(), step) for key, value in metrics.items()]
-        client.log_batch(run_id, values)
+        client.log_batch(run_id, metrics=values)
 
     return Tracker(run_id, log, lambda: client.set_terminated(run_id))
 
@@ -99,8 +102,9 @@ def check_tracker(name: str) -> None:
 def start_tracker(name: str, workdir: pathlib.Path, settings: Mapping) -> Tracker:
     """Starts the run of `workdir` at a tracker, or resumes it.
 
-    The run's id there is kept in the workdir, in `NAME_run_id`. Raises what the library raises: a
-    run that cannot be tracked as asked does not start.
+    `settings` are the fields of its configuration. The run's id there is kept in the workdir, in
+    `NAME_run_id`. Raises what the library raises: a run that cannot be tracked as asked does not
+    start.
     """
     path = workdir / f"{name}_run_id"
     run_id = path.read_text().strip() if path.exists() else None

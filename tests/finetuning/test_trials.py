@@ -9,7 +9,9 @@ def test_seeds_already_in_the_workdir_are_not_omitted_from_its_result(tmp_path):
     for seed in range(3):
         (tmp_path / f"several/seed_{seed}/best/4").mkdir(parents=True)
     (tmp_path / "several/seed_7/best").mkdir(parents=True)  # Nothing was saved.
+    (tmp_path / "several/checkpoints/8").mkdir(parents=True)  # To resume them all from.
     (tmp_path / "one/checkpoints/4").mkdir(parents=True)
+    (tmp_path / "one/config.json").touch()
     several = tmp_path / "several"
     assert list(seed_directories(several, 0, 5)) == [0, 1, 2, 3, 4]
     assert seed_directories(tmp_path / "one", 7, 1) == {7: tmp_path / "one"}

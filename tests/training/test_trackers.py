@@ -17,7 +17,13 @@ class FakeRun:
         self.arguments, self.logged, self.finished = arguments, [], False
         self.id = arguments.get("id")
 
-    def log(self, metrics, step):
+    def define_metric(self, name, step_metric):
+        self.axes = name, step_metric
+
+    def log(self, metrics, step=None):
+        if step is None:  # Of W&B, which logs the step as one of the metrics.
+            assert self.axes == ("*", "step")
+            step, metrics = metrics["step"], {n: v for n, v in metrics.items() if n != "step"}
         self.logged.append((step, metrics))
 
     def finish(self):
@@ -94,8 +100,8 @@ def test_mlflow_gets_flat_settings_once_and_metrics_with_their_steps(tmp_path, m
 
     class Client:
         def __getattr__(self, name):
-            def method(*arguments, **_):
-                calls.append((name, *arguments))
+            def method(*arguments, params=(), metrics=(), **_):
+                calls.append((name, *arguments, *params, *metrics))
                 # Of the experiment and of the run.
                 return types.SimpleNamespace(
                     experiment_id="e", info=types.SimpleNamespace(run_id="r")
@@ -106,19 +112,21 @@ def test_mlflow_gets_flat_settings_once_and_metrics_with_their_steps(tmp_path, m
     def metric(key, value, timestamp, step):
         return key, value, step
 
+    def param(key, value):
+        return key, value
+
     fakes = {
         "mlflow": types.SimpleNamespace(MlflowClient=Client),
-        "mlflow.entities": types.SimpleNamespace(Metric=metric),
+        "mlflow.entities": types.SimpleNamespace(Metric=metric, Param=param),
         "mlflow.utils.time": types.SimpleNamespace(get_current_time_millis=lambda: 0),
     }
     for name, module in fakes.items():
         monkeypatch.setitem(sys.modules, name, module)
     write(tmp_path / "run", (1,), tracker="mlflow").close()
-    assert [call for call in calls if call[0] == "log_param"] == [
-        ("log_param", "r", "learning_rate", 0.1),
-        ("log_param", "r", "model.size", "tiny"),
+    assert [call for call in calls if call[0] == "log_batch"] == [
+        ("log_batch", "r", ("learning_rate", "0.1"), ("model.size", "tiny")),
+        ("log_batch", "r", ("loss", 1.0, 1)),
     ]
-    assert ("log_batch", "r", [("loss", 1.0, 1)]) in calls
     assert calls[-1] == ("set_terminated", "r")
     calls.clear()
     write(tmp_path / "run", (2,), tracker="mlflow", first_step=1).close()
