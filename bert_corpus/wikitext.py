@@ -13,7 +13,7 @@ from mwparserfromhell.wikicode import Wikicode
 from bert_corpus.unclosed import MAX_REPEATED_CHARACTERS, repeated_characters
 from bert_corpus.variants import resolve_variants
 from bert_corpus.words import CLOSING_MARKS, SENTENCE_ENDS, UNSPACED_CHARACTERS, count_words
-from bert_jax.characters import FORMAT, MARKS, category_class
+from bert_jax.tokenizers.characters import FORMAT, MARKS, category_class
 
 # Tags whose content is running text. The content of every other tag is dropped.
 TEXT_TAGS = {"abbr", "b", "big", "blockquote", "center", "cite", "div", "em", "font", "i"}

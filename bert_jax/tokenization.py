@@ -12,11 +12,18 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from bert_jax import byte_pair, unigram
-from bert_jax.added_tokens import ADDED_TOKENS_FILENAME
-from bert_jax.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
 from bert_jax.downloads import check_not_pointer, find_snapshot
-from bert_jax.stored_tokenizer import (
+from bert_jax.tokenizers import byte_pair, unigram
+from bert_jax.tokenizers.added_tokens import ADDED_TOKENS_FILENAME
+from bert_jax.tokenizers.characters import BLANK, LETTER_VARIANT, SYMBOL_VARIANT
+from bert_jax.tokenizers.huggingface import (
+    CONFIG_FILENAME,
+    GOOGLE_ALBERT_FILENAME,
+    TRANSFORMERS_FILENAME,
+    is_albert,
+    read_directory,
+)
+from bert_jax.tokenizers.stored import (
     FILENAMES,
     Layout,
     SpecialTokens,
@@ -27,14 +34,12 @@ from bert_jax.stored_tokenizer import (
     read_stored_json,
     special_ids,
 )
-from bert_jax.transformers_tokenizer import (
-    CONFIG_FILENAME,
-    GOOGLE_ALBERT_FILENAME,
-    TRANSFORMERS_FILENAME,
-    is_albert,
-    read_directory,
+from bert_jax.tokenizers.wordpiece import (
+    CONTINUATION,
+    VOCABULARY_FILENAME,
+    lower_case_of,
+    read_vocabulary,
 )
-from bert_jax.wordpiece import CONTINUATION, VOCABULARY_FILENAME, lower_case_of, read_vocabulary
 
 SENTENCEPIECE_FILENAME = "spiece.model"
 SPECIAL_TOKENS = tuple(SpecialTokens())

@@ -13,10 +13,9 @@ from tests.helpers import ROOT
 
 # From the bottom up: each may import what is on the lines above its own, and its own folder.
 LEVELS = (
-    ("buckets", "errors", "parts", "characters", "stored_tokenizer", "downloads"),
-    ("sharding", "runtime", "wordpiece", "byte_pair", "unigram", "added_tokens"),
-    ("transformers_tokenizer",),
-    ("tokenization", "tokenizer_export"),
+    ("buckets", "downloads", "errors", "parts"),
+    ("sharding", "runtime", "tokenizers"),
+    ("tokenization",),
     ("data",),
     ("model",),
     ("objectives",),

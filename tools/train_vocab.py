@@ -17,10 +17,10 @@ from absl import app, flags
 
 from bert_corpus.vocabulary import train_vocabulary
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.stored_tokenizer import FILENAMES
 from bert_jax.tokenization import SENTENCEPIECE_FILENAME, tokenizer_from_bytes
+from bert_jax.tokenizers.stored import FILENAMES
+from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
 from bert_jax.tools.commands import exit_interrupted
-from bert_jax.wordpiece import VOCABULARY_FILENAME
 
 INPUT = flags.DEFINE_list("input", None, "The same as for tools/prepare_corpus.py.", required=True)
 OUTPUT = flags.DEFINE_string(

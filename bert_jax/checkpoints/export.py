@@ -25,7 +25,7 @@ from bert_jax.checkpoints.sentence_transformers import embedding_files
 from bert_jax.model.architecture import config_from_settings
 from bert_jax.model.config import BertConfig
 from bert_jax.tokenization import LibraryTokenizer, Tokenizer
-from bert_jax.tokenizer_export import transformers_files
+from bert_jax.tokenizers.export import transformers_files
 
 
 def save_huggingface(

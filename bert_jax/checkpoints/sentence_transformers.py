@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.checkpoints.tensors import read_tensors
 from bert_jax.downloads import read_json, read_list, read_optional
 from bert_jax.model.pooling import POOLINGS
-from bert_jax.transformers_tokenizer import CONFIG_FILENAME
+from bert_jax.tokenizers.huggingface import CONFIG_FILENAME
 
 MODULES_FILENAME = "modules.json"
 MODEL_FILENAME = "config_sentence_transformers.json"

@@ -13,7 +13,6 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import softmax
 
-from bert_jax.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
 from bert_jax.data.features import NO_LABEL, ModelInput, make_sequence
 from bert_jax.model import heads
 from bert_jax.model.feature_based import FEATURES
@@ -32,6 +31,7 @@ from bert_jax.tasks.tagging_scores import (
 )
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenizers.characters import BLANK, FORMAT, LETTER_VARIANT, MARKS, SYMBOL_VARIANT
 
 # Combining marks are letters, too. A word has format characters only inside, such as soft hyphens,
 # zero-width joiners and non-joiners; a zero-width space separates words.

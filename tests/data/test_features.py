@@ -19,7 +19,7 @@ from bert_jax.data.features import (
 )
 from bert_jax.model.heads import HEADS
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
-from bert_jax.stored_tokenizer import Layout
+from bert_jax.tokenizers.stored import Layout
 
 HEAD_NAMES = ("classification", "regression", "tagging", "span", "multiple_choice")
 

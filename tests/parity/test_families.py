@@ -21,7 +21,7 @@ from bert_jax.model.layers import cross_entropy
 from bert_jax.model.pretraining import PretrainingModel
 from bert_jax.model.replaced_tokens import Discriminator
 from bert_jax.objectives.replaced_tokens import discriminator_sums
-from bert_jax.tokenizer_export import transformers_files
+from bert_jax.tokenizers.export import transformers_files
 from tests.helpers import train_bpe
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from sentencepiece import sentencepiece_model_pb2
 from bert_jax.data.features import make_sequence
 from bert_jax.tasks.masked_text import tokenize_masked
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
-from bert_jax.tokenizer_export import transformers_files
+from bert_jax.tokenizers.export import transformers_files
 from tests.golden import make_tokenization as golden
 
 transformers = pytest.importorskip("transformers")

@@ -22,7 +22,7 @@ from bert_jax.model.bert import RULES
 from bert_jax.model.heads import HEADS, label_weights, make_model
 from bert_jax.sharding.mesh import BATCH_SPEC, make_mesh
 from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
-from bert_jax.tokenizer_export import transformers_files
+from bert_jax.tokenizers.export import transformers_files
 from bert_jax.training.optimizer import Hyperparameters, make_optimizer, make_schedule
 from bert_jax.training.state import TrainState
 from tests.helpers import train_bpe, write_torch_model

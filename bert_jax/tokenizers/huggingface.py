@@ -4,7 +4,8 @@ import contextlib
 import pathlib
 from collections.abc import Mapping
 
-from bert_jax.added_tokens import (
+from bert_jax.downloads import check_not_pointer, read_json, read_optional
+from bert_jax.tokenizers.added_tokens import (
     add_piece,
     added_tokens,
     mask_takes_space,
@@ -12,7 +13,7 @@ from bert_jax.added_tokens import (
     names_of_special_tokens,
     read_stated,
 )
-from bert_jax.byte_pair import (
+from bert_jax.tokenizers.byte_pair import (
     ROBERTA_TOKENS,
     VOCABULARY_JSON_FILENAME,
     byte_level_of,
@@ -21,8 +22,7 @@ from bert_jax.byte_pair import (
     read_merges,
     roberta_processing,
 )
-from bert_jax.downloads import check_not_pointer, read_json, read_optional
-from bert_jax.stored_tokenizer import (
+from bert_jax.tokenizers.stored import (
     Layout,
     SpecialTokens,
     StoredTokenizer,
@@ -35,14 +35,14 @@ from bert_jax.stored_tokenizer import (
     read_layout,
     store_as_json,
 )
-from bert_jax.unigram import (
+from bert_jax.tokenizers.unigram import (
     ALBERT_TOKENS,
     albert_spec,
     check_unigram,
     hide_special_tokens,
     metaspace_of,
 )
-from bert_jax.wordpiece import (
+from bert_jax.tokenizers.wordpiece import (
     CONTINUATION,
     VOCABULARY_FILENAME,
     bert_spec,

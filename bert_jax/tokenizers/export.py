@@ -2,11 +2,11 @@
 
 import json
 
-from bert_jax.byte_pair import byte_level_of, is_roberta
-from bert_jax.stored_tokenizer import StoredTokenizer, bert_processing, ids_of_model
-from bert_jax.transformers_tokenizer import CONFIG_FILENAME, TRANSFORMERS_FILENAME
-from bert_jax.unigram import show_special_tokens
-from bert_jax.wordpiece import VOCABULARY_FILENAME
+from bert_jax.tokenizers.byte_pair import byte_level_of, is_roberta
+from bert_jax.tokenizers.huggingface import CONFIG_FILENAME, TRANSFORMERS_FILENAME
+from bert_jax.tokenizers.stored import StoredTokenizer, bert_processing, ids_of_model
+from bert_jax.tokenizers.unigram import show_special_tokens
+from bert_jax.tokenizers.wordpiece import VOCABULARY_FILENAME
 
 
 def transformers_files(stored: StoredTokenizer, max_length: int) -> dict[str, str | dict]:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 
 from bert_jax.downloads import read_optional
-from bert_jax.stored_tokenizer import SpecialTokens, ids_of_model
+from bert_jax.tokenizers.stored import SpecialTokens, ids_of_model
 
 SPECIAL_TOKENS_FILENAME = "special_tokens_map.json"
 ADDED_TOKENS_FILENAME = "added_tokens.json"

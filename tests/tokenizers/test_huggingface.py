@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from bert_jax.tokenization import load_tokenizer, tokenizer_from_bytes
-from bert_jax.tokenizer_export import transformers_files
+from bert_jax.tokenizers.export import transformers_files
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "boat", "crossed", "london", "uber", "über", "cafe", "café", "The", ".", "url"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import tokenizers
 
 from bert_jax.downloads import check_not_pointer
-from bert_jax.stored_tokenizer import SpecialTokens, ids_of_model
+from bert_jax.tokenizers.stored import SpecialTokens, ids_of_model
 
 VOCABULARY_JSON_FILENAME = "vocab.json"
 MERGES_FILENAME = "merges.txt"

@@ -7,7 +7,7 @@ own normalization; "▁" begins a word. A text has the pieces of highest likelih
 import base64
 from collections.abc import Mapping
 
-from bert_jax.stored_tokenizer import SpecialTokens, hidden
+from bert_jax.tokenizers.stored import SpecialTokens, hidden
 
 ALBERT_TOKENS = SpecialTokens(pad="<pad>", unk="<unk>")
 SPACE = "▁"

@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from bert_jax.stored_tokenizer import (
+from bert_jax.tokenizers.stored import (
     SpecialTokens,
     StoredTokenizer,
     build_backend,

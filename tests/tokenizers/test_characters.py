@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from bert_jax.characters import BLANK, FORMAT, MARKS, character_class
+from bert_jax.tokenizers.characters import BLANK, FORMAT, MARKS, character_class
 
 
 @pytest.mark.parametrize(
