@@ -352,7 +352,7 @@ def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
 def test_trials_are_added_to_a_stack_that_left_its_training_state(given, tmp_path, monkeypatch):
     first, second = {"num_epochs": 1.0}, {"num_epochs": 1.0, "seed": 1}
     with monkeypatch.context() as patched:
-        patched.setattr(finetune.shutil, "rmtree", lambda *args, **options: None)
+        patched.setattr(finetune, "remove_tree", lambda path: None)
         (result,) = run_trials(given, tmp_path, first)
     assert saved_steps(tmp_path / "checkpoints")
     assert [run["seed"] for run in run_trials(given, tmp_path, first, second)] == [0, 1]
