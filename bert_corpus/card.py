@@ -7,7 +7,7 @@ import fsspec
 
 from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import SAMPLES
-from bert_jax.data.rows import MANIFEST
+from bert_jax.data.rows import MANIFEST, corpus_warnings
 
 CARD, PICTURE = "card.md", "card.png"
 NUM_EXAMPLES = 5
@@ -96,8 +96,7 @@ def describe(manifest: dict, samples: dict) -> str:
     lines += ["", "## Dropped", "", *_table(("", *splits), dropped)]
     if manifest["skipped"]:
         lines += ["", f"Skipped while reading: {count_in_words(manifest['skipped'])}."]
-    warnings = [warning for split in splits.values() for warning in split["warnings"]]
-    for warning in warnings + manifest.get("warnings", []):  # Older corpora have none.
+    for warning in corpus_warnings(manifest):
         lines += ["", f"**Warning:** {warning}"]
     lines += ["", "## Lengths", "", f"![Histograms of lengths]({PICTURE})", "", "## Rows", ""]
     lines += [_quote(text) for text in samples["rows"][:NUM_EXAMPLES]]

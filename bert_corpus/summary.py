@@ -2,6 +2,7 @@
 
 from bert_corpus.manifest import count_in_words
 from bert_corpus.plan import Plan
+from bert_jax.data.rows import corpus_warnings
 
 
 def summarize(
@@ -11,11 +12,9 @@ def summarize(
 
     The lines include the first `num_samples` dropped documents for each reason.
     """
-    lines, warnings = [_describe_documents(plan, manifest)], []
+    lines, warnings = [_describe_documents(plan, manifest)], corpus_warnings(manifest)
     for split, counts in manifest["splits"].items():
         lines.append(_describe_split(split, counts, plan.config.rows))
-        warnings += counts["warnings"]
-    warnings += manifest["warnings"]
     if manifest["skipped"]:
         lines.append(f"skipped while reading: {count_in_words(manifest['skipped'])}")
     for reason, texts in samples["dropped"].items():

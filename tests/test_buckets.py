@@ -374,8 +374,12 @@ def test_fine_tuning_on_a_bucket_equals_one_on_a_local_disk(bucket, tmp_path):
         f"--config.init_from={weights}",
         f"--config.data.train={write_examples(tmp_path / 'train.csv', 61)}",
         f"--config.data.dev={write_examples(tmp_path / 'dev.csv', 30)}",
-        *("--config.max_seq_length=16", "--config.batch_size=8", "--config.num_epochs=2.0"),
-        *("--config.eval_every=4", "--config.log_every=2", "--config.num_seeds=2"),
+        "--config.max_seq_length=16",
+        "--config.batch_size=8",
+        "--config.num_epochs=2.0",
+        "--config.eval_every=4",
+        "--config.log_every=2",
+        "--config.num_seeds=2",
     ]
     runs = (f"{bucket}/run", str(tmp_path / "run"))
     for name, workdir in zip(("bucket", "local"), runs, strict=True):

@@ -228,3 +228,9 @@ def _read_manifest(directory: pathlib.Path) -> dict:
     if version != FORMAT_VERSION:
         raise CorpusError(f"{path} has format_version {version}, expected {FORMAT_VERSION}")
     return manifest
+
+
+def corpus_warnings(manifest: dict) -> list[str]:
+    """Returns what `prepare_corpus` warned of: about each split, and about the whole corpus."""
+    warnings = [warning for split in manifest["splits"].values() for warning in split["warnings"]]
+    return warnings + manifest["warnings"]

@@ -5,6 +5,7 @@ import os
 import jax
 from absl import logging
 
+from bert_jax.data.rows import corpus_warnings
 from bert_jax.training.pretrain_setup import Phase, PretrainSetup
 
 # Steps of a phase, from its first, that are reported before the regular interval.
@@ -54,12 +55,6 @@ def log_run(setup: PretrainSetup, phases: list[Phase], first_step: int) -> None:
             num_cores,
             CORE_FLOPS / 1e9,
         )
-
-
-def corpus_warnings(manifest: dict) -> list[str]:
-    """Returns what `prepare_corpus` warned of: about each split, and about the whole corpus."""
-    warnings = [warning for split in manifest["splits"].values() for warning in split["warnings"]]
-    return warnings + manifest.get("warnings", [])  # Older corpora have none.
 
 
 def describe_phase(phase: Phase) -> str:

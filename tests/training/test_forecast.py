@@ -13,7 +13,7 @@ from bert_jax.training.pretrain_setup import Phase
 
 def rows(length: int, num_rows: int = 400, tokens: int = 20_000):
     train = {"tokens": tokens, "warnings": []}
-    manifest = {"splits": {"train": train}, "config": {"dupe_factor": 2}}
+    manifest = {"splits": {"train": train}, "config": {"dupe_factor": 2}, "warnings": []}
     return types.SimpleNamespace(
         max_seq_length=length, num_rows=num_rows, manifest=manifest, directory=f"corpus/{length}"
     )
