@@ -28,10 +28,6 @@ class Pair(NamedTuple):
     num_truncated: int = 0  # truncated tokens, except in a random span
     num_copied: int = 0  # tokens that are in another pair too: of a random span, or used twice
 
-    def swapped(self) -> "Pair":
-        """Returns the pair with its spans swapped, labeled 1 (ALBERT's sentence order)."""
-        return self._replace(first=self.second, second=self.first, nsp_label=NOT_NEXT)
-
 
 def make_pairs(
     documents: list[list[array]],
@@ -41,6 +37,7 @@ def make_pairs(
     rng: random.Random,
     document_parts: range,
     as_released: bool = False,
+    swaps_half: bool = False,
 ) -> list[Pair]:
     """Returns the sentence pairs of `documents[index]`, a document or a part of a long one.
 
@@ -54,6 +51,9 @@ def make_pairs(
       max_seq_length: maximum length of a pair with its special tokens; at least 5.
       short_seq_prob: probability of a target below the maximum.
       document_parts: indices of all parts of the document, from which no random span is drawn.
+      swaps_half: swaps the spans of half of the pairs, with label 1: ALBERT's sentence order. Spans
+        are swapped before they are truncated, as in the released code of ALBERT: truncation keeps
+        an odd token in the first span, whose length would give the order away.
     """
     document = documents[index]
     num_others = len(documents) - len(document_parts)
@@ -98,10 +98,13 @@ def make_pairs(
                     break
             # The next pair uses the sentences that the random span replaced.
             position -= len(sentences) - split
+        is_swapped = swaps_half and rng.random() < 0.5
+        if is_swapped:
+            first, second = second, first
         spans = truncate_pair(first, second, max_tokens, rng)
         num_truncated = len(first) - len(spans[0]) + is_next * (len(second) - len(spans[1]))
         num_copied += 0 if is_next else len(spans[1])
-        label = IS_NEXT if is_next else NOT_NEXT
+        label = IS_NEXT if is_next and not is_swapped else NOT_NEXT
         pairs.append(Pair(*spans, label, num_truncated, num_copied))
         tokens_of_length -= len(first) + is_next * len(second)
         sentences, num_tokens, num_copied = [], 0, 0

@@ -357,13 +357,12 @@ def rows_of_group(
                 rng,
                 own,
                 as_released=config.rows == "released_pairs",
+                swaps_half=config.rows == "sentence_order",
             )
             if not new_pairs:
                 counts["dropped_parts_without_pairs"] += 1
                 counts["dropped_tokens_without_pairs"] += parts[position].num_tokens()
             pairs += new_pairs
-        if config.rows == "sentence_order":
-            pairs = [pair.swapped() if rng.random() < 0.5 else pair for pair in pairs]
         counts["dropped_truncated_tokens"] = sum(pair.num_truncated for pair in pairs)
         counts["copied_tokens"] = sum(pair.num_copied for pair in pairs)
     else:

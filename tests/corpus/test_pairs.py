@@ -248,3 +248,23 @@ def test_all_other_documents_are_equally_likely_beside_a_long_one():
     ]
     assert set(others) == {998, 999}
     assert abs(others.count(998) / len(others) - 0.5) < 1.5 / len(others) ** 0.5  # 3 sigma
+
+
+@pytest.mark.parametrize("max_seq_length", [16, 17, 32])
+def test_lengths_do_not_tell_the_order_of_spans(max_seq_length):
+    documents, rng = numbered_documents(40, 30, 20), random.Random(0)
+    pairs = [
+        pair
+        for index in range(40)
+        for pair in make_pairs(
+            documents, index, max_seq_length, 0.0, rng, range(40), swaps_half=True
+        )
+    ]
+    swapped = [pair for pair in pairs if pair.nsp_label == NOT_NEXT]
+    assert abs(len(swapped) - len(pairs) / 2) < 1.5 * len(pairs) ** 0.5  # 3 sigma
+    assert all((pair.first[0] > pair.second[0]) == (pair.nsp_label == NOT_NEXT) for pair in pairs)
+    lengths = [  # Of both spans, among the pairs of either label.
+        collections.Counter((len(pair.first), len(pair.second)) for pair in some)
+        for some in (swapped, [pair for pair in pairs if pair.nsp_label == IS_NEXT])
+    ]
+    assert lengths[0].keys() == lengths[1].keys()

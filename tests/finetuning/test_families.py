@@ -1,0 +1,175 @@
+"""Every family can be fine-tuned for every task, and predicts alike from commands and Python."""
+
+import random
+
+import flax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import finetune
+from bert_jax.checkpoints.native import write_checkpoint
+from bert_jax.checkpoints.parameters import model_settings, parameter_shapes
+from bert_jax.configs.finetune import retrieval, squad, swag, tagging, text_classification
+from bert_jax.model.config import BertConfig
+from bert_jax.tokenization import load_tokenizer
+from tests.helpers import WORDS, random_text, train_bpe, write_albert_vocabulary, write_vocabulary
+from tests.predictions import (
+    check_answers,
+    check_choices,
+    check_classes,
+    check_rankings,
+    check_retrieval,
+    check_tags,
+    texts,
+    write_lines,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("two_devices"),
+    pytest.mark.filterwarnings("ignore:.*are truncated to"),
+]
+
+SIZES = {
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
+FAMILIES = {  # Fields of the configuration that differ from BERT's.
+    "roberta": {"type_vocab_size": 1, "position_offset": 2},
+    "distilbert": {"type_vocab_size": 0},
+    "albert": {"embedding_size": 8, "shares_layers": True, "activation": "gelu_tanh"},
+    "electra": {"embedding_size": 8},
+}
+LENGTH = 24
+
+
+def family_tokenizer(family, directory):
+    directory.mkdir(exist_ok=True)
+    if family == "roberta":
+        return train_bpe(directory, random_text(20))
+    if family == "albert":
+        write_albert_vocabulary(directory / "spiece.model")
+        return load_tokenizer(directory / "spiece.model")
+    return load_tokenizer(write_vocabulary(directory / "vocab.txt"))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def weights(request, tmp_path_factory):
+    """Writes a small encoder of each family, with weights so large that its answers vary."""
+    directory = tmp_path_factory.mktemp(request.param)
+    tokenizer = family_tokenizer(request.param, directory / "tokenizer")
+    fields = SIZES | FAMILIES[request.param] | {"family": request.param}
+    config = BertConfig(tokenizer.vocab_size, **fields)
+    rng = np.random.default_rng(0)
+    params = {
+        path: np.float32(rng.normal(0, 0.5, leaf.shape) + path.endswith("scale"))
+        for path, leaf in parameter_shapes(config).items()
+        if path.startswith("encoder/") and "pooler" not in path
+    }
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    write_checkpoint(directory / "model", params, model_settings(config, params), tokenizer)
+    return directory / "model"
+
+
+def train(config, weights, workdir, **data):
+    """Trains a few steps, which change all layers, and returns the workdir."""
+    config.init_from = str(weights)
+    for name, value in data.items():
+        config.data[name] = str(value)
+    config.update({"batch_size": 8, "num_epochs": 1.0, "max_seq_length": LENGTH})
+    config.learning_rate = 1e-3
+    result = finetune.train_and_evaluate(config, workdir)
+    split, metric = result["metric"].split("/")
+    assert result["steps"] >= 3 and np.isfinite(result[split][metric])
+    before, after = bert_jax.load(weights), bert_jax.load(workdir)
+    assert after.config == before.config
+    before, after = (
+        flax.traverse_util.flatten_dict(each.params["encoder"]["layers"], sep="/")
+        for each in (before, after)
+    )
+    unchanged = {path for path in before if np.array_equal(before[path], after[path])}
+    # A bias of the keys adds the same number to all scores of a query: no softmax depends on it.
+    assert unchanged <= {"key/bias"}
+    return workdir
+
+
+def labelled(names, seed=2, count=24):
+    rng = random.Random(seed)
+    return [rng.choice(names) for _ in range(count)]
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["texts", "pairs"])
+def test_classification(weights, is_pair, tmp_path):
+    labels = labelled(["no", "yes", "maybe"])
+    rows = [{"text": text, "label": label} for text, label in zip(texts(24), labels, strict=True)]
+    if is_pair:
+        for row, second in zip(rows, texts(24, seed=3), strict=True):
+            row["text_pair"] = second
+    path = write_lines(tmp_path / "train.jsonl", rows)
+    config = text_classification.get_config()
+    config.data.text_pair = "text_pair" if is_pair else ""
+    model = train(config, weights, tmp_path / "trained", train=path, dev=path)
+    check_classes("classification", is_pair, model, tmp_path)
+
+
+def test_tagging(weights, tmp_path):
+    sentences = [text.split()[:20] for text in texts(24, seed=2)]
+    rows = [
+        {"tokens": words, "tags": labelled(["O", "B-X", "B-Y"], seed, len(words))}
+        for seed, words in enumerate(sentences)
+    ]
+    path = write_lines(tmp_path / "train.jsonl", rows)
+    model = train(tagging.get_config(), weights, tmp_path / "trained", train=path, dev=path)
+    check_tags(model, tmp_path, "iob2")
+
+
+def test_spans(weights, tmp_path):
+    rng, rows = random.Random(0), []
+    for number in range(24):
+        words = rng.choices(WORDS, k=9)
+        start = rng.randrange(8)
+        answer = {
+            "text": " ".join(words[start : start + 2]),
+            "answer_start": len("".join(f"{word} " for word in words[:start])),
+        }
+        question = {"id": str(number), "question": "the old river", "context": " ".join(words)}
+        rows.append(question | {"answers": [answer]})
+    path = write_lines(tmp_path / "train.jsonl", rows)
+    config = squad.get_config("v1")
+    config.data.doc_stride, config.data.max_query_length = 5, 7
+    model = train(config, weights, tmp_path / "trained", train=path, dev=path)
+    check_answers(model, tmp_path, squad.get_config("v1"))
+
+
+def test_multiple_choice(weights, tmp_path):
+    stories, endings, directory = texts(24, seed=2), texts(96, seed=3), tmp_path / "given"
+    directory.mkdir()
+    lines = ["sent1,sent2,ending0,ending1,ending2,ending3,label"]
+    for number, story in enumerate(stories):
+        own = ",".join(endings[4 * number : 4 * number + 4])
+        lines.append(f"{story},,{own},{number % 4}")
+    for name in ("train.csv", "val.csv"):
+        (directory / name).write_text("\n".join(lines) + "\n")
+    model = train(swag.get_config(), weights, tmp_path / "trained", directory=directory)
+    check_choices(model, tmp_path)
+
+
+@pytest.mark.parametrize("role", ["bi_encoder", "cross_encoder"])
+def test_retrieval(weights, role, tmp_path):
+    queries, passages = texts(24, seed=2), texts(96, seed=3)
+    rows = [
+        {"query": query, "positive": passages[n], "negatives": passages[24 + n :: 24]}
+        for n, query in enumerate(queries)
+    ]
+    path = write_lines(tmp_path / "train.jsonl", rows)
+    config = retrieval.get_config(role)
+    config.data.max_query_length = 6
+    model = train(config, weights, tmp_path / "trained", train=path, dev=path)
+    if role == "bi_encoder":
+        check_retrieval(model, tmp_path, max_length=6)
+    else:
+        check_rankings(model, tmp_path)
