@@ -47,7 +47,12 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         records = with_ids(limit_examples(records, config, split, notes), "")
         labels = read_labels(records, "label", CHOICES, split != "test", aliases=UNLABELED)
         rows = [record.columns for record in records]
-        pairs = [(row["sent1"], f"{row['sent2']} {row[name]}") for row in rows for name in ENDINGS]
+        # To byte-level pieces, a space before the first word of an ending is a difference.
+        pairs = [
+            (row["sent1"], f"{row['sent2']} {row[name]}".lstrip())
+            for row in rows
+            for name in ENDINGS
+        ]
         features, truncated = text_features(pairs, labels, tokenizer, config.max_seq_length)
         notes[f"{split} examples truncated"] = truncated
         empty = [row for row in rows if not all(row[name].strip() for name in ("sent1", *ENDINGS))]
