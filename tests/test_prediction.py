@@ -88,6 +88,11 @@ def write_head(directory, imported=False, **head):
     return model
 
 
+def varies(predictions):
+    """Returns whether not all predictions are the same: else, comparing them shows little."""
+    return len(set(map(str, predictions))) > 1
+
+
 def give(monkeypatch, *flags):
     """Marks fields as set on the command line."""
     monkeypatch.setattr(command_line, "given_fields", lambda: flags)
@@ -115,7 +120,7 @@ def test_classes_and_probabilities_match_load(task, is_pair, length, tmp_path):
     # A BiLSTM between encoder and head is described by the head's settings too.
     lstm = {"lstm_size": 4} if task == "classification" and is_pair else {}
     model = write_head(tmp_path, task=task, max_seq_length=length, **CLASSIFIERS[task], **lstm)
-    check_classes(task, is_pair, model, tmp_path)
+    assert varies(check_classes(task, is_pair, model, tmp_path))
 
 
 @TRUNCATED
@@ -123,7 +128,7 @@ def test_classes_and_probabilities_match_load(task, is_pair, length, tmp_path):
 def test_imported_head_classifies_as_load_does(task, tmp_path):
     model = write_head(tmp_path, imported=True, task=task, labels=["no", "yes", "maybe"])
     assert bert_jax.load(model).head.keys() == {"task", "labels"}
-    check_classes(task, False, model, tmp_path)
+    assert varies(check_classes(task, False, model, tmp_path))
 
 
 @TRUNCATED
@@ -235,7 +240,7 @@ def test_model_saved_from_python_is_accepted_as_init_from(tmp_path):
     model.params["head"]["kernel"] *= -1
     model.save(tmp_path / "saved")
     assert bert_jax.load(written).classify("the river") != model.classify("the river")
-    check_classes("classification", False, tmp_path / "saved", tmp_path)
+    assert varies(check_classes("classification", False, tmp_path / "saved", tmp_path))
 
 
 @TRUNCATED
@@ -277,7 +282,7 @@ TAGGERS = {  # Kind -> task, tags, and what the head was trained with.
 def test_tags_match_load(kind, length, tmp_path):
     task, labels, options = TAGGERS[kind]
     model = write_head(tmp_path, task=task, labels=labels, max_seq_length=length, **options)
-    check_tags(model, tmp_path, kind)
+    assert varies(check_tags(model, tmp_path, kind))
 
 
 IMPORTED = {  # Scheme, which is not stored -> tags.
@@ -291,7 +296,7 @@ IMPORTED = {  # Scheme, which is not stored -> tags.
 @pytest.mark.parametrize("scheme", IMPORTED)
 def test_imported_head_tags_as_load_does(scheme, tmp_path):
     model = write_head(tmp_path, imported=True, task="tagging", labels=IMPORTED[scheme])
-    check_tags(model, tmp_path, scheme)
+    assert varies(check_tags(model, tmp_path, scheme))
 
 
 def test_entities_of_an_imported_head_with_plain_tags_are_scored(tmp_path):
@@ -322,6 +327,7 @@ def test_tags_of_documents_of_several_sentences_match_load(length, tmp_path):
     model = write_head(tmp_path, task="tagging", labels=labels, max_seq_length=length, **options)
     documents = [str(number // 4) for number in range(15)]
     together = check_tags(model, tmp_path, "context", documents)
+    assert varies(together)
     loaded = bert_jax.load(model)
     alone = loaded.tag([tuple(text.split()) for text in texts(15)])
     assert together != [[word.tag for word in each.words] for each in alone]
