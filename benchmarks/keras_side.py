@@ -6,6 +6,7 @@ approximate GELU), Keras's own AdamW, and for fine-tuning and vectors its prepro
 KerasHub reads texts with TensorFlow, which it installs and imports; nothing is computed in it.
 """
 
+import collections
 import os
 import time
 from typing import NamedTuple
@@ -171,3 +172,36 @@ def classification(config, train_set, test_set, seed: int) -> dict:
         "train_seconds": trained - started,
         "predict_seconds": time.perf_counter() - trained,
     }
+
+
+def encode(directory: str, sentences: list[str], batch_size: int) -> tuple[float, np.ndarray]:
+    """Returns the seconds, and the mean-pooled vectors of sentences, without normalization.
+
+    `predict` compiles a program for each length and size of a batch, so sentences are grouped by
+    the power of two, from 32, that they are padded to.
+    """
+    tokenizer = keras_hub.models.BertTokenizer.from_preset(directory)
+    backbone = keras_hub.models.BertBackbone.from_preset(directory)
+    embedder = keras_hub.models.BertTextEmbedder(backbone, normalize=False)
+    started = time.perf_counter()
+    tokens = tokenizer(sentences)
+    groups = collections.defaultdict(list)
+    for index, ids in enumerate(tokens):
+        length = len(ids) + 2  # [CLS] and [SEP].
+        groups[min(max(32, 1 << (length - 1).bit_length()), 512)].append(index)
+    vectors = np.empty((len(sentences), backbone.hidden_dim), np.float32)
+    for length, indices in sorted(groups.items()):
+        packer = keras_hub.layers.MultiSegmentPacker(
+            sequence_length=length,
+            start_value=tokenizer.cls_token_id,
+            end_value=tokenizer.sep_token_id,
+            pad_value=tokenizer.pad_token_id,
+        )
+        token_ids, segment_ids = map(np.array, packer([tokens[index] for index in indices]))
+        features = {
+            "token_ids": token_ids,
+            "segment_ids": segment_ids,
+            "padding_mask": token_ids != tokenizer.pad_token_id,
+        }
+        vectors[indices] = embedder.predict(features, batch_size=batch_size, verbose=0)
+    return time.perf_counter() - started, vectors
