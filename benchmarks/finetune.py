@@ -10,10 +10,10 @@ seeds. Each seed of each side runs in its own process on the same cores; the sid
 include reading, tokenization, compilation and scoring. bert_jax predicts from the checkpoint on
 disk, the others with the model still in memory. All sides have glibc ask for huge pages, as the
 entry points of bert_jax do, or with `--huge_pages=none` no side. transformers pads each batch to
-its longest example; KerasHub trains with `fit` and predicts with `predict`, on texts padded to
-`max_seq_length` by its preprocessor (benchmarks/keras_side.py). It has no BERT for tags or answers,
-so it runs only with `--task=r8`. `--task=xquad` needs the English part of XQuAD as `--xquad=FILE`,
-and holds out eight articles.
+its longest example; KerasHub trains with `fit` and predicts with `predict`, on texts that its
+preprocessor pads to `max_seq_length` (benchmarks/keras_side.py). It has no BERT for tags or
+answers, so it runs only with `--task=r8`. `--task=xquad` needs the English part of XQuAD as
+`--xquad=FILE`, and holds out eight articles.
 """
 
 import json
