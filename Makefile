@@ -1,11 +1,12 @@
-# Installs into .venv (or .venv-parity) inside this clone; data and the demo's run are in runs/.
+# Installs into .venv inside this clone (libraries to compare with: .venv-parity, .venv-keras,
+# .venv-onnx); data and the demo's run are in runs/.
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
 	--no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
-.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity faults report-test manifest-test bucket-test beam-test lint lock clean
+.PHONY: demo docs fresh-machine notebooks test test-all types slow-tests exhaustive-tests parity tf-parity keras-parity faults report-test manifest-test bucket-test beam-test lint lock clean
 
 demo: .venv/installed
 	$(BIN)/python tools/demo.py
@@ -67,6 +68,11 @@ parity: .venv-parity/installed
 tf-parity: .venv-parity/tensorflow
 	JAX_PLATFORMS=cpu .venv-parity/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v \
 		tests/parity/test_google.py
+
+# Compares with KerasHub on JAX; downloads it, and the TensorFlow that it needs.
+keras-parity: .venv-keras/installed
+	JAX_PLATFORMS=cpu .venv-keras/bin/python -m pytest --override-ini addopts=--import-mode=importlib -v \
+		tests/parity/test_keras_hub.py
 
 # Kills a run of two processes at 20 random moments, a sweep at 10, and the building of a corpus at 10.
 faults: .venv/installed
@@ -134,6 +140,20 @@ beam-test: .venv/beam
 	.venv-parity/bin/pip install --quiet --editable ".[comparison,google]"
 	touch $@
 
+# KerasHub with its JAX backend, for benchmarks/.
+.venv-keras/installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv-keras
+	.venv-keras/bin/pip install --quiet --require-hashes --requirement requirements.lock
+	.venv-keras/bin/pip install --quiet --editable ".[keras]"
+	touch $@
+
+# The ONNX backend of sentence-transformers, for benchmarks/encode.py: it needs transformers 4, and so
+# older packages than bert_jax, which is not installed here.
+.venv-onnx/installed: benchmarks/onnx_requirements.txt
+	$(PYTHON) -m venv .venv-onnx
+	.venv-onnx/bin/pip install --quiet --requirement benchmarks/onnx_requirements.txt
+	touch $@
+
 lint: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -144,4 +164,4 @@ lock:
 		--generate-hashes --no-header --no-emit-index-url --no-annotate --output-file requirements.lock
 
 clean:
-	rm -rf .venv .venv-parity runs
+	rm -rf .venv .venv-parity .venv-keras .venv-onnx runs

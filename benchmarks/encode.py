@@ -1,15 +1,18 @@
-"""`model.encode` on 10,000 Wikipedia sentences against transformers in torch, on the same cores.
+"""`model.encode` on 10,000 Wikipedia sentences against three others, on the same cores.
 
-make .venv-parity/installed
+make .venv-parity/installed .venv-onnx/installed .venv-keras/installed
 .venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
 .venv-parity/bin/python tools/fetch_data.py wikipedia-sample runs/data/wikipedia-sample
 .venv-parity/bin/python benchmarks/encode.py
 
-MiniLM weights, mean pooling, float32. Each side sorts the sentences by length. torch pads batches
-of 32 to their longest sentence; bert_jax uses its default batch of 16 rows of 64 tokens, which hold
-about as many tokens. Each measurement runs in its own process, and the sides alternate. Seconds are
-for the call that turns strings into vectors: tokenization and compilation count, loading does not.
-The aims are a ratio of at least 1 and at most 8 compiled programs.
+MiniLM weights, mean pooling, float32. `torch` is transformers in torch; `onnx` is the backend of
+sentence-transformers with ONNX Runtime (benchmarks/onnx_side.py); both sort the sentences by
+length and pad batches of 32 to their longest sentence. `keras_hub` pads batches of 32 to powers of
+two (benchmarks/keras_side.py); its approximate GELU changes the vectors. bert_jax uses its default
+batch of 16 rows of 64 tokens, which hold about as many tokens. Each measurement runs in its own
+process, and the sides alternate. No side has glibc ask for huge pages; with `--huge_pages` all do.
+Seconds are for the call that turns strings into vectors: tokenization and compilation count,
+loading does not. The aims are a ratio of at least 1 to each and at most 8 compiled programs.
 
 `--start` measures instead the time from the start of a process to the first vector.
 """
@@ -26,18 +29,25 @@ import time
 
 import numpy as np
 from absl import app, flags
+from sides import python_of
 
 from bert_corpus.inputs import Unit, find_inputs
 from bert_corpus.readers import read_documents
 from bert_corpus.sentences import split_sentences
+from bert_jax.runtime.command_line import TUNABLE
 
 MODEL = flags.DEFINE_string("model", "runs/data/minilm", "Directory of the weights.")
 DUMP = flags.DEFINE_string("dump", "runs/data/wikipedia-sample/*.bz2", "Text to encode.")
 SENTENCES = flags.DEFINE_integer("sentences", 10_000, "Number of sentences.")
 REPEATS = flags.DEFINE_integer("repeats", 5, "Number of processes per side.")
 START = flags.DEFINE_boolean("start", False, "Only measures the time to the first vector.")
+PEERS = flags.DEFINE_list("peers", ["torch", "onnx", "keras_hub"], "Libraries to compare with.")
+HUGE_PAGES = flags.DEFINE_boolean("huge_pages", False, "All sides ask for huge pages.")
 SIDE = flags.DEFINE_enum(
-    "side", None, ["bert_jax", "torch"], "Internal: measure this side in this process."
+    "side",
+    None,
+    ["bert_jax", "torch", "keras_hub"],
+    "Internal: measures this side in this process.",
 )
 BATCH = 32
 
@@ -77,15 +87,38 @@ def encode_with_torch(sentences: list[str]) -> tuple[float, np.ndarray, int]:
     return time.perf_counter() - started, vectors, 0
 
 
+def encode_with_keras_hub(sentences: list[str]) -> tuple[float, np.ndarray, int]:
+    import keras_side
+
+    seconds, vectors = keras_side.encode(MODEL.value, sentences, BATCH)
+    return seconds, vectors, 0
+
+
+def command_of(side: str) -> list[str]:
+    """Returns the command that measures a side, but for the files of texts and of vectors."""
+    if side == "onnx":
+        script = pathlib.Path(__file__).with_name("onnx_side.py")
+        return [python_of(side), str(script), MODEL.value]
+    return [python_of(side), __file__, f"--side={side}", f"--model={MODEL.value}"]
+
+
 def run(command: list[str]) -> str:
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "GLIBC_TUNABLES": TUNABLE if HUGE_PAGES.value else "",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONWARNINGS": "ignore",
+    }
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
 
 
 def main(argv: list[str]) -> None:
     if SIDE.value:
         sentences = json.loads(pathlib.Path(argv[1]).read_text())
-        encode = {"bert_jax": encode_with_bert_jax, "torch": encode_with_torch}[SIDE.value]
+        encode = {
+            "bert_jax": encode_with_bert_jax,
+            "torch": encode_with_torch,
+            "keras_hub": encode_with_keras_hub,
+        }[SIDE.value]
         seconds, vectors, programs = encode(sentences)
         np.save(argv[2], vectors)
         print(json.dumps([seconds, programs]))
@@ -110,22 +143,22 @@ def main(argv: list[str]) -> None:
     ][: SENTENCES.value]
     counts = np.percentile([len(s.split()) for s in sentences], (10, 50, 90, 100)).astype(int)
     print(f"{len(sentences)} sentences; words at 10, 50, 90 and 100 %: {counts.tolist()}")
-    seconds = {"bert_jax": [], "torch": []}
+    seconds = {side: [] for side in ("bert_jax", *PEERS.value)}
     with tempfile.TemporaryDirectory() as directory:
         texts = f"{directory}/sentences.json"
         pathlib.Path(texts).write_text(json.dumps(sentences))
         for _ in range(REPEATS.value):
             for side, measured in seconds.items():
-                command = [sys.executable, __file__, f"--side={side}", f"--model={MODEL.value}"]
-                output = run([*command, texts, f"{directory}/{side}.npy"])
+                output = run([*command_of(side), texts, f"{directory}/{side}.npy"])
                 seconds_here, programs = json.loads(output.splitlines()[-1])
                 measured.append(seconds_here)
                 note = f", {programs} programs compiled" if programs else ""
                 print(f"{side:>9}: {seconds_here:.1f} s{note}", flush=True)
-        ours, reference = (np.load(f"{directory}/{side}.npy") for side in seconds)
-    ratio = statistics.median(seconds["torch"]) / statistics.median(seconds["bert_jax"])
-    print(f"vectors at most {np.abs(ours - reference).max():.1e} apart")
-    print(f"ratio of the medians, torch / bert_jax: {ratio:.2f}")
+        vectors = {side: np.load(f"{directory}/{side}.npy") for side in seconds}
+    for side in PEERS.value:
+        ratio = statistics.median(seconds[side]) / statistics.median(seconds["bert_jax"])
+        distance = np.abs(vectors[side] - vectors["bert_jax"]).max()
+        print(f"{side:>9} / bert_jax, medians: {ratio:.2f}; vectors at most {distance:.1e} apart")
 
 
 if __name__ == "__main__":

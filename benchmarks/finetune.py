@@ -1,15 +1,18 @@
-"""Compares fine-tuning and inference on the CPU with transformers in torch: scores and time.
+"""Compares fine-tuning and inference on the CPU with transformers and KerasHub: scores and time.
 
-make .venv-parity/installed
+make .venv-parity/installed .venv-keras/installed
 for name in reuters-r8 conll2003 minilm; do
     .venv-parity/bin/python tools/fetch_data.py $name runs/data/$name; done
 .venv-parity/bin/python benchmarks/finetune.py --task=r8
 
-Both sides start from the MiniLM weights and use the same examples, hyperparameters and number of
+All sides start from the MiniLM weights and use the same examples, hyperparameters and number of
 seeds. Each seed of each side runs in its own process on the same cores; the sides alternate. Times
 include reading, tokenization, compilation and scoring. bert_jax predicts from the checkpoint on
-disk, transformers with the model still in memory. bert_jax uses huge pages, as its entry points do;
-`--huge_pages=both` enables them for torch too. `--task=xquad` needs the English part of XQuAD as
+disk, the others with the model still in memory. All sides have glibc ask for huge pages, as the
+entry points of bert_jax do, or with `--huge_pages=none` no side. transformers pads each batch to
+its longest example; KerasHub trains with `fit` and predicts with `predict`, on texts that its
+preprocessor pads to `max_seq_length` (benchmarks/keras_side.py). It has no BERT for tags or
+answers, so it runs only with `--task=r8`. `--task=xquad` needs the English part of XQuAD as
 `--xquad=FILE`, and holds out eight articles.
 """
 
@@ -23,6 +26,7 @@ import tempfile
 import time
 
 from absl import app, flags, logging
+from sides import python_of
 
 from bert_jax.runtime.command_line import TUNABLE
 
@@ -43,9 +47,13 @@ DATA = flags.DEFINE_string(
     "data", "runs/data", "Directory of the data fetched by tools/fetch_data.py."
 )
 XQUAD = flags.DEFINE_string("xquad", None, "XQuAD's English file.")
-HUGE_PAGES = flags.DEFINE_enum("huge_pages", "ours", ["ours", "both"], "Sides that use huge pages.")
+HUGE_PAGES = flags.DEFINE_enum("huge_pages", "all", ["all", "none"], "Which sides use huge pages.")
+PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
 SIDE = flags.DEFINE_enum(
-    "side", None, ["bert_jax", "transformers"], "Run only this side, in this process."
+    "side",
+    None,
+    ["bert_jax", "transformers", "keras_hub"],
+    "Run only this side, in this process.",
 )
 SEED = flags.DEFINE_integer("seed", 0, "Seed of the run with --side.")
 
@@ -107,19 +115,30 @@ def bert_jax_run(directory: pathlib.Path) -> dict:
     }
 
 
+def labeled_texts(path: str) -> tuple[list[str], list[str]]:
+    """Returns the texts of R8 in a file, and their labels."""
+    from bert_jax.tasks.tables import read_table
+
+    columns = [record.columns for record in read_table(path, ("Text", "Category"), 3)]
+    return [each["Text"] for each in columns], [each["Category"] for each in columns]
+
+
+def keras_hub_run(directory: pathlib.Path) -> dict:
+    import keras_side
+
+    config = configuration(directory)
+    train_set, test_set = labeled_texts(config.data.train), labeled_texts(config.data.test)
+    return keras_side.classification(config, train_set, test_set, SEED.value)
+
+
 def transformers_run(directory: pathlib.Path) -> dict:
     import transformers_side
 
     config = configuration(directory)
     files = (config.data.train, config.data.test)
     if TASK.value == "r8":
-        from bert_jax.tasks.tables import read_table
-
-        sets = []
-        for path in files:
-            columns = [record.columns for record in read_table(path, ("Text", "Category"), 3)]
-            sets.append(([c["Text"] for c in columns], [c["Category"] for c in columns]))
-        return transformers_side.classification(config, *sets, SEED.value)
+        train_set, test_set = (labeled_texts(path) for path in files)
+        return transformers_side.classification(config, train_set, test_set, SEED.value)
     if TASK.value == "conll2003":
         from bert_jax.tasks.conll import read_sentences
         from bert_jax.tasks.tagging_scores import entity_scores
@@ -145,14 +164,13 @@ def transformers_run(directory: pathlib.Path) -> dict:
 
 def run_in_subprocess(side: str, seed: int) -> dict:
     """Runs one seed of one side in its own process."""
-    huge = side == "bert_jax" or HUGE_PAGES.value == "both"
     environment = os.environ | {
-        "GLIBC_TUNABLES": TUNABLE if huge else "",
+        "GLIBC_TUNABLES": TUNABLE if HUGE_PAGES.value == "all" else "",
         "JAX_PLATFORMS": "cpu",
         "PYTHONWARNINGS": "ignore",
         "PYTHONPATH": str(pathlib.Path(__file__).parents[1]),  # For configs/.
     }
-    command = [sys.executable, *sys.argv, f"--side={side}", f"--seed={seed}"]
+    command = [python_of(side), *sys.argv, f"--side={side}", f"--seed={seed}"]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -168,7 +186,8 @@ def table_of_sides(runs: dict[str, list[dict]]) -> str:
             numbers = medians[-1], statistics.mean(values), min(values), max(values)
             lines.append(f"{name:16} {side:12} " + " ".join(f"{number:7.4g}" for number in numbers))
         if name != "score":
-            lines.append(f"{name:16} {'ratio':12} {medians[1] / medians[0]:7.2f}")
+            for side, median in list(zip(runs, medians, strict=True))[1:]:
+                lines.append(f"{name:16} {side + ' / ours':12} {median / medians[0]:7.2f}")
     return "\n".join(lines)
 
 
@@ -176,7 +195,11 @@ def main(argv: list[str]) -> None:
     del argv
     if SIDE.value:
         logging.set_verbosity(logging.WARNING)
-        run = {"bert_jax": bert_jax_run, "transformers": transformers_run}[SIDE.value]
+        run = {
+            "bert_jax": bert_jax_run,
+            "transformers": transformers_run,
+            "keras_hub": keras_hub_run,
+        }[SIDE.value]
         with tempfile.TemporaryDirectory() as directory:
             print(json.dumps(run(pathlib.Path(directory))))
         return
@@ -186,11 +209,15 @@ def main(argv: list[str]) -> None:
     print(
         f"{TASK.value}: {sizes}{EPOCHS.value:g} epochs, batch {BATCH_SIZE.value}, learning rate "
         f"{LEARNING_RATE.value:g}, dropout {DROPOUT.value:g}, "
-        f"max_seq_length {LENGTH.value or 'as configured'}, "
+        f"max_seq_length {LENGTH.value or 'as configured'}, huge pages {HUGE_PAGES.value}, "
         f"load average {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-    runs = {"bert_jax": [], "transformers": []}
+    peers = list(PEERS.value)
+    if TASK.value != "r8" and "keras_hub" in peers:
+        print(f"KerasHub is left out: it has no BERT for {TASK.value}.")
+        peers.remove("keras_hub")
+    runs = {side: [] for side in ("bert_jax", *peers)}
     for seed in range(SEEDS.value):
         for side, side_runs in runs.items():
             side_runs.append(run_in_subprocess(side, seed))

@@ -1,15 +1,21 @@
-"""Compares the estimated cycles of our update step on TPU with transformers' Flax BERT.
+"""Compares the estimated cycles of our update step on TPU with transformers' Flax and KerasHub.
 
-pip install --target=runs/transformers-flax transformers==4.57.1     # The last with Flax.
-pip install 'jax[tpu]'
-python benchmarks/tpu_cycles.py --transformers=runs/transformers-flax
+make .venv-keras/installed
+.venv-keras/bin/pip install 'jax[tpu]'
+.venv-keras/bin/pip install --target=runs/transformers-flax transformers==4.57.1  # Last with Flax.
+.venv-keras/bin/python benchmarks/tpu_cycles.py --transformers=runs/transformers-flax
 
-Both steps are compiled for one device of each chip by the TPU compiler, without a TPU: BERT_LARGE,
+All steps are compiled for one device of each chip by the TPU compiler, without a TPU: BERT_LARGE,
 rows of 512 tokens, bfloat16, dropout 0.1 everywhere, masked LM and next sentence, Adam. Our
 step uses configs/pretrain/pod_large.py, with masking on the device; the step of transformers uses
-FlaxBertForPreTraining with `optax.adamw` and its loss over the logits of all positions. Cycles are
-the compiler's estimates, for our kernels counted in schedules: see docs/tpu.md. The unrolled layers
-of transformers take the compiler many minutes per chip.
+FlaxBertForPreTraining with `optax.adamw` and its loss over the logits of all positions. The step of
+KerasHub is that of benchmarks/train_step.py, in `mixed_bfloat16`: BertMaskedLM, without next
+sentence, with its loss at the masked positions and Keras's AdamW. Cycles are the compiler's
+estimates, for our kernels counted in schedules: see docs/tpu.md. The unrolled layers of the peers
+take the compiler many minutes per chip. `--peers=keras_hub` needs no transformers. To try it:
+
+    .venv-keras/bin/python benchmarks/tpu_cycles.py --peers=keras_hub --chips=v4 --size=tiny \
+        --rows=4 --length=128
 
 With 16 rows (libtpu 0.0.42.1, 2026-11-25, all in one run of 23 minutes on two cores), in million
 cycles per row:
@@ -23,69 +29,119 @@ cycles per row:
 | v6e | 6.15 | 11.58 | 1.88 |
 
 On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
-lets the compiler choose the order of accumulation. For v6e, transformers is extrapolated from 2 and
+lets the compiler choose the order of accumulation. For v6e, the peers are extrapolated from 2 and
 4 layers, and too low: dropout uses the random counters of JAX before 0.5, because with the present
 ones the step does not compile in an hour (one layer of one row takes 4 % more cycles with them),
 and the compiler has no estimate for scatters on SparseCores.
 """
 
+import dataclasses
+import os
 import pathlib
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import app, flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.configs.pretrain import pod_large
+from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tpu import compilation, hlo_cost
 from bert_jax.training.pretrain_setup import setup_pretraining
 
 CHIPS = flags.DEFINE_list("chips", list(compilation.CHIPS), "Chips to compile for.")
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
+SIZE = flags.DEFINE_string("size", "large", "Published size of the model.")
+LENGTH = flags.DEFINE_integer("length", 512, "Number of tokens per row.", 1)
+PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
 TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
 EXTRAPOLATE = flags.DEFINE_list(
     "extrapolate",
     ["v6e"],
-    "Chips for which 2 and 4 layers of transformers are compiled instead of 24.",
+    "Chips for which 2 and 4 layers of the peers are compiled instead of all.",
 )
-LENGTH, NUM_LAYERS = 512, 24
+
+
+class Step(NamedTuple):
+    """A jitted update step, and its arguments as arrays or ShapeDtypeStructs."""
+
+    update: Callable
+    arguments: tuple
 
 
 def our_cycles(chip: str) -> int:
     config = pod_large.get_config(chip)
+    config.model.size = SIZE.value
     config.batch_size = config.long_phase.batch_size = ROWS.value
-    phases = compilation.planned_phases(config, (128, LENGTH))
+    phases = compilation.planned_phases(config, (128, LENGTH.value))
     devices = [compilation.describe_device(chip)]
     setup = setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, devices)
     _, hlo = compilation.compile_step(setup, phases[-1])
     return hlo_cost.step_cost(hlo, chip).cycles.total()
 
 
-def transformers_cycles(chip: str) -> int:
+def peer_cycles(make_step: Callable[[BertConfig], Step], chip: str) -> int:
+    """Compiles the step of a peer for all layers, or extrapolates from 2 and 4."""
+    config = BertConfig.named(SIZE.value)
     if chip not in EXTRAPOLATE.value:
-        return transformers_cycles_with(chip, NUM_LAYERS)
-    two, four = (transformers_cycles_with(chip, num_layers) for num_layers in (2, 4))
-    return two + (four - two) * (NUM_LAYERS - 2) // 2
-
-
-def transformers_cycles_with(chip: str, num_layers: int) -> int:
-    from transformers import BertConfig, FlaxBertForPreTraining
-
-    config = BertConfig(
-        hidden_size=1024,
-        num_hidden_layers=num_layers,
-        num_attention_heads=16,
-        intermediate_size=4096,
+        return compiled_cycles(make_step(config), chip)
+    two, four = (
+        compiled_cycles(make_step(dataclasses.replace(config, num_layers=num_layers)), chip)
+        for num_layers in (2, 4)
     )
-    model = FlaxBertForPreTraining(config, dtype=jnp.bfloat16, _do_init=False)
+    return two + (four - two) * (config.num_layers - 2) // 2
+
+
+def compiled_cycles(step: Step, chip: str) -> int:
+    sharding = NamedSharding(make_mesh(devices=[compilation.describe_device(chip)]), P())
+    arguments = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        step.arguments,
+    )
+    # With the present default counters, transformers does not compile in an hour for v6e.
+    with jax.threefry_partitionable(chip != "v6e"):
+        lowered = step.update.lower(*arguments)
+    return hlo_cost.step_cost(lowered.compile().as_text(), chip).cycles.total()
+
+
+def keras_hub_step(config: BertConfig) -> Step:
+    import keras_side
+
+    state, update = keras_side.make_pretrain_step(config, "bfloat16")
+    num_predictions = -(-15 * LENGTH.value // 100)
+    tokens = np.zeros((ROWS.value, LENGTH.value), np.int32)
+    masked = np.zeros((ROWS.value, num_predictions), np.int32)
+    rows = {"tokens": tokens, "segment_ids": tokens, "mlm_positions": masked, "mlm_targets": masked}
+    return Step(update, (state, keras_side.pretrain_batch(rows)))
+
+
+def transformers_step(config: BertConfig) -> Step:
+    os.environ["USE_TF"] = "0"  # transformers 4 refuses the TensorFlow that KerasHub installs.
+    if TRANSFORMERS.value:
+        sys.path.insert(0, str(pathlib.Path(TRANSFORMERS.value).resolve()))
+    import transformers
+
+    model = transformers.FlaxBertForPreTraining(
+        transformers.BertConfig(
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            intermediate_size=config.intermediate_size,
+        ),
+        dtype=jnp.bfloat16,
+        _do_init=False,
+    )
     optimizer = optax.adamw(1e-4)
 
     def init():
-        params = model.init_weights(jax.random.key(0), (1, LENGTH))
+        params = model.init_weights(jax.random.key(0), (1, LENGTH.value))
         return params, optimizer.init(params)
 
     def loss_fn(params, batch, key):
@@ -103,32 +159,28 @@ def transformers_cycles_with(chip: str, num_layers: int) -> int:
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    sharding = NamedSharding(make_mesh(devices=[compilation.describe_device(chip)]), P())
     names = ("input_ids", "attention_mask", "token_type_ids", "labels")
-    batch = {name: jax.ShapeDtypeStruct((ROWS.value, LENGTH), jnp.int32) for name in names}
+    shape = (ROWS.value, LENGTH.value)
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
     batch["next_sentence"] = jax.ShapeDtypeStruct((ROWS.value,), jnp.int32)
     arguments = (*jax.eval_shape(init), batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
-    arguments = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
-    # With the present default counters, the step does not compile in an hour for v6e.
-    with jax.threefry_partitionable(chip != "v6e"):
-        lowered = jax.jit(update_step, donate_argnums=(0, 1)).lower(*arguments)
-    compiled = lowered.compile()
-    return hlo_cost.step_cost(compiled.as_text(), chip).cycles.total()
+    return Step(jax.jit(update_step, donate_argnums=(0, 1)), arguments)
 
 
 def main(_) -> None:
-    if TRANSFORMERS.value:
-        sys.path.insert(0, str(pathlib.Path(TRANSFORMERS.value).resolve()))
+    steps = {"transformers": transformers_step, "keras_hub": keras_hub_step}
+    columns = [column for peer in PEERS.value for column in (peer, "ratio")]
+    print(f"{SIZE.value}, {ROWS.value} rows of {LENGTH.value} tokens per device: cycles per row\n")
     print(
-        f"BERT_LARGE, {ROWS.value} rows of {LENGTH} tokens per device: estimated cycles per row\n\n"
-        "| chip | bert_jax | transformers | ratio |\n| --- | --- | --- | --- |",
-        flush=True,
+        f"| chip | bert_jax | {' | '.join(columns)} |\n{'| --- ' * (2 + len(columns))}|", flush=True
     )
     for chip in CHIPS.value:
-        ours, reference = (
-            cycles(chip) / ROWS.value for cycles in (our_cycles, transformers_cycles)
-        )
-        print(f"| {chip} | {ours:,.0f} | {reference:,.0f} | {reference / ours:.2f} |", flush=True)
+        ours = our_cycles(chip) / ROWS.value
+        cells = [f"{ours:,.0f}"]
+        for peer in PEERS.value:
+            cycles = peer_cycles(steps[peer], chip) / ROWS.value
+            cells += [f"{cycles:,.0f}", f"{cycles / ours:.2f}"]
+        print(f"| {chip} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

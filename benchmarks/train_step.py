@@ -1,20 +1,29 @@
-"""Compares a whole training step with transformers' BertForPreTraining and torch's AdamW.
+"""Compares a whole training step with transformers in torch and with KerasHub on JAX.
 
-make .venv-parity/installed && .venv-parity/bin/python benchmarks/train_step.py
+make .venv-parity/installed .venv-keras/installed
+.venv-parity/bin/python benchmarks/train_step.py
 
-Dropout 0.1, gradients clipped, AdamW. Our step also unpacks and masks the rows; transformers gets
-masked rows. Each measurement runs in its own process on the same cores, and the sides alternate.
+Dropout 0.1, gradients clipped, AdamW. Our step also unpacks and masks the rows; the others get
+masked rows. transformers is BertForPreTraining with torch's AdamW, eager; KerasHub is
+BertMaskedLM, without next-sentence prediction, with Keras's AdamW in one jitted step that donates
+its state (benchmarks/keras_side.py). Its last layer finishes all positions, ours only those that
+are predicted: the products of its step have 1.11 times our FLOPs for mini. Each measurement runs in
+its own process on the same cores, and the sides alternate. `--peers=keras_hub` compares with
+KerasHub alone, and also runs in `.venv-keras`.
 
-On a CPU: 32 rows of 128 tokens in float32; the aim is a ratio of at least 2.5. There are two
-tables: both sides with glibc asking for huge pages, and both without. Our mains ask for them
-(bert_jax/runtime/command_line.py), a torch script does not.
+On a CPU: 32 rows of 128 tokens in float32. The aims are a ratio of at least 2.5 to transformers and
+of at least 1 to KerasHub, and for mini at least 60 % of the rate of the step's matrix products,
+which are timed alone in the process of our step, after it (benchmarks/products.py). There are two
+tables: all sides with glibc asking for huge pages, and none. Our mains ask for them
+(bert_jax/runtime/command_line.py), scripts of the others do not.
 
-On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environment:
+On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
     python benchmarks/train_step.py --device=gpu
 
 BERT_BASE at 128 and BERT_LARGE at 512 tokens in bfloat16, torch with its fused attention, autocast
-and `torch.compile`; the aim is a ratio of at least 1.3. Not run on a GPU yet.
+and `torch.compile`, KerasHub with `mixed_bfloat16`; the aim is a ratio of at least 1.3 to
+transformers. Not run on a GPU yet.
 """
 
 import functools
@@ -22,12 +31,12 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from typing import NamedTuple
 
 import numpy as np
 from absl import app, flags, logging
+from sides import python_of
 
 from bert_jax.model.config import BertConfig
 from bert_jax.model.pretraining import flops_per_row
@@ -41,8 +50,12 @@ WORKLOADS = flags.DEFINE_list(
 REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.")
 STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
+PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
 SIDE = flags.DEFINE_enum(
-    "side", None, ["bert_jax", "transformers"], "Internal: measure this side in this process."
+    "side",
+    None,
+    ["bert_jax", "transformers", "keras_hub"],
+    "Internal: measure this side in this process.",
 )
 DEFAULTS = {"cpu": ["tiny:32x128", "mini:32x128"], "gpu": ["base:256x128", "large:32x512"]}
 MASK_ID = 103
@@ -60,8 +73,39 @@ class Workload(NamedTuple):
     def tokens(self) -> np.ndarray:
         return np.random.default_rng(0).integers(1000, 30_000, (self.batch, self.length))
 
+    def masked_rows(self) -> dict[str, np.ndarray]:
+        """Returns what the peers read: int32 `[batch, length]` or `[batch, num_predictions]`."""
+        tokens = self.tokens().astype(np.int32)
+        segment_ids = (np.arange(self.length) >= self.length // 2).astype(np.int32)
+        positions = np.arange(1, 1 + self.num_predictions, dtype=np.int32)
+        targets = tokens[:, positions]
+        tokens[:, positions] = MASK_ID
+        return {
+            "tokens": tokens,
+            "segment_ids": np.tile(segment_ids, (self.batch, 1)),
+            "mlm_positions": np.tile(positions, (self.batch, 1)),
+            "mlm_targets": targets,
+        }
+
     def config(self) -> BertConfig:
         return BertConfig.named(self.size)
+
+    def flops(self) -> float:
+        """Returns the FLOPs of the matrix products of a step."""
+        row_flops = flops_per_row(
+            self.config(), self.length, self.num_predictions, 1, next_sentence=True
+        )
+        return self.batch * row_flops
+
+
+class Measurement(NamedTuple):
+    seconds: list[float]  # Of each timed step.
+    products_rate: float | None  # FLOP/s of the products of our step; None for the others.
+
+
+def dtype() -> str:
+    """Returns the dtype of the computation of all sides."""
+    return "bfloat16" if DEVICE.value == "gpu" else "float32"
 
 
 def parse_workload(text: str) -> Workload:
@@ -91,8 +135,7 @@ def bert_jax_step(config: BertConfig, workload: Workload, scan_layers: bool = Fa
     )
     objective = MaskedLm(masking)
     # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
-    dtype = "bfloat16" if DEVICE.value == "gpu" else "float32"
-    model = objective.make_model(config, Execution(scan_layers=scan_layers, dtype=dtype))
+    model = objective.make_model(config, Execution(scan_layers=scan_layers, dtype=dtype()))
     optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
     init = functools.partial(
         init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
@@ -122,77 +165,48 @@ def bert_jax_step(config: BertConfig, workload: Workload, scan_layers: bool = Fa
     return step
 
 
-def transformers_step(config: BertConfig, workload: Workload):
-    """Returns the step of transformers and torch: eager on a CPU, compiled on a GPU."""
-    import torch
-    import transformers
+def make_step(side: str, workload: Workload):
+    """Returns a function that runs one step of a side and waits for it."""
+    config = workload.config()
+    if side == "transformers":
+        import transformers_side
 
-    device = "cuda" if DEVICE.value == "gpu" else "cpu"
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            num_hidden_layers=config.num_layers,
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_heads,
-            intermediate_size=config.intermediate_size,
-        )
-    )
-    model = model.train().to(device)
-    plain = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
-    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6)
-    batch, length = workload.batch, workload.length
-    tokens = torch.tensor(workload.tokens())
-    segments = (torch.arange(length) >= length // 2).long().expand(batch, length)
-    labels = torch.full_like(tokens, -100)
-    masked = slice(1, 1 + workload.num_predictions)
-    labels[:, masked] = tokens[:, masked]
-    inputs = {
-        "input_ids": tokens.masked_fill(labels != -100, MASK_ID),
-        "token_type_ids": segments,
-        "attention_mask": torch.ones_like(tokens),
-        "labels": labels,
-        "next_sentence_label": torch.zeros(batch, dtype=torch.long),
-    }
-    inputs = {name: x.to(device) for name, x in inputs.items()}
-    run = torch.compile(model) if device == "cuda" else model
+        device = "cuda" if DEVICE.value == "gpu" else "cpu"
+        return transformers_side.pretrain_step(config, workload.masked_rows(), device)
+    if side == "keras_hub":
+        import keras_side
 
-    def step():
-        optimizer.zero_grad()
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = run(**inputs).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return step
+        return keras_side.pretrain_step(config, workload.masked_rows(), dtype())
+    return bert_jax_step(config, workload)
 
 
-def measure(side: str, workload: Workload) -> list[float]:
-    """Returns the seconds of each timed step, in this process."""
-    make_step = {"bert_jax": bert_jax_step, "transformers": transformers_step}[side]
-    step = make_step(workload.config(), workload)
+def measure(side: str, workload: Workload) -> Measurement:
+    """Measures in this process."""
+    step = make_step(side, workload)
     seconds = []
     for _ in range(2 + STEPS.value):
         started = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
-    return seconds[2:]
+    if side != "bert_jax":
+        return Measurement(seconds[2:], None)
+    from products import flops_per_second, step_products
+
+    _, batch, length = workload
+    products = step_products(workload.config(), batch, length, workload.num_predictions)
+    return Measurement(seconds[2:], flops_per_second(products, dtype(), STEPS.value))
 
 
-def measure_in_process(side: str, workload: str, huge_pages: bool) -> list[float]:
+def measure_in_process(side: str, workload: str, huge_pages: bool) -> Measurement:
     """Measures in a separate process."""
     environment = os.environ | {"GLIBC_TUNABLES": TUNABLE if huge_pages else ""}
     environment |= {"PYTHONWARNINGS": "ignore"}
     if DEVICE.value == "cpu":
         environment["JAX_PLATFORMS"] = "cpu"
-    command = [sys.executable, __file__, f"--side={side}", f"--workloads={workload}"]
+    command = [python_of(side), __file__, f"--side={side}", f"--workloads={workload}"]
     command += [f"--steps={STEPS.value}", f"--device={DEVICE.value}"]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
-    return json.loads(output.splitlines()[-1])
+    return Measurement(**json.loads(output.splitlines()[-1]))
 
 
 def device_kind() -> str:
@@ -202,23 +216,30 @@ def device_kind() -> str:
 
 
 def compare(workload: str, huge_pages: bool) -> None:
-    """Prints the row of a workload: the medians of both sides, and their ratio."""
-    seconds = {"bert_jax": [], "transformers": []}
+    """Prints the medians of all sides for a workload, their ratios to ours, and our share."""
+    measurements = {side: [] for side in ("bert_jax", *PEERS.value)}
     for _ in range(REPEATS.value):
-        for side, steps in seconds.items():
-            steps += measure_in_process(side, workload, huge_pages)
-    ours, reference = (statistics.median(steps) for steps in seconds.values())
-    _, batch, length = parsed = parse_workload(workload)
-    row_flops = flops_per_row(
-        parsed.config(), length, parsed.num_predictions, 1, next_sentence=True
-    )
-    cells = []
-    for step in (ours, reference):
-        cell = f"{1e3 * step:.0f} ms, {batch * length / step:,.0f} tokens/s"
+        for side, of_side in measurements.items():
+            of_side.append(measure_in_process(side, workload, huge_pages))
+    medians = {
+        side: statistics.median(step for each in of_side for step in each.seconds)
+        for side, of_side in measurements.items()
+    }
+    parsed = parse_workload(workload)
+    for side, step in medians.items():
+        line = f"{workload:14} {side:12} {1e3 * step:6.0f} ms"
+        line += f" {parsed.batch * parsed.length / step:11,.0f} tokens/s"
+        line += f"   ratio {step / medians['bert_jax']:.2f}"
         if DEVICE.value == "gpu":
-            cell += f", MFU {batch * row_flops / step / PEAK_FLOPS[device_kind()]:.0%}"
-        cells.append(cell)
-    print(f"{workload:14} {cells[0]:>38} {cells[1]:>38}   {reference / ours:.2f}", flush=True)
+            line += f"   MFU {parsed.flops() / step / PEAK_FLOPS[device_kind()]:.0%}"
+        print(line, flush=True)
+    step_rate = parsed.flops() / medians["bert_jax"]
+    products_rate = statistics.median(each.products_rate for each in measurements["bert_jax"])
+    print(
+        f"{workload:14} our step: {step_rate / 1e9:,.0f} GFLOP/s, {step_rate / products_rate:.0%} "
+        f"of the {products_rate / 1e9:,.0f} GFLOP/s of its matrix products alone",
+        flush=True,
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -226,16 +247,16 @@ def main(argv: list[str]) -> None:
     workloads = WORKLOADS.value or DEFAULTS[DEVICE.value]
     if SIDE.value:
         logging.set_verbosity(logging.WARNING)
-        print(json.dumps(measure(SIDE.value, parse_workload(workloads[0]))))
+        print(json.dumps(measure(SIDE.value, parse_workload(workloads[0]))._asdict()))
         return
     load = os.getloadavg()[0]
-    if load > 0.5:  # torch's threads wait for each other, so torch slows down more.
-        print(f"Other programs are running (load average {load:.1f}): the ratios favor bert_jax.")
+    if load > 0.5:  # torch's threads wait for each other, so it slows down more than the others.
+        print(f"Other programs are running: load average {load:.1f}.")
     cores = sorted(os.sched_getaffinity(0))[: THREADS.value or None]
     os.sched_setaffinity(0, cores)  # Inherited by the processes started here.
     for huge_pages in (True, False) if DEVICE.value == "cpu" else (False,):
-        print(f"\nHuge pages {'on' if huge_pages else 'off'} for both, {len(cores)} cores; medians")
-        print(f"{'':14} {'bert_jax':>38} {'transformers':>38}   ratio")
+        on = "on" if huge_pages else "off"
+        print(f"\nHuge pages {on} for all sides, {len(cores)} cores; medians")
         for workload in workloads:
             compare(workload, huge_pages)
 

@@ -1,16 +1,59 @@
-"""Fine-tuning and inference with transformers and torch, for benchmarks/finetune.py.
+"""The side of transformers and torch in benchmarks/train_step.py and finetune.py.
 
-Plain loops with dynamic padding, the library's default: each batch is as long as its longest
-example. Optimizer, schedule, clipping, batch size and epochs are the same as in bert_jax; the order
-of the examples and the initial values of the head come from torch's generator.
+Fine-tuning is plain loops with dynamic padding, the library's default: each batch is as long as its
+longest example. Optimizer, schedule, clipping, batch size and epochs are the same as in bert_jax;
+the order of the examples and the initial values of the head come from torch's generator.
 """
 
 import os
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import transformers
+
+
+def pretrain_step(config, masked_rows: dict[str, np.ndarray], device: str):
+    """Returns a function that runs one step and waits for it: eager on a CPU, compiled on a GPU."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            num_hidden_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_heads,
+            intermediate_size=config.intermediate_size,
+        )
+    )
+    model = model.train().to(device)
+    plain = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
+    decayed = [p for p in model.parameters() if all(p is not q for q in plain)]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6)
+    rows = {name: torch.tensor(x, dtype=torch.long) for name, x in masked_rows.items()}
+    labels = torch.full_like(rows["tokens"], -100)
+    labels.scatter_(1, rows["mlm_positions"], rows["mlm_targets"])
+    inputs = {
+        "input_ids": rows["tokens"],
+        "token_type_ids": rows["segment_ids"],
+        "attention_mask": torch.ones_like(rows["tokens"]),
+        "labels": labels,
+        "next_sentence_label": torch.zeros(len(labels), dtype=torch.long),
+    }
+    inputs = {name: x.to(device) for name, x in inputs.items()}
+    run = torch.compile(model) if device == "cuda" else model
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = run(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return step
 
 
 def prepare(seed: int) -> None:
