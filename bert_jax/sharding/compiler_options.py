@@ -3,8 +3,8 @@
 from absl import logging
 from jax.sharding import Mesh
 
-# The device kinds of v5p and v6e, whose SparseCores run collectives beside the matrix units.
-SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite")
+# The device kinds of v5p, v6e and tpu7x, whose SparseCores run collectives beside the matrix units.
+SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite", "TPU7x")
 SPARSE_CORE_COLLECTIVES = (
     "reduce_scatter",
     "nd_reduce_scatter",
@@ -19,10 +19,10 @@ def compiler_options(mesh: Mesh, hidden_size: int, overlap_collectives: bool = F
 
     By default, the compiler gathers parameters as an all-reduce of shards padded with zeros. An
     all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. With
-    `overlap_collectives`, collectives are asynchronous only with options: on v5p and v6e they run
-    on the SparseCores, on v4 and v5e they are all-to-alls, and start too late without the last
-    option. On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; with 32 their
-    tiles are larger.
+    `overlap_collectives`, collectives are asynchronous only with options: on v5p, v6e and tpu7x
+    they run on the SparseCores, on v4 and v5e they are all-to-alls, and start too late without the
+    last option. On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; with 32
+    their tiles are larger.
     """
     kind, options = mesh.devices.flat[0].device_kind, {}
     on_sparse_cores = overlap_collectives and kind in SPARSE_CORE_KINDS

@@ -27,7 +27,14 @@ def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_opt
 
 @pytest.mark.parametrize(
     ("kind", "has_options"),
-    [("TPU v3", True), ("TPU v4", True), ("TPU v5 lite", True), ("cpu", False), ("H100", False)],
+    [
+        ("TPU v3", True),
+        ("TPU v4", True),
+        ("TPU v5 lite", True),
+        ("TPU7x", True),
+        ("cpu", False),
+        ("H100", False),
+    ],
 )
 def test_compiler_orders_the_sums_of_products_by_cost_on_tpu(kind, has_options):
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=kind)]))
@@ -46,6 +53,7 @@ def test_matrix_products_get_more_memory_on_v5():
 def test_collectives_in_layers_run_on_sparse_cores_or_as_all_to_alls():
     offload = "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter"
     expected = {"TPU v4": False, "TPU v5 lite": False, "TPU v5": True, "TPU v6 lite": True}
+    expected |= {"TPU7x": True}
     for kind, on_sparse_cores in expected.items():
         device = types.SimpleNamespace(device_kind=kind)
         mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
@@ -84,4 +92,4 @@ def test_collectives_overlap_or_the_reason_is_given(
 def test_large_model_exchanges_in_layers_where_that_overlaps():
     chips = pod_large.TOPOLOGIES
     overlapping = [chip for chip in chips if pod_large.get_config(chip).overlap_collectives]
-    assert overlapping == ["v4", "v5p", "v6e"]
+    assert overlapping == ["v4", "v5p", "v6e", "tpu7x"]
