@@ -49,8 +49,9 @@ ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
 EXTRAPOLATE = flags.DEFINE_list(
     "extrapolate",
-    ["v6e"],
-    "Chips for which 2 and 4 layers of transformers are compiled instead of 24.",
+    ["v6e", "tpu7x"],
+    "Chips for which 2 and 4 layers of transformers are compiled instead of 24, with the random "
+    "counters of JAX before 0.5.",
 )
 LENGTH, NUM_LAYERS = 512, 24
 
@@ -110,7 +111,7 @@ def transformers_cycles_with(chip: str, num_layers: int) -> int:
     arguments = (*jax.eval_shape(init), batch, jax.ShapeDtypeStruct((2,), jnp.uint32))
     arguments = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
     # With the present default counters, the step does not compile in an hour for v6e.
-    with jax.threefry_partitionable(chip != "v6e"):
+    with jax.threefry_partitionable(chip not in EXTRAPOLATE.value):
         lowered = jax.jit(update_step, donate_argnums=(0, 1)).lower(*arguments)
     compiled = lowered.compile()
     return hlo_cost.step_cost(compiled.as_text(), chip).cycles.total()

@@ -52,9 +52,10 @@ def why_not_overlapped(mesh: Mesh, hidden_size: int, num_microbatches: int) -> s
         return f"the mesh {dict(mesh.shape)} has other axes than data"
     if num_microbatches > 1:
         return f"the gradients of {num_microbatches} microbatches are exchanged once"
-    if hidden_size % (16 * mesh.shape["data"]):
-        # The compiler gathers shards that fill no tile of 16 rows with a copy, and synchronously.
-        sizes = f"16 times data={mesh.shape['data']}"
+    # The compiler gathers shards that fill no tile with a copy, and synchronously.
+    tile_rows = 8 if mesh.devices.flat[0].device_kind == "TPU7x" else 16
+    if hidden_size % (tile_rows * mesh.shape["data"]):
+        sizes = f"{tile_rows} times data={mesh.shape['data']}"
         return f"the hidden size {hidden_size} is not a multiple of {sizes}"
     if mesh.devices.flat[0].device_kind == "TPU v5 lite" and mesh.size > 16:
         return "the compiler for v5e refuses all-to-alls between more than 16 chips"
@@ -62,14 +63,21 @@ def why_not_overlapped(mesh: Mesh, hidden_size: int, num_microbatches: int) -> s
 
 
 def product_options(mesh: Mesh) -> dict:
-    """Returns, and logs, the compiler's options for matrix products on a mesh.
+    """Returns, and logs, the compiler's options for matrix products and kernels on a mesh.
 
     The compiler for TPUs can choose by estimated cost in which order a product adds its parts, in
     float32 either way. By default it does not, and short sums over many outputs take up to twice as
     long: the gradients of matrices at few rows per device, and products of small models.
+
+    On tpu7x the compiler tiles bfloat16 arrays by 16 rows where it can, but those of kernels by 8,
+    and copies all that the layers have saved from one to the other in each layer. With the second
+    option, all tiles have 8 rows.
     """
-    if not mesh.devices.flat[0].device_kind.startswith("TPU"):
+    kind = mesh.devices.flat[0].device_kind
+    if not kind.startswith("TPU"):
         return {}
     options = {"xla_tpu_break_of_accum_cost_heuristic": True}
-    logging.info("Options of the TPU compiler for products: %s", options)
+    if kind == "TPU7x":
+        options["xla_tpu_control_large_2nd_minor_layout_for_x16"] = False
+    logging.info("Options of the TPU compiler for products and kernels: %s", options)
     return options
