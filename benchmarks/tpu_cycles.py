@@ -26,7 +26,8 @@ On one device a step also updates all parameters, 0.5 million cycles per row on 
 lets the compiler choose the order of accumulation. For v6e, transformers is extrapolated from 2 and
 4 layers, and too low: dropout uses the random counters of JAX before 0.5, because with the present
 ones the step does not compile in an hour (one layer of one row takes 4 % more cycles with them),
-and the compiler has no estimate for scatters on SparseCores.
+and the compiler has no estimate for scatters on SparseCores. For tpu7x, neither step was compiled;
+transformers would be extrapolated as for v6e, and figures be of one device, half a chip.
 """
 
 import pathlib
