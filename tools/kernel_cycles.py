@@ -1,6 +1,7 @@
 """Writes the cycles of the TPU kernels, which tools/tpu_report.py adds to the compiler's estimates.
 
-python tools/kernel_cycles.py     # writes bert_jax/model/tpu/cycles.json
+python tools/kernel_cycles.py                  # writes bert_jax/model/tpu/cycles.json
+python tools/kernel_cycles.py --chip=tpu7x     # writes the entries of one chip, and keeps others
 """
 
 import json
@@ -8,18 +9,24 @@ import json
 from absl import app, flags
 
 from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tpu.compilation import CHIPS
 from bert_jax.tpu.hlo_cost import KERNEL_TABLE
-from bert_jax.tpu.kernel_cycles import Shape, compile_kernels, measure_all
+from bert_jax.tpu.kernel_cycles import Shape, compile_kernels, measure_chip
 
-CHIP = flags.DEFINE_string("chip", None, "Only compile the kernels for this chip and --shape.")
-SHAPE = flags.DEFINE_string("shape", None, "JSON list: an entry of `shapes`.")
+CHIP = flags.DEFINE_enum("chip", None, list(CHIPS), "Chip to compile for. Default: all.")
+SHAPE = flags.DEFINE_string(
+    "shape", None, "Only compile the kernels for --chip and this shape, a JSON list."
+)
 
 
 def main(_) -> None:
-    if CHIP.value:  # In a separate process, with the compiler's dump enabled.
+    if SHAPE.value:  # In a separate process, with the compiler's dump enabled.
         compile_kernels(CHIP.value, Shape(*json.loads(SHAPE.value)))
         return
-    KERNEL_TABLE.write_text(json.dumps(measure_all(), indent=1) + "\n")
+    table = json.loads(KERNEL_TABLE.read_text())
+    for chip in [CHIP.value] if CHIP.value else CHIPS:
+        table[chip] = measure_chip(chip)
+    KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from absl import logging
 from jax.sharding import Mesh
 
-# The device kinds of v5p and v6e, whose SparseCores run collectives beside the matrix units.
-SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite")
+# The device kinds of v5p, v6e and tpu7x, whose SparseCores run collectives beside the matrix units.
+SPARSE_CORE_KINDS = ("TPU v5", "TPU v6 lite", "TPU7x")
 SPARSE_CORE_COLLECTIVES = (
     "reduce_scatter",
     "nd_reduce_scatter",
@@ -19,10 +19,10 @@ def compiler_options(mesh: Mesh, hidden_size: int, overlap_collectives: bool = F
 
     By default, the compiler gathers parameters as an all-reduce of shards padded with zeros. An
     all-gather avoids this, but costs a copy per layer if shards do not fill tiles of 16 rows. With
-    `overlap_collectives`, collectives are asynchronous only with options: on v5p and v6e they run
-    on the SparseCores, on v4 and v5e they are all-to-alls, and start too late without the last
-    option. On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; with 32 their
-    tiles are larger.
+    `overlap_collectives`, collectives are asynchronous only with options: on v5p, v6e and tpu7x
+    they run on the SparseCores, on v4 and v5e they are all-to-alls, and start too late without the
+    last option. On v5e and v5p, matrix products use 16 MiB of on-chip memory by default; with 32
+    their tiles are larger.
     """
     kind, options = mesh.devices.flat[0].device_kind, {}
     on_sparse_cores = overlap_collectives and kind in SPARSE_CORE_KINDS
@@ -52,9 +52,10 @@ def why_not_overlapped(mesh: Mesh, hidden_size: int, num_microbatches: int) -> s
         return f"the mesh {dict(mesh.shape)} has other axes than data"
     if num_microbatches > 1:
         return f"the gradients of {num_microbatches} microbatches are exchanged once"
-    if hidden_size % (16 * mesh.shape["data"]):
-        # The compiler gathers shards that fill no tile of 16 rows with a copy, and synchronously.
-        sizes = f"16 times data={mesh.shape['data']}"
+    # The compiler gathers shards that fill no tile with a copy, and synchronously.
+    tile_rows = 8 if mesh.devices.flat[0].device_kind == "TPU7x" else 16
+    if hidden_size % (tile_rows * mesh.shape["data"]):
+        sizes = f"{tile_rows} times data={mesh.shape['data']}"
         return f"the hidden size {hidden_size} is not a multiple of {sizes}"
     if mesh.devices.flat[0].device_kind == "TPU v5 lite" and mesh.size > 16:
         return "the compiler for v5e refuses all-to-alls between more than 16 chips"
@@ -62,14 +63,21 @@ def why_not_overlapped(mesh: Mesh, hidden_size: int, num_microbatches: int) -> s
 
 
 def product_options(mesh: Mesh) -> dict:
-    """Returns, and logs, the compiler's options for matrix products on a mesh.
+    """Returns, and logs, the compiler's options for matrix products and kernels on a mesh.
 
     The compiler for TPUs can choose by estimated cost in which order a product adds its parts, in
     float32 either way. By default it does not, and short sums over many outputs take up to twice as
     long: the gradients of matrices at few rows per device, and products of small models.
+
+    On tpu7x the compiler tiles bfloat16 arrays by 16 rows where it can, but those of kernels by 8,
+    and copies all that the layers have saved from one to the other in each layer. With the second
+    option, all tiles have 8 rows.
     """
-    if not mesh.devices.flat[0].device_kind.startswith("TPU"):
+    kind = mesh.devices.flat[0].device_kind
+    if not kind.startswith("TPU"):
         return {}
     options = {"xla_tpu_break_of_accum_cost_heuristic": True}
-    logging.info("Options of the TPU compiler for products: %s", options)
+    if kind == "TPU7x":
+        options["xla_tpu_control_large_2nd_minor_layout_for_x16"] = False
+    logging.info("Options of the TPU compiler for products and kernels: %s", options)
     return options

@@ -260,8 +260,9 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
         cycles = kernels[entry][direction]
     except KeyError as error:
         raise ValueError(
-            f"{KERNEL_TABLE.name} has no entry {entry!r} for {chip}: add it to "
-            "tools/kernel_cycles.py and run that"
+            f"{KERNEL_TABLE.name} has no entry {entry!r} for {chip}: add its shape to "
+            "bert_jax/tpu/kernel_cycles.py, if it is missing there, and run "
+            f"`python tools/kernel_cycles.py --chip={chip}`"
         ) from error
     return math.ceil(programs * cycles / (2 if CHIPS[chip].megacore else 1)), kernel_flops
 

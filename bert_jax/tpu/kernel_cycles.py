@@ -186,6 +186,8 @@ def measure(chip: str, shape: Shape) -> dict[str, int]:
             runs = {"forward": (1, 1, num_chunks - 2), "backward": (1, num_chunks - 1)}
     with tempfile.TemporaryDirectory() as directory:
         dump = f"--xla_jf_dump_to={directory} --xla_jf_dump_llo_text=true"
+        # Writing all passes takes as long as compiling.
+        dump += " --xla_jf_dump_llo_pass_label_regex=final_bundles"
         subprocess.run(
             [
                 sys.executable,
@@ -214,11 +216,10 @@ def entry(shape: Shape) -> str:
     return f"{name} {shape.dtype}{' dropout' * shape.has_dropout}"
 
 
-def measure_all() -> dict[str, dict[str, dict[str, int]]]:
-    """Returns the cycles of all kernels, by chip and name of entry; prints each."""
-    table = {}
-    for chip in compilation.CHIPS:
-        for shape in shapes(chip):
-            table.setdefault(chip, {})[entry(shape)] = cycles = measure(chip, shape)
-            print(chip, entry(shape), cycles, flush=True)
-    return table
+def measure_chip(chip: str) -> dict[str, dict[str, int]]:
+    """Returns the cycles of all kernels for a chip, by name of entry; prints each."""
+    cycles = {}
+    for shape in shapes(chip):
+        cycles[entry(shape)] = measure(chip, shape)
+        print(chip, entry(shape), cycles[entry(shape)], flush=True)
+    return cycles

@@ -30,7 +30,7 @@ HEADS = {
 }
 COLUMNS = (
     "trials",
-    "chips",
+    "devices",
     "cycles per step",
     "relative to one trial",
     "collectives",
@@ -40,7 +40,7 @@ RATES = ("dropout_rate", "attention_dropout_rate")
 
 
 def report(config: ConfigDict, topology: str) -> dict:
-    """Compiles one trial on a chip, one on each chip of `topology`, and four on a chip.
+    """Compiles one trial on a device, one on each device of `topology`, and four on a device.
 
     Returns the figures of each stack under "stacks". `config` is a fine-tuning configuration.
     Raises ValueError if it, or the topology, is invalid.

@@ -18,8 +18,8 @@ from bert_jax.runtime import distributed
 from bert_jax.training.trackers import start_tracker
 from bert_jax.training.workdir import add_path_to_errors, check_claim, read_claim, write_text
 
-# Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v4 and v5p have
-# one device per chip, v3 one per core.
+# Dense bf16 peak of one JAX device in FLOP/s, from the vendors' data sheets. TPU v3 and TPU7x have
+# two devices per chip, the others one.
 PEAK_FLOPS = {
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
@@ -29,6 +29,7 @@ PEAK_FLOPS = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
     "TPU v6e": 918e12,
+    "TPU7x": 2307e12 / 2,
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA H100 80GB HBM3": 989e12,

@@ -1,4 +1,4 @@
-"""BERT_BASE on 16 TPU chips, as in the paper: `pod_base.py:v4`, or v3, v5e, v5p, v6e.
+"""BERT_BASE on 16 TPU chips, as in the paper: `pod_base.py:v4`, or v3, v5e, v5p, v6e, tpu7x.
 
 Source: Devlin et al. (2018), appendix A.2: BERT_BASE on 4 Cloud TPUs, 16 chips. The training
 recipe is bert_base.py's; only the topology and the sharding differ.
@@ -24,6 +24,7 @@ TOPOLOGIES = {
     "v5e": "v5e:4x4",
     "v5p": "v5p:2x2x4",
     "v6e": "v6e:4x4",
+    "tpu7x": "tpu7x:2x2x4",
 }
 
 

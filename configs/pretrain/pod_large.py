@@ -1,4 +1,4 @@
-"""BERT_LARGE on 64 TPU chips, as in the paper: `pod_large.py:v4`, or v3, v5e, v5p, v6e.
+"""BERT_LARGE on 64 TPU chips, as in the paper: `pod_large.py:v4`, or v3, v5e, v5p, v6e, tpu7x.
 
 Source: Devlin et al. (2018), appendix A.2: BERT_LARGE on 16 Cloud TPUs, 64 chips. The training
 recipe is bert_large.py's; only the topology and the sharding differ.
@@ -24,6 +24,7 @@ TOPOLOGIES = {
     "v5e": "v5e:8x8",
     "v5p": "v5p:4x4x4",
     "v6e": "v6e:8x8",
+    "tpu7x": "tpu7x:4x4x4",
 }
 
 
@@ -34,5 +35,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.shard_weight_update = True
     # On the two-dimensional tori of v3 and v5e, all-to-alls take longer than one all-reduce. The
     # collectives of v6e run on SparseCores instead.
-    config.overlap_collectives = topology in (TOPOLOGIES[chip] for chip in ("v4", "v5p", "v6e"))
+    overlapping = ("v4", "v5p", "v6e", "tpu7x")
+    config.overlap_collectives = topology in (TOPOLOGIES[chip] for chip in overlapping)
     return config

@@ -27,12 +27,21 @@ def test_compiler_gathers_shards_of_whole_tiles_on_v4(kind, hidden_size, has_opt
 
 @pytest.mark.parametrize(
     ("kind", "has_options"),
-    [("TPU v3", True), ("TPU v4", True), ("TPU v5 lite", True), ("cpu", False), ("H100", False)],
+    [
+        ("TPU v3", True),
+        ("TPU v4", True),
+        ("TPU v5 lite", True),
+        ("TPU7x", True),
+        ("cpu", False),
+        ("H100", False),
+    ],
 )
 def test_compiler_orders_the_sums_of_products_by_cost_on_tpu(kind, has_options):
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(device_kind=kind)]))
     options = product_options(mesh)
-    assert options == ({"xla_tpu_break_of_accum_cost_heuristic": True} if has_options else {})
+    assert options.get("xla_tpu_break_of_accum_cost_heuristic", False) == has_options
+    # On tpu7x, arrays of bfloat16 would otherwise be copied for each kernel.
+    assert ("xla_tpu_control_large_2nd_minor_layout_for_x16" in options) == (kind == "TPU7x")
 
 
 def test_matrix_products_get_more_memory_on_v5():
@@ -46,6 +55,7 @@ def test_matrix_products_get_more_memory_on_v5():
 def test_collectives_in_layers_run_on_sparse_cores_or_as_all_to_alls():
     offload = "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter"
     expected = {"TPU v4": False, "TPU v5 lite": False, "TPU v5": True, "TPU v6 lite": True}
+    expected |= {"TPU7x": True}
     for kind, on_sparse_cores in expected.items():
         device = types.SimpleNamespace(device_kind=kind)
         mesh = types.SimpleNamespace(devices=np.array([device]), shape={"data": 64})
@@ -66,6 +76,9 @@ def test_collectives_in_layers_run_on_sparse_cores_or_as_all_to_alls():
         ("TPU v4", {"data": 32, "fsdp": 2}, 1024, 1, "the mesh .* has other axes than data"),
         ("TPU v4", {"data": 64}, 1024, 2, "the gradients of 2 microbatches are exchanged once"),
         ("TPU v4", {"data": 64}, 768, 1, "hidden size 768 is not a multiple of 16 times data=64"),
+        ("TPU7x", {"data": 128}, 1024, 1, ""),
+        ("TPU7x", {"data": 32}, 768, 1, ""),
+        ("TPU7x", {"data": 64}, 768, 1, "hidden size 768 is not a multiple of 8 times data=64"),
         ("TPU v5 lite", {"data": 16}, 1024, 1, ""),
         ("TPU v5 lite", {"data": 64}, 1024, 1, "refuses all-to-alls between more than 16 chips"),
     ],
@@ -84,4 +97,4 @@ def test_collectives_overlap_or_the_reason_is_given(
 def test_large_model_exchanges_in_layers_where_that_overlaps():
     chips = pod_large.TOPOLOGIES
     overlapping = [chip for chip in chips if pod_large.get_config(chip).overlap_collectives]
-    assert overlapping == ["v4", "v5p", "v6e"]
+    assert overlapping == ["v4", "v5p", "v6e", "tpu7x"]

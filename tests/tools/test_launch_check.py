@@ -21,6 +21,7 @@ def pod_config(**changes):
 
 def test_job_that_suits_its_slice_is_accepted():
     check_config(pod_config(), "v6e", 8)
+    check_config(pod_config(topology="tpu7x:2x2x1"), "tpu7x", 4)  # Two devices per chip.
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from bert_jax.tpu import compilation, hlo_cost, hlo_text
+from bert_jax.training import metrics
 from tests.helpers import ROOT, run_each
 
 TINY = f"--config={ROOT}/configs/pretrain/bert_tiny.py"
@@ -48,6 +49,15 @@ def tiny(tmp_path_factory):
     result = run_tool(TINY, *phase, *flags, "--price_per_chip_hour=2")
     assert result.returncode == 0, result.stderr
     return result.stdout, json.loads(files[0].read_text()), files[1].read_text()
+
+
+@needs_compiler
+@pytest.mark.parametrize("chip", list(compilation.CHIPS))
+def test_compiler_knows_every_chip_and_its_devices(chip):
+    shape = {2: "2x2", 3: "2x2x1"}[compilation.CHIPS[chip].dimensions]
+    sheet, devices = compilation.describe_topology(f"{chip}:{shape}")
+    assert len(devices) == 4 * sheet.devices_per_chip
+    assert devices[0].device_kind in metrics.PEAK_FLOPS
 
 
 @needs_compiler
@@ -178,7 +188,7 @@ def test_stacked_trials_do_not_communicate_and_one_per_chip_takes_the_cycles_of_
     assert all(stack["collectives"] == {} for stack in report["stacks"])
     assert one_per_chip["cycles_per_step"] == pytest.approx(alone["cycles_per_step"], rel=0.05)
     assert 1.5 < four_on_one["cycles_per_step"] / alone["cycles_per_step"] < 4.5
-    assert "| trials | chips | cycles per step |" in result.stdout
+    assert "| trials | devices | cycles per step |" in result.stdout
 
 
 @needs_compiler

@@ -28,7 +28,11 @@ ROWS = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
 
 @pytest.mark.parametrize(
     ("topology", "parsed"),
-    [("v4:2x2x4", ("v4", [2, 2, 4], 1)), ("v5e:4x4:3", ("v5e", [4, 4], 3))],
+    [
+        ("v4:2x2x4", ("v4", [2, 2, 4], 1)),
+        ("v5e:4x4:3", ("v5e", [4, 4], 3)),
+        ("tpu7x:2x2x1", ("tpu7x", [2, 2, 1], 1)),
+    ],
 )
 def test_topology_is_chip_slice_shape_and_number_of_slices(topology, parsed):
     assert compilation.parse_topology(topology) == parsed
@@ -57,6 +61,7 @@ def test_memory_error_of_the_compiler_is_parsed():
 def test_peak_flops_are_flops_per_cycle_times_the_clock():
     # 128 x 128 matrix units per device; each cell multiplies and adds in a cycle.
     units = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
+    units |= {"TPU7x": 16}
     for (device_kind, num_units), chip in zip(
         units.items(), compilation.CHIPS.values(), strict=True
     ):

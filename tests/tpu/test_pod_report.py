@@ -184,3 +184,21 @@ def test_preemption_costs_up_to_the_interval_between_checkpoints(monkeypatch, nu
     assert report["chip_hours_per_checkpoint"] == pytest.approx(most)
     line = f"costs {most / 2:.2g} chip-hours on average, {most:.2g} at most"
     assert f"{line}, with checkpoint_every={interval:,}" in report_text.format_report(report)
+
+
+def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
+    # A step of eight rows on eight devices takes a second.
+    cycles = collections.Counter({("other", "update"): 2200e6})
+    cost = Cost(cycles, 1.0, {}, {}, 0.0, [], {}, [])
+    sheet = compilation.CHIPS["tpu7x"], jax.devices()
+    monkeypatch.setattr(compilation, "describe_topology", lambda topology: sheet)
+    monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
+    monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setattr(compilation, "compile_step", lambda setup, phase: ({"activations": 1}, ""))
+    phases = [make_phase(8)]
+    report = pod_report.report(
+        bert_tiny.get_config(), "tpu7x:2x2x1", phases, compilation.UNCASED_ENGLISH
+    )
+    assert (report["num_chips"], report["num_devices"]) == (4, 8)
+    assert report["cycles_per_row"] == 2200e6 / 2 and report["rows_per_second_per_chip"] == 2
+    assert report["mfu"] == pytest.approx(2 * report["model_flops_per_row"] / 2e12)
