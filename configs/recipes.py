@@ -109,8 +109,16 @@ DISTILBERT = Recipe(
         "warmup_fraction": 0.0,
         "decay_from": "warmup_end",
         "weight_decay": 0.0,
+        "model": {"classifier_dropout_rate": 0.2},  # seq_classif_dropout of its config.json.
     },
-    by_task={"squad": {"learning_rate": 3e-5, "batch_size": 12, "num_epochs": 2.0}},
+    by_task={
+        "squad": {
+            "learning_rate": 3e-5,
+            "batch_size": 12,
+            "num_epochs": 2.0,
+            "model": {"classifier_dropout_rate": 0.1},  # qa_dropout.
+        }
+    },
 )
 
 ALBERT = Recipe(
