@@ -1,5 +1,6 @@
 """The shared entry point of the three mains: flags, start, and how a run ends."""
 
+import faulthandler
 import json
 import logging as std_logging
 import os
@@ -55,6 +56,10 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
     values = flags.FLAGS
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    # absl writes the stacks of all threads when a process crashes. Reading the stack of a running
+    # thread can crash, too: JAX's abort, when another host is lost, would end as a segmentation
+    # fault, which no launcher restarts.
+    faulthandler.enable(all_threads=False)
     if values["verbosity"].using_default_value:
         logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(  # Orbax logs every thread and option.
