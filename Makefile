@@ -140,7 +140,7 @@ beam-test: .venv/beam
 	.venv-parity/bin/pip install --quiet --editable ".[comparison,google]"
 	touch $@
 
-# KerasHub with its JAX backend, for benchmarks/.
+# KerasHub with its JAX backend, for benchmarks/ and `make keras-parity`.
 .venv-keras/installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv-keras
 	.venv-keras/bin/pip install --quiet --require-hashes --requirement requirements.lock

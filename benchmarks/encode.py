@@ -1,4 +1,4 @@
-"""`model.encode` on 10,000 Wikipedia sentences against three others, on the same cores.
+"""`model.encode` on 10,000 Wikipedia sentences against PyTorch, ONNX Runtime and KerasHub.
 
 make .venv-parity/installed .venv-onnx/installed .venv-keras/installed
 .venv-parity/bin/python tools/fetch_data.py minilm runs/data/minilm
@@ -95,7 +95,7 @@ def encode_with_keras_hub(sentences: list[str]) -> tuple[float, np.ndarray, int]
 
 
 def command_of(side: str) -> list[str]:
-    """Returns the command that measures a side, but for the files of texts and of vectors."""
+    """Returns the command that measures a side, without its input and output files."""
     if side == "onnx":
         script = pathlib.Path(__file__).with_name("onnx_side.py")
         return [python_of(side), str(script), MODEL.value]
@@ -144,6 +144,8 @@ def main(argv: list[str]) -> None:
     counts = np.percentile([len(s.split()) for s in sentences], (10, 50, 90, 100)).astype(int)
     print(f"{len(sentences)} sentences; words at 10, 50, 90 and 100 %: {counts.tolist()}")
     seconds = {side: [] for side in ("bert_jax", *PEERS.value)}
+    for side in seconds:
+        command_of(side)  # Raises an error before the first measurement.
     with tempfile.TemporaryDirectory() as directory:
         texts = f"{directory}/sentences.json"
         pathlib.Path(texts).write_text(json.dumps(sentences))

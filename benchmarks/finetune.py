@@ -41,7 +41,7 @@ SEEDS = flags.DEFINE_integer("seeds", 3, "Number of runs of each side.")
 EPOCHS = flags.DEFINE_float("epochs", 3.0, "Number of epochs.")
 LEARNING_RATE = flags.DEFINE_float("learning_rate", 1e-4, "Peak learning rate.")
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Examples per update.")
-DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout rate of both sides.")
+DROPOUT = flags.DEFINE_float("dropout_rate", 0.1, "Dropout rate of all sides.")
 LENGTH = flags.DEFINE_integer("length", 0, "max_seq_length; 0: the configuration's.")
 DATA = flags.DEFINE_string(
     "data", "runs/data", "Directory of the data fetched by tools/fetch_data.py."
@@ -81,7 +81,7 @@ def configuration(directory: pathlib.Path):
         source = None
     config = task_config.get_config()
     counts = (EXAMPLES.value, TEST_EXAMPLES.value)
-    config.data.dev = ""  # Both sides score their last step.
+    config.data.dev = ""  # All sides score their last step.
     for name, split, count in zip(names, ("train", "test"), counts, strict=True):
         path = directory / f"{name}.json"
         if source:
@@ -218,6 +218,8 @@ def main(argv: list[str]) -> None:
         print(f"KerasHub is left out: it has no BERT for {TASK.value}.")
         peers.remove("keras_hub")
     runs = {side: [] for side in ("bert_jax", *peers)}
+    for side in runs:
+        python_of(side)  # Raises an error before the first measurement.
     for seed in range(SEEDS.value):
         for side, side_runs in runs.items():
             side_runs.append(run_in_subprocess(side, seed))

@@ -134,8 +134,8 @@ def classification(config, train_set, test_set, seed: int) -> dict:
     """Returns the accuracy on `test_set`, and times; both sets are (texts, labels).
 
     `config` is one of configs/finetune/. Texts are tokenized once, padded to `max_seq_length`:
-    KerasHub has neither packing nor dynamic padding. `fit` shuffles no arrays in KerasHub, so it
-    gets a dataset that does.
+    KerasHub has neither packing nor dynamic padding. Its `fit` does not shuffle arrays, so it gets
+    a shuffled dataset.
     """
     keras.utils.set_random_seed(seed)
     started = time.perf_counter()
@@ -155,7 +155,7 @@ def classification(config, train_set, test_set, seed: int) -> dict:
         backbone, len(labels), dropout=config.model.dropout_rate
     )
     texts, names = train_set
-    num_steps = round(config.num_epochs) * -(-len(texts) // config.batch_size)
+    num_steps = round(config.num_epochs * -(-len(texts) // config.batch_size))
     warmup_steps = round(config.warmup_fraction * num_steps)
     schedule = LinearSchedule(config.learning_rate, warmup_steps, num_steps)
     model.compile(
@@ -165,8 +165,8 @@ def classification(config, train_set, test_set, seed: int) -> dict:
     )
     numbers = [labels.index(name) for name in names]
     dataset = tf.data.Dataset.from_tensor_slices((features(texts), numbers))
-    dataset = dataset.shuffle(len(texts), seed=seed).batch(config.batch_size)
-    model.fit(dataset, epochs=round(config.num_epochs), shuffle=False, verbose=0)
+    dataset = dataset.shuffle(len(texts), seed=seed).batch(config.batch_size).repeat()
+    model.fit(dataset, steps_per_epoch=num_steps, shuffle=False, verbose=0)
     trained = time.perf_counter()
     predicted = model.predict(features(test_set[0]), batch_size=32, verbose=0).argmax(-1)
     correct = [labels[index] == name for index, name in zip(predicted, test_set[1], strict=True)]

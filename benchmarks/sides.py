@@ -1,4 +1,4 @@
-"""The environments in which the sides of a benchmark run: one file of sides, one interpreter each.
+"""The Python environments of the libraries that benchmarks compare with.
 
 KerasHub and the ONNX backend of sentence-transformers need packages that the others do not, or
 other versions of the same. All other sides run with the interpreter of the benchmark itself.

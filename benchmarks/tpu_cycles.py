@@ -29,11 +29,12 @@ cycles per row:
 | v6e | 6.15 | 11.58 | 1.88 |
 
 On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
-lets the compiler choose the order of accumulation. For v6e, the peers are extrapolated from 2 and
-4 layers, and too low: dropout uses the random counters of JAX before 0.5, because with the present
-ones the step does not compile in an hour (one layer of one row takes 4 % more cycles with them),
-and the compiler has no estimate for scatters on SparseCores. For tpu7x, a device of which
-is half a chip, the peers are extrapolated in the same way; its steps were not compiled yet.
+lets the compiler choose the order of accumulation, and on tpu7x has tiles of 8 rows. For v6e, the
+peers are extrapolated from 2 and 4 layers, and too low: dropout uses the non-partitionable threefry
+of JAX before 0.5, because with today's the step does not compile in an hour (one layer of one row
+takes 4 % more cycles with it), and the compiler has no estimate for scatters on SparseCores. For
+tpu7x, a device of which is half a chip, the peers are extrapolated in the same way. KerasHub, and
+tpu7x, were not measured.
 """
 
 import dataclasses

@@ -51,9 +51,10 @@ def make_pairs(
       max_seq_length: maximum length of a pair with its special tokens; at least 5.
       short_seq_prob: probability of a target below the maximum.
       document_parts: indices of all parts of the document, from which no random span is drawn.
-      swaps_half: swaps the spans of half of the pairs, with label 1: ALBERT's sentence order. Spans
-        are swapped before they are truncated, as in the released code of ALBERT: truncation keeps
-        an odd token in the first span, whose length would give the order away.
+      swaps_half: swaps the spans of half of the IsNext pairs, with label 1: ALBERT's sentence
+        order, for which `document_parts` covers all documents. Spans are swapped before they are
+        truncated, as in the released code of ALBERT: truncation keeps an odd token in the first
+        span, so its length would reveal the order.
     """
     document = documents[index]
     num_others = len(documents) - len(document_parts)
@@ -87,18 +88,10 @@ def make_pairs(
         if is_next:
             second = _joined(sentences[split:])
         else:
-            # The released code may draw the document itself, and with it the true next span.
-            random_index = rng.randrange(num_others)
-            random_index += len(document_parts) if random_index >= document_parts.start else 0
-            random_document = documents[random_index]
-            second = random_document[0][:0]
-            for sentence in random_document[rng.randrange(len(random_document)) :]:
-                second += sentence
-                if len(first) + len(second) >= target_length:
-                    break
+            second = _random_span(documents, document_parts, target_length - len(first), rng)
             # The next pair uses the sentences that the random span replaced.
             position -= len(sentences) - split
-        is_swapped = swaps_half and rng.random() < 0.5
+        is_swapped = is_next and swaps_half and rng.random() < 0.5
         if is_swapped:
             first, second = second, first
         spans = truncate_pair(first, second, max_tokens, rng)
@@ -109,6 +102,24 @@ def make_pairs(
         tokens_of_length -= len(first) + is_next * len(second)
         sentences, num_tokens, num_copied = [], 0, 0
     return pairs
+
+
+def _random_span(
+    documents: list[list[array]], document_parts: range, num_tokens: int, rng: random.Random
+) -> array:
+    """Returns sentences of another document than `document_parts`, of `num_tokens` if it has them.
+
+    The released code may draw the document itself, and with it the true next span.
+    """
+    index = rng.randrange(len(documents) - len(document_parts))
+    index += len(document_parts) if index >= document_parts.start else 0
+    document = documents[index]
+    tokens = document[0][:0]
+    for sentence in document[rng.randrange(len(document)) :]:
+        tokens += sentence
+        if len(tokens) >= num_tokens:
+            break
+    return tokens
 
 
 def _joined(sentences: list[array]) -> array:

@@ -111,14 +111,7 @@ DISTILBERT = Recipe(
         "weight_decay": 0.0,
         "model": {"classifier_dropout_rate": 0.2},  # seq_classif_dropout of its config.json.
     },
-    by_task={
-        "squad": {
-            "learning_rate": 3e-5,
-            "batch_size": 12,
-            "num_epochs": 2.0,
-            "model": {"classifier_dropout_rate": 0.1},  # qa_dropout.
-        }
-    },
+    by_task={"squad": {"learning_rate": 3e-5, "batch_size": 12, "num_epochs": 2.0}},
 )
 
 ALBERT = Recipe(

@@ -59,8 +59,8 @@ STUDY = study.Study(
     name="distillation",
     title="Distillation in fine-tuning",
     about="A small student, alone or with the outputs of a fine-tuned teacher: half of its loss "
-    "is on the labels, half is the divergence from the teacher at temperature 2. Paper: "
-    "DistilBERT, also distilled in pre-training, and its teacher.",
+    "is on the labels, half is the divergence from the teacher at temperature 2. At pod "
+    "scale, the paper's scores are of DistilBERT, also distilled in pre-training, and its teacher.",
     laptop=f"{study_tasks.LAPTOP} The teacher is MiniLM (6 layers, hidden size 384), fine-tuned on "
     "the same labels. In the last row the student sees all 5,485 texts of R8 with the outputs of "
     "the teacher, and no label. Without --glue_dir, R8 classification (its test set as dev).",

@@ -26,7 +26,7 @@ def main(_) -> None:
     table = json.loads(KERNEL_TABLE.read_text())
     for chip in [CHIP.value] if CHIP.value else CHIPS:
         table[chip] = measure_chip(chip)
-    KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
+        KERNEL_TABLE.write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     # absl writes the stacks of all threads when a process crashes. Reading the stack of a running
     # thread can crash, too: JAX's abort, when another host is lost, would end as a segmentation
-    # fault, which no launcher restarts.
+    # fault, which tools/tpu_worker.sh does not restart.
     faulthandler.enable(all_threads=False)
     if values["verbosity"].using_default_value:
         logging.set_verbosity(logging.INFO)

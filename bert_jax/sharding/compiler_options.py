@@ -70,7 +70,7 @@ def product_options(mesh: Mesh) -> dict:
     long: the gradients of matrices at few rows per device, and products of small models.
 
     On tpu7x the compiler tiles bfloat16 arrays by 16 rows where it can, but those of kernels by 8,
-    and copies all that the layers have saved from one to the other in each layer. With the second
+    and copies all that the layers have saved from one to the other for each kernel. With the second
     option, all tiles have 8 rows.
     """
     kind = mesh.devices.flat[0].device_kind

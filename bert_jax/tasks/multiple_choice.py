@@ -47,7 +47,7 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
         records = with_ids(limit_examples(records, config, split, notes), "")
         labels = read_labels(records, "label", CHOICES, split != "test", aliases=UNLABELED)
         rows = [record.columns for record in records]
-        # To byte-level pieces, a space before the first word of an ending is a difference.
+        # sent2 may be empty, and byte-level BPE encodes a word differently after a space.
         pairs = [
             (row["sent1"], f"{row['sent2']} {row[name]}".lstrip())
             for row in rows

@@ -251,7 +251,7 @@ def test_all_other_documents_are_equally_likely_beside_a_long_one():
 
 
 @pytest.mark.parametrize("max_seq_length", [16, 17, 32])
-def test_lengths_do_not_tell_the_order_of_spans(max_seq_length):
+def test_span_lengths_do_not_reveal_the_order(max_seq_length):
     documents, rng = numbered_documents(40, 30, 20), random.Random(0)
     pairs = [
         pair

@@ -1,4 +1,4 @@
-"""Every family can be fine-tuned for every task, and predicts alike from commands and Python."""
+"""Each descendant of BERT learns each kind of task, and predicts alike from commands and Python."""
 
 import random
 
@@ -60,7 +60,7 @@ def family_tokenizer(family, directory):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def weights(request, tmp_path_factory):
-    """Writes a small encoder of each family, with weights so large that its answers vary."""
+    """Writes a small encoder of each family, with large random weights."""
     directory = tmp_path_factory.mktemp(request.param)
     tokenizer = family_tokenizer(request.param, directory / "tokenizer")
     fields = SIZES | FAMILIES[request.param] | {"family": request.param}
@@ -98,14 +98,14 @@ def train(config, weights, workdir, **data):
     return workdir
 
 
-def labelled(names, seed=2, count=24):
+def random_labels(names, seed=2, count=24):
     rng = random.Random(seed)
     return [rng.choice(names) for _ in range(count)]
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["texts", "pairs"])
 def test_classification(weights, is_pair, tmp_path):
-    labels = labelled(["no", "yes", "maybe"])
+    labels = random_labels(["no", "yes", "maybe"])
     rows = [{"text": text, "label": label} for text, label in zip(texts(24), labels, strict=True)]
     if is_pair:
         for row, second in zip(rows, texts(24, seed=3), strict=True):
@@ -120,7 +120,7 @@ def test_classification(weights, is_pair, tmp_path):
 def test_tagging(weights, tmp_path):
     sentences = [text.split()[:20] for text in texts(24, seed=2)]
     rows = [
-        {"tokens": words, "tags": labelled(["O", "B-X", "B-Y"], seed, len(words))}
+        {"tokens": words, "tags": random_labels(["O", "B-X", "B-Y"], seed, len(words))}
         for seed, words in enumerate(sentences)
     ]
     path = write_lines(tmp_path / "train.jsonl", rows)
