@@ -55,10 +55,10 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.model.config import BertConfig
 from bert_jax.sharding.mesh import make_mesh
-from bert_jax.tpu import compilation, hlo_cost
+from bert_jax.tpu import chips, compilation, hlo_cost
 from bert_jax.training.pretrain_setup import setup_pretraining
 
-CHIPS = flags.DEFINE_list("chips", list(compilation.CHIPS), "Chips to compile for.")
+CHIPS = flags.DEFINE_list("chips", list(chips.CHIPS), "Chips to compile for.")
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 SIZE = flags.DEFINE_string("size", "large", "Published size of the model.")
 LENGTH = flags.DEFINE_integer("length", 512, "Number of tokens per row.", 1)

@@ -9,7 +9,7 @@ import json
 from absl import app, flags
 
 from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tpu.compilation import CHIPS
+from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.hlo_cost import KERNEL_TABLE
 from bert_jax.tpu.kernel_cycles import Shape, compile_kernels, measure_chip
 

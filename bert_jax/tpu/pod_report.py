@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from bert_jax.model.config import pad_to_tiles
 from bert_jax.sharding.rules import path_name
 from bert_jax.tpu import compilation
+from bert_jax.tpu.chips import CHIPS, parse_topology
 from bert_jax.tpu.hlo_cost import step_cost
 from bert_jax.training import metrics
 from bert_jax.training.pretrain_setup import Phase, PretrainSetup, setup_pretraining
@@ -60,7 +61,7 @@ def report(
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "num_chips": len(devices) // chip.devices_per_chip,
-        "num_slices": compilation.parse_topology(topology)[-1],
+        "num_slices": parse_topology(topology)[-1],
         "num_params": num_params(setup),
         "clock_hz": chip.clock_hz,
         "remat": setup.model.execution.remat,
@@ -74,8 +75,8 @@ def report(
 
 
 def _phase_figures(setup: PretrainSetup, phase: Phase, topology, num_costliest, hlo_path) -> dict:
-    chip_name, *_ = compilation.parse_topology(topology)
-    chip = compilation.CHIPS[chip_name]
+    chip_name, *_ = parse_topology(topology)
+    chip = CHIPS[chip_name]
     mesh, length = dict(list(setup.mesh.shape.items())[1:]), phase.train.max_seq_length
     rows_per_device = phase.batch_size // (mesh["data"] * mesh["fsdp"])
     row_flops = setup.objective(phase).flops_per_row(

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from bert_jax.tpu import compilation, pod_report, report_text
+from bert_jax.tpu import pod_report, report_text
+from bert_jax.tpu.chips import CHIPS
 from bert_jax.training.pretrain_setup import Phase
 
-PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in compilation.CHIPS]
+PODS = [f"pod_{size}.py:{chip}" for size in ("base", "large") for chip in CHIPS]
 PODS += ["adamw_2k.py:v4", "lamb_64k.py:v4"]
 PODS += [f"roberta_{size}.py:v4" for size in ("base", "large")]
 PODS += [f"albert_{size}.py:v4" for size in ("base", "large", "xlarge", "xxlarge")]

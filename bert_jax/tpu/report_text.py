@@ -1,6 +1,6 @@
 """Formats the reports of `pod_report` as text and as rows of a table."""
 
-from bert_jax.tpu import compilation
+from bert_jax.tpu.chips import GIB
 
 COLUMNS = (
     "configuration",
@@ -64,29 +64,29 @@ def format_preemption(phase: dict) -> str:
 def format_failure(phase: dict) -> str:
     over = phase["hbm_bytes_over"]
     if over is None:
-        minimum = phase["hbm_argument_bytes"] / compilation.GIB
+        minimum = phase["hbm_argument_bytes"] / GIB
         return (
             "DOES NOT FIT: the compiler ran out of device memory and does not report by how much; "
             f"parameters, optimizer state and rows alone need {minimum:.2f} GiB"
         )
     used = phase["hbm_bytes_per_device"]
     return (
-        f"DOES NOT FIT by {over / compilation.GIB:.2f} GiB: "
-        f"needs {used / compilation.GIB:.2f}, the compiler "
-        f"allows {(used - over) / compilation.GIB:.2f}"
+        f"DOES NOT FIT by {over / GIB:.2f} GiB: "
+        f"needs {used / GIB:.2f}, the compiler "
+        f"allows {(used - over) / GIB:.2f}"
     )
 
 
 def format_step(phase: dict) -> list[str]:
-    used = phase["hbm_bytes_per_device"] / compilation.GIB
-    capacity = phase["hbm_capacity_bytes"] / compilation.GIB
+    used = phase["hbm_bytes_per_device"] / GIB
+    capacity = phase["hbm_capacity_bytes"] / GIB
     fit = format_failure(phase) if phase["hbm_bytes_over"] else "fits"
     figures = {
         "mesh": " ".join(f"{axis}={size}" for axis, size in phase["mesh"].items()),
         "rows per device": f"{phase['per_device_batch_size']} per microbatch",
         "HBM per device": f"{used:.2f} of {capacity:.0f} GiB: {fit}",
         " by use": ", ".join(
-            f"{name} {size / compilation.GIB:.3f}" for name, size in phase["hbm_parts"].items()
+            f"{name} {size / GIB:.3f}" for name, size in phase["hbm_parts"].items()
         ),
         "FLOPs per sequence": f"{phase['model_flops_per_row'] / 1e9:.2f} G analytic, "
         f"{phase['compiled_flops_per_row'] / 1e9:.2f} G compiled",
@@ -127,19 +127,19 @@ def format_sweep_row(row: dict) -> str:
     start = f"mesh {row['sizes']:<8} remat {row['remat']:<5}"
     if not row["fits"]:
         return f"{start} " + (f"invalid: {row['error']}" if "error" in row else "does not fit")
-    used, hours = row["hbm_bytes_per_device"] / compilation.GIB, format_hours(row, "total_")
+    used, hours = row["hbm_bytes_per_device"] / GIB, format_hours(row, "total_")
     return f"{start} {used:6.2f} GiB {hours}; fits up to {row['largest_batch']} rows per device"
 
 
 def format_table_row(name: str, report: dict, phase: dict) -> str:
-    capacity = phase["hbm_capacity_bytes"] / compilation.GIB
+    capacity = phase["hbm_capacity_bytes"] / GIB
     cells = [f"`{name}`", report["topology"], phase["max_seq_length"], phase["batch_size"]]
     if phase["fits"]:
         cells += [
             phase["per_device_batch_size"],
             "x".join(str(size) for size in phase["mesh"].values()),
             report["remat"],
-            f"{phase['hbm_bytes_per_device'] / compilation.GIB:.1f} of {capacity:.0f}",
+            f"{phase['hbm_bytes_per_device'] / GIB:.1f} of {capacity:.0f}",
             # With remat, layers are computed twice.
             f"{flops_ratio(phase):.1%}" if report["remat"] == "none" else "",
             f"{phase['cycles_per_row']:,.0f}{' *' * has_missing_cycles(phase)}",

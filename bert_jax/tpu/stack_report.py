@@ -20,6 +20,7 @@ from bert_jax.model.execution import Execution
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import stack_shardings, with_shardings
 from bert_jax.tpu import compilation
+from bert_jax.tpu.chips import GIB, parse_topology
 from bert_jax.tpu.hlo_cost import step_cost
 
 HEADS = {
@@ -57,7 +58,7 @@ def report(config: ConfigDict, topology: str) -> dict:
         except compilation.DoesNotFit as error:
             stacks.append(figures | {"fits": False, "hbm_bytes_per_device": error.num_bytes})
             continue
-        cost = step_cost(hlo, compilation.parse_topology(topology)[0])
+        cost = step_cost(hlo, parse_topology(topology)[0])
         used_bytes = sum(hbm.values())
         figures |= {
             "fits": used_bytes <= chip.usable_hbm_bytes,
@@ -142,6 +143,6 @@ def format_report(report: dict) -> str:
             ratio = f"{stack['cycles_per_step'] / alone:.3f}" if alone else ""
             cells[2:] = [f"{stack['cycles_per_step']:,}", ratio, kinds or "none"]
         used = stack["hbm_bytes_per_device"]
-        cells.append(f"{used / compilation.GIB:.2f}" if used else "unknown")
+        cells.append(f"{used / GIB:.2f}" if used else "unknown")
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from bert_jax.tpu import compilation, hlo_cost, hlo_text
+from bert_jax.tpu.chips import CHIPS
 from bert_jax.training import metrics
 from tests.helpers import ROOT, run_each
 
@@ -52,9 +53,9 @@ def tiny(tmp_path_factory):
 
 
 @needs_compiler
-@pytest.mark.parametrize("chip", list(compilation.CHIPS))
+@pytest.mark.parametrize("chip", list(CHIPS))
 def test_compiler_knows_every_chip_and_its_devices(chip):
-    shape = {2: "2x2", 3: "2x2x1"}[compilation.CHIPS[chip].dimensions]
+    shape = {2: "2x2", 3: "2x2x1"}[CHIPS[chip].dimensions]
     sheet, devices = compilation.describe_topology(f"{chip}:{shape}")
     assert len(devices) == 4 * sheet.devices_per_chip
     assert devices[0].device_kind in metrics.PEAK_FLOPS
@@ -155,7 +156,7 @@ def test_step_with_too_large_activations_is_rejected_with_a_batch_size_that_fits
     assert result.returncode == 1, result.stdout + result.stderr
     report = json.loads(json_path.read_text())
     allowed = report["hbm_bytes_per_device"] - report["hbm_bytes_over"]
-    assert allowed == compilation.CHIPS["v5e"].usable_hbm_bytes < report["hbm_capacity_bytes"]
+    assert allowed == CHIPS["v5e"].usable_hbm_bytes < report["hbm_capacity_bytes"]
     assert "DOES NOT FIT by" in result.stdout and "GiB" in result.stdout
     fits = result.stdout.rsplit("This fits: ", 1)[1].split()
     assert fits == ["--config.per_device_batch_size=128"] and result.stderr == ""

@@ -19,29 +19,11 @@ from bert_jax.data.batches import pretrain_batches
 from bert_jax.data.rows import Rows
 from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.tpu import compilation
-from bert_jax.training import metrics
+from bert_jax.tpu.chips import CHIPS, parse_topology
 from bert_jax.training.pretrain_setup import Phase, setup_pretraining
 from bert_jax.training.teacher import abstract_frozen
 
 ROWS = types.SimpleNamespace(max_seq_length=128, max_sequences=8)
-
-
-@pytest.mark.parametrize(
-    ("topology", "parsed"),
-    [
-        ("v4:2x2x4", ("v4", [2, 2, 4], 1)),
-        ("v5e:4x4:3", ("v5e", [4, 4], 3)),
-        ("tpu7x:2x2x1", ("tpu7x", [2, 2, 1], 1)),
-    ],
-)
-def test_topology_is_chip_slice_shape_and_number_of_slices(topology, parsed):
-    assert compilation.parse_topology(topology) == parsed
-
-
-@pytest.mark.parametrize("topology", ["v9:2x2", "v4", "v4:4x4", "v4:2x2x1:0", "v4:2x2x1:", "4x4"])
-def test_unknown_topology_is_rejected_with_examples(topology):
-    with pytest.raises(ValueError, match=f"unknown topology '{topology}': .*v3:4x4, v4:4x4x4,"):
-        compilation.parse_topology(topology)
 
 
 def test_without_the_compiler_the_error_says_what_to_install(monkeypatch):
@@ -56,17 +38,6 @@ def test_memory_error_of_the_compiler_is_parsed():
     temporary = "the total memory required for HLO temporaries (512.0M) exceeds available HBM (1G)."
     assert compilation.parse_memory_error(temporary, 2**30) == (1.5 * 2**30, 2**30)
     assert compilation.parse_memory_error("RESOURCE_EXHAUSTED", 2**30) == (None, None)
-
-
-def test_peak_flops_are_flops_per_cycle_times_the_clock():
-    # 128 x 128 matrix units per device; each cell multiplies and adds in a cycle.
-    units = {"TPU v3": 2, "TPU v4": 8, "TPU v5 lite": 4, "TPU v5p": 8, "TPU v6 lite": 16}
-    units |= {"TPU7x": 16}
-    for (device_kind, num_units), chip in zip(
-        units.items(), compilation.CHIPS.values(), strict=True
-    ):
-        peak = num_units * 128**2 * 2 * chip.clock_hz
-        assert peak == pytest.approx(metrics.PEAK_FLOPS[device_kind], rel=0.005)
 
 
 def test_bytes_per_device_are_the_bytes_of_its_shards():
@@ -97,8 +68,8 @@ def test_stand_in_tokenizer_suits_masking():
 def test_pod_configuration_has_a_topology_that_divides_its_batches(module):
     for name, topology in module.TOPOLOGIES.items():
         config = module.get_config(name)
-        chip, sizes, _ = compilation.parse_topology(topology)
-        num_devices = math.prod(sizes) * compilation.CHIPS[chip].devices_per_chip
+        chip, sizes, _ = parse_topology(topology)
+        num_devices = math.prod(sizes) * CHIPS[chip].devices_per_chip
         assert config.topology == topology and chip == name
         for batch_size in (config.batch_size, config.long_phase.batch_size):
             assert batch_size % (num_devices * max(config.per_device_batch_size, 1)) == 0

@@ -9,6 +9,7 @@ import pytest
 
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.tpu import compilation, pod_report, report_text
+from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.hlo_cost import Cost
 from bert_jax.training import metrics
 from bert_jax.training.pretrain_setup import Phase, setup_pretraining
@@ -19,7 +20,7 @@ TOPOLOGY = "v4:2x2x2"
 @pytest.fixture(autouse=True)
 def simulated_devices(monkeypatch):
     """Describes every topology as eight v4 chips."""
-    devices = compilation.CHIPS["v4"], jax.devices()
+    devices = CHIPS["v4"], jax.devices()
     monkeypatch.setattr(compilation, "describe_topology", lambda topology: devices)
 
 
@@ -190,7 +191,7 @@ def test_figures_of_chips_with_two_devices_are_per_chip(monkeypatch):
     # A step of eight rows on eight devices takes a second.
     cycles = collections.Counter({("other", "update"): 2200e6})
     cost = Cost(cycles, 1.0, {}, {}, 0.0, [], {}, [])
-    sheet = compilation.CHIPS["tpu7x"], jax.devices()
+    sheet = CHIPS["tpu7x"], jax.devices()
     monkeypatch.setattr(compilation, "describe_topology", lambda topology: sheet)
     monkeypatch.setattr(pod_report, "step_cost", lambda hlo, chip: cost)
     monkeypatch.setitem(metrics.PEAK_FLOPS, jax.devices()[0].device_kind, 1e12)
