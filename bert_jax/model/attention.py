@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.model.dropout import AttentionDropout
+from bert_jax.model.dropout import AttentionDropout, apply_dropout
 from bert_jax.model.layers import CHEAP
 
 
@@ -40,7 +40,7 @@ def attention(
     )  # [batch, length, heads, head_dim]
     probabilities = attention_probabilities(query, key, sequence_ids, causal)
     if dropout is not None:
-        probabilities = checkpoint_name(dropout.apply(probabilities), CHEAP)
+        probabilities = checkpoint_name(apply_dropout(probabilities, dropout), CHEAP)
     context = jnp.einsum("bhqk,bhkd->bhqd", probabilities, jnp.swapaxes(value, 1, 2))
     context = jnp.swapaxes(context, 1, 2)
     return context.reshape(*context.shape[:2], -1)
@@ -61,17 +61,19 @@ def attention_probabilities(
     if causal:
         position = jnp.arange(scores.shape[-1])
         is_visible &= position[:, None] >= position
-    return _softmax(scores, is_visible, key.dtype)
+    # Added rather than selected: XLA for CPUs fuses a product with an addition. Adding a score to
+    # the minimum float32 rounds back to the minimum.
+    bias = jnp.where(is_visible, 0.0, jnp.finfo(jnp.float32).min)
+    return _softmax(scores, bias, key.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _softmax(scores: jax.Array, is_visible: jax.Array, dtype) -> jax.Array:
+def _softmax(scores: jax.Array, bias: jax.Array, dtype) -> jax.Array:
     """Computes softmax in float32, returned and saved for the backward pass in `dtype`.
 
-    The gradient does not need `is_visible`: where it is False, the probability is 0.
+    The gradient does not need `bias`: at masked positions the probability is 0.
     """
-    scores = jnp.where(is_visible, scores, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores, axis=-1).astype(dtype)
+    return jax.nn.softmax(scores + bias, axis=-1).astype(dtype)
 
 
 def _softmax_backward(dtype, probabilities, dy):

@@ -139,7 +139,7 @@ def dropout_at(dropout: Dropout | None, name: str, x: jax.Array) -> jax.Array:
     return apply_dropout(x, hidden_dropout(dropout.at_place(name), x.shape[1:-1]))
 
 
-def apply_dropout(x: jax.Array, dropout: HiddenDropout | None) -> jax.Array:
+def apply_dropout(x: jax.Array, dropout: "HiddenDropout | AttentionDropout | None") -> jax.Array:
     """Zeroes elements of `x`, `[batch, ..., columns]`, and scales the others; None: keeps all."""
     return x if dropout is None else _dropout(dropout, x)
 
@@ -194,7 +194,7 @@ class AttentionDropout(NamedTuple):
         words = jnp.repeat(self.words, 2, axis=1)[:, :num_heads, :, :, None]
         even, odd = random_bits((words[:, :, 0], words[:, :, 1]), self.key_words)
         bits = jnp.where(jnp.arange(num_heads)[:, None, None] % 2, odd, even)
-        return jnp.where(bits < self.threshold, 0, probabilities * self.scale.astype(dtype))
+        return probabilities * jnp.where(bits < self.threshold, 0, self.scale.astype(dtype))
 
 
 def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> AttentionDropout:

@@ -1,8 +1,8 @@
 """What every model is made of: embeddings, dense layers, GELU, LayerNorm, and losses of logits.
 
 Parameters are float32; dense layers compute in the dtype of their input. Where a parameter is
-sharded over `fsdp`, the layer gathers it. LayerNorm has a hand-written gradient, which needs less
-memory; see `benchmarks/gradients.py`.
+sharded over `fsdp`, the layer gathers it. LayerNorm and cross-entropy have hand-written gradients,
+which need less memory; see `benchmarks/gradients.py`.
 """
 
 import functools
@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import pad_to_tiles
+from bert_jax.model.cpu import product_with_flat_gradient, sum_over_positions, values_at
 from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 from bert_jax.sharding.rules import EMBEDDING_SPEC
@@ -76,19 +77,36 @@ def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array
     return x * cdf, cdf + x * _normal_density(x)
 
 
+@jax.custom_vjp
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes -log softmax(logits)[target] in nats, and whether the target has the maximum logit.
 
-    The target's logit is a masked sum, not a gather: its gradient then fuses with the softmax's
-    instead of scattering into an array as large as the logits. Comparing it with the maximum, which
-    the softmax needs anyway, saves the pass over the logits that an argmax takes. For float32
-    `[..., classes]` and int32 `[...]` returns float32 and bool `[...]`.
+    Comparing the target's logit with the maximum, which the softmax needs anyway, avoids the pass
+    over the logits that an argmax takes. The hand-written gradient keeps only the logits, and no
+    second array of their size. For float32 `[..., classes]` and int32 `[...]` returns float32 and
+    bool `[...]`. A target that is no class, such as NO_LABEL, has a finite loss without a meaning,
+    and needs a weight of 0.
     """
+    return _cross_entropy_forward(logits, targets)[0]
+
+
+def _cross_entropy_forward(logits, targets):
+    maximum = jnp.max(logits, axis=-1)
+    total = jnp.sum(jnp.exp(logits - maximum[..., None]), axis=-1)
+    target_logit = values_at(logits, targets)
+    loss = maximum + jnp.log(total) - target_logit
+    return (loss, target_logit >= maximum), (logits, targets, maximum, total)
+
+
+def _cross_entropy_backward(residuals, cotangents):
+    logits, targets, maximum, total = residuals
+    dloss, _ = cotangents
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
-    target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    maximum = lax.stop_gradient(jnp.max(logits, axis=-1))
-    log_sum = maximum + jnp.log(jnp.sum(jnp.exp(logits - maximum[..., None]), axis=-1))
-    return log_sum - target_logit, target_logit >= maximum
+    dlogits = jnp.exp(logits - maximum[..., None]) * (dloss / total)[..., None]
+    return dlogits - jnp.where(is_target, dloss[..., None], 0.0), None
+
+
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def kl_divergence(logits: jax.Array, teacher_logits: jax.Array, temperature: float) -> jax.Array:
@@ -140,7 +158,8 @@ def dense_product(x: jax.Array, matrix: jax.Array, fsdp_axis: int) -> jax.Array:
     """Returns `x @ matrix` in the dtype of `x`; gathers the shards of `matrix` over `fsdp`."""
 
     def product(x, matrix):
-        return x @ gather_fsdp(matrix, x.dtype, fsdp_axis).astype(x.dtype)
+        whole = gather_fsdp(matrix, x.dtype, fsdp_axis).astype(x.dtype)
+        return product_with_flat_gradient(jnp.matmul, x, whole)
 
     matrix_spec = P("fsdp") if fsdp_axis == 0 else P(None, "fsdp")
     return map_fsdp_shards(product, (FSDP_BATCH_SPEC, matrix_spec), x, matrix)
@@ -260,13 +279,18 @@ class TokenEmbedding(nn.Module):
         """
 
         def product(copies, x):
-            table, axes = copies[0].astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ()))
-            return lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
+            return product_with_flat_gradient(_product_with_table, x, copies[0].astype(x.dtype))
 
         logits = map_fsdp_shards(product, (FSDP_BATCH_SPEC, FSDP_BATCH_SPEC), self.copies, x)
         is_token = jnp.arange(bias.shape[0]) < self.vocab_size
-        logits = _add_bias(x.dtype, logits, bias)
-        return jnp.where(is_token, logits, jnp.finfo(jnp.float32).min)
+        # Adding a logit to the minimum float32 rounds back to the minimum.
+        bias = jnp.where(is_token, bias, jnp.finfo(jnp.float32).min)
+        return _add_bias(x.dtype, logits, bias)
+
+
+def _product_with_table(x, table):
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, table, axes, preferred_element_type=jnp.float32)
 
 
 def gather_positions(x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -282,7 +306,7 @@ def _add_bias(dtype, logits, bias):
 
 def _add_bias_backward(dtype, _, dlogits):
     # Otherwise each product would compute the softmax again.
-    dbias = jnp.sum(dlogits, (0, 1))
+    dbias = sum_over_positions(dlogits)
     dlogits, dbias = lax.optimization_barrier((dlogits.astype(dtype), dbias))
     return dlogits.astype(jnp.float32), dbias
 

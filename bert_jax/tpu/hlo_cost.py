@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.model.execution import attention_kernel, sublayer_kernel
-from bert_jax.tpu.compilation import CHIPS
+from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.hlo_text import (
     Computations,
     Instruction,
@@ -39,7 +39,7 @@ MODEL_PARTS = (
     ),
     ("LayerNorm", r"layer_norm"),
     ("embeddings", r"/embeddings\b"),
-    ("heads", r"/(mlm|nsp|sbo|pooler|discriminator|projection)\b|/encoder\.pool\b|jvp\(\)"),
+    ("heads", r"/(mlm|nsp|sbo|pooler|discriminator|projection)\b|/encoder\.pool\b"),
     ("sublayer output", r"/sublayer/"),
     (
         "attention",
@@ -48,8 +48,8 @@ MODEL_PARTS = (
     ("feed-forward", r"/(intermediate|output|feed_forward)/"),
     ("saved activations", r"/encoder/(.*dynamic_(update_)?(slice|index_in_dim)|broadcast_in_dim)"),
     ("other encoder ops", r"/(encoder|layers)/"),
-    # Gathers of the masked positions, and what distillation compares.
-    ("heads", r"(Pretraining|SpanBoundary|Distillation)Model"),
+    # Losses, gathers of the masked positions, and what distillation compares.
+    ("heads", r"(Pretraining|SpanBoundary|Distillation)Model|jvp\(\)"),
     ("optimizer", r"."),
     ("other", r""),  # Without op_name: casts of the parameters, copies.
 )

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bert_jax.tpu import compilation, hlo_cost, hlo_text
+from bert_jax.tpu import hlo_cost, hlo_text
+from bert_jax.tpu.chips import CHIPS
 
 # A loop of three trips with a matrix product, an all-reduce and a sort; then an update.
 MODULE = """
@@ -201,6 +202,13 @@ def test_text_without_an_entry_computation_is_rejected():
             "jit(f)/transpose(jvp(PretrainingModel))/encoder/while/body/layers/"
             "output_layer_norm/mul",
             ("LayerNorm", "backward"),
+        ),
+        ("jit(f)/jvp()/cond/branch_1_fun/reduce_sum", ("heads", "forward")),
+        ("jit(f)/transpose(jvp())/mul", ("heads", "backward")),
+        (
+            "jit(f)/transpose(jvp(PretrainingModel))/encoder/layers/intermediate/cond/"
+            "branch_1_fun/transpose(jvp())/dot_general",
+            ("feed-forward", "backward"),
         ),
         ("jit(f)/vmap()/top_k", ("masking", "forward")),
         ("jit(f)/sqrt", ("optimizer", "update")),
@@ -400,7 +408,7 @@ def test_kernel_of_a_sublayer_costs_what_its_table_says_for_blocks_of_tokens(tmp
 
 def test_every_chip_with_kernels_has_the_entries_of_the_paper():
     table = json.loads(hlo_cost.KERNEL_TABLE.read_text())
-    assert table.keys() == compilation.CHIPS.keys()
+    assert table.keys() == CHIPS.keys()
     for chip, entries in table.items():
         assert {"128 64 bfloat16 dropout", "512 64 bfloat16 dropout"} <= entries.keys()
         # Those of v3 multiply no bfloat16 matrices.

@@ -187,6 +187,16 @@ def test_cross_entropy_equals_float64():
     np.testing.assert_array_equal(right, exact.argmax(-1) == targets)
 
 
+def test_gradient_of_cross_entropy_equals_float64():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(3, 5, 50)).astype(np.float32) * 20
+    targets, weights = rng.integers(0, 50, (3, 5)), rng.normal(size=(3, 5)).astype(np.float32)
+    gradient = jax.grad(lambda x: jnp.sum(weights * cross_entropy(x, targets)[0]))(logits)
+    exact = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    expected = exact / exact.sum(-1, keepdims=True) - (targets[..., None] == np.arange(50))
+    np.testing.assert_allclose(gradient, expected * weights[..., None], rtol=1e-5, atol=1e-7)
+
+
 def one_step(model, optimizer, rows, num_microbatches=1, num_steps=1, **mesh):
     """State and metrics after `num_steps` updates with `rows`, on the host."""
     state, shardings = fresh(model, optimizer, **mesh)
