@@ -1,10 +1,11 @@
 r"""Checks, before anything costs money, that a job can run on the chips of a launcher.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=N \
-    python tools/launch_check.py CHIP NUM_CHIPS pretrain|finetune|sweep FLAG...
+    python tools/launch_check.py CHIP NUM_CHIPS NUM_SLICES pretrain|finetune|sweep FLAG...
 
-Builds the run's mesh, and for pre-training its optimizer and state shapes, on as many simulated
-devices as the chips have, but compiles nothing and opens no corpus, weights or examples.
+NUM_CHIPS is the number of chips of all slices. Builds the run's mesh, and for pre-training its
+optimizer and state shapes, on as many simulated devices as the chips have, but compiles nothing and
+opens no corpus, weights or examples.
 """
 
 import math
@@ -22,6 +23,7 @@ from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete
 from bert_jax.tpu import compilation
+from bert_jax.tpu.chips import parse_topology
 from bert_jax.training.pretrain_setup import check_numbers, setup_pretraining
 
 
@@ -48,38 +50,52 @@ def check_paths(config: ConfigDict) -> None:
             raise ValueError(f"--{name}={path}: expected a directory below /gcs, in the bucket")
 
 
-def check_finetuning(config: ConfigDict) -> None:
-    """Raises ValueError for a fine-tuning run or a sweep that cannot run on the simulated slice."""
+def check_mesh(config: ConfigDict, num_slices: int) -> None:
+    """Raises ValueError for a mesh that does not fit the simulated devices or their slices."""
+    # The simulated devices do not belong to slices, so that make_mesh cannot check this.
+    if (data := make_mesh(**config.mesh).shape["data"]) % num_slices:
+        raise ValueError(
+            f"the mesh has data={data}, but it must be a multiple of the {num_slices} slices: "
+            "choose a smaller trial, fsdp or tensor"
+        )
+
+
+def check_finetuning(config: ConfigDict, num_slices: int) -> None:
+    """Raises ValueError for a fine-tuning run or a sweep that cannot run on the simulated chips."""
     if "base" in config:
         config = complete(config)
         if "grid" in config:
             make_configurations(config, grid_overrides(config), pathlib.Path("trials"))
     run = config.base if "base" in config else config
     finetune_setup.check_numbers(run)
-    make_mesh(**run.mesh)
+    check_mesh(run, num_slices)
 
 
-def check_config(config: ConfigDict, chip: str, num_chips: int) -> None:
-    """Raises ValueError for a configuration that cannot run on the slice that JAX simulates."""
+def check_config(config: ConfigDict, chip: str, num_chips: int, num_slices: int) -> None:
+    """Raises ValueError for a configuration that cannot run on the chips that JAX simulates."""
     if config.get("topology"):
-        expected_chip, sizes, num_slices = compilation.parse_topology(config.topology)
-        if (expected_chip, math.prod(sizes) * num_slices) != (chip, num_chips):
+        expected_chip, sizes, expected_slices = parse_topology(config.topology)
+        expected = (expected_chip, math.prod(sizes) * expected_slices, expected_slices)
+        if expected != (chip, num_chips, num_slices):
+            slices = "one slice" if num_slices == 1 else f"{num_slices} slices"
             raise ValueError(
                 f"the configuration is for {config.topology}, but the job gets "
-                f"{num_chips} chips of {chip}: change it, or set --config.topology=..."
+                f"{num_chips} chips of {chip} in {slices}: change it, or set --config.topology=..."
             )
     check_numbers(config)
     phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
     teacher = compilation.assumed_teacher(config)
     setup_pretraining(config, phases, compilation.UNCASED_ENGLISH, teacher_settings=teacher)
+    check_mesh(config, num_slices)
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) != 4 or not argv[2].isdecimal():
-        sys.exit(f"expected CHIP, NUM_CHIPS, the program and its flags, got {argv[1:]}")
+    if len(argv) != 5 or not (argv[2] + argv[3]).isdecimal():
+        sys.exit(f"expected CHIP, NUM_CHIPS, NUM_SLICES, the program and its flags, got {argv[1:]}")
+    chip, num_chips, num_slices = argv[1], int(argv[2]), int(argv[3])
     config = flags.FLAGS.config
-    program = config.get("program", argv[3])
-    if argv[3] != program:
+    program = config.get("program", argv[4])
+    if argv[4] != program:
         sys.exit(f"the configuration is for bert_jax.{program}: set --program={program}")
     for name in ("coordinator", "num_processes", "process_id"):
         if flags.FLAGS[name].present:
@@ -88,9 +104,9 @@ def main(argv: list[str]) -> None:
     try:
         check_paths(config)
         if program == "pretrain":
-            check_config(config, argv[1], int(argv[2]))
+            check_config(config, chip, num_chips, num_slices)
         else:
-            check_finetuning(config)
+            check_finetuning(config, num_slices)
     except (ValueError, ImportError) as error:
         sys.exit(str(error))
 

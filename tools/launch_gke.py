@@ -25,6 +25,7 @@ from absl import app, flags
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
 from bert_jax.runtime.command_line import parse_flags
+from bert_jax.tpu.chips import CHIPS
 from bert_jax.tpu.job import LaunchError, check_bucket, check_job, last_commit, print_status
 from bert_jax.tpu.jobset import Job, check_placement, make_jobset, parse_topology
 from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob
@@ -80,9 +81,15 @@ def run(action: str, arguments: list[str]) -> str | None:
         settings = read_settings()
         check_placement(settings)
         topology = settings.topology
-        num_devices = topology.num_chips * (2 if topology.chip == "tpu7x" else 1)
-        job = [PROGRAM.value, *arguments]
-        check_job(ROOT, topology.chip, topology.num_chips, num_devices, job)
+        num_devices = topology.num_chips * CHIPS[topology.chip].devices_per_chip
+        check_job(
+            ROOT,
+            chip=topology.chip,
+            num_chips=topology.num_chips,
+            num_slices=topology.num_slices,
+            num_devices=num_devices,
+            job=[PROGRAM.value, *arguments],
+        )
         if PRINT.value:
             print(json.dumps(make_jobset(settings, last_commit(ROOT), arguments), indent=2))
             return None

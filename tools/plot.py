@@ -8,6 +8,7 @@ import sys
 import matplotlib
 from absl import app
 
+from bert_jax.buckets import is_bucket
 from bert_jax.runtime.command_line import parse_flags
 
 matplotlib.use("Agg")
@@ -139,6 +140,8 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
 def main(argv: list[str]) -> None:
     if len(argv) not in (2, 3):
         raise app.UsageError("expected WORKDIR, or WORKDIR and a file to write")
+    if is_bucket(argv[1]):
+        sys.exit(f"plot: {argv[1]}: expected a local directory; copy it with gcloud storage rsync")
     run = pathlib.Path(argv[1])
     png = pathlib.Path(argv[2]) if len(argv) == 3 else run / "curves.png"
     try:

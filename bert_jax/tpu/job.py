@@ -52,16 +52,31 @@ def pack_commit(root: pathlib.Path, commit: str, archive: str) -> None:
     subprocess.run(["git", "archive", f"--output={archive}", commit], cwd=root, check=True)
 
 
+def run_gcloud(*words: str, **options) -> subprocess.CompletedProcess:
+    """Runs `gcloud`, with the options of `subprocess.run`. Raises LaunchError without it."""
+    try:
+        return subprocess.run(["gcloud", *words], check=False, text=True, **options)
+    except FileNotFoundError:
+        install = "https://cloud.google.com/sdk/docs/install"
+        raise LaunchError(f"gcloud is not installed: see {install}") from None
+
+
 def check_job(
-    root: pathlib.Path, chip: str, num_chips: int, num_devices: int, job: list[str]
+    root: pathlib.Path,
+    chip: str,
+    num_chips: int,
+    num_slices: int,
+    num_devices: int,
+    job: list[str],
 ) -> None:
     """Raises LaunchError for a job that would fail on the chips, simulated on this machine.
 
-    `num_devices` is the number of JAX devices on `num_chips` chips, and `job` the module of
-    bert_jax to run, such as "pretrain", and its flags.
+    `num_devices` is the number of JAX devices on the `num_chips` chips of all slices, and `job` the
+    module of bert_jax to run, such as "pretrain", and its flags.
     """
     devices_flag = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}"}
-    command = [sys.executable, "tools/launch_check.py", chip, str(num_chips), *job]
+    chips = [chip, str(num_chips), str(num_slices)]
+    command = [sys.executable, "tools/launch_check.py", *chips, *job]
     environment = os.environ | devices_flag | {"JAX_PLATFORMS": "cpu"}
     check = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if check.returncode:

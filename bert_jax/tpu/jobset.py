@@ -22,6 +22,8 @@ ACCELERATORS = {
     "tpu7x": "tpu7x",
 }
 CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
+# Of a slice, where the cloud has a maximum: 12x16x16 and 16x16x24.
+MAX_CHIPS = {"v4": 3072, "v5p": 6144}
 SHAPES_2D = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 # The exit codes that mean "run it again". JAX aborts a process that has lost another one: 134, or
@@ -91,6 +93,9 @@ def parse_topology(text: str) -> Topology:
         sizes = [int(size) for size in re.findall(r"\d+", shape)]
         is_large = re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", shape) and sizes == sorted(sizes)
         exists = shape in SMALL_SHAPES_3D or (is_large and not any(size % 4 for size in sizes))
+        if maximum := MAX_CHIPS.get(chip):
+            expected += f", of up to {maximum} chips"
+            exists = exists and math.prod(sizes) <= maximum
     if chip not in ACCELERATORS or not exists or not re.fullmatch(r"[1-9]\d*|", slices):
         raise LaunchError(
             f"--topology={text} does not exist: expected CHIP:SHAPE or CHIP:SHAPE:SLICES, CHIP "
@@ -207,8 +212,9 @@ def make_environment(settings: Job) -> list[dict]:
 def pod_command(settings: Job, commit: str, arguments: list[str]) -> str:
     """Returns the shell command of a pod: unpack the commit, install it, and become the job.
 
-    `exec` makes Python process 1 of its container, the one that gets SIGTERM. A bucket that cannot
-    be written, or that does not rename directories, as saving does, ends the pod with 1.
+    `exec` makes Python process 1 of its container, the one that gets SIGTERM. Each step before it
+    is tried three times, so that a short failure of the network on one host does not end the job. A
+    bucket that cannot be written, or that does not rename directories, as saving does, ends it.
     """
     num_hosts = settings.topology.hosts_per_slice * settings.topology.num_slices
     if num_hosts > 1:
@@ -216,16 +222,22 @@ def pod_command(settings: Job, commit: str, arguments: list[str]) -> str:
         arguments = [*arguments, "--multihost", f"--num_processes={num_hosts}", timeout]
     run = shlex.join(["python", "-m", f"bert_jax.{settings.program}", *arguments])
     return f"""set -e
+retry() {{ "$@" || {{ sleep 20; "$@"; }} || {{ sleep 120; "$@"; }}; }}
+if ! mountpoint --quiet /gcs; then
+  echo "gs://{settings.bucket} is not mounted at /gcs: does the cluster have GcsFuseCsiDriver?" >&2
+  exit 1
+fi
 try=/gcs/.try.$HOSTNAME
-if ! (mkdir -p $try/a && touch $try/a/file && mv $try/a $try/b && rm -r $try); then
+try_bucket() {{ mkdir -p $try/a && touch $try/a/file && mv $try/a $try/b && rm -r $try; }}
+if ! retry try_bucket; then
   echo "gs://{settings.bucket} must be writable and have a hierarchical namespace" >&2
   exit 1
 fi
 mkdir -p code
-tar -xf /gcs/{archive_path(commit)} -C code
+retry tar -xf /gcs/{archive_path(commit)} -C code
 cd code
-python -m pip install --quiet --require-hashes --requirement=requirements.lock
-python -m pip install --quiet --editable='.[tpu,optuna]'
+retry python -m pip install --quiet --require-hashes --requirement=requirements.lock
+retry python -m pip install --quiet --editable='.[tpu,optuna]'
 exec {run}
 """
 

@@ -81,11 +81,11 @@ class Slice:
     ) -> subprocess.CompletedProcess:
         """Runs `gcloud compute tpus` until it succeeds, up to `tries` times."""
         options = (f"--project={self.project}", f"--zone={self.zone}", "--quiet")
-        command = ["gcloud", "compute", "tpus", *words, *options]
+        command = ["compute", "tpus", *words, *options]
         if not capture:
-            print(shlex.join(command), flush=True)
+            print(shlex.join(["gcloud", *command]), flush=True)
         for remaining in reversed(range(tries)):
-            result = subprocess.run(command, check=False, capture_output=capture, text=True)
+            result = job.run_gcloud(*command, capture_output=capture)
             if result.returncode == 0 or not remaining:
                 return result
             print_status("the command failed; trying again")
@@ -246,4 +246,11 @@ class Slice:
         """Raises LaunchError for a job that would fail on the slice, simulated on this machine."""
         chip, num_chips, _ = slice_size(self.accelerator_type)
         num_devices = num_chips * (2 if chip in ("v2", "v3") else 1)
-        job.check_job(self.root, chip, num_chips, num_devices, [self.program, *arguments])
+        job.check_job(
+            self.root,
+            chip=chip,
+            num_chips=num_chips,
+            num_slices=1,
+            num_devices=num_devices,
+            job=[self.program, *arguments],
+        )

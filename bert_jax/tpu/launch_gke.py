@@ -24,8 +24,8 @@ LOG_IN = (
     "--location=REGION --project=PROJECT`, or select the cluster with --context"
 )
 JOB_IS_KEPT = (
-    "Nothing was stopped: the cluster runs the job, restarts it by itself, and is being billed. "
-    "`launch` or `follow` shows the log again, and `delete` ends the job"
+    "Nothing was stopped: if the job exists, the cluster runs it, restarts it by itself, and is "
+    "being billed. `launch` or `follow` shows the log again, and `delete` ends the job"
 )
 # Labels of the pod of process 0.
 FIRST_POD = {"jobset.sigs.k8s.io/job-index": "0", "batch.kubernetes.io/job-completion-index": "0"}
@@ -93,9 +93,14 @@ class GkeJob:
         with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
             job.pack_commit(root, commit, archive.name)
             target = f"gs://{settings.bucket}/{archive_path(commit)}"
-            subprocess.run(["gcloud", "storage", "cp", archive.name, target], check=True)
+            if job.run_gcloud("storage", "cp", archive.name, target).returncode:
+                raise LaunchError(
+                    f"the commit was not copied to gs://{settings.bucket}; see the error above. It "
+                    "needs `gcloud auth login`, and a bucket that exists and that you may write to"
+                )
         jobset = json.dumps(make_jobset(settings, commit, arguments))
-        if self.kubectl("apply", "--filename=-", input=jobset).returncode:
+        # If the connection was lost, the job may exist, and be billed, although `apply` failed.
+        if self.kubectl("apply", "--filename=-", input=jobset).returncode and self.query() is None:
             raise LaunchError("the cluster did not accept the job; see the error above")
         print_status(f"{self.name} is created, and costs money once its pods run")
         return self.follow()
@@ -132,8 +137,8 @@ class GkeJob:
 
     def delete(self) -> None:
         """Deletes the JobSet, which ends the job; Autopilot then removes the hosts."""
-        if self.kubectl("delete", "jobset", self.name).returncode:
-            raise LaunchError(f"{self.name} was not deleted and may cost money")
+        if self.kubectl("delete", "jobset", self.name).returncode and self.query() is not None:
+            raise LaunchError(f"{self.name} was not deleted and may cost money; `delete` it again")
 
 
 def without_log(errors: str) -> str:

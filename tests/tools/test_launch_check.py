@@ -20,15 +20,17 @@ def pod_config(**changes):
 
 
 def test_job_that_suits_its_slice_is_accepted():
-    check_config(pod_config(), "v6e", 8)
-    check_config(pod_config(topology="tpu7x:2x2x1"), "tpu7x", 4)  # Two devices per chip.
+    check_config(pod_config(), "v6e", 8, 1)
+    check_config(pod_config(topology="v6e:2x2:2", mesh__fsdp=4), "v6e", 8, 2)
+    check_config(pod_config(topology="tpu7x:2x2x1"), "tpu7x", 4, 1)  # Two devices per chip.
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topology": "v5e:2x4"}, "for v5e:2x4, but the job gets 8 chips of v6e"),
+        ({"topology": "v5e:2x4"}, "for v5e:2x4, but the job gets 8 chips of v6e in one slice"),
         ({"topology": "v6e:2x2"}, "for v6e:2x2, but the job gets 8 chips of v6e"),
+        ({"topology": "v6e:2x2:2"}, "for v6e:2x2:2, but the job gets 8 chips of v6e in one slice"),
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
         ({"eval_batch_size": 12}, "eval_batch_size=12: expected a multiple of the 8 shards"),
@@ -37,16 +39,28 @@ def test_job_that_suits_its_slice_is_accepted():
 )
 def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        check_config(pod_config(**changes), "v6e", 8)
+        check_config(pod_config(**changes), "v6e", 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"topology": "v6e:2x4"}, "for v6e:2x4, but the job gets 8 chips of v6e in 2 slices"),
+        ({"topology": "v6e:2x2:2", "mesh__fsdp": 8}, "data=1, but it must be a multiple of the 2"),
+    ],
+)
+def test_job_that_does_not_suit_several_slices_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_config(pod_config(**changes), "v6e", 8, 2)
 
 
 def check_flags(base: dict, cases: list[tuple[dict, str]]) -> None:
     """Asserts that each case, changes of `base`, is refused with its message; accepted with ""."""
-    arguments = [base | changes for changes, _ in cases]
-    commands = [
-        ["v6e", "8", flags.pop("program"), *(f"--{name}={flags[name]}" for name in flags)]
-        for flags in arguments
-    ]
+    commands = []
+    for changes, _ in cases:
+        flags = {"num_slices": "1"} | base | changes
+        chips = ["v6e", "8", flags.pop("num_slices")]
+        commands.append([*chips, flags.pop("program"), *(f"--{n}={flags[n]}" for n in flags)])
     results = helpers.run_each("tools.launch_check", commands)
     for (code, errors), (_, message) in zip(results, cases, strict=True):
         assert code == bool(message) and message in errors and "Traceback" not in errors, errors
@@ -98,6 +112,7 @@ def test_sweep_is_checked_before_its_slice_is_requested():
             ({"config.base.init_from": "runs/base"}, "--config.base.init_from=runs/base: expected"),
             ({"config.base.data.directory": "glue"}, "--config.base.data.directory=glue: expected"),
             ({"config.base.mesh.trial": "3"}, "does not divide the 8 devices"),
+            ({"num_slices": "2"}, "data=1, but it must be a multiple of the 2 slices: choose a"),
             ({"config.grid.batch_size": "()"}, "--config.grid.batch_size=(): expected one or more"),
             (
                 {"program": "pretrain"},
@@ -113,7 +128,15 @@ def test_search_needs_optuna():
     flags = SWEEP | {"config": "configs/sweeps/search.py:glue:mrpc"}
     hide = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = sys.argv[1:]"
     run_check = "runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-c", f"{hide}; {run_check}", "tools/launch_check.py", "v6e", "8"]
+    command = [
+        sys.executable,
+        "-c",
+        f"{hide}; {run_check}",
+        "tools/launch_check.py",
+        "v6e",
+        "8",
+        "1",
+    ]
     command += [flags.pop("program"), *(f"--{name}={value}" for name, value in flags.items())]
     run = subprocess.run(command, cwd=helpers.ROOT, check=False, capture_output=True, text=True)
     assert run.returncode == 1 and "needs Optuna: pip" in run.stderr

@@ -15,14 +15,15 @@ import sys
 import pytest
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.tpu.job import LaunchError
+from bert_jax.tpu.job import LaunchError, run_gcloud
 from bert_jax.tpu.launch_gke import GkeJob
 from tests import helpers
 
 # Logs its arguments and follows the plan: `attempts` has, for each start of the JobSet, the exit
 # codes of its pods, or "wait" or "unreachable" after their start, or "deleted". It applies
 # the failure policies of the JobSet. `errors` counts the coming failures of commands that contain a
-# word; `answer` is the error of all.
+# word; `answer` is the error of all. After a command in `lost` was performed, the connection is
+# lost, for a number of queries. `gcloud` is the error of that program.
 FAKE_KUBECTL = """
 import json, os, signal, subprocess, sys
 cloud, words = os.environ["FAKE_CLOUD"], sys.argv[1:]
@@ -87,12 +88,18 @@ elif plan["attempts"] and "terminalState" not in plan["status"]:
     elif status["restarts"] == policy["maxRestarts"]:
         status |= {"terminalState": "Failed", "conditions": [{"reason": "ReachedMaxRestarts"}]}
     else: status["restarts"] += 1
+if words[0] in plan["lost"]:
+    plan["errors"]["--output=json"] = plan["lost"].pop(words[0])
+    save()
+    sys.exit("Unable to connect to the server: unexpected EOF")
 save()
 """
 FAKE_GCLOUD = """
 import os, shutil, sys
 cloud = os.environ["FAKE_CLOUD"]
 with open(f"{cloud}/calls", "a") as calls: print(sys.argv[1:], file=calls)
+with open(f"{cloud}/plan") as file: plan = eval(file.read())
+if plan["gcloud"]: sys.exit(plan["gcloud"])
 path = sys.argv[4].replace("gs://data/", f"{cloud}/bucket/")
 os.makedirs(os.path.dirname(path), exist_ok=True)
 shutil.copy(sys.argv[3], path)
@@ -136,6 +143,8 @@ class Cloud:
         for name, text in (("bin/kubectl", FAKE_KUBECTL), ("bin/gcloud", FAKE_GCLOUD)):
             self.program(name, text)
         self.program("pod_bin/python", FAKE_PYTHON)
+        for name in ("mountpoint", "sleep"):  # The bucket is mounted, and nobody waits.
+            self.program(f"pod_bin/{name}", "")
         self.plan()
         self.environment = os.environ | {
             "FAKE_CLOUD": str(path),
@@ -148,8 +157,9 @@ class Cloud:
         file.write_text(f"#!{PYTHON}\n{text}\n")
         file.chmod(0o755)
 
-    def plan(self, *attempts, answer="", **errors):
-        plan = {"attempts": [*attempts], "errors": errors, "answer": answer, "jobset": None}
+    def plan(self, *attempts, answer="", gcloud="", lost=None, jobset=None, **errors):
+        plan = {"attempts": [*attempts], "errors": errors, "answer": answer, "jobset": jobset}
+        plan |= {"gcloud": gcloud, "lost": lost or {}, "status": {}}
         (self.path / "plan").write_text(repr(plan))
 
     def start(self, action, *words, **flags):
@@ -230,7 +240,7 @@ def test_launch_ends_after_max_restarts(cloud):
     assert result.stderr.endswith("the job tiny was preempted\n")
 
 
-def test_failed_job_shows_the_log_of_every_host_and_is_not_restarted(cloud):
+def test_failed_job_shows_the_logs_of_its_pods_and_is_not_restarted(cloud):
     cloud.plan([75, 1], 0)
     result = cloud.run("launch")
     assert result.returncode == 1 and cloud.steps() == ["storage", "apply", "logs", "logs"]
@@ -247,7 +257,7 @@ def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
         os.killpg(launched.pid, signal.SIGINT)
         _, errors = launched.communicate()
         assert launched.returncode == INTERRUPTED
-        assert "interrupted. Nothing was stopped: the cluster" in errors.splitlines()[-1]
+        assert "interrupted. Nothing was stopped: if the job" in errors.splitlines()[-1]
     result = cloud.run("launch")
     assert result.returncode == 0 and "tiny is already running; following it" in result.stderr
     assert cloud.steps() == ["storage", "apply", *["logs"] * 3]
@@ -289,6 +299,54 @@ def test_status_and_delete(cloud):
     launched.communicate()
     result = cloud.run("delete")
     assert result.returncode == 1 and "launch_gke: there is no job tiny" in result.stderr
+
+
+def test_job_that_the_cluster_refuses_is_reported(cloud):
+    cloud.plan(apply=1)
+    result = cloud.run("launch")
+    assert result.returncode == 1 and cloud.steps() == ["storage", "apply"]
+    assert "the cluster did not accept the job" in result.stderr.splitlines()[-1]
+
+
+def test_job_that_was_created_although_the_connection_was_lost_is_followed(cloud):
+    cloud.plan(0, lost={"apply": 1})
+    result = cloud.run("launch")
+    assert result.returncode == 0, result.stderr
+    assert cloud.steps() == ["storage", "apply", "logs"]
+
+
+def test_job_that_may_have_been_created_is_reported_as_such(cloud):
+    cloud.plan(0, lost={"apply": 20})
+    result = cloud.run("launch")
+    assert result.returncode == 1 and cloud.steps() == ["storage", "apply"]
+    message = "did not reach the cluster. Nothing was stopped: if the job exists, the cluster runs"
+    assert message in result.stderr.splitlines()[-1]
+    assert cloud.run("launch").returncode == 0
+
+
+def test_job_that_was_not_deleted_is_reported(cloud):
+    cloud.plan(jobset={"kind": "JobSet"}, delete=1)
+    result = cloud.run("delete")
+    assert result.returncode == 1 and cloud.steps() == ["delete"]
+    assert "tiny was not deleted and may cost money" in result.stderr.splitlines()[-1]
+    cloud.plan(jobset={"kind": "JobSet"}, lost={"delete": 1})
+    assert cloud.run("delete").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "ERROR: (gcloud.storage.cp) You do not currently have an active account selected.",
+        "ERROR: (gcloud.storage.cp) gs://data not found: 404.",
+    ],
+)
+def test_commit_that_cannot_be_copied_is_reported(cloud, answer):
+    cloud.plan(gcloud=answer)
+    result = cloud.run("launch")
+    assert result.returncode == 1 and cloud.steps() == ["storage"]
+    *_, error, advice = result.stderr.splitlines()
+    assert error == answer and "the commit was not copied to gs://data; see the error" in advice
+    assert "It needs `gcloud auth login`, and a bucket that exists and" in advice
 
 
 def test_bucket_that_is_not_writable_fails_the_job(cloud):
@@ -365,12 +423,14 @@ def test_job_that_would_fail_is_refused_before_a_cloud_is_called(cloud):
     check = "import os, sys; sys.exit(f'{sys.argv[1:]} {os.environ[\"XLA_FLAGS\"]}')"
     (cloud.checkout / "tools/launch_check.py").write_text(check)
     result = cloud.run("launch", topology="tpu7x:2x2x2", placement_policy="near")
-    words = ["tpu7x", "8", "pretrain", *JOB]
+    words = ["tpu7x", "8", "1", "pretrain", *JOB]
     message = f"the job would fail: {words} --xla_force_host_platform_device_count=16"
     assert result.returncode == 1 and message in result.stderr and not cloud.calls()
 
 
-def test_missing_kubectl_says_how_to_install_it(monkeypatch, tmp_path):
+def test_missing_programs_say_how_to_install_them(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="gcloud is not installed: see https://"):
+        run_gcloud("storage", "cp")
     with pytest.raises(LaunchError, match="kubectl is not installed: run `gcloud components inst"):
         GkeJob("base", "", 0).status()

@@ -49,7 +49,9 @@ def slices_of(jobset: dict) -> dict:
     [
         ("v4:2x2x1", 4, 1),
         ("v4:2x2x4", 16, 4),
+        ("v4:12x16x16", 3072, 768),
         ("v5p:4x4x8", 128, 32),
+        ("v5p:16x16x24", 6144, 1536),
         ("v5e:2x4", 8, 2),
         ("v6e:16x16:2", 512, 64),
         ("tpu7x:2x2x2:3", 24, 2),
@@ -70,6 +72,9 @@ def test_chips_and_hosts_of_a_topology(text, num_chips, hosts_per_slice):
         "v4:2x2x8",
         "v4:4x4x6",
         "v4:0x4x4",
+        "v4:16x16x16",
+        "v5p:16x16x28",
+        "v6e:16x32",
         "v5e:4x4x4",
         "v5e:3x3",
         "v6e:4x4:0",
@@ -197,6 +202,11 @@ sys.exit(int(does))
 """
 
 
+def write_program(path: pathlib.Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def pod(tmp_path):
     """Returns the words that start the pod's command in a temporary root, and its environment."""
@@ -205,15 +215,16 @@ def pod(tmp_path):
     with tarfile.open(tmp_path / f"gcs/launch/{COMMIT}.tar", "w") as archive:
         archive.add(tmp_path / "requirements.lock", "requirements.lock")
     (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin/python"
-    python.write_text(f"#!{sys.executable} -S\n{FAKE_PYTHON}")
-    python.chmod(0o755)
+    write_program(tmp_path / "bin/python", f"#!{sys.executable} -S\n{FAKE_PYTHON}")
+    write_program(tmp_path / "bin/mountpoint", '#!/bin/sh\ntest -d "$BUCKET"\n')
+    write_program(tmp_path / "bin/sleep", "#!/bin/sh\n")
     container = slices_of(jobset())["template"]["spec"]["template"]["spec"]["containers"][0]
     root = f"{tmp_path}/gcs/"
     words = container["command"][:2]
     command = container["command"][2].replace("=/gcs/.try", f"={root}.try")
     words.append(command.replace("tar -xf /gcs/", f"tar -xf {root}"))
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOSTNAME": "host0"}
+    environment |= {"BUCKET": str(tmp_path), "JOB": "0"}
     return words, environment, tmp_path
 
 
@@ -241,6 +252,22 @@ def test_sigterm_reaches_python_itself(pod):
     assert started.wait() == PREEMPTED
 
 
+@pytest.mark.parametrize("program", ["mv", "tar", "python"])
+@pytest.mark.parametrize(("failures", "succeeds"), [(2, True), (3, False)])
+def test_short_failure_before_the_job_is_survived(pod, program, failures, succeeds):
+    words, environment, root = pod
+    path, counter = root / "bin" / program, root / "failures"
+    # The last of the tries runs the program itself.
+    target = path.rename(f"{path}.real") if path.exists() else shutil.which(program)
+    counter.write_text("fail\n" * failures)
+    fail = f'if test -s {counter}; then sed -i 1d {counter}; echo "no answer" >&2; exit 1; fi'
+    write_program(path, f'#!/bin/sh\n{fail}\nexec {target} "$@"\n')
+    run = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
+    assert (run.returncode == 0) == succeeds == ("process" in run.stdout), run.stderr
+    assert run.stderr.count("no answer") == failures
+    assert run.returncode not in RESTARTABLE
+
+
 def test_pod_without_its_code_or_bucket_fails(pod):
     words, environment, root = pod
     (root / f"gcs/launch/{COMMIT}.tar").unlink()
@@ -250,6 +277,9 @@ def test_pod_without_its_code_or_bucket_fails(pod):
     (root / "gcs").touch()
     run = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 1 and "gs://data must be writable and have" in run.stderr
+    environment["BUCKET"] = str(root / "nothing")
+    run = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True)
+    assert run.returncode == 1 and "gs://data is not mounted at /gcs" in run.stderr
 
 
 def test_abort_of_the_first_process_of_a_container_is_restarted(pod):
