@@ -8,6 +8,7 @@ optimizer and state shapes, on as many simulated devices as the chips have, but 
 opens no corpus, weights or examples.
 """
 
+import copy
 import math
 import os
 import pathlib
@@ -23,8 +24,13 @@ from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sweeps.configurations import grid_overrides, make_configurations
 from bert_jax.sweeps.settings import complete
 from bert_jax.tpu import compilation
-from bert_jax.tpu.chips import parse_topology
-from bert_jax.training.pretrain_setup import check_numbers, setup_pretraining
+from bert_jax.tpu.chips import CHIPS, parse_topology
+from bert_jax.tpu.jobset import SHAPES_2D, SMALL_SHAPES_3D
+from bert_jax.training.pretrain_setup import check_numbers, open_phases, setup_pretraining
+
+# Of a slice, also those that only one of the launchers has.
+ALL_SHAPES_2D = ("1x1", *SHAPES_2D, "16x32", "32x32")
+LARGE_SHAPES_3D = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 
 
 def check_paths(config: ConfigDict) -> None:
@@ -47,7 +53,18 @@ def check_paths(config: ConfigDict) -> None:
     paths = {n: path for n, path in paths.items() if path and not path.startswith("tfds:")}
     for name, path in paths.items():
         if not path.startswith("/gcs/"):
-            raise ValueError(f"--{name}={path}: expected a directory below /gcs, in the bucket")
+            expected = "expected a directory below /gcs, where --bucket is mounted"
+            raise ValueError(f"--{name}={path}: {expected}")
+
+
+def check_corpora(config: ConfigDict) -> None:
+    """Raises the ValueError of `open_phases` for a phase with steps that has no corpus."""
+    config = copy.deepcopy(config)
+    for phase in (config, config.long_phase):
+        if phase.corpus:  # Only the hosts can open it.
+            phase.num_steps = 0
+    if config.num_steps or config.long_phase.num_steps:
+        open_phases(config)
 
 
 def check_mesh(config: ConfigDict, num_slices: int) -> None:
@@ -71,6 +88,15 @@ def check_finetuning(config: ConfigDict, num_slices: int) -> None:
     check_mesh(run, num_slices)
 
 
+def topology_flag(chip: str, num_chips: int, num_slices: int) -> str:
+    """Returns the flag by which a configuration gets the topology of these chips."""
+    is_2d = CHIPS[chip].dimensions == 2
+    shapes = ALL_SHAPES_2D if is_2d else (*SMALL_SHAPES_3D, *LARGE_SHAPES_3D)
+    products = {math.prod(map(int, shape.split("x"))): shape for shape in shapes}
+    shape = products.get(num_chips // num_slices, "SHAPE")
+    return f"--config.topology={chip}:{shape}" + (f":{num_slices}" if num_slices > 1 else "")
+
+
 def check_config(config: ConfigDict, chip: str, num_chips: int, num_slices: int) -> None:
     """Raises ValueError for a configuration that cannot run on the chips that JAX simulates."""
     if config.get("topology"):
@@ -78,9 +104,13 @@ def check_config(config: ConfigDict, chip: str, num_chips: int, num_slices: int)
         expected = (expected_chip, math.prod(sizes) * expected_slices, expected_slices)
         if expected != (chip, num_chips, num_slices):
             slices = "one slice" if num_slices == 1 else f"{num_slices} slices"
+            choose_chip = ""
+            if expected_chip != chip:
+                choose_chip = f"; many configurations take the chip as an argument: FILE.py:{chip}"
             raise ValueError(
                 f"the configuration is for {config.topology}, but the job gets "
-                f"{num_chips} chips of {chip} in {slices}: change it, or set --config.topology=..."
+                f"{num_chips} chips of {chip} in {slices}: set "
+                f"{topology_flag(chip, num_chips, num_slices)}{choose_chip}"
             )
     check_numbers(config)
     phases = compilation.planned_phases(config, (1, 1))  # The row lengths do not matter here.
@@ -104,6 +134,7 @@ def main(argv: list[str]) -> None:
     try:
         check_paths(config)
         if program == "pretrain":
+            check_corpora(config)
             check_config(config, chip, num_chips, num_slices)
         else:
             check_finetuning(config, num_slices)

@@ -24,9 +24,16 @@ import sys
 from absl import app, flags
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.runtime.command_line import parse_flags
 from bert_jax.tpu.chips import CHIPS
-from bert_jax.tpu.job import LaunchError, check_bucket, check_job, last_commit, print_status
+from bert_jax.tpu.job import (
+    LaunchError,
+    check_bucket,
+    check_job,
+    describe_result,
+    last_commit,
+    parse_launcher_flags,
+    print_status,
+)
 from bert_jax.tpu.jobset import Job, check_placement, make_jobset, parse_topology
 from bert_jax.tpu.launch_gke import JOB_IS_KEPT, GkeJob
 
@@ -110,10 +117,10 @@ def main(argv: list[str]) -> None:
         print_status(f"interrupted. {JOB_IS_KEPT}")
         sys.exit(INTERRUPTED)
     if result:
-        print_status(f"the job {NAME.value} {'has ' if result == 'finished' else 'was '}{result}")
+        print_status(f"the job {NAME.value} {describe_result(result)}")
         sys.exit({"finished": 0, "preempted": PREEMPTED}.get(result, 1))
 
 
 if __name__ == "__main__":
     flags.FLAGS.set_gnu_getopt()  # Flags may follow the action.
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=parse_launcher_flags)

@@ -26,8 +26,13 @@ import sys
 from absl import app, flags
 
 from bert_jax.errors import INTERRUPTED, PREEMPTED
-from bert_jax.runtime.command_line import parse_flags
-from bert_jax.tpu.job import LaunchError, check_bucket, print_status
+from bert_jax.tpu.job import (
+    LaunchError,
+    check_bucket,
+    describe_result,
+    parse_launcher_flags,
+    print_status,
+)
 from bert_jax.tpu.launch import RESOURCE_IS_KEPT, Slice, slice_size
 
 ACTIONS = ("launch", "create", "copy", "run", "follow", "status", "delete")
@@ -36,7 +41,7 @@ NAME = flags.DEFINE_string("name", None, "Name of the slice.", required=True)
 PROJECT = flags.DEFINE_string("project", None, "Google Cloud project.", required=True)
 ZONE = flags.DEFINE_string("zone", None, "Zone, such as us-central2-b.", required=True)
 TYPE = flags.DEFINE_string(
-    "accelerator_type", None, "Accelerator type, such as v4-32 or v6e-16.", required=True
+    "accelerator_type", "", "Accelerator type, such as v4-32, v6e-16 or, for v5e, v5litepod-16."
 )
 PROGRAM = flags.DEFINE_enum(
     "program", "pretrain", ["pretrain", "finetune", "sweep"], "Module of bert_jax to run."
@@ -76,7 +81,7 @@ def main(argv: list[str]) -> None:
             raise LaunchError(f"expected one of {', '.join(ACTIONS)}, got {action or 'nothing'}")
         if bool(arguments) != (action in ("launch", "run")):
             raise LaunchError("`launch` and `run` need the arguments of the job after `--`")
-        slice_size(TYPE.value)  # Raises for an unknown type.
+        slice_size(TYPE.value)  # Raises for a missing or unknown type.
         if action in ("launch", "copy"):
             check_bucket(BUCKET.value)
         if arguments:
@@ -91,12 +96,10 @@ def main(argv: list[str]) -> None:
         print_status(f"interrupted. {RESOURCE_IS_KEPT}")
         sys.exit(INTERRUPTED)
     if isinstance(result, str):
-        print_status(
-            f"the job on {NAME.value} {'has ' if result == 'finished' else 'was '}{result}"
-        )
+        print_status(f"the job on {NAME.value} {describe_result(result)}")
         sys.exit({"finished": 0, "preempted": PREEMPTED}.get(result, 1))
 
 
 if __name__ == "__main__":
     flags.FLAGS.set_gnu_getopt()  # Flags may follow the action.
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=parse_launcher_flags)

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-from bert_jax.runtime.command_line import program_name
+from bert_jax.runtime.command_line import parse_flags, program_name
 
 # From cloud.google.com/tpu/docs. The Cloud TPU API gets no further chips.
 SERVED_BY = {
@@ -27,6 +27,21 @@ def print_status(text: str) -> None:
     print(f"{program_name()}: {text}", file=sys.stderr, flush=True)
 
 
+def parse_launcher_flags(argv: list[str]) -> list[str]:
+    """Parses the launcher's flags as `parse_flags` does; says where the job's flags belong."""
+    try:
+        return parse_flags(argv)
+    except SystemExit as stopped:
+        if "Unknown command line flag" not in str(stopped.code):
+            raise
+        sys.exit(f"{stopped.code}. The flags of the job follow `--`, after those of the launcher")
+
+
+def describe_result(result: str) -> str:
+    """Returns what is said of a job that ended: "finished", "failed" or "was preempted"."""
+    return "was preempted" if result == "preempted" else result
+
+
 def check_served(chip: str, launcher: str) -> None:
     """Raises LaunchError for a chip that the API of `launcher` does not serve."""
     serving = [api for api, chips in SERVED_BY.items() if chip in chips]
@@ -36,8 +51,13 @@ def check_served(chip: str, launcher: str) -> None:
 
 def check_bucket(bucket: str) -> None:
     """Raises LaunchError unless `bucket` can be the name of a bucket."""
+    expected = (
+        "expected a bucket's name, without gs://: lower-case letters, digits, '-', '_' and '.'"
+    )
+    if not bucket:
+        raise LaunchError(f"--bucket is missing: {expected}")
     if not re.fullmatch(r"[a-z0-9._-]+", bucket):
-        raise LaunchError(f"--bucket={bucket}: expected a bucket's name, without gs://")
+        raise LaunchError(f"--bucket={bucket}: {expected}")
 
 
 def last_commit(root: pathlib.Path) -> str:

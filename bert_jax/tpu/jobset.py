@@ -21,6 +21,9 @@ ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
+TOPOLOGY_FORM = (
+    f"CHIP:SHAPE or CHIP:SHAPE:SLICES, such as v6e:4x4, CHIP one of {', '.join(ACCELERATORS)}"
+)
 CHIPS_PER_HOST = 4  # Of the machine types that slices of several hosts have.
 # Of a slice, where the cloud has a maximum: 12x16x16 and 16x16x24.
 MAX_CHIPS = {"v4": 3072, "v5p": 6144}
@@ -85,7 +88,11 @@ def parse_topology(text: str) -> Topology:
     """Parses "v5e:4x4" or, for two slices, "v5e:4x4:2". Raises LaunchError if GKE has no such."""
     chip, _, rest = text.partition(":")
     shape, _, slices = rest.partition(":")
+    if not text:
+        raise LaunchError(f"--topology is missing: expected {TOPOLOGY_FORM}")
     job.check_served(chip, "launch_gke")
+    if chip not in ACCELERATORS:
+        raise LaunchError(f"--topology={text}: there is no chip {chip!r}; expected {TOPOLOGY_FORM}")
     if chip in ("v5e", "v6e"):
         expected, exists = ", ".join(SHAPES_2D), shape in SHAPES_2D
     else:
@@ -96,10 +103,10 @@ def parse_topology(text: str) -> Topology:
         if maximum := MAX_CHIPS.get(chip):
             expected += f", of up to {maximum} chips"
             exists = exists and math.prod(sizes) <= maximum
-    if chip not in ACCELERATORS or not exists or not re.fullmatch(r"[1-9]\d*|", slices):
+    if not exists or not re.fullmatch(r"[1-9]\d*|", slices):
         raise LaunchError(
-            f"--topology={text} does not exist: expected CHIP:SHAPE or CHIP:SHAPE:SLICES, CHIP "
-            f"one of {', '.join(ACCELERATORS)}, and SHAPE one of {expected}"
+            f"--topology={text} does not exist: expected {chip}:SHAPE or {chip}:SHAPE:SLICES, "
+            f"SHAPE one of {expected}"
         )
     topology = Topology(chip, shape, int(slices or 1))
     if topology.num_slices > 1 and topology.hosts_per_slice == 1:

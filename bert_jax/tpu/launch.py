@@ -40,10 +40,15 @@ def slice_size(accelerator_type: str) -> tuple[str, int, int]:
     if chip in ("v5litepod", "v6e") and (size in (1, 4, 8) or (size >= 16 and size % 4 == 0)):
         return chip.replace("litepod", "e"), size, size // 4 if size > 8 else 1
     job.check_served(chip, "launch_tpu")
-    raise LaunchError(
-        f"--accelerator_type={accelerator_type} is unknown: expected v2-N, v3-N, v4-N or v5p-N, N "
-        "a multiple of 8; or v5litepod-N or v6e-N, N 1, 4, 8, or a multiple of 4 from 16"
-    )
+    wrong = f"--accelerator_type={accelerator_type} is unknown"
+    if not accelerator_type:
+        wrong = "--accelerator_type is missing"
+    expected = "CHIP-N, such as v4-32, CHIP one of v2, v3, v4, v5litepod (v5e), v5p or v6e"
+    if chip in ("v2", "v3", "v4", "v5p"):
+        expected = f"{chip}-N, N the number of TensorCores, a multiple of 8"
+    elif chip in ("v5litepod", "v6e"):
+        expected = f"{chip}-N, N the number of chips: 1, 4, 8, or a multiple of 4 from 16"
+    raise LaunchError(f"{wrong}: expected {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,17 +141,23 @@ class Slice:
             )
             words = [f"--node-id={self.name}", f"--accelerator-type={self.accelerator_type}"]
             words += [f"--runtime-version={version}", *["--spot"] * self.spot]
-            self.gcloud("queued-resources", "create", self.name, *words)
+            created = self.gcloud("queued-resources", "create", self.name, *words)
+            # If the connection was lost, the slice may exist although the command failed.
+            if created.returncode and self.slice_state() == "NOT_FOUND":
+                raise LaunchError(f"{self.name} was not created because of the error above")
         last_state = None
         while (state := self.slice_state()) not in ("ACTIVE", "FAILED", "NOT_FOUND", *LOST):
             if state != last_state:
                 print_status(f"{self.name} is {state}")
             last_state = state
             time.sleep(self.poll_seconds)
-        if state in ("FAILED", "NOT_FOUND"):
-            describe = f"gcloud compute tpus queued-resources describe {self.name}"
-            reason = f"quota, capacity or a flag: see above, or run `{describe}`"
-            raise LaunchError(f"{self.name} is {state} because of {reason}")
+        if state == "NOT_FOUND":
+            raise LaunchError(f"{self.name} was deleted while waiting for it")
+        if state == "FAILED":
+            query = ("describe", self.name, "--format=value(state.failedData.error.message)")
+            reason = self.gcloud("queued-resources", *query, capture=True).stdout.strip()
+            unknown = "Google Cloud gave no reason; it may be quota, capacity or a flag"
+            raise LaunchError(f"the request for {self.name} FAILED: {reason or unknown}")
         print_status(f"{self.name} is {state}{' and costs money' if state == 'ACTIVE' else ''}")
         return state == "ACTIVE"
 
@@ -241,6 +252,7 @@ class Slice:
         deleted = self.gcloud("queued-resources", "delete", self.name, "--force", tries=3)
         if deleted.returncode and self.slice_state() != "NOT_FOUND":
             raise LaunchError(f"{self.name} was not deleted and may cost money; `delete` it")
+        print_status(f"{self.name} was deleted")
 
     def check_job(self, *arguments: str) -> None:
         """Raises LaunchError for a job that would fail on the slice, simulated on this machine."""

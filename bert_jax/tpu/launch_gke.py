@@ -86,7 +86,8 @@ class GkeJob:
         """
         if (status := self.query()) is not None:
             if result := outcome(status):
-                raise LaunchError(f"{self.name} has {result}: `delete` it before the next launch")
+                ended = job.describe_result(result)
+                raise LaunchError(f"{self.name} {ended}: `delete` it before the next launch")
             print_status(f"{self.name} is already running; following it")
             return self.follow()
         commit = job.last_commit(root)  # Restarts run the same code.

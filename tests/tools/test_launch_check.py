@@ -9,7 +9,7 @@ from bert_jax.configs.pretrain import pod_base
 from tests import helpers
 
 sys.path.insert(0, str(helpers.ROOT / "tools"))
-from launch_check import check_config
+from launch_check import check_config, topology_flag
 
 
 def pod_config(**changes):
@@ -29,7 +29,8 @@ def test_job_that_suits_its_slice_is_accepted():
     ("changes", "message"),
     [
         ({"topology": "v5e:2x4"}, "for v5e:2x4, but the job gets 8 chips of v6e in one slice"),
-        ({"topology": "v6e:2x2"}, "for v6e:2x2, but the job gets 8 chips of v6e"),
+        ({"topology": "v5e:2x4"}, "set --config.topology=v6e:2x4; many .*: FILE.py:v6e$"),
+        ({"topology": "v6e:2x2"}, "8 chips of v6e in one slice: set --config.topology=v6e:2x4$"),
         ({"topology": "v6e:2x2:2"}, "for v6e:2x2:2, but the job gets 8 chips of v6e in one slice"),
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
@@ -45,13 +46,22 @@ def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topology": "v6e:2x4"}, "for v6e:2x4, but the job gets 8 chips of v6e in 2 slices"),
+        (
+            {"topology": "v6e:2x4"},
+            "8 chips of v6e in 2 slices: set --config.topology=v6e:2x2:2$",
+        ),
         ({"topology": "v6e:2x2:2", "mesh__fsdp": 8}, "data=1, but it must be a multiple of the 2"),
     ],
 )
 def test_job_that_does_not_suit_several_slices_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_config(pod_config(**changes), "v6e", 8, 2)
+
+
+def test_flag_of_the_topology_has_a_shape_that_exists():
+    assert topology_flag("v4", 16, 1) == "--config.topology=v4:2x2x4"
+    assert topology_flag("v6e", 1, 1) == "--config.topology=v6e:1x1"
+    assert topology_flag("v5p", 192, 1) == "--config.topology=v5p:SHAPE"
 
 
 def check_flags(base: dict, cases: list[tuple[dict, str]]) -> None:
@@ -77,6 +87,9 @@ def test_flags_of_the_job_are_checked():
                 "teacher=runs/b: expected a directory below",
             ),
             ({"config.corpus": "/home/me/corpus"}, "--config.corpus=/home/me/corpus: expected"),
+            ({"workdir": "gs://b/a"}, "--workdir=gs://b/a: expected a directory below /gcs, where"),
+            ({"config.corpus": ""}, "steps on short rows: set --config.corpus=DIR, or"),
+            ({"config.long_phase.corpus": ""}, "on long rows: set --config.long_phase.corpus=DIR"),
             ({"config.mesh.fdsp": "4"}, "fdsp"),
             (
                 {"config": f"{helpers.ROOT}/configs/pretrain/bert_tiny.py"},

@@ -28,7 +28,7 @@ def commands_of_page(program: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("program", "count"),
-    [pytest.param("launch_tpu", 2, marks=pytest.mark.slow), ("launch_gke", 2)],
+    [pytest.param("launch_tpu", 4, marks=pytest.mark.slow), ("launch_gke", 3)],
 )
 def test_documented_commands_pass_all_checks(program, count, tmp_path, monkeypatch):
     for name in ("gcloud", "kubectl"):

@@ -204,7 +204,7 @@ def test_launch_copies_the_commit_creates_the_jobset_and_follows_it(cloud):
     assert cloud.steps() == ["storage", "apply", "logs"]
     assert all("--context=here" in call for call in cloud.calls() if call[0] != "storage")
     assert "the job of host0 began" in result.stdout
-    assert result.stderr.endswith("the job tiny has finished\n")
+    assert result.stderr.endswith("the job tiny finished\n")
     for host in range(2):
         *installs, run = cloud.python_arguments(host)
         assert [words[:3] for words in installs] == [["-m", "pip", "install"]] * 2
@@ -238,6 +238,7 @@ def test_launch_ends_after_max_restarts(cloud):
     result = cloud.run("launch", "--max_restarts=1")
     assert result.returncode == PREEMPTED
     assert result.stderr.endswith("the job tiny was preempted\n")
+    assert "tiny was preempted: `delete` it" in cloud.run("launch").stderr
 
 
 def test_failed_job_shows_the_logs_of_its_pods_and_is_not_restarted(cloud):
@@ -245,8 +246,9 @@ def test_failed_job_shows_the_logs_of_its_pods_and_is_not_restarted(cloud):
     result = cloud.run("launch")
     assert result.returncode == 1 and cloud.steps() == ["storage", "apply", "logs", "logs"]
     assert "[pod/1] the job of host1 began" in result.stdout
+    assert result.stderr.endswith("the job tiny failed\n")
     result = cloud.run("launch")
-    assert result.returncode == 1 and "tiny has failed: `delete` it" in result.stderr
+    assert result.returncode == 1 and "tiny failed: `delete` it" in result.stderr
 
 
 def test_ctrl_c_leaves_the_job_and_launch_or_follow_shows_its_log_again(cloud):
@@ -394,8 +396,8 @@ def test_uncommitted_changes_are_refused(cloud):
 
 def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
     messages = [
-        ("launch", {"topology": "v6e:4x5"}, "--topology=v6e:4x5 does not exist: expected CHIP:"),
-        ("launch", {"topology": None}, "--topology= does not exist: expected CHIP:SHAPE"),
+        ("launch", {"topology": "v6e:4x5"}, "--topology=v6e:4x5 does not exist: expected v6e:"),
+        ("launch", {"topology": None}, "--topology is missing: expected CHIP:SHAPE"),
         (
             "launch",
             {"topology": "v3:4x4"},
@@ -404,10 +406,16 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
         ("launch", {"topology": "v6e:2x2:2"}, "GKE connects only slices of several hosts"),
         ("launch", {"topology": "tpu7x:4x4x4"}, "need a workload policy: create one with `gcloud"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
-        ("launch", {"bucket": None}, "--bucket=: expected a bucket's name"),
+        ("launch", {"bucket": None}, "--bucket is missing: expected a bucket's name"),
+        (
+            "launch",
+            {"bucket": "Data"},
+            "--bucket=Data: expected a bucket's name, without",
+        ),
         ("launch", {"name": None}, "--name must have a value"),
         ("launch", {"job": None}, "needs the arguments of the job after `--`"),
         ("launch", {"config": "a.py"}, "Unknown command line flag 'config'"),
+        ("launch", {"workdir": "a"}, "The flags of the job follow `--`"),
         ("fly", {}, "expected one of launch, follow, status, delete, got fly"),
     ]
     for name in ("FAKE_CLOUD", "PATH"):

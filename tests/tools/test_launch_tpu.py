@@ -42,6 +42,8 @@ if verb == "queued-resources create":
     plan["exists"] = True
 elif not exists:
     sys.exit("NOT_FOUND: " + words[4])
+elif "failedData" in words[5]:
+    print(plan["reason"])
 elif verb == "queued-resources describe":
     print(states[0])
     plan["slices"][0] = states[1:] or states
@@ -145,9 +147,10 @@ class Cloud:
         file.write_text(f"#!{interpreter}\n{text}\n")
         file.chmod(0o755)
 
-    def plan(self, jobs=(0,), slices=None, hosts=2, **errors):
+    def plan(self, jobs=(0,), slices=None, hosts=2, reason="", **errors):
         slices = slices or [["ACTIVE"]] * len(jobs)
         plan = {"jobs": jobs, "slices": slices, "hosts": hosts, "errors": errors, "exists": False}
+        plan["reason"] = reason
         (self.path / "plan").write_text(repr(plan))
 
     def start(self, action, *words, **flags):
@@ -214,7 +217,7 @@ def test_launch_creates_copies_runs_follows_and_deletes(cloud):
     arguments = ["-m", "bert_jax.pretrain", *JOB, "--multihost", "--num_processes=2"]
     assert cloud.job_arguments() == [arguments] * 2
     assert result.stderr.count("is WAITING_FOR_RESOURCES") == 1
-    assert result.stderr.endswith("the job on tiny has finished\n")
+    assert result.stderr.endswith("the job on tiny finished\n")
 
 
 def test_sweep_on_a_single_host_runs_without_multihost_flags(cloud):
@@ -266,11 +269,26 @@ def test_failed_job_shows_its_log_and_is_not_restarted(cloud, end):
     assert "costs money until you `delete` it" in result.stderr
 
 
-def test_failed_request_is_reported_and_deleted(cloud):
-    cloud.plan(slices=[["WAITING_FOR_RESOURCES", "FAILED"]])
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [("Quota exceeded", "Quota exceeded"), ("", "Google Cloud gave no reason; it may be quota")],
+)
+def test_failed_request_is_reported_and_deleted(cloud, reason, message):
+    cloud.plan(slices=[["WAITING_FOR_RESOURCES", "FAILED"]], reason=reason)
     result = cloud.run("launch")
     assert result.returncode == 1 and cloud.steps() == ["create", "delete"]
-    assert "tiny is FAILED because of quota, capacity" in result.stderr.splitlines()[-1]
+    *_, deleted, error = result.stderr.splitlines()
+    assert deleted.endswith("tiny was deleted")
+    assert f"the request for tiny FAILED: {message}" in error
+
+
+def test_request_that_does_not_reach_the_cloud_is_reported(cloud):
+    cloud.plan(create=1)
+    result = cloud.run("launch")
+    assert result.returncode == 1 and cloud.steps() == ["create"]
+    network, error = result.stderr.splitlines()
+    assert network == "network is unreachable"
+    assert error == "launch_tpu: tiny was not created because of the error above"
 
 
 def test_short_network_failures_are_retried(cloud):
@@ -332,7 +350,9 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
         ("launch", {"accelerator_type": "tpu7x-16"}, "has no tpu7x: use GKE (tools/launch_gke.py)"),
         ("launch", {"zone": None}, "--zone must have a value"),
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
-        ("launch", {"bucket": None}, "--bucket=: expected a bucket's name"),
+        ("launch", {"bucket": None}, "--bucket is missing: expected a bucket's name"),
+        ("launch", {"accelerator_type": None}, "--accelerator_type is missing: expected CHIP-N,"),
+        ("launch", {"workdir": "a"}, "The flags of the job follow `--`"),
         ("run", {"job": None}, "need the arguments of the job after `--`"),
         ("launch", {"config": "a.py"}, "Unknown command line flag 'config'"),
         ("fly", {}, "expected one of launch, create, copy, run, follow, status, delete, got fly"),
@@ -361,3 +381,7 @@ def test_chips_and_hosts_of_every_kind_of_slice():
     for name in ("v4", "v4-12", "v4-0", "v5e-16", "v6e-2", "v6e-12", "tpu-8", "v4-32x"):
         with pytest.raises(LaunchError, match=f"--accelerator_type={name} is unknown"):
             slice_size(name)
+    with pytest.raises(LaunchError, match=r"one of v2, v3, v4, v5litepod \(v5e\), v5p or v6e$"):
+        slice_size("v5e-16")
+    with pytest.raises(LaunchError, match="expected v6e-N, N the number of chips: 1, 4, 8"):
+        slice_size("v6e-12")

@@ -65,7 +65,6 @@ def test_chips_and_hosts_of_a_topology(text, num_chips, hosts_per_slice):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "v4",
         "v4:4x4",
         "v4:4x2x2",
@@ -80,12 +79,21 @@ def test_chips_and_hosts_of_a_topology(text, num_chips, hosts_per_slice):
         "v6e:4x4:0",
         "v6e:4x4:x",
         "v6e:4x4:2:2",
-        "v9:4x4x4",
     ],
 )
 def test_topology_that_does_not_exist_is_an_error(text):
-    with pytest.raises(LaunchError, match=f"--topology={text} does not exist: expected CHIP:SHAPE"):
+    form = f"{text.partition(':')[0]}:SHAPE"
+    with pytest.raises(LaunchError, match=f"--topology={text} does not exist: expected {form}"):
         parse_topology(text)
+
+
+def test_missing_topology_and_unknown_chip_are_errors():
+    with pytest.raises(LaunchError, match="--topology is missing: expected CHIP:SHAPE"):
+        parse_topology("")
+    with pytest.raises(
+        LaunchError, match=r"there is no chip 'v9'; expected .* one of v4, v5e, v5p"
+    ):
+        parse_topology("v9:4x4x4")
 
 
 @pytest.mark.parametrize("topology", ["v4:2x2x4", "v5e:4x4:2", "v6e:2x2", "tpu7x:4x4x4"])
