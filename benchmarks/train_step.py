@@ -16,10 +16,9 @@ On a CPU: 32 rows of 128 tokens in float32. With huge pages, the aims are a rati
 of at least 7 for tiny and 8 for mini, a ratio to KerasHub of at least 1.5, and for mini at least
 60 % of the rate of the step's matrix products, which are timed alone in the process of our step,
 after it (benchmarks/products.py). That rate bounds the ratios: docs/results.md says which aims are
-met.
-There are two tables: all sides with glibc asking for huge pages, and none. Our mains ask for them
-(bert_jax/runtime/command_line.py), scripts of the others do not. benchmarks/step_profile.py shows
-where the time goes.
+met. There are two tables: all sides with glibc asking for huge pages, and none. Our mains ask for
+them (bert_jax/runtime/command_line.py), scripts of the others do not. benchmarks/step_profile.py
+shows where the time goes.
 
 On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
