@@ -34,7 +34,8 @@ def parse_launcher_flags(argv: list[str]) -> list[str]:
     except SystemExit as stopped:
         if "Unknown command line flag" not in str(stopped.code):
             raise
-        sys.exit(f"{stopped.code}. The flags of the job follow `--`, after those of the launcher")
+        program, message = str(stopped.code).split(": ", 1)
+        sys.exit(f"{program}: the flags of the job follow `--`; before it: {message}")
 
 
 def describe_result(result: str) -> str:

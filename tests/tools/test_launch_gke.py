@@ -415,7 +415,7 @@ def test_mistakes_are_refused_before_a_cloud_is_called(cloud, monkeypatch):
         ("launch", {"name": None}, "--name must have a value"),
         ("launch", {"job": None}, "needs the arguments of the job after `--`"),
         ("launch", {"config": "a.py"}, "Unknown command line flag 'config'"),
-        ("launch", {"workdir": "a"}, "The flags of the job follow `--`"),
+        ("launch", {"workdir": "a"}, "the flags of the job follow `--`; before it: Unknown"),
         ("fly", {}, "expected one of launch, follow, status, delete, got fly"),
     ]
     for name in ("FAKE_CLOUD", "PATH"):

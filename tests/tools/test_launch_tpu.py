@@ -352,7 +352,7 @@ def test_mistakes_are_refused_before_gcloud_is_called(cloud, monkeypatch):
         ("launch", {"bucket": "gs://data"}, "--bucket=gs://data: expected a bucket's name"),
         ("launch", {"bucket": None}, "--bucket is missing: expected a bucket's name"),
         ("launch", {"accelerator_type": None}, "--accelerator_type is missing: expected CHIP-N,"),
-        ("launch", {"workdir": "a"}, "The flags of the job follow `--`"),
+        ("launch", {"workdir": "a"}, "the flags of the job follow `--`; before it: Unknown"),
         ("run", {"job": None}, "need the arguments of the job after `--`"),
         ("launch", {"config": "a.py"}, "Unknown command line flag 'config'"),
         ("fly", {}, "expected one of launch, create, copy, run, follow, status, delete, got fly"),
