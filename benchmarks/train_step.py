@@ -26,7 +26,8 @@ On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
 BERT_BASE at 128 and BERT_LARGE at 512 tokens in bfloat16, torch with its fused attention, autocast
 and `torch.compile`, KerasHub with `mixed_bfloat16`; the aim is a ratio of at least 1.3 to
-transformers. Not run on a GPU yet.
+transformers. `--kernels=gpu` measures our step with the attention kernels of model/gpu.py; by
+default attention is plain there. Not run on a GPU yet.
 """
 
 import functools
@@ -53,6 +54,7 @@ WORKLOADS = flags.DEFINE_list(
 REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.")
 STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
+KERNELS = flags.DEFINE_enum("kernels", "auto", ["auto", "gpu"], "Execution.kernels of our step.")
 PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
 SIDE = flags.DEFINE_enum(
     "side",
@@ -138,7 +140,8 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
     )
     objective = MaskedLm(masking)
     # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
-    model = objective.make_model(config, Execution(scan_layers=scan_layers, dtype=dtype()))
+    execution = Execution(kernels=KERNELS.value, scan_layers=scan_layers, dtype=dtype())
+    model = objective.make_model(config, execution)
     optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
     init = functools.partial(
         init_state, model=model, optimizer=optimizer, example_batch=objective.example_batch()
@@ -215,7 +218,7 @@ def measure_in_process(side: str, workload: str, huge_pages: bool) -> Measuremen
     if DEVICE.value == "cpu":
         environment["JAX_PLATFORMS"] = "cpu"
     command = [python_of(side), __file__, f"--side={side}", f"--workloads={workload}"]
-    command += [f"--steps={STEPS.value}", f"--device={DEVICE.value}"]
+    command += [f"--steps={STEPS.value}", f"--device={DEVICE.value}", f"--kernels={KERNELS.value}"]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
     return Measurement(**json.loads(output.splitlines()[-1]))
 

@@ -104,12 +104,13 @@ def test_no_run_needs_what_builds_corpora():
     assert not [name for name, path in runs.items() if "bert_corpus" in path.read_text()]
 
 
-def test_only_execution_imports_the_fast_path():
+def test_only_execution_imports_the_kernels():
+    kernels = ("model.tpu.", "model.gpu")
     importing = {
         name
         for name in MODULES
-        if not name.startswith("model.tpu.")
-        and any(module.startswith("model.tpu.") for module in imported_modules(name))
+        if not name.startswith(kernels)
+        and any(module.startswith(kernels) for module in imported_modules(name))
     }
     assert importing == {"model.execution"}
 

@@ -15,7 +15,13 @@ from bert_jax.model.dropout import (
     hidden_dropout,
     layer_dropout,
 )
-from bert_jax.model.execution import Execution, choose_path, plain_path, run_fast_path
+from bert_jax.model.execution import (
+    Execution,
+    choose_path,
+    layer_class,
+    plain_path,
+    run_fast_path,
+)
 from bert_jax.model.layers import gather_positions
 from bert_jax.sharding.collectives import gather_data
 
@@ -194,7 +200,7 @@ def _layer_function(
 
     With positions, it returns the hidden states there.
     """
-    layer = architecture_of(config).EncoderLayer(config, parent=None)
+    layer = layer_class(execution, config)(config, parent=None)
 
     def run(x, layer_inputs):
         params, dropout = layer_inputs

@@ -2,8 +2,9 @@
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
 change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu`, computes BERT's
-layers with TPU kernels and a gradient of its own. Only this file imports it; the reports of
-`bert_jax/tpu`, which count the cycles of the kernels, import these from here.
+layers with TPU kernels and a gradient of its own; `model/gpu.py` computes their attention in GPU
+kernels. Only this file imports the two; the reports of `bert_jax/tpu`, which count the cycles of
+the kernels, import these from here.
 """
 
 import dataclasses
@@ -11,11 +12,14 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+import flax.linen as nn
 import jax
 from absl import logging
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model import gpu
+from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import LayerDropout
 from bert_jax.model.layers import CHEAP
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
@@ -25,7 +29,7 @@ from bert_jax.sharding.mesh import mesh_and_device
 from bert_jax.sharding.rules import data_axes, path_name
 
 CHOICES = {
-    "kernels": ("auto", "plain", "tpu"),
+    "kernels": ("auto", "plain", "tpu", "gpu"),
     "remat": ("none", "dots", "full"),
     "dtype": ("float32", "bfloat16"),
 }
@@ -37,7 +41,8 @@ class Execution:
 
     kernels: str = "auto"
     """Run the layers on the fast path ("tpu"; off a TPU its kernels are interpreted, for tests),
-    as they are defined ("plain"), or on the fast path where there is a TPU ("auto")."""
+    as they are defined ("plain"), on the fast path where there is a TPU ("auto"), or as they are
+    defined with attention in a GPU kernel ("gpu"; elsewhere it is interpreted)."""
     scan_layers: bool = True
     """Compile one layer and loop over it; or unroll all layers, without the fast path. The
     parameters are the same."""
@@ -108,6 +113,35 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
     head_dim = config.hidden_size // config.num_heads
     shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
     return attention_kernel.why_unsupported(length, shard_size, head_dim)
+
+
+def layer_class(execution: Execution, config) -> type[nn.Module]:
+    """Returns the class of the layers off the fast path: as defined, or with GPU kernels.
+
+    Logs, once, why the kernels that were asked for do not run.
+    """
+    if execution.kernels == "gpu":
+        reason = why_no_gpu_kernel(config)
+        if not reason:
+            return gpu.EncoderLayer
+        _log_no_gpu_kernel(reason)
+    return architecture_of(config).EncoderLayer
+
+
+def why_no_gpu_kernel(config) -> str:
+    """Returns why the GPU kernels cannot compute the attention of these layers; "" if they can."""
+    if config.architecture != "bert":
+        return f"they compute the attention of bert, not of {config.architecture}"
+    mesh, device = mesh_and_device()
+    shards = mesh.shape.get("tensor", 1)
+    if shards > 1 and config.num_heads % (2 * shards):  # The two heads of a pair share dropout.
+        return f"{config.num_heads} heads are not {shards} times an even number, as tensor needs"
+    return gpu.why_unsupported(device, config.hidden_size // config.num_heads)
+
+
+@functools.cache  # Once for each reason.
+def _log_no_gpu_kernel(reason: str) -> None:
+    logging.warning("Attention runs without the kernels for GPUs: %s", reason)
 
 
 @functools.cache  # Once for each reason.

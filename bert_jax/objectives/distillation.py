@@ -127,7 +127,7 @@ class Distillation:
                 "--config.distillation.teacher=DIR, a model with the vocabulary of the corpus"
             )
         self._check_student(config)
-        if self.losses & OF_LAYERS and execution.kernels != "plain":
+        if self.losses & OF_LAYERS and execution.kernels in ("auto", "tpu"):
             logging.info("Layers run without the fast path: the losses compare each of them")
             execution = dataclasses.replace(execution, kernels="plain")
         maps_width = bool(self.losses & {"hidden", "embeddings"})

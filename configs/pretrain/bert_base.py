@@ -118,7 +118,8 @@ def model_config() -> ConfigDict:
     # How the model runs, which changes only speed and rounding: fields of
     # bert_jax.model.execution.Execution.
     model.dtype = "bfloat16"
-    model.kernels = "auto"  # With a TPU, layers run in kernels; "plain": never.
+    # With a TPU, layers run in kernels; "plain": never; "gpu": attention runs in GPU kernels.
+    model.kernels = "auto"
     model.scan_layers = True  # Compile one layer and loop over it; False: all layers.
     model.remat = "none"  # Recompute in the backward pass: none, dots (all but products) or full.
     return model

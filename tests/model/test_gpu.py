@@ -1,0 +1,258 @@
+"""Attention in GPU kernels, interpreted, equals plain JAX, with the same dropout mask.
+
+The kernels are also lowered for a GPU, which needs none.
+"""
+
+import functools
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    use_abstract_mesh,
+)
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.model import bert, execution, gpu
+from bert_jax.model.attention import attention
+from bert_jax.model.config import BertConfig
+from bert_jax.model.dropout import Dropout, attention_dropout
+from bert_jax.model.execution import Execution, layer_class
+from bert_jax.model.pretraining import PretrainingModel, example_batch
+from bert_jax.sharding.collectives import sum_over_data
+from bert_jax.sharding.mesh import AXES, batch_sharding, make_mesh
+
+ATTENTION = {"plain": attention, "gpu": gpu.attention}
+
+
+def make_inputs(length: int, hidden_size: int, dtype="float32"):
+    """Returns query, key, value and the gradient of the output of three rows, and packed ids."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(3, length, hidden_size)), dtype) for _ in range(4)]
+    ids = np.ones((3, length), np.int32)
+    ids[1, length // 3 :] = 2
+    ids[1, length // 2 :] = 0  # Padding.
+    ids[2] = 0
+    return arrays, jnp.asarray(ids)
+
+
+def make_dropout(num_heads: int, length: int, rate: float, rows=(5, 0, 1000)):
+    if rate == 0:
+        return None
+    dropout = Dropout(jax.random.key(3), jnp.asarray(rows), rate)
+    return attention_dropout(dropout, num_heads, length)
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "num_heads", "causal", "rate"))
+def output_and_gradients(kind, arrays, ids, *, num_heads, causal=False, rate=0.0):
+    *inputs, dcontext = arrays
+    dropout = make_dropout(num_heads, ids.shape[1], rate)
+
+    def attend(query, key, value):
+        return ATTENTION[kind](
+            query, key, value, ids, num_heads=num_heads, causal=causal, dropout=dropout
+        )
+
+    context, transpose = jax.vjp(attend, *inputs)
+    return context, *transpose(dcontext)
+
+
+@pytest.mark.parametrize(
+    ("length", "num_heads", "head_dim", "rate", "causal"),
+    [
+        (5, 1, 16, 0.0, True),  # Shorter than a block.
+        (100, 3, 64, 0.5, True),  # An odd number of heads, and of rows in the last block.
+        (192, 2, 32, 0.1, False),
+        pytest.param(128, 2, 128, 0.3, False, marks=pytest.mark.slow),
+        pytest.param(384, 4, 64, 0.0, False, marks=pytest.mark.slow),
+        pytest.param(512, 12, 64, 0.1, False, marks=pytest.mark.slow),
+        pytest.param(600, 2, 64, 0.1, True, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_equal_plain_attention(length, num_heads, head_dim, rate, causal):
+    arrays, ids = make_inputs(length, num_heads * head_dim)
+    expected, actual = (
+        output_and_gradients(kind, arrays, ids, num_heads=num_heads, causal=causal, rate=rate)
+        for kind in ("plain", "gpu")
+    )
+    for plain, kernel in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(kernel, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_and_its_gradient_equal_float64():
+    arrays, ids = make_inputs(20, 32)
+    query, key, value, dcontext = (np.asarray(x, np.float64).reshape(3, 20, 2, 16) for x in arrays)
+    scores = np.einsum("bqhd,bkhd->bhqk", query, key) / 4
+    scores[np.broadcast_to((ids[:, :, None] != ids[:, None])[:, None], scores.shape)] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    dweights = np.einsum("bqhd,bkhd->bhqk", dcontext, value)
+    dscores = weights * (dweights - np.sum(weights * dweights, -1, keepdims=True)) / 4
+    expected = (
+        np.einsum("bhqk,bkhd->bqhd", weights, value),
+        np.einsum("bhqk,bkhd->bqhd", dscores, key),
+        np.einsum("bhqk,bqhd->bkhd", dscores, query),
+        np.einsum("bhqk,bqhd->bkhd", weights, dcontext),
+    )
+    actual = output_and_gradients("gpu", arrays, ids, num_heads=2)
+    for exact, kernel in zip(expected, actual, strict=True):
+        np.testing.assert_allclose(kernel, exact.reshape(3, 20, 32), rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_error_is_at_most_twice_that_of_plain_attention():
+    rounded, ids = make_inputs(128, 128, "bfloat16")
+    exact = [x.astype("float32") for x in rounded]
+    run = functools.partial(output_and_gradients, ids=ids, num_heads=2, rate=0.1)
+    expected = run("plain", exact)
+    both = zip(expected, run("plain", rounded), run("gpu", rounded), strict=True)
+    for exact, plain, kernel in both:
+        assert kernel.dtype == jnp.bfloat16
+        plain_error, error = (jnp.linalg.norm((x - exact).ravel()) for x in (plain, kernel))
+        assert error < 2 * plain_error
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)], ids=str
+)
+def test_kernels_on_a_mesh_have_the_gradients_of_plain_attention_on_one_device(sizes):
+    arrays, ids = make_inputs(16, 64)
+    batch = dict(zip(("query", "key", "value", "dcontext"), arrays, strict=True)) | {"ids": ids}
+    batch = {name: np.concatenate([x, x[:1]]) for name, x in batch.items()}  # Four rows.
+    batch["rows"] = np.arange(4)
+    factors = np.array([1.1, 0.9, 1.2], np.float32)
+
+    def gradients(kind, factors, batch):
+        def loss(factors):
+            names = ("query", "key", "value")
+            inputs = [batch[name] * factors[index] for index, name in enumerate(names)]
+            dropout = make_dropout(4, 16, 0.1, batch["rows"])
+            context = ATTENTION[kind](*inputs, batch["ids"], num_heads=4, dropout=dropout)
+            return jnp.sum(context * batch["dcontext"])
+
+        return jax.grad(loss)(factors)
+
+    expected = jax.jit(functools.partial(gradients, "plain"))(factors, batch)
+    mesh = make_mesh(*sizes, devices=jax.devices()[: math.prod(sizes)])
+    replicated = NamedSharding(mesh, P())
+    run = sum_over_data(functools.partial(gradients, "gpu"), mesh, replicated)
+    batch = jax.device_put(batch, batch_sharding(mesh))
+    actual = jax.jit(run)(jax.device_put(factors, replicated), batch)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_kernels_work_under_vmap_with_a_rate_for_each_trial():
+    (query, key, value, _), ids = make_inputs(16, 64)
+    rates, keys = np.array([0.1, 0.4], np.float32), jax.random.split(jax.random.key(0), 2)
+
+    def run(kind):
+        def trial(dropout_key, rate, query):
+            dropout = attention_dropout(Dropout(dropout_key, jnp.arange(3), rate), 2, 16)
+            return ATTENTION[kind](query, key, value, ids, num_heads=2, dropout=dropout)
+
+        return jax.jit(jax.vmap(trial))(keys, rates, jnp.stack([query, 2 * query]))
+
+    np.testing.assert_allclose(run("gpu"), run("plain"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_model_has_the_same_outputs_and_gradients_with_the_kernels(scan_layers):
+    rng = np.random.default_rng(0)
+    batch = example_batch() | {
+        "tokens": jnp.array(rng.integers(5, 50, (2, 24))),
+        "segment_ids": jnp.zeros((2, 24), jnp.int32),
+        "position_ids": jnp.arange(24) % 8 + jnp.zeros((2, 1), int),
+        "sequence_ids": jnp.array(np.repeat([[1, 2, 0], [1, 1, 1]], 8, axis=1)),
+        "target_positions": jnp.array([[1, 2], [3, 4]]),
+        "pooled_positions": jnp.array([[0, 8], [0, 0]]),
+    }
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=50, **sizes)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def value_and_gradients(params, kind):
+        def loss(params):
+            model = PretrainingModel(config, Execution(kernels=kind, scan_layers=scan_layers))
+            dropout = Dropout(jax.random.key(1), jnp.arange(2), 0.1)
+            mlm, nsp = model.apply({"params": params}, batch, dropout)
+            return jnp.mean(jax.nn.logsumexp(mlm[..., :50], -1)) + jnp.mean(jnp.square(nsp))
+
+        return jax.value_and_grad(loss)(params)
+
+    params = PretrainingModel(config).init(jax.random.key(0), example_batch())["params"]
+    (plain, dplain), (kernel, dkernel) = (
+        value_and_gradients(params, kind) for kind in ("plain", "gpu")
+    )
+    np.testing.assert_allclose(kernel, plain, rtol=1e-6)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), dkernel, dplain
+    )
+
+
+@pytest.mark.parametrize("head_dim", gpu.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_lower_for_a_gpu_and_no_array_there_has_length_x_length(head_dim, dtype):
+    device = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    types = (AxisType.Auto,) * len(AXES)
+    mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=types, abstract_device=device)
+    arrays, ids = jax.eval_shape(lambda: make_inputs(384, 2 * head_dim, dtype))
+
+    def lower(kind):
+        run = functools.partial(output_and_gradients, kind, num_heads=2, rate=0.1)
+        return jax.jit(run).trace(arrays, ids).lower(lowering_platforms=("cuda",)).as_text()
+
+    with use_abstract_mesh(mesh):
+        program = lower("gpu")
+    assert program.count("xla.gpu.triton") == 2 and "384x384" not in program
+    assert "384x384" in lower("plain")
+
+
+OLD, AMD = ("Tesla T4", "7.5"), ("AMD Instinct MI300X", "gfx942")
+NVIDIA = "they need an NVIDIA GPU of compute capability 8.0 or higher, and "
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensor", "device", "reason"),
+    [
+        ({"num_heads": 16}, 1, None, "heads of 48 are not of 16, 32, 64, 128"),
+        ({}, 4, None, "12 heads are not 4 times an even number, as tensor needs"),
+        ({}, 1, OLD, f"{NVIDIA}Tesla T4 has 7.5"),
+        ({}, 1, AMD, f"{NVIDIA}AMD Instinct MI300X has gfx942"),
+        ({}, 2, None, ""),
+        ({}, 1, ("NVIDIA A100", "8.0"), ""),
+        ({}, 1, ("NVIDIA H100", "9.0"), ""),
+        ({}, 1, ("NVIDIA B200", "10.0"), ""),
+    ],
+)
+def test_layers_that_the_kernels_cannot_compute_fall_back_and_say_so_once(
+    caplog, monkeypatch, fields, tensor, device, reason
+):
+    execution._log_no_gpu_kernel.cache_clear()
+    if device is not None:
+        kind, capability = device
+        names = {"platform": "gpu", "device_kind": kind, "compute_capability": capability}
+        monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(**names)])
+    mesh = types.SimpleNamespace(shape={"tensor": tensor})
+    found = mesh, jax.devices()[0]
+    monkeypatch.setattr(execution, "mesh_and_device", lambda: found)
+    expected = bert.EncoderLayer if reason else gpu.EncoderLayer
+    for _ in range(2):
+        assert layer_class(Execution(kernels="gpu"), BertConfig(**fields)) is expected
+    messages = [record.message for record in caplog.records]
+    assert messages == [f"Attention runs without the kernels for GPUs: {reason}"] * bool(reason)
+
+
+def test_a_jax_without_triton_falls_back(monkeypatch):
+    monkeypatch.setattr(gpu, "triton", None)
+    assert "this version of JAX has no Triton" in gpu.why_unsupported(jax.devices()[0], 64)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain", "tpu"])
+def test_layers_are_those_of_the_architecture_unless_the_kernels_are_asked_for(kernels):
+    assert layer_class(Execution(kernels=kernels), BertConfig()) is bert.EncoderLayer
