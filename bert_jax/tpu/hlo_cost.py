@@ -242,10 +242,11 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
     operands, (direction, variant) = arrays_of(instruction.operands), name.groups()
     has_activation = variant in sublayer_kernel.ACTIVATIONS
     if has_activation or variant == "linear":
-        (bits, (*_, num_tokens, inner)), (_, (*batch, _, hidden)) = operands[1], operands[3]
+        (bits, (*batch, _, num_tokens, inner)), (_, (*_, hidden)) = operands[1], operands[2]
         tokens, _ = sublayer_kernel.block_sizes(num_tokens, inner, hidden, DTYPES[bits])
         programs = math.prod(batch) * num_tokens / tokens
-        sizes, num_inputs = f"{variant} {tokens} {inner} {hidden}", 8 + has_activation
+        sizes = f"{variant} {tokens} {inner} {hidden}"
+        num_inputs = (9 if direction == "forward" else 8) + has_activation
         kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
     else:
         (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]

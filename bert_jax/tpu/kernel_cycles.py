@@ -102,8 +102,9 @@ def compile_kernels(chip: str, shape: Shape) -> None:
         if has_dropout:
             dropout = HiddenDropout((words, words), abstract(), float32())
         inputs, x = (abstract(tokens, size, dtype=dtype) for size in (inner, hidden))
+        stack = abstract(1, *x.shape, dtype=dtype)
         saved = sublayer_kernel.Saved(
-            inputs=abstract(1, *inputs.shape, dtype=dtype), sums=abstract(1, *x.shape, dtype=dtype)
+            inputs=abstract(1, *inputs.shape, dtype=dtype), xs=stack, sums=stack, outputs=stack
         )
         params = sublayer_kernel.SublayerParams(
             matrix=abstract(inner, hidden, dtype=dtype),
@@ -116,7 +117,7 @@ def compile_kernels(chip: str, shape: Shape) -> None:
 
         def loss(inputs, x, params, saved, dropout):
             settings = sublayer_kernel.Settings(activation, epsilon=1e-12)
-            y, _ = sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)
+            y, _, _ = sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
     else:

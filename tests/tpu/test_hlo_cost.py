@@ -383,12 +383,13 @@ ENTRY %main (inputs: bf16[12,16,128,3072]) -> bf16[2048,768] {
   %layer = s32[1] parameter(0)
   %inputs = bf16[12,2048,3072]{2,1,0} parameter(1)
   %sums = bf16[12,2048,768]{2,1,0} parameter(2)
-  %x = bf16[2048,768]{1,0} parameter(3)
-  %matrices = bf16[12,3072,768]{2,1,0} parameter(4)
-  %vector = f32[1,768]{1,0} parameter(5)
-  %inner = f32[1,3072]{1,0} parameter(6)
-  ROOT %forward_kernel.1 = (bf16[2048,768]{1,0}, bf16[12,2048,768]{2,1,0}) \
-custom-call(%layer, %inputs, %sums, %x, %matrices, %vector, %vector, %vector, %inner), \
+  %xs = bf16[12,2048,768]{2,1,0} parameter(3)
+  %outputs = bf16[13,2048,768]{2,1,0} parameter(4)
+  %matrices = bf16[12,3072,768]{2,1,0} parameter(5)
+  %vector = f32[1,768]{1,0} parameter(6)
+  %inner = f32[1,3072]{1,0} parameter(7)
+  ROOT %forward_kernel.1 = (bf16[12,2048,768]{2,1,0}, bf16[13,2048,768]{2,1,0}) \
+custom-call(%layer, %inputs, %sums, %xs, %outputs, %matrices, %vector, %vector, %vector, %inner), \
 custom_call_target="tpu_custom_call", \
 metadata={op_name="jit(step)/encoder/sublayer/forward_kernel_gelu/pallas_call"}
 }

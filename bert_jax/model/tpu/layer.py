@@ -6,6 +6,7 @@ for the output of each sublayer, and with control of what is saved for the gradi
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from bert_jax.model.dropout import AttentionDropout, HiddenDropout, LayerDropout
 from bert_jax.model.layers import activate, dense_product, gather_positions, layer_norm
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel
 from bert_jax.model.tpu.blocks import LANES, needs_float32
-from bert_jax.model.tpu.loop import SavedActivations, loop_over_layers
+from bert_jax.model.tpu.loop import INPUTS, SavedActivations, loop_over_layers
 from bert_jax.sharding.mesh import mesh_and_device
 
 PROJECTIONS = ("query", "key", "value")
@@ -132,21 +133,18 @@ def _finish_in_kernels(config, params, x, context, dropout, saved):
     x = output(
         dense="attention_output",
         norm="attention_layer_norm",
-        inputs_name="context",
-        sum_name="attention_sum",
+        names=StackNames("context", INPUTS, "attention_sum", "attention_hidden"),
         inputs=context,
         x=x,
         dropout=dropout.attention_output,
     )
-    x = saved.save("attention_hidden", x) if saved else x
     with jax.named_scope("intermediate"):
         y = dense_product(x, params["intermediate"]["kernel"], fsdp_axis=0)
     y = saved.save("intermediate", y, reread=True) if saved else y
     return output(
         dense="output",
         norm="output_layer_norm",
-        inputs_name="intermediate",
-        sum_name="sum",
+        names=StackNames("intermediate", "attention_hidden", "sum", INPUTS),
         inputs=y,
         x=x,
         dropout=dropout.output,
@@ -257,6 +255,15 @@ def _log_refusal(reason: str) -> None:
     logging.info("Sublayers end outside of the TPU kernel, which is slower: %s", reason)
 
 
+class StackNames(NamedTuple):
+    """The names in `SavedActivations` of the arrays that `sublayer_output` reads and writes."""
+
+    inputs: str  # Of the product.
+    x: str  # To which the product is added.
+    sum: str  # Of the two, before LayerNorm.
+    output: str
+
+
 @jax.named_scope("sublayer")
 def sublayer_output(
     config: BertConfig,
@@ -265,8 +272,7 @@ def sublayer_output(
     *,
     dense: str,
     norm: str,
-    inputs_name: str,
-    sum_name: str,
+    names: StackNames,
     inputs: jax.Array,
     x: jax.Array,
     dropout: HiddenDropout | None,
@@ -276,8 +282,7 @@ def sublayer_output(
 
     The dense layer reads `inputs`, `[batch, length, inner]`, or with a `bias` the activation of
     inputs + bias.
-    `dense` and `norm` are names in `params`; `inputs_name` and `sum_name`, of the sum before
-    LayerNorm, are names in `saved`.
+    `dense` and `norm` are names in `params`, `names` those in `saved`.
     """
     arrays = sublayer_kernel.SublayerParams(
         matrix=params[dense]["kernel"],
@@ -289,20 +294,32 @@ def sublayer_output(
     mesh, device = mesh_and_device()
     interpret = device.platform != "tpu"
     activation = None if bias is None else config.activation
-    settings = sublayer_kernel.Settings(activation, config.layer_norm_epsilon, interpret)
+    # The output of a layer is the input of the next one.
+    offset = int(saved is not None and names.output == INPUTS)
+    settings = sublayer_kernel.Settings(activation, config.layer_norm_epsilon, offset, interpret)
     kernel = functools.partial(sublayer_kernel.sublayer, settings)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         specs = {"in_specs": P(), "out_specs": P(), "axis_names": axes}
         kernel = jax.shard_map(kernel, **specs, check_vma=False)
-    shape, x = x.shape, x.reshape(-1, x.shape[-1])
-    inputs = inputs.reshape(-1, inputs.shape[-1])
+    by_tokens = jax.ShapeDtypeStruct((x.size // x.shape[-1], x.shape[-1]), x.dtype)
     if not saved:
-        alone = sublayer_kernel.Saved(inputs[None], lax.empty((1, *x.shape), x.dtype))
-        return kernel(alone, jnp.int32(0), dropout, inputs, x, arrays)[0].reshape(shape)
-    read = sublayer_kernel.Saved(
-        inputs=saved.arrays[inputs_name],
-        sums=saved.array(sum_name, x),
+        alone = sublayer_kernel.Saved(
+            inputs=inputs[None],
+            xs=x[None],
+            sums=lax.empty((1, *by_tokens.shape), x.dtype),
+            outputs=lax.empty((1, *x.shape), x.dtype),
+        )
+        y, _, _ = kernel(alone, jnp.int32(0), dropout, inputs, x, arrays)
+        return y
+    stacks = sublayer_kernel.Saved(
+        inputs=saved.arrays[names.inputs],
+        xs=saved.arrays[names.x],
+        sums=saved.array(names.sum, by_tokens),
+        outputs=saved.array(names.output, x),
         matrices=saved.params and saved.params[dense]["kernel"],
     )
-    y, saved.arrays[sum_name] = kernel(read, saved.index, dropout, inputs, x, arrays)
-    return y.reshape(shape)
+    y, sums, outputs = kernel(stacks, saved.index, dropout, inputs, x, arrays)
+    saved.arrays |= {names.sum: sums, names.output: outputs}
+    if names.output != INPUTS:
+        saved.values[names.output] = y
+    return y

@@ -13,6 +13,8 @@ from jax import lax
 
 from bert_jax.sharding.collectives import gather_data, has_shards
 
+INPUTS = "inputs"
+
 
 class SavedActivations:
     """Arrays `[layers, ...]`, by name, of what the gradient needs of each layer.
@@ -21,6 +23,9 @@ class SavedActivations:
     compiler may compute again or copy. `values` are the saved arrays of this layer alone. `params`
     are the parameters of all layers, for kernels that read them in place; None if they are shards,
     or if layers share them.
+
+    The array INPUTS, `[layers + 1, ...]`, has the input of each layer, and is where a layer may
+    write its output itself: at index + 1.
     """
 
     def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
@@ -74,16 +79,26 @@ def loop_over_layers(
     `shared` (the same for all layers) and `stacked` receive no gradient. `saved` are
     `SavedActivations` if there is a gradient and the layer `saves` some itself; else None.
     """
-    return _forward(layer, False, params, x, shared, stacked, last_layer, repeats)[0]
+    num_layers = _num_in_loop(params, last_layer, repeats)
+
+    def apply(layer, index, x):
+        layer_params, layer_inputs = _at_layer(params, (stacked,), index, repeats)
+        return layer(gather_data(layer_params, x.dtype), x, shared, layer_inputs, None)
+
+    run = functools.partial(apply, layer)
+    x = lax.fori_loop(0, num_layers, run, x, unroll=_unroll(params))
+    return apply(last_layer, num_layers, x) if last_layer else x
 
 
 def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
     num_layers, rebuild_vjp = _num_in_loop(params, last_layer, repeats), None
     in_place = None if has_shards(params) or repeats > 1 else params
 
-    def apply(index, x, arrays):
-        """Returns the layer's output, and the stacks of what its gradient needs besides inputs."""
+    def apply(index, arrays):
+        """Writes the layer's output, and what its gradient needs, into the stacks."""
         nonlocal rebuild_vjp
+        xs = arrays[INPUTS]
+        x = _at(xs, index)
         layer_params, layer_inputs = _at_layer(params, (stacked,), index, repeats)
         layer_params = gather_data(layer_params, x.dtype)
         saved = SavedActivations(arrays, index, num_layers, in_place)
@@ -113,20 +128,16 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
             leaves = jax.tree.leaves(given)
             return jax.tree.unflatten(tree, [leaves[n] for n in sources])
 
-        return y, arrays
+        if arrays[INPUTS] is xs:  # In the iteration that computes it, not in the next one.
+            arrays[INPUTS] = _write(xs, index + 1, y)
+        return arrays
 
-    def body(index, carry):
-        x, xs, arrays = carry
-        x, arrays = apply(index, x, arrays)
-        # Writes the output in the iteration that computes it, not in the next one.
-        return x, _write(xs, index + 1, x), arrays
-
-    shapes = jax.eval_shape(apply, jnp.int32(0), x, {})[1]
-    arrays = jax.tree.map(lambda stack: lax.empty(stack.shape, stack.dtype), shapes)
-    xs = _write(_empty(num_layers + 1, x), 0, x)
-    # The next layers' shards are gathered during this one. A longer body only helps beside that.
-    unroll = 4 if has_shards(params) else 1
-    x, *stacks = lax.fori_loop(0, num_layers, body, (x, xs, arrays), unroll=unroll)
+    inputs = {INPUTS: _write(_empty(num_layers + 1, x), 0, x)}
+    shapes = jax.eval_shape(apply, jnp.int32(0), inputs)
+    arrays = jax.tree.map(lambda stack: lax.empty(stack.shape, stack.dtype), shapes) | inputs
+    # The output of a layer is only there: a copy of it would also be carried through the loop.
+    arrays = lax.fori_loop(0, num_layers, apply, arrays, unroll=_unroll(params))
+    x = _at(arrays[INPUTS], num_layers)
     last_vjp = None
     if last_layer:
         last_params, last_inputs = _at_layer(params, (stacked,), num_layers, repeats)
@@ -135,7 +146,7 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
             return last_layer(gather_data(params, x.dtype), x, shared, last_inputs, None)
 
         x, last_vjp = jax.vjp(run_last, last_params, x)
-    return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, *stacks), last_vjp)
+    return x, (params, shared, stacked, jax.tree_util.Partial(rebuild_vjp, arrays), last_vjp)
 
 
 def _backward(layer, saves, last_layer, repeats, residuals, dx):
@@ -152,8 +163,9 @@ def _backward(layer, saves, last_layer, repeats, residuals, dx):
     def body(step, carry):
         dx, dstacks = carry
         index = num_layers - 1 - step
-        xs, arrays = rebuild_vjp.args
-        layer_params, x, layer_inputs = _at_layer(params, (xs, stacked), index, repeats)
+        (arrays,) = rebuild_vjp.args
+        stacks = arrays[INPUTS], stacked
+        layer_params, x, layer_inputs = _at_layer(params, stacks, index, repeats)
         layer_params, scatter = jax.vjp(lambda shards: gather_data(shards, x.dtype), layer_params)
         given = layer_params, x, index, params, shared, layer_inputs, arrays
         dparams, dx = rebuild_vjp.func(*given)(dx)
@@ -171,6 +183,14 @@ def _backward(layer, saves, last_layer, repeats, residuals, dx):
 
 
 loop_over_layers.defvjp(_forward, _backward)
+
+
+def _unroll(params) -> int:
+    """Returns the layers of an iteration.
+
+    The next layers' shards are gathered during this one. A longer body only helps beside that.
+    """
+    return 4 if has_shards(params) else 1
 
 
 def _num_in_loop(params, last_layer, repeats):

@@ -17,9 +17,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.model.dropout import HiddenDropout, column_words, random_bits
+from bert_jax.model.dropout import HiddenDropout
 from bert_jax.model.layers import gelu_and_slope
 from bert_jax.model.tpu.blocks import LANES, dot
+from bert_jax.model.tpu.kernel_dropout import drop_in_kernel, dropout_inputs
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 BLOCK_BYTES = 3 * 2**18  # Several such blocks fit into 16 MiB of on-chip memory.
@@ -29,11 +30,12 @@ class Settings(NamedTuple):
     """What is static: `epsilon` of LayerNorm; `interpret` runs kernels on any device, for tests.
 
     `activation`, one of `ACTIVATIONS`, is applied to the inputs and their bias; None: the inputs
-    are multiplied as they are.
+    are multiplied as they are. The output of layer n is written to place n + `offset`.
     """
 
     activation: str | None
     epsilon: float
+    offset: int = 0
     interpret: bool = False
 
 
@@ -71,11 +73,15 @@ class Saved(NamedTuple):
       inputs: `[layers, ..., inner]`.
       sums: before LayerNorm, `[layers, tokens, hidden]`.
       matrices: `[layers, inner, hidden]`, or None.
+      xs: to which the product is added, `[layers, ..., hidden]`.
+      outputs: `[layers, ..., hidden]`. They and `xs` are not needed backward, and None there.
     """
 
     inputs: jax.Array
     sums: jax.Array
     matrices: jax.Array | None = None
+    xs: jax.Array | None = None
+    outputs: jax.Array | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -87,44 +93,59 @@ def sublayer(
     inputs: jax.Array,
     x: jax.Array,
     params: SublayerParams,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the output `[tokens, hidden]`, and `saved.sums` with the sum of this layer.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the output `[..., hidden]`, and `saved.sums` and `saved.outputs` with this layer's.
 
     Args:
       settings: see `Settings`.
-      saved: the sums are written in place.
+      saved: the sums and outputs are written in place.
       layer: index into `saved`.
       dropout: of the product, or None.
-      inputs: `[tokens, inner]`, only to receive a gradient: values are read from `saved`, and so is
-        the matrix, if it is there.
-      x: `[tokens, hidden]`, to which the product is added.
+      inputs: `[..., inner]`, and
+      x: `[..., hidden]`, to which the product is added, only to receive gradients: values are read
+        from `saved`, and so is the matrix, if it is there.
       params: of this layer.
     """
     return _sublayer_forward(settings, saved, layer, dropout, inputs, x, params)[0]
 
 
 def _sublayer_forward(settings, saved, layer, dropout, inputs, x, params):
-    arrays = _Arrays.from_shapes(saved, x)
-    y, sums = _call(
+    arrays = _Arrays.from_shapes(saved)
+    # What is written only shares its memory with the output, which needs any block of it.
+    any_block = pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0))
+    sums, outputs = _call(
         _forward_kernel,
         settings,
         layer,
-        x,
         saved,
         params,
         dropout,
-        # Only shares its memory with the output, which needs any block of it.
-        sums_spec=pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0)),
-        outputs=[arrays.like_x, arrays.sums],
-        writes_sums=True,
+        given=[
+            (any_block, saved.sums),
+            (arrays.of_layers(saved.xs).spec, _by_tokens(saved.xs)),
+            (any_block, _by_tokens(saved.outputs)),
+        ],
+        outputs=[
+            arrays.of_layers(saved.sums),
+            arrays.of_layers(saved.outputs, settings.offset),
+        ],
+        writes_in_place={0: 0, 2: 1},
     )
-    return (y, sums), (saved._replace(sums=sums), layer, dropout, params)
+    outputs = outputs.reshape(saved.outputs.shape)
+    y = lax.dynamic_index_in_dim(outputs, layer + settings.offset, 0, keepdims=False)
+    saved = saved._replace(sums=sums, xs=None, outputs=None)
+    return (y, sums, outputs), (saved, layer, dropout, params)
+
+
+def _by_tokens(array: jax.Array) -> jax.Array:
+    """Joins the axes between the first and the last: `[layers, tokens, columns]`."""
+    return array.reshape(len(array), -1, array.shape[-1])
 
 
 def _sublayer_backward(settings, residuals, gradients):
     saved, layer, dropout, params = residuals
-    dy, _ = gradients
-    arrays = _Arrays.from_shapes(saved, dy)
+    dy, *_ = gradients
+    arrays = _Arrays.from_shapes(saved)
     outputs = [arrays.like_x, arrays.like_x, arrays.like_inputs, arrays.column_sums]
     if settings.activation:
         outputs.append(arrays.inner_sums)
@@ -132,15 +153,16 @@ def _sublayer_backward(settings, residuals, gradients):
         _backward_kernel,
         settings,
         layer,
-        dy,
         saved,
         params,
         dropout,
-        sums_spec=arrays.sums.spec,
+        given=[
+            (arrays.of_layers(saved.sums).spec, saved.sums),
+            (arrays.like_x.spec, dy.reshape(arrays.like_x.shape.shape)),
+        ],
         outputs=outputs,
     )
-    inputs = saved.inputs.reshape(len(saved.inputs), *dinputs.shape)
-    inputs = lax.dynamic_index_in_dim(inputs, layer, 0, keepdims=False)
+    inputs = lax.dynamic_index_in_dim(_by_tokens(saved.inputs), layer, 0, keepdims=False)
     if settings.activation:
         inputs = inputs.astype(jnp.float32) + params.inner_bias
         inputs = gelu_and_slope(settings.activation, inputs, dx.dtype)[0].astype(dx.dtype)
@@ -153,7 +175,8 @@ def _sublayer_backward(settings, residuals, gradients):
         inner_bias=jnp.sum(inner_sums[0], (0, 1)) if settings.activation else None,
     )
     dparams = jax.tree.map(lambda d, param: d.astype(param.dtype), dparams, params)
-    return None, None, None, dinputs, dx, dparams
+    dinputs = dinputs.reshape(*dy.shape[:-1], -1)
+    return None, None, None, dinputs, dx.reshape(dy.shape), dparams
 
 
 sublayer.defvjp(_sublayer_forward, _sublayer_backward)
@@ -171,27 +194,23 @@ class _Arrays(NamedTuple):
 
     like_x: _Array  # [tokens, hidden]
     like_inputs: _Array  # [tokens, inner]
-    sums: _Array  # [layers, tokens, hidden]
     column_sums: _Array  # [blocks, 3, 8, hidden], float32: sums over tokens.
     inner_sums: _Array  # [blocks, 8, inner], float32: sums over tokens.
 
     @classmethod
-    def from_shapes(cls, saved: Saved, x: jax.Array) -> "_Arrays":
-        (num_tokens, hidden), inner = x.shape, saved.inputs.shape[-1]
-        tokens, chunk = block_sizes(num_tokens, inner, hidden, x.dtype)
+    def from_shapes(cls, saved: Saved) -> "_Arrays":
+        (_, num_tokens, hidden), inner = saved.sums.shape, saved.inputs.shape[-1]
+        dtype = saved.sums.dtype
+        tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
         blocks = num_tokens // tokens
         return cls(
             like_x=_Array(
                 pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0)),
-                jax.ShapeDtypeStruct(x.shape, x.dtype),
+                jax.ShapeDtypeStruct((num_tokens, hidden), dtype),
             ),
             like_inputs=_Array(
                 pl.BlockSpec((tokens, chunk), lambda block, n, _: (block, n)),
-                jax.ShapeDtypeStruct((num_tokens, inner), x.dtype),
-            ),
-            sums=_Array(
-                pl.BlockSpec((None, tokens, hidden), lambda block, n, layer: (layer[0], block, 0)),
-                jax.ShapeDtypeStruct(saved.sums.shape, x.dtype),
+                jax.ShapeDtypeStruct((num_tokens, inner), dtype),
             ),
             column_sums=_Array(
                 pl.BlockSpec((None, 3, 8, hidden), lambda block, *_: (block, 0, 0, 0)),
@@ -203,26 +222,37 @@ class _Arrays(NamedTuple):
             ),
         )
 
+    def of_layers(self, array: jax.Array, offset: int = 0) -> _Array:
+        """Describes `[layers, tokens, hidden]`, of which a program has layer + offset."""
+        (num_tokens, hidden), dtype = self.like_x.shape.shape, self.like_x.shape.dtype
+        tokens, _ = self.like_x.spec.block_shape
+        block = None, tokens, hidden
+        return _Array(
+            pl.BlockSpec(block, lambda block, n, layer: (layer[0] + offset, block, 0)),
+            jax.ShapeDtypeStruct((len(array), num_tokens, hidden), dtype),
+        )
+
 
 def _call(
     kernel: Callable,
     settings: Settings,
     layer: int | jax.Array,
-    x: jax.Array,
     saved: Saved,
     params: SublayerParams,
     dropout: HiddenDropout | None,
     *,
-    sums_spec: pl.BlockSpec,
+    given: list[tuple[pl.BlockSpec, jax.Array]],
     outputs: list[_Array],
-    writes_sums: bool = False,
+    writes_in_place: dict[int, int] | None = None,
 ) -> list[jax.Array]:
-    """Runs `kernel` for all blocks of tokens and chunks; `x` is what it reads beside `saved`.
+    """Runs `kernel` for all blocks of tokens and chunks.
 
-    With `writes_sums`, the second output is `saved.sums`, changed at `layer`.
+    It reads the saved inputs, the arrays that are `given`, and the parameters. `writes_in_place`
+    has, by the number of an array that is given, that of the output that shares its memory.
     """
-    (num_tokens, hidden), inner = x.shape, saved.inputs.shape[-1]
-    tokens, chunk = block_sizes(num_tokens, inner, hidden, x.dtype)
+    (_, num_tokens, hidden), dtype = saved.sums.shape, saved.sums.dtype
+    inner = saved.inputs.shape[-1]
+    tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
     num_chunks = inner // chunk
     matrices = params.matrix[None] if saved.matrices is None else saved.matrices
 
@@ -233,8 +263,7 @@ def _call(
     vectors = [params.bias, params.scale, params.shift]
     in_specs = [
         pl.BlockSpec((None, tokens, chunk), lambda block, n, layer: (layer[0], block, n)),
-        sums_spec,
-        pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0)),
+        *[spec for spec, _ in given],
         pl.BlockSpec((None, chunk, hidden), matrix_index),
         vector,
         vector,
@@ -243,20 +272,21 @@ def _call(
     if settings.activation:
         in_specs.append(pl.BlockSpec((1, chunk), lambda block, n, _: (0, n)))
         vectors.append(params.inner_bias)
-    arrays = [saved.inputs.reshape(-1, num_tokens, inner), saved.sums, x, matrices.astype(x.dtype)]
+    arrays = [_by_tokens(saved.inputs), *[array for _, array in given], matrices.astype(dtype)]
     arrays += [vector.astype(jnp.float32)[None] for vector in vectors]
     num_given = len(arrays)
     if dropout is not None:
-        specs, words = _dropout_inputs(dropout, num_tokens, tokens, hidden)
+        specs, words = dropout_inputs(dropout, num_tokens, tokens, hidden)
         in_specs += specs
         arrays += words
 
     def run(_, *refs):
-        drop = functools.partial(_drop, *refs[num_given : len(arrays)])
+        drop = functools.partial(drop_in_kernel, *refs[num_given : len(arrays)])
         kernel(settings, num_chunks, drop, refs[:num_given], *refs[len(arrays) :])
 
     variant = settings.activation or "linear"
-    buffer_dtype = jnp.float32 if writes_sums else x.dtype
+    buffer_dtype = dtype if writes_in_place is None else jnp.float32
+    first_given = 2  # After the layer and the saved inputs.
     return pl.pallas_call(
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -267,36 +297,17 @@ def _call(
             scratch_shapes=[pltpu.VMEM((tokens, hidden), buffer_dtype)],
         ),
         out_shape=[output.shape for output in outputs],
-        input_output_aliases={2: 1} if writes_sums else {},
+        input_output_aliases={
+            first_given + number: output for number, output in (writes_in_place or {}).items()
+        },
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{variant}",  # For tpu/hlo_cost.py.
     )(jnp.full(1, layer, jnp.int32), *arrays)
 
 
-def _dropout_inputs(
-    dropout: HiddenDropout, num_tokens: int, tokens: int, hidden: int
-) -> tuple[list[pl.BlockSpec], list[jax.Array]]:
-    """Returns the blocks and the arrays that `_drop` reads."""
-    words = [word.reshape(num_tokens // tokens, tokens) for word in dropout.words]
-    scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
-    specs = [
-        pl.BlockSpec((1, 2, tokens), lambda block, *_: (block, 0, 0)),
-        pl.BlockSpec((2, hidden), lambda *_: (0, 0)),
-        scalar,
-        scalar,
-    ]
-    arrays = [
-        jnp.stack(words, axis=1),
-        jnp.asarray(column_words(hidden)),
-        dropout.threshold.reshape(1, 1),
-        dropout.scale.reshape(1, 1),
-    ]
-    return specs, arrays
-
-
-def _forward_kernel(settings, num_chunks, drop, given, y_ref, sum_ref, buffer):
-    inputs_ref, _, x_ref, matrix_ref, bias_ref, scale_ref, shift_ref, *inner_bias_ref = given
+def _forward_kernel(settings, num_chunks, drop, given, sum_ref, y_ref, buffer):
+    inputs_ref, _, x_ref, _, matrix_ref, bias_ref, scale_ref, shift_ref, *inner_bias_ref = given
     chunk, last = pl.program_id(1), num_chunks - 1
 
     def product():
@@ -380,21 +391,3 @@ def _normalize(settings, total):
     variance = jnp.mean(centered * centered, axis=1, keepdims=True)
     inverse_std = lax.rsqrt(variance + settings.epsilon)
     return centered * inverse_std, inverse_std
-
-
-def _drop(*args):
-    """Applies the dropout of `HiddenDropout`; without its words, returns the last argument."""
-    *refs, rows, x = args
-    if not refs:
-        return x
-    words_ref, columns_ref, threshold_ref, scale_ref = refs
-    words = [words_ref[0, n : n + 1, rows] for n in (0, 1)]
-    # From lanes to rows, each in all lanes.
-    words = [jnp.broadcast_to(word, (LANES, LANES)).T for word in words]
-    result = []
-    for start in range(0, x.shape[1], LANES):
-        lanes = slice(start, start + LANES)
-        columns = [columns_ref[n : n + 1, lanes] for n in (0, 1)]
-        bits, _ = random_bits(words, columns)
-        result.append(jnp.where(bits < threshold_ref[0, 0], 0.0, x[:, lanes] * scale_ref[0, 0]))
-    return jnp.concatenate(result, axis=1)
