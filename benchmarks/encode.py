@@ -12,7 +12,8 @@ two (benchmarks/keras_side.py); its approximate GELU changes the vectors. bert_j
 batch of 16 rows of 64 tokens, which hold about as many tokens. Each measurement runs in its own
 process, and the sides alternate. No side has glibc ask for huge pages; with `--huge_pages` all do.
 Seconds are for the call that turns strings into vectors: tokenization and compilation count,
-loading does not. The aims are a ratio of at least 1 to each and at most 8 compiled programs.
+loading does not. The aims are a ratio of at least 1.2 to torch and 1 to the others, and at most 8
+compiled programs.
 
 `--start` measures instead the time from the start of a process to the first vector.
 """

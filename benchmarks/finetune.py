@@ -186,6 +186,11 @@ def table_of_sides(runs: dict[str, list[dict]]) -> str:
             numbers = medians[-1], statistics.mean(values), min(values), max(values)
             lines.append(f"{name:16} {side:12} " + " ".join(f"{number:7.4g}" for number in numbers))
         if name != "score":
+            if TASK.value != "xquad":  # Its number of examples is not a flag.
+                is_training = name == "train_seconds"
+                count = EXAMPLES.value * EPOCHS.value if is_training else TEST_EXAMPLES.value
+                rates = ", ".join(f"{count / median:.4g}" for median in medians)
+                lines.append(f"{name:16} examples per second: {rates}")
             for side, median in list(zip(runs, medians, strict=True))[1:]:
                 lines.append(f"{name:16} {side + ' / ours':12} {median / medians[0]:7.2f}")
     return "\n".join(lines)

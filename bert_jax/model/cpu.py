@@ -1,6 +1,8 @@
 """Operations with a faster form on a CPU, chosen when a program is lowered.
 
 Both forms have the same values, up to the order of sums. docs/results.md says what each saves.
+Lowering chooses, not model/execution.py: a setting would have to pass through every layer and loss,
+and a program that is lowered for several platforms would have the same form on all of them.
 """
 
 import functools

@@ -118,14 +118,17 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
 def layer_class(execution: Execution, config) -> type[nn.Module]:
     """Returns the class of the layers off the fast path: as defined, or with GPU kernels.
 
-    Logs, once, why the kernels that were asked for do not run.
+    Logs, once, if the kernels that were asked for do not run on a GPU.
     """
-    if execution.kernels == "gpu":
-        reason = why_no_gpu_kernel(config)
-        if not reason:
-            return gpu.EncoderLayer
+    if execution.kernels != "gpu":
+        return architecture_of(config).EncoderLayer
+    if reason := why_no_gpu_kernel(config):
         _log_no_gpu_kernel(reason)
-    return architecture_of(config).EncoderLayer
+        return architecture_of(config).EncoderLayer
+    _, device = mesh_and_device()
+    if device.platform != "gpu":
+        _log_interpreted(device.platform)
+    return gpu.EncoderLayer
 
 
 def why_no_gpu_kernel(config) -> str:
@@ -142,6 +145,14 @@ def why_no_gpu_kernel(config) -> str:
 @functools.cache  # Once for each reason.
 def _log_no_gpu_kernel(reason: str) -> None:
     logging.warning("Attention runs without the kernels for GPUs: %s", reason)
+
+
+@functools.cache
+def _log_interpreted(platform: str) -> None:
+    text = (
+        "The attention kernels for GPUs are interpreted on this %s, which is slow: there is no GPU"
+    )
+    logging.warning(text, platform)
 
 
 @functools.cache  # Once for each reason.

@@ -24,6 +24,7 @@ from bert_jax.model import bert, execution, gpu
 from bert_jax.model.attention import attention
 from bert_jax.model.config import BertConfig
 from bert_jax.model.dropout import Dropout, attention_dropout
+from bert_jax.model.encoder import EncoderModel
 from bert_jax.model.execution import Execution, layer_class
 from bert_jax.model.pretraining import PretrainingModel, example_batch
 from bert_jax.sharding.collectives import sum_over_data
@@ -195,22 +196,48 @@ def test_model_has_the_same_outputs_and_gradients_with_the_kernels(scan_layers):
     )
 
 
+def abstract_gpu():
+    """Returns the mesh of one GPU that is not here."""
+    device = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    types = (AxisType.Auto,) * len(AXES)
+    return AbstractMesh((1,) * len(AXES), AXES, axis_types=types, abstract_device=device)
+
+
+def lower(function, *arguments) -> str:
+    """Returns the program that a GPU gets."""
+    traced = jax.jit(function).trace(*arguments)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("head_dim", gpu.HEAD_DIMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_kernels_lower_for_a_gpu_and_no_array_there_has_length_x_length(head_dim, dtype):
-    device = AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-    types = (AxisType.Auto,) * len(AXES)
-    mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=types, abstract_device=device)
-    arrays, ids = jax.eval_shape(lambda: make_inputs(384, 2 * head_dim, dtype))
-
-    def lower(kind):
-        run = functools.partial(output_and_gradients, kind, num_heads=2, rate=0.1)
-        return jax.jit(run).trace(arrays, ids).lower(lowering_platforms=("cuda",)).as_text()
-
-    with use_abstract_mesh(mesh):
-        program = lower("gpu")
+    arguments = jax.eval_shape(lambda: make_inputs(384, 2 * head_dim, dtype))
+    run = functools.partial(output_and_gradients, num_heads=2, rate=0.1)
+    with use_abstract_mesh(abstract_gpu()):
+        program = lower(functools.partial(run, "gpu"), *arguments)
     assert program.count("xla.gpu.triton") == 2 and "384x384" not in program
-    assert "384x384" in lower("plain")
+    assert "384x384" in lower(functools.partial(run, "plain"), *arguments)
+
+
+@pytest.mark.parametrize("kernels", ["gpu", "plain"])
+def test_gradients_of_a_whole_encoder_on_a_gpu_have_no_length_x_length(kernels):
+    config = BertConfig(vocab_size=50, hidden_size=32, num_layers=3, num_heads=2)
+    model = EncoderModel(config, Execution(kernels=kernels, dtype="bfloat16"))
+    params = jax.eval_shape(model.init, jax.random.key(0), example_batch())["params"]
+    batch = jax.eval_shape(
+        lambda: dict.fromkeys(
+            ("tokens", "segment_ids", "position_ids", "sequence_ids"), jnp.zeros((2, 384), int)
+        )
+    )
+
+    def loss(params, batch):
+        dropout = Dropout(jax.random.key(1), jnp.arange(2), 0.1)
+        return jnp.sum(model.apply({"params": params}, batch, dropout), dtype=jnp.float32)
+
+    with use_abstract_mesh(abstract_gpu()):
+        program = lower(jax.grad(loss), params, batch)
+    assert ("384x384" in program) == (kernels == "plain")
 
 
 OLD, AMD = ("Tesla T4", "7.5"), ("AMD Instinct MI300X", "gfx942")
@@ -224,7 +251,6 @@ NVIDIA = "they need an NVIDIA GPU of compute capability 8.0 or higher, and "
         ({}, 4, None, "12 heads are not 4 times an even number, as tensor needs"),
         ({}, 1, OLD, f"{NVIDIA}Tesla T4 has 7.5"),
         ({}, 1, AMD, f"{NVIDIA}AMD Instinct MI300X has gfx942"),
-        ({}, 2, None, ""),
         ({}, 1, ("NVIDIA A100", "8.0"), ""),
         ({}, 1, ("NVIDIA H100", "9.0"), ""),
         ({}, 1, ("NVIDIA B200", "10.0"), ""),
@@ -246,6 +272,14 @@ def test_layers_that_the_kernels_cannot_compute_fall_back_and_say_so_once(
         assert layer_class(Execution(kernels="gpu"), BertConfig(**fields)) is expected
     messages = [record.message for record in caplog.records]
     assert messages == [f"Attention runs without the kernels for GPUs: {reason}"] * bool(reason)
+
+
+def test_kernels_that_are_interpreted_say_so_once(caplog):
+    execution._log_interpreted.cache_clear()
+    for _ in range(2):
+        assert layer_class(Execution(kernels="gpu"), BertConfig()) is gpu.EncoderLayer
+    (record,) = caplog.records
+    assert record.message.startswith("The GPU kernels of attention are interpreted on this cpu")
 
 
 def test_a_jax_without_triton_falls_back(monkeypatch):

@@ -128,7 +128,7 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
             leaves = jax.tree.leaves(given)
             return jax.tree.unflatten(tree, [leaves[n] for n in sources])
 
-        if arrays[INPUTS] is xs:  # In the iteration that computes it, not in the next one.
+        if arrays[INPUTS] is xs:  # The layer did not write its output itself.
             arrays[INPUTS] = _write(xs, index + 1, y)
         return arrays
 

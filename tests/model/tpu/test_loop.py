@@ -207,9 +207,14 @@ def test_arrays_saved_by_the_layer_are_not_saved_twice():
     # Queries, keys and values together; context, both sums before LayerNorm, and the first output.
     assert saved.count((*shape, 3 * CONFIG.hidden_size)) == 1
     assert saved.count((*shape, CONFIG.hidden_size)) == 2
+    carried = [x.aval.shape for x in loops[0].outvars]
     sums = CONFIG.num_layers, BATCH * LENGTH, CONFIG.hidden_size  # The kernel's are of tokens.
-    assert [x.aval.shape for x in loops[0].outvars].count(sums) == 2
+    assert carried.count(sums) == 2
     assert saved.count((*shape, CONFIG.intermediate_size)) == 1
+    # The hidden states between layers are only in the array of all layers.
+    hidden = BATCH, LENGTH, CONFIG.hidden_size
+    assert carried.count((CONFIG.num_layers + 1, *hidden)) == 1
+    assert hidden not in carried and sums[1:] not in carried
 
     # Forward, attention leaves what other layers saved as they are.
     @jax.jit
