@@ -1,13 +1,15 @@
 """Compares the memory of an update step on a GPU with and without the kernels of model/gpu.py.
 
 python3 -m venv .venv-cuda
-.venv-cuda/bin/pip install -e . jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
+.venv-cuda/bin/pip install -e . jax==0.10.2 nvidia-cuda-nvcc-cu12 \
+    jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2
 .venv-cuda/bin/python benchmarks/gpu_memory.py
 
 Needs no GPU: XLA compiles the step of configs/pretrain/bert_base.py for an H100 from a description
 of it, Triton the kernels, and ptxas both. Rows of --length tokens, bfloat16, dropout 0.1. Temporary
 memory, which holds the activations, is what XLA plans; parameters and optimizer state are apart.
-Time is not estimated: benchmarks/train_step.py measures it on a GPU.
+On a GPU, XLA also tunes products, which can change the plan. Time is not estimated:
+benchmarks/train_step.py measures it on a GPU.
 """
 
 import os
@@ -80,7 +82,7 @@ def compile_step(device: jax.Device, size: str, kernels: str) -> jax.stages.Comp
 
 def main(_) -> None:
     cuda = pathlib.Path(nvidia.cuda_nvcc.__path__[0])
-    # Tuning needs a GPU; without it, Triton is not worth it for products.
+    # Autotuning needs a GPU; untuned, Triton's products are slower than cuBLAS.
     options = f"--xla_gpu_cuda_data_dir={cuda} --xla_gpu_autotune_level=0"
     options += " --xla_gpu_enable_triton_gemm=false"
     os.environ["XLA_FLAGS"] = f"{options} {os.environ.get('XLA_FLAGS', '')}"

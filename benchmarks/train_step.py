@@ -15,10 +15,10 @@ KerasHub alone, and also runs in `.venv-keras`.
 On a CPU: 32 rows of 128 tokens in float32. With huge pages, the aims are a ratio to transformers
 of at least 7 for tiny and 8 for mini, a ratio to KerasHub of at least 1.5, and for mini at least
 60 % of the rate of the step's matrix products, which are timed alone in the process of our step,
-after it (benchmarks/products.py). That rate bounds the ratios: docs/results.md says which aims are
-met. There are two tables: all sides with glibc asking for huge pages, and none. Our mains ask for
-them (bert_jax/runtime/command_line.py), scripts of the others do not. benchmarks/step_profile.py
-shows where the time goes.
+after it (benchmarks/products.py), as is one large product. Their rate bounds the ratios:
+docs/results.md says which aims are met. There are two tables: all sides with glibc asking for huge
+pages, and none. Our mains ask for them (bert_jax/runtime/command_line.py), scripts of the others do
+not. benchmarks/step_profile.py shows where the time goes.
 
 On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
@@ -54,7 +54,9 @@ WORKLOADS = flags.DEFINE_list(
 REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.")
 STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
-KERNELS = flags.DEFINE_enum("kernels", "auto", ["auto", "gpu"], "Execution.kernels of our step.")
+KERNELS = flags.DEFINE_enum(
+    "kernels", "auto", ["auto", "gpu"], "Kernels of our step, as in --config.model.kernels."
+)
 PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
 SIDE = flags.DEFINE_enum(
     "side",
@@ -106,7 +108,7 @@ class Workload(NamedTuple):
 class Measurement(NamedTuple):
     seconds: list[float]  # Of each timed step.
     products_rate: float | None  # FLOP/s of the products of our step; None for the others.
-    plain_rate: float | None = None  # FLOP/s of one product of 4096 x 1024 x 1024.
+    large_rate: float | None = None  # FLOP/s of one product of 4096 x 1024 x 1024.
 
 
 def dtype() -> str:
@@ -209,9 +211,9 @@ def measure(side: str, workload: Workload) -> Measurement:
 
     _, batch, length = workload
     products = step_products(workload.config(), batch, length, workload.num_predictions)
-    plain = [Product(count=10, stack=1, rows=4096, inner=1024, columns=1024)]
-    rates = [flops_per_second(each, dtype(), STEPS.value) for each in (products, plain)]
-    return Measurement(seconds[2:], products_rate=rates[0], plain_rate=rates[1])
+    large = [Product(count=10, stack=1, rows=4096, inner=1024, columns=1024)]
+    rates = [flops_per_second(each, dtype(), STEPS.value) for each in (products, large)]
+    return Measurement(seconds[2:], products_rate=rates[0], large_rate=rates[1])
 
 
 def measure_in_process(side: str, workload: str, huge_pages: bool) -> Measurement:
@@ -251,14 +253,14 @@ def compare(workload: str, huge_pages: bool) -> None:
             line += f"   MFU {parsed.flops() / step / peak:.0%}"
         print(line, flush=True)
     step_rate = parsed.flops() / medians["bert_jax"]
-    products_rate, plain_rate = (
+    products_rate, large_rate = (
         statistics.median(getattr(each, name) for each in measurements["bert_jax"])
-        for name in ("products_rate", "plain_rate")
+        for name in ("products_rate", "large_rate")
     )
     print(
         f"{workload:14} our step: {step_rate / 1e9:,.0f} GFLOP/s, {step_rate / products_rate:.0%} "
         f"of the {products_rate / 1e9:,.0f} GFLOP/s of its matrix products alone, "
-        f"{step_rate / plain_rate:.0%} of the {plain_rate / 1e9:,.0f} of a plain large product",
+        f"{step_rate / large_rate:.0%} of the {large_rate / 1e9:,.0f} of one large product",
         flush=True,
     )
 

@@ -118,17 +118,14 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
 def layer_class(execution: Execution, config) -> type[nn.Module]:
     """Returns the class of the layers off the fast path: as defined, or with GPU kernels.
 
-    Logs, once, if the kernels that were asked for do not run on a GPU.
+    Logs, once for each model, whether the kernels that were asked for run.
     """
     if execution.kernels != "gpu":
         return architecture_of(config).EncoderLayer
-    if reason := why_no_gpu_kernel(config):
-        _log_no_gpu_kernel(reason)
-        return architecture_of(config).EncoderLayer
+    reason = why_no_gpu_kernel(config)
     _, device = mesh_and_device()
-    if device.platform != "gpu":
-        _log_interpreted(device.platform)
-    return gpu.EncoderLayer
+    _log_gpu_kernels(reason, config.num_layers, config.hidden_size, device.platform)
+    return architecture_of(config).EncoderLayer if reason else gpu.EncoderLayer
 
 
 def why_no_gpu_kernel(config) -> str:
@@ -136,23 +133,23 @@ def why_no_gpu_kernel(config) -> str:
     if config.architecture != "bert":
         return f"they compute the attention of bert, not of {config.architecture}"
     mesh, device = mesh_and_device()
-    shards = mesh.shape.get("tensor", 1)
-    if shards > 1 and config.num_heads % (2 * shards):  # The two heads of a pair share dropout.
-        return f"{config.num_heads} heads are not {shards} times an even number, as tensor needs"
-    return gpu.why_unsupported(device, config.hidden_size // config.num_heads)
-
-
-@functools.cache  # Once for each reason.
-def _log_no_gpu_kernel(reason: str) -> None:
-    logging.warning("Attention runs without the kernels for GPUs: %s", reason)
+    shards, num_heads = mesh.shape.get("tensor", 1), config.num_heads
+    factor = 1 if shards == 1 else 2 * shards  # The hash words of dropout are of pairs of heads.
+    if num_heads % factor:
+        return f"num_heads is {num_heads}: with tensor={shards}, expected a multiple of {factor}"
+    return gpu.why_unsupported(device, config.hidden_size // num_heads)
 
 
 @functools.cache
-def _log_interpreted(platform: str) -> None:
-    text = (
-        "The attention kernels for GPUs are interpreted on this %s, which is slow: there is no GPU"
-    )
-    logging.warning(text, platform)
+def _log_gpu_kernels(reason: str, num_layers: int, size: int, platform: str) -> None:
+    layers = f"The attention of the {num_layers} layers of hidden size {size}"
+    if reason:
+        logging.warning("%s runs without the kernels for GPUs: %s", layers, reason)
+    elif platform != "gpu":
+        text = "%s runs in the kernels for GPUs, interpreted on the %s, which is slow"
+        logging.warning(text, layers, platform)
+    else:
+        logging.info("%s runs in the kernels for GPUs", layers)
 
 
 @functools.cache  # Once for each reason.

@@ -3,7 +3,8 @@
 Nothing of size length x length reaches memory (Dao et al., 2022): a program of the forward pass
 takes one block of queries of a head, and goes over the keys block by block with a running maximum
 and sum; the backward pass recomputes the probabilities from the saved logarithms of their sums, and
-dropout from the same words. The kernels are compiled by Triton, through Pallas.
+the dropout mask from the same hash words. Pallas compiles the kernels with Triton, which multiplies
+float32 as TF32, as XLA does there by default.
 """
 
 import functools
@@ -23,19 +24,19 @@ from bert_jax.sharding.mesh import mesh_and_device
 
 try:
     from jax.experimental.pallas import triton
-except ImportError:  # JAX 0.12 says that a later version will not have it.
+except ImportError:  # Deprecated since JAX 0.11.
     triton = None
 
-# Positions of a block, not tuned on a GPU yet. Triton's products have no smaller sides than 16.
+# Positions of a block, not tuned on a GPU yet. Products in Triton need sides of at least 16.
 MIN_BLOCK, MAX_BLOCK = 16, 64
-# Bytes of a block of queries, keys or values of a head: then what the backward pass holds of them
-# fits into the 99 KiB of shared memory of the smallest GPUs.
+# Of a block of queries, keys or values of a head: the backward kernel holds several, in the shared
+# memory of a GPU.
 MAX_BLOCK_BYTES = 8192
-HEAD_DIMS = 16, 32, 64, 128  # Powers of two, as all sides of Triton's products.
+HEAD_DIMS = 16, 32, 64, 128  # Powers of two, as all sides of products in Triton.
 
 
 class EncoderLayer(bert.EncoderLayer):
-    """Computes `bert.EncoderLayer`, of the same parameters."""
+    """`bert.EncoderLayer` with attention in GPU kernels; it has the same parameters."""
 
     def attend(self, x: jax.Array, sequence_ids: jax.Array, dropout: LayerDropout) -> jax.Array:
         """Returns the weighted values of all heads, joined, `[B, L, H]`."""
@@ -56,17 +57,18 @@ def why_unsupported(device: jax.Device, head_dim: int) -> str:
     Devices other than GPUs interpret the kernels, for tests.
     """
     if triton is None:
-        return "this version of JAX has no Triton in Pallas; 0.12 has it"
+        return "Pallas has no Triton backend in this JAX; versions 0.10 to 0.12 have it"
     if head_dim not in HEAD_DIMS:
-        return f"heads of {head_dim} are not of {', '.join(map(str, HEAD_DIMS))}"
+        expected = ", ".join(map(str, HEAD_DIMS))
+        return f"the head size is {head_dim}: expected one of {expected}"
     capabilities = [
         each.compute_capability
         for each in jax.devices()
         if each.platform == "gpu" and each.device_kind == device.device_kind
     ]  # Empty if the program is compiled for a GPU that is not here.
     if capabilities and not re.fullmatch(r"([89]|\d\d)\.\d", capabilities[0]):
-        found = f"{device.device_kind} has {capabilities[0]}"
-        return f"they need an NVIDIA GPU of compute capability 8.0 or higher, and {found}"
+        found = f"{device.device_kind} has compute capability {capabilities[0]}"
+        return f"{found}: expected an NVIDIA GPU with 8.0 or higher"
     return ""
 
 
@@ -93,8 +95,9 @@ class _GradientInputs(NamedTuple):
     """What only the backward kernel reads."""
 
     dcontext: jax.Array  # [batch, length, hidden]: the gradient of the result
-    log_sum: jax.Array  # float32 [batch, heads, length]: of the exponentials of scores
-    weighted: jax.Array  # float32 [batch, heads, length]: sum of probabilities x their gradients
+    logsumexp: jax.Array  # float32 [batch, heads, length]: of the scores of a query
+    # float32 [batch, heads, length]: the sum of a query's probabilities x their gradients.
+    delta: jax.Array
 
 
 @jax.named_scope("attention")
@@ -161,28 +164,28 @@ def _pad_and_attend(settings: _Settings, inputs: _Inputs) -> jax.Array:
 
 def _block_size(length: int, head_dim: int, dtype) -> int:
     """Returns the number of positions of a block: a power of two."""
-    most = min(MAX_BLOCK, MAX_BLOCK_BYTES // (head_dim * jnp.dtype(dtype).itemsize))
-    return max(MIN_BLOCK, min(most, pl.next_power_of_2(length)))
+    max_size = min(MAX_BLOCK, MAX_BLOCK_BYTES // (head_dim * jnp.dtype(dtype).itemsize))
+    return max(MIN_BLOCK, min(max_size, pl.next_power_of_2(length)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(settings: _Settings, inputs: _Inputs) -> jax.Array:
-    context, _ = _forward(settings, inputs)
+    context, _ = _call_forward_kernel(settings, inputs)
     return context
 
 
-def _forward(settings: _Settings, inputs: _Inputs) -> tuple[jax.Array, jax.Array]:
-    """Returns the result of attention, and the logarithms of the sums of its exponentials."""
+def _call_forward_kernel(settings: _Settings, inputs: _Inputs) -> tuple[jax.Array, jax.Array]:
+    """Returns the result of attention, and what the gradient needs, `_GradientInputs.logsumexp`."""
     batch, length, hidden = inputs.query.shape
     head_dim = hidden // settings.num_heads
     block = _block_size(length, head_dim, inputs.query.dtype)
     return pl.pallas_call(
         functools.partial(_forward_kernel, settings, block),
-        grid=(batch, settings.num_heads, length // block),
+        grid=(length // block, settings.num_heads, batch),
         in_specs=[_input_specs(inputs, head_dim)],
         out_specs=[
-            pl.BlockSpec((None, block, head_dim), lambda row, head, part: (row, part, head)),
-            pl.BlockSpec((None, None, block), lambda row, head, part: (row, head, part)),
+            pl.BlockSpec((None, block, head_dim), lambda part, head, row: (row, part, head)),
+            pl.BlockSpec((None, None, block), lambda part, head, row: (row, head, part)),
         ],
         out_shape=[
             jax.ShapeDtypeStruct(inputs.query.shape, inputs.value.dtype),
@@ -195,29 +198,29 @@ def _forward(settings: _Settings, inputs: _Inputs) -> tuple[jax.Array, jax.Array
 
 
 def _attention_forward(settings, inputs):
-    context, log_sum = _forward(settings, inputs)
-    return context, (inputs, context, log_sum)
+    context, logsumexp = _call_forward_kernel(settings, inputs)
+    return context, (inputs, context, logsumexp)
 
 
 def _attention_backward(settings, residuals, dcontext):
-    inputs, context, log_sum = residuals
+    inputs, context, logsumexp = residuals
     batch, length, hidden = inputs.query.shape
     head_dim = hidden // settings.num_heads
     block = _block_size(length, head_dim, inputs.query.dtype)
     # A query's probabilities x their gradients sum to its result x the result's gradient, with
     # dropout, too.
     products = context.astype(jnp.float32) * dcontext.astype(jnp.float32)
-    weighted = jnp.sum(products.reshape(batch, length, settings.num_heads, head_dim), axis=-1)
-    gradient_inputs = _GradientInputs(dcontext, log_sum, jnp.swapaxes(weighted, 1, 2))
+    delta = jnp.sum(products.reshape(batch, length, settings.num_heads, head_dim), axis=-1)
+    gradient_inputs = _GradientInputs(dcontext, logsumexp, jnp.swapaxes(delta, 1, 2))
     row_spec = _row_spec(length, head_dim)
-    sum_spec = pl.BlockSpec((None, None, length), lambda row, head, part: (row, head, 0))
-    block_spec = pl.BlockSpec((None, block, head_dim), lambda row, head, part: (row, part, head))
+    sum_spec = pl.BlockSpec((None, None, length), lambda part, head, row: (row, head, 0))
+    block_spec = pl.BlockSpec((None, block, head_dim), lambda part, head, row: (row, part, head))
     dquery, dkey, dvalue = pl.pallas_call(
         functools.partial(_backward_kernel, settings, block),
-        grid=(batch, settings.num_heads, length // block),
+        grid=(length // block, settings.num_heads, batch),
         in_specs=[
             _input_specs(inputs, head_dim),
-            _GradientInputs(dcontext=row_spec, log_sum=sum_spec, weighted=sum_spec),
+            _GradientInputs(dcontext=row_spec, logsumexp=sum_spec, delta=sum_spec),
         ],
         out_specs=[block_spec, block_spec, block_spec],
         out_shape=[
@@ -227,16 +230,16 @@ def _attention_backward(settings, residuals, dcontext):
         interpret=settings.interpret,
         name="attention_backward",
     )(inputs, gradient_inputs)
-    nothing = jax.tree.map(lambda _: None, inputs)
-    return (nothing._replace(query=dquery, key=dkey, value=dvalue),)
+    no_gradients = jax.tree.map(lambda _: None, inputs)
+    return (no_gradients._replace(query=dquery, key=dkey, value=dvalue),)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _row_spec(length: int, head_dim: int) -> pl.BlockSpec:
-    """Returns the positions of one row and head in `[batch, length, hidden]`."""
-    return pl.BlockSpec((None, length, head_dim), lambda row, head, part: (row, 0, head))
+    """Returns the BlockSpec of all positions of a row and head in `[batch, length, hidden]`."""
+    return pl.BlockSpec((None, length, head_dim), lambda part, head, row: (row, 0, head))
 
 
 def _input_specs(inputs: _Inputs, head_dim: int) -> _Inputs:
@@ -247,25 +250,25 @@ def _input_specs(inputs: _Inputs, head_dim: int) -> _Inputs:
         query=row_spec,
         key=row_spec,
         value=row_spec,
-        sequence_ids=pl.BlockSpec((None, length), lambda row, head, part: (row, 0)),
+        sequence_ids=pl.BlockSpec((None, length), lambda part, head, row: (row, 0)),
     )
     if inputs.query_words is None:
         return specs
-    scalar = pl.BlockSpec((1,), lambda row, head, part: (0,))
+    scalar = pl.BlockSpec((1,), lambda part, head, row: (0,))
     return specs._replace(
         query_words=pl.BlockSpec(
-            (None, None, 2, length), lambda row, head, part: (row, head // 2, 0, 0)
+            (None, None, 2, length), lambda part, head, row: (row, head // 2, 0, 0)
         ),
-        key_words=pl.BlockSpec((2, length), lambda row, head, part: (0, 0)),
+        key_words=pl.BlockSpec((2, length), lambda part, head, row: (0, 0)),
         threshold=scalar,
         scale=scalar,
     )
 
 
-def _forward_kernel(settings: _Settings, block: int, inputs: _Inputs, context_ref, log_sum_ref):
+def _forward_kernel(settings: _Settings, block: int, inputs: _Inputs, context_ref, logsumexp_ref):
     """Computes the result for one block of queries."""
     head = pl.program_id(1)
-    queries = pl.ds(pl.program_id(2) * block, block)
+    queries = pl.ds(pl.program_id(0) * block, block)
     query = inputs.query[queries, :]
 
     def add_keys(index, state):
@@ -290,7 +293,7 @@ def _forward_kernel(settings: _Settings, block: int, inputs: _Inputs, context_re
     num_blocks = inputs.key.shape[0] // block
     total, maximum, context = lax.fori_loop(0, num_blocks, add_keys, start)
     context_ref[...] = (context / total[:, None]).astype(context_ref.dtype)
-    log_sum_ref[...] = maximum + jnp.log(total)
+    logsumexp_ref[...] = maximum + jnp.log(total)
 
 
 def _backward_kernel(
@@ -303,7 +306,7 @@ def _backward_kernel(
     dvalue_ref,
 ):
     """Computes the gradients of one block of queries, then those of the keys and values there."""
-    here = pl.ds(pl.program_id(2) * block, block)
+    here = pl.ds(pl.program_id(0) * block, block)
     num_blocks = inputs.key.shape[0] // block
     zeros = jnp.zeros(dquery_ref.shape, jnp.float32)
     scale = 1 / math.sqrt(dquery_ref.shape[-1])
@@ -343,13 +346,13 @@ def _score_gradients(
     """Returns the gradients of scores, and the probabilities after dropout, `[queries, keys]`."""
     query, key, value = inputs.query[queries, :], inputs.key[keys, :], inputs.value[keys, :]
     scores = _scores(settings, inputs, query, queries, key, keys)
-    probabilities = jnp.exp(scores - gradient_inputs.log_sum[queries][:, None])
+    probabilities = jnp.exp(scores - gradient_inputs.logsumexp[queries][:, None])
     dprobabilities = triton.dot(gradient_inputs.dcontext[queries, :], value, trans_b=True)
     weights = probabilities
     if inputs.key_words is not None:
         factors = _dropout_factors(inputs, head, queries, keys)
         weights, dprobabilities = weights * factors, dprobabilities * factors
-    return probabilities * (dprobabilities - gradient_inputs.weighted[queries][:, None]), weights
+    return probabilities * (dprobabilities - gradient_inputs.delta[queries][:, None]), weights
 
 
 def _scores(
@@ -360,7 +363,7 @@ def _scores(
     key: jax.Array,
     keys: pl.Slice,
 ) -> jax.Array:
-    """Returns the scores of a block, float32 `[queries, keys]`; the minimum where masked."""
+    """Returns the scores of a block, float32 `[queries, keys]`; the lowest float32 where masked."""
     scores = triton.dot(query, key, trans_b=True) * (1 / math.sqrt(query.shape[-1]))
     ids = inputs.sequence_ids
     is_visible = ids[queries][:, None] == ids[keys][None, :]

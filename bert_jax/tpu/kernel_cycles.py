@@ -103,8 +103,11 @@ def compile_kernels(chip: str, shape: Shape) -> None:
             dropout = HiddenDropout((words, words), abstract(), float32())
         inputs, x = (abstract(tokens, size, dtype=dtype) for size in (inner, hidden))
         stack = abstract(1, *x.shape, dtype=dtype)
-        saved = sublayer_kernel.Saved(
-            inputs=abstract(1, *inputs.shape, dtype=dtype), xs=stack, sums=stack, outputs=stack
+        stacks = sublayer_kernel.Stacks(
+            inputs=abstract(1, *inputs.shape, dtype=dtype),
+            residuals=stack,
+            sums=stack,
+            outputs=stack,
         )
         params = sublayer_kernel.SublayerParams(
             matrix=abstract(inner, hidden, dtype=dtype),
@@ -113,11 +116,11 @@ def compile_kernels(chip: str, shape: Shape) -> None:
             shift=float32(hidden),
             inner_bias=float32(inner) if activation else None,
         )
-        arguments = inputs, x, params, saved, dropout
+        arguments = inputs, x, params, stacks, dropout
 
-        def loss(inputs, x, params, saved, dropout):
+        def loss(inputs, x, params, stacks, dropout):
             settings = sublayer_kernel.Settings(activation, epsilon=1e-12)
-            y, _, _ = sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)
+            y, _, _ = sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
     else:

@@ -346,7 +346,9 @@ def test_fast_path_agrees_with_the_plain_layers():
         other = flatten_dict(expected, sep="/")[path]
         np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-3, err_msg=path)
     # Losses that compare layers run the layers one by one.
-    assert make_objective().make_model(STUDENT, Execution("tpu")).execution.kernels == "plain"
+    for kernels, expected in (("tpu", "plain"), ("auto", "plain"), ("gpu", "gpu")):
+        model = make_objective().make_model(STUDENT, Execution(kernels))
+        assert model.execution.kernels == expected
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Dropout of hidden states inside a TPU kernel."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -12,7 +14,7 @@ from bert_jax.model.tpu.blocks import LANES
 def dropout_inputs(
     dropout: HiddenDropout, num_tokens: int, tokens: int, hidden: int
 ) -> tuple[list[pl.BlockSpec], list[jax.Array]]:
-    """Returns the blocks and the arrays that `drop_in_kernel` reads."""
+    """Returns the blocks and the arrays that `apply_dropout_in_kernel` reads."""
     words = [word.reshape(num_tokens // tokens, tokens) for word in dropout.words]
     scalar = pl.BlockSpec((1, 1), lambda *_: (0, 0), memory_space=pltpu.SMEM)
     specs = [
@@ -30,9 +32,11 @@ def dropout_inputs(
     return specs, arrays
 
 
-def drop_in_kernel(*args):
-    """Applies the dropout of `HiddenDropout`; without its words, returns the last argument."""
-    *refs, rows, x = args
+def apply_dropout_in_kernel(refs: Sequence, rows: slice, x: jax.Array) -> jax.Array:
+    """Applies the dropout of `HiddenDropout` to `rows` of a block, float32 `[rows, hidden]`.
+
+    `refs` are those of `dropout_inputs`; none: keeps all.
+    """
     if not refs:
         return x
     words_ref, columns_ref, threshold_ref, scale_ref = refs

@@ -259,7 +259,7 @@ class StackNames(NamedTuple):
     """The names in `SavedActivations` of the arrays that `sublayer_output` reads and writes."""
 
     inputs: str  # Of the product.
-    x: str  # To which the product is added.
+    residual: str  # To which the product is added.
     sum: str  # Of the two, before LayerNorm.
     output: str
 
@@ -303,23 +303,22 @@ def sublayer_output(
         kernel = jax.shard_map(kernel, **specs, check_vma=False)
     by_tokens = jax.ShapeDtypeStruct((x.size // x.shape[-1], x.shape[-1]), x.dtype)
     if not saved:
-        alone = sublayer_kernel.Saved(
+        alone = sublayer_kernel.Stacks(
             inputs=inputs[None],
-            xs=x[None],
+            residuals=x[None],
             sums=lax.empty((1, *by_tokens.shape), x.dtype),
             outputs=lax.empty((1, *x.shape), x.dtype),
         )
         y, _, _ = kernel(alone, jnp.int32(0), dropout, inputs, x, arrays)
         return y
-    stacks = sublayer_kernel.Saved(
+    stacks = sublayer_kernel.Stacks(
         inputs=saved.arrays[names.inputs],
-        xs=saved.arrays[names.x],
+        residuals=saved.arrays[names.residual],
         sums=saved.array(names.sum, by_tokens),
         outputs=saved.array(names.output, x),
         matrices=saved.params and saved.params[dense]["kernel"],
     )
     y, sums, outputs = kernel(stacks, saved.index, dropout, inputs, x, arrays)
-    saved.arrays |= {names.sum: sums, names.output: outputs}
-    if names.output != INPUTS:
-        saved.values[names.output] = y
+    saved.arrays[names.sum] = sums
+    saved.set_written(names.output, outputs, y)
     return y

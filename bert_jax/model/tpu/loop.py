@@ -13,6 +13,7 @@ from jax import lax
 
 from bert_jax.sharding.collectives import gather_data, has_shards
 
+# The array of `SavedActivations` with the input of each layer, and the output of the last one.
 INPUTS = "inputs"
 
 
@@ -24,17 +25,25 @@ class SavedActivations:
     are the parameters of all layers, for kernels that read them in place; None if they are shards,
     or if layers share them.
 
-    The array INPUTS, `[layers + 1, ...]`, has the input of each layer, and is where a layer may
-    write its output itself: at index + 1.
+    The array INPUTS, `[layers + 1, ...]`, holds the input of each layer, at `index`. A layer may
+    write its output there itself, at index + 1.
     """
 
     def __init__(self, arrays: dict[str, jax.Array], index: jax.Array, num_layers: int, params):
         self.arrays, self.values, self.index, self.num_layers = dict(arrays), {}, index, num_layers
-        self.params = params
+        self.params, self.has_output = params, False
 
     def array(self, name: str, x: jax.Array) -> jax.Array:
         """Returns the array that saves `name`, for one like `x` of each layer."""
         return self.arrays.get(name, _empty(self.num_layers, x))
+
+    def set_written(self, name: str, array: jax.Array, value: jax.Array) -> None:
+        """Takes `array`, in which a kernel has written `value`: of INPUTS, the layer's output."""
+        self.arrays[name] = array
+        if name == INPUTS:
+            self.has_output = True  # At index + 1, where the gradient of this layer does not read.
+        else:
+            self.values[name] = value
 
     def save(self, name: str, x: jax.Array, reread: bool = False) -> jax.Array:
         """Writes `x` and returns it behind a barrier, so that it is not computed again.
@@ -97,8 +106,7 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
     def apply(index, arrays):
         """Writes the layer's output, and what its gradient needs, into the stacks."""
         nonlocal rebuild_vjp
-        xs = arrays[INPUTS]
-        x = _at(xs, index)
+        x = _at(arrays[INPUTS], index)
         layer_params, layer_inputs = _at_layer(params, (stacked,), index, repeats)
         layer_params = gather_data(layer_params, x.dtype)
         saved = SavedActivations(arrays, index, num_layers, in_place)
@@ -128,14 +136,14 @@ def _forward(layer, saves, params, x, shared, stacked, last_layer, repeats):
             leaves = jax.tree.leaves(given)
             return jax.tree.unflatten(tree, [leaves[n] for n in sources])
 
-        if arrays[INPUTS] is xs:  # The layer did not write its output itself.
-            arrays[INPUTS] = _write(xs, index + 1, y)
+        if not saved.has_output:
+            arrays[INPUTS] = _write(arrays[INPUTS], index + 1, y)
         return arrays
 
     inputs = {INPUTS: _write(_empty(num_layers + 1, x), 0, x)}
     shapes = jax.eval_shape(apply, jnp.int32(0), inputs)
     arrays = jax.tree.map(lambda stack: lax.empty(stack.shape, stack.dtype), shapes) | inputs
-    # The output of a layer is only there: a copy of it would also be carried through the loop.
+    # Hidden states are carried in this array only: a separate carry would be a copy.
     arrays = lax.fori_loop(0, num_layers, apply, arrays, unroll=_unroll(params))
     x = _at(arrays[INPUTS], num_layers)
     last_vjp = None
@@ -186,9 +194,10 @@ loop_over_layers.defvjp(_forward, _backward)
 
 
 def _unroll(params) -> int:
-    """Returns the layers of an iteration.
+    """Returns how many layers an iteration runs.
 
-    The next layers' shards are gathered during this one. A longer body only helps beside that.
+    In a longer body, the all-gathers for the next layers overlap this one. Without shards, it does
+    not help.
     """
     return 4 if has_shards(params) else 1
 

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.model.dropout import HiddenDropout
 from bert_jax.model.layers import gelu_and_slope
 from bert_jax.model.tpu.blocks import LANES, dot
-from bert_jax.model.tpu.kernel_dropout import drop_in_kernel, dropout_inputs
+from bert_jax.model.tpu.kernel_dropout import apply_dropout_in_kernel, dropout_inputs
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 BLOCK_BYTES = 3 * 2**18  # Several such blocks fit into 16 MiB of on-chip memory.
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     """What is static: `epsilon` of LayerNorm; `interpret` runs kernels on any device, for tests.
 
     `activation`, one of `ACTIVATIONS`, is applied to the inputs and their bias; None: the inputs
-    are multiplied as they are. The output of layer n is written to place n + `offset`.
+    are multiplied as they are. The output of layer n is entry n + `offset` of `Stacks.outputs`.
     """
 
     activation: str | None
@@ -66,75 +66,74 @@ class SublayerParams(NamedTuple):
     inner_bias: jax.Array | None = None
 
 
-class Saved(NamedTuple):
+class Stacks(NamedTuple):
     """Arrays with a leading axis of layers, which the kernels read and write in place.
 
     Attributes:
       inputs: `[layers, ..., inner]`.
-      sums: before LayerNorm, `[layers, tokens, hidden]`.
+      residuals: to which the product is added, `[layers, ..., hidden]`; None in the backward pass.
+      sums: of both, before LayerNorm, `[layers, tokens, hidden]`.
+      outputs: `[layers, ..., hidden]`; None in the backward pass.
       matrices: `[layers, inner, hidden]`, or None.
-      xs: to which the product is added, `[layers, ..., hidden]`.
-      outputs: `[layers, ..., hidden]`. They and `xs` are not needed backward, and None there.
     """
 
     inputs: jax.Array
+    residuals: jax.Array | None
     sums: jax.Array
+    outputs: jax.Array | None
     matrices: jax.Array | None = None
-    xs: jax.Array | None = None
-    outputs: jax.Array | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sublayer(
     settings: Settings,
-    saved: Saved,
+    stacks: Stacks,
     layer: int | jax.Array,
     dropout: HiddenDropout | None,
     inputs: jax.Array,
     x: jax.Array,
     params: SublayerParams,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the output `[..., hidden]`, and `saved.sums` and `saved.outputs` with this layer's.
+    """Returns the output `[..., hidden]`, and `stacks.sums` and `stacks.outputs` with this layer's.
 
     Args:
       settings: see `Settings`.
-      saved: the sums and outputs are written in place.
-      layer: index into `saved`.
+      stacks: the sums and outputs are written in place.
+      layer: index into `stacks`.
       dropout: of the product, or None.
-      inputs: `[..., inner]`, and
-      x: `[..., hidden]`, to which the product is added, only to receive gradients: values are read
-        from `saved`, and so is the matrix, if it is there.
-      params: of this layer.
+      inputs: `[..., inner]`, only to receive a gradient: the kernel reads `stacks.inputs`.
+      x: `[..., hidden]`, only to receive a gradient: the kernel reads `stacks.residuals`.
+      params: of this layer; the kernel reads `stacks.matrices`, if it is there.
     """
-    return _sublayer_forward(settings, saved, layer, dropout, inputs, x, params)[0]
+    return _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params)[0]
 
 
-def _sublayer_forward(settings, saved, layer, dropout, inputs, x, params):
-    arrays = _Arrays.from_shapes(saved)
+def _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params):
+    arrays = _Arrays.from_shapes(stacks)
     # What is written only shares its memory with the output, which needs any block of it.
     any_block = pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0))
     sums, outputs = _call(
         _forward_kernel,
         settings,
         layer,
-        saved,
+        stacks,
         params,
         dropout,
         given=[
-            (any_block, saved.sums),
-            (arrays.of_layers(saved.xs).spec, _by_tokens(saved.xs)),
-            (any_block, _by_tokens(saved.outputs)),
+            _Given(stacks.sums, any_block, output=0),
+            _Given(_by_tokens(stacks.residuals), arrays.of_layers(stacks.residuals).spec),
+            _Given(_by_tokens(stacks.outputs), any_block, output=1),
         ],
         outputs=[
-            arrays.of_layers(saved.sums),
-            arrays.of_layers(saved.outputs, settings.offset),
+            arrays.of_layers(stacks.sums),
+            arrays.of_layers(stacks.outputs, settings.offset),
         ],
-        writes_in_place={0: 0, 2: 1},
+        buffer_dtype=jnp.float32,
     )
-    outputs = outputs.reshape(saved.outputs.shape)
+    outputs = outputs.reshape(stacks.outputs.shape)
     y = lax.dynamic_index_in_dim(outputs, layer + settings.offset, 0, keepdims=False)
-    saved = saved._replace(sums=sums, xs=None, outputs=None)
-    return (y, sums, outputs), (saved, layer, dropout, params)
+    read_backward = stacks._replace(residuals=None, sums=sums, outputs=None)
+    return (y, sums, outputs), (read_backward, layer, dropout, params)
 
 
 def _by_tokens(array: jax.Array) -> jax.Array:
@@ -143,9 +142,9 @@ def _by_tokens(array: jax.Array) -> jax.Array:
 
 
 def _sublayer_backward(settings, residuals, gradients):
-    saved, layer, dropout, params = residuals
+    stacks, layer, dropout, params = residuals
     dy, *_ = gradients
-    arrays = _Arrays.from_shapes(saved)
+    arrays = _Arrays.from_shapes(stacks)
     outputs = [arrays.like_x, arrays.like_x, arrays.like_inputs, arrays.column_sums]
     if settings.activation:
         outputs.append(arrays.inner_sums)
@@ -153,16 +152,17 @@ def _sublayer_backward(settings, residuals, gradients):
         _backward_kernel,
         settings,
         layer,
-        saved,
+        stacks,
         params,
         dropout,
         given=[
-            (arrays.of_layers(saved.sums).spec, saved.sums),
-            (arrays.like_x.spec, dy.reshape(arrays.like_x.shape.shape)),
+            _Given(stacks.sums, arrays.of_layers(stacks.sums).spec),
+            _Given(dy.reshape(arrays.like_x.shape.shape), arrays.like_x.spec),
         ],
         outputs=outputs,
+        buffer_dtype=dy.dtype,
     )
-    inputs = lax.dynamic_index_in_dim(_by_tokens(saved.inputs), layer, 0, keepdims=False)
+    inputs = lax.dynamic_index_in_dim(_by_tokens(stacks.inputs), layer, 0, keepdims=False)
     if settings.activation:
         inputs = inputs.astype(jnp.float32) + params.inner_bias
         inputs = gelu_and_slope(settings.activation, inputs, dx.dtype)[0].astype(dx.dtype)
@@ -198,9 +198,9 @@ class _Arrays(NamedTuple):
     inner_sums: _Array  # [blocks, 8, inner], float32: sums over tokens.
 
     @classmethod
-    def from_shapes(cls, saved: Saved) -> "_Arrays":
-        (_, num_tokens, hidden), inner = saved.sums.shape, saved.inputs.shape[-1]
-        dtype = saved.sums.dtype
+    def from_shapes(cls, stacks: Stacks) -> "_Arrays":
+        (_, num_tokens, hidden), inner = stacks.sums.shape, stacks.inputs.shape[-1]
+        dtype = stacks.sums.dtype
         tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
         blocks = num_tokens // tokens
         return cls(
@@ -233,28 +233,36 @@ class _Arrays(NamedTuple):
         )
 
 
+class _Given(NamedTuple):
+    """An array that a kernel reads, in blocks; or of which `output` is a changed version."""
+
+    array: jax.Array
+    spec: pl.BlockSpec
+    output: int | None = None
+
+
 def _call(
     kernel: Callable,
     settings: Settings,
     layer: int | jax.Array,
-    saved: Saved,
+    stacks: Stacks,
     params: SublayerParams,
     dropout: HiddenDropout | None,
     *,
-    given: list[tuple[pl.BlockSpec, jax.Array]],
+    given: list[_Given],
     outputs: list[_Array],
-    writes_in_place: dict[int, int] | None = None,
+    buffer_dtype,
 ) -> list[jax.Array]:
     """Runs `kernel` for all blocks of tokens and chunks.
 
-    It reads the saved inputs, the arrays that are `given`, and the parameters. `writes_in_place`
-    has, by the number of an array that is given, that of the output that shares its memory.
+    It reads the inputs of the product, the arrays that are `given`, and the parameters; its buffer
+    is `[tokens of a block, hidden]`.
     """
-    (_, num_tokens, hidden), dtype = saved.sums.shape, saved.sums.dtype
-    inner = saved.inputs.shape[-1]
+    (_, num_tokens, hidden), dtype = stacks.sums.shape, stacks.sums.dtype
+    inner = stacks.inputs.shape[-1]
     tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
     num_chunks = inner // chunk
-    matrices = params.matrix[None] if saved.matrices is None else saved.matrices
+    matrices = params.matrix[None] if stacks.matrices is None else stacks.matrices
 
     def matrix_index(block, n, layer):
         return layer[0] if len(matrices) > 1 else 0, n, 0
@@ -263,7 +271,7 @@ def _call(
     vectors = [params.bias, params.scale, params.shift]
     in_specs = [
         pl.BlockSpec((None, tokens, chunk), lambda block, n, layer: (layer[0], block, n)),
-        *[spec for spec, _ in given],
+        *[each.spec for each in given],
         pl.BlockSpec((None, chunk, hidden), matrix_index),
         vector,
         vector,
@@ -272,7 +280,7 @@ def _call(
     if settings.activation:
         in_specs.append(pl.BlockSpec((1, chunk), lambda block, n, _: (0, n)))
         vectors.append(params.inner_bias)
-    arrays = [_by_tokens(saved.inputs), *[array for _, array in given], matrices.astype(dtype)]
+    arrays = [_by_tokens(stacks.inputs), *[each.array for each in given], matrices.astype(dtype)]
     arrays += [vector.astype(jnp.float32)[None] for vector in vectors]
     num_given = len(arrays)
     if dropout is not None:
@@ -281,12 +289,12 @@ def _call(
         arrays += words
 
     def run(_, *refs):
-        drop = functools.partial(drop_in_kernel, *refs[num_given : len(arrays)])
+        drop = functools.partial(apply_dropout_in_kernel, refs[num_given : len(arrays)])
         kernel(settings, num_chunks, drop, refs[:num_given], *refs[len(arrays) :])
 
     variant = settings.activation or "linear"
-    buffer_dtype = dtype if writes_in_place is None else jnp.float32
-    first_given = 2  # After the layer and the saved inputs.
+    # Operands are numbered from the layer and the inputs of the product.
+    aliases = {2 + n: each.output for n, each in enumerate(given) if each.output is not None}
     return pl.pallas_call(
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -297,17 +305,16 @@ def _call(
             scratch_shapes=[pltpu.VMEM((tokens, hidden), buffer_dtype)],
         ),
         out_shape=[output.shape for output in outputs],
-        input_output_aliases={
-            first_given + number: output for number, output in (writes_in_place or {}).items()
-        },
+        input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=settings.interpret,
         name=f"{kernel.__name__.strip('_')}_{variant}",  # For tpu/hlo_cost.py.
     )(jnp.full(1, layer, jnp.int32), *arrays)
 
 
-def _forward_kernel(settings, num_chunks, drop, given, sum_ref, y_ref, buffer):
-    inputs_ref, _, x_ref, _, matrix_ref, bias_ref, scale_ref, shift_ref, *inner_bias_ref = given
+def _forward_kernel(settings, num_chunks, drop, input_refs, sum_ref, y_ref, buffer):
+    inputs_ref, _, x_ref, _, matrix_ref, *vector_refs = input_refs
+    bias_ref, scale_ref, shift_ref, *inner_bias_ref = vector_refs
     chunk, last = pl.program_id(1), num_chunks - 1
 
     def product():
@@ -338,9 +345,9 @@ def _forward_kernel(settings, num_chunks, drop, given, sum_ref, y_ref, buffer):
 
 
 def _backward_kernel(
-    settings, num_chunks, drop, given, dx_ref, dproduct_ref, dinputs_ref, by_column_ref, *rest
+    settings, num_chunks, drop, input_refs, dx_ref, dproduct_ref, dinputs_ref, by_column_ref, *rest
 ):
-    inputs_ref, sum_ref, dy_ref, matrix_ref, _, scale_ref, _, *inner_bias_ref = given
+    inputs_ref, sum_ref, dy_ref, matrix_ref, _, scale_ref, _, *inner_bias_ref = input_refs
     *dinner_ref, buffer = rest
 
     def start():

@@ -50,8 +50,8 @@ def plain(activation, dropout, inputs, x, params):
 def in_kernel(activation, dropout, inputs, x, params):
     settings = sublayer_kernel.Settings(activation, EPSILON, interpret=True)
     zeros = jnp.zeros((1, *x.shape), x.dtype)
-    saved = sublayer_kernel.Saved(inputs[None], zeros, xs=x[None], outputs=zeros)
-    return sublayer_kernel.sublayer(settings, saved, 0, dropout, inputs, x, params)[0]
+    stacks = sublayer_kernel.Stacks(inputs[None], x[None], sums=zeros, outputs=zeros)
+    return sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -123,12 +123,17 @@ def test_bfloat16_error_is_at_most_twice_that_of_plain_jax(activation):
 
 def test_kernel_reads_and_writes_saved_arrays_at_its_layer():
     inputs, x, params = jax.device_get(make_arguments(512, 128, 128, None))
-    stacks = [np.stack([each + n for n in range(3)]) for each in (inputs, params.matrix, x)]
-    sums, outputs = np.full((3, *x.shape), 7, np.float32), np.full((4, *x.shape), 8, np.float32)
-    saved = sublayer_kernel.Saved(stacks[0], sums, stacks[1], stacks[2], outputs)
+    three = [np.stack([each + n for n in range(3)]) for each in (inputs, x, params.matrix)]
+    stacks = sublayer_kernel.Stacks(
+        inputs=three[0],
+        residuals=three[1],
+        sums=np.full((3, *x.shape), 7, np.float32),
+        outputs=np.full((4, *x.shape), 8, np.float32),
+        matrices=three[2],
+    )
     settings = sublayer_kernel.Settings(None, EPSILON, offset=1, interpret=True)
     kernel = jax.jit(functools.partial(sublayer_kernel.sublayer, settings), static_argnums=1)
-    y, sums, outputs = jax.device_get(kernel(saved, 1, None, inputs, x, params))
+    y, sums, outputs = jax.device_get(kernel(stacks, 1, None, inputs, x, params))
     of_layer = inputs + 1, x + 1, params._replace(matrix=params.matrix + 1)
     np.testing.assert_array_equal(sums[::2], 7)
     np.testing.assert_array_equal(outputs[[0, 1, 3]], 8)
