@@ -5,6 +5,11 @@ other numbers are one program. The loop is batch -> step -> report -> evaluate -
 checkpoint of each trial with the best score on the dev split predicts every split.
 """
 
+from bert_jax.runtime.command_line import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # Before the other imports, which take longer than a second.
+
 import contextlib
 import functools
 import itertools

@@ -4,6 +4,11 @@ Top to bottom: corpus, model and devices, state, then the loop: batch -> step ->
 -> save. A run resumes from the last checkpoint, and neither repeats nor skips a step.
 """
 
+from bert_jax.runtime.command_line import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # Before the other imports, which take longer than a second.
+
 import collections
 import contextlib
 import functools

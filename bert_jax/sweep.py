@@ -19,6 +19,11 @@ grows: finished trials are kept. Started on several machines that share DIR, eac
 no other has claimed. `--dry_run` lists the trials and programs, and estimates memory and time.
 """
 
+from bert_jax.runtime.command_line import restart_with_huge_pages
+
+if __name__ == "__main__":
+    restart_with_huge_pages()  # Before the other imports, which take longer than a second.
+
 import contextlib
 import functools
 import pathlib

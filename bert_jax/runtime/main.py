@@ -45,7 +45,6 @@ def start(train_and_evaluate: Callable[[ConfigDict, str], dict | None], program:
 
     Prints the result as JSON; None: it has printed what it found.
     """
-    command_line.restart_with_huge_pages()
     define_flags()
     app.run(
         lambda argv: _run(argv, train_and_evaluate, program), flags_parser=command_line.parse_flags
