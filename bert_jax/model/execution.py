@@ -125,7 +125,7 @@ def layer_class(execution: Execution, config) -> type[nn.Module]:
     reason = why_no_gpu_kernel(config)
     _, device = mesh_and_device()
     _log_gpu_kernels(reason, config.num_layers, config.hidden_size, device.platform)
-    return architecture_of(config).EncoderLayer if reason else gpu.EncoderLayer
+    return architecture_of(config).EncoderLayer if reason else gpu.GpuEncoderLayer
 
 
 def why_no_gpu_kernel(config) -> str:

@@ -35,7 +35,7 @@ MAX_BLOCK_BYTES = 8192
 HEAD_DIMS = 16, 32, 64, 128  # Powers of two, as all sides of products in Triton.
 
 
-class EncoderLayer(bert.EncoderLayer):
+class GpuEncoderLayer(bert.EncoderLayer):
     """`bert.EncoderLayer` with attention in GPU kernels; it has the same parameters."""
 
     def attend(self, x: jax.Array, sequence_ids: jax.Array, dropout: LayerDropout) -> jax.Array:

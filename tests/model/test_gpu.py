@@ -284,7 +284,7 @@ def test_layers_that_the_kernels_cannot_compute_fall_back_and_say_so_once(
     mesh = types.SimpleNamespace(shape={"tensor": tensor})
     found = mesh, jax.devices()[0]
     monkeypatch.setattr(execution, "mesh_and_device", lambda: found)
-    expected = bert.EncoderLayer if reason else gpu.EncoderLayer
+    expected = bert.EncoderLayer if reason else gpu.GpuEncoderLayer
     for _ in range(2):
         assert layer_class(Execution(kernels="gpu"), BertConfig(**fields)) is expected
     (message,) = [record.message for record in caplog.records]
@@ -296,7 +296,7 @@ def test_layers_that_the_kernels_cannot_compute_fall_back_and_say_so_once(
 def test_kernels_that_are_interpreted_say_so_once(caplog):
     execution._log_gpu_kernels.cache_clear()
     for _ in range(2):
-        assert layer_class(Execution(kernels="gpu"), BertConfig()) is gpu.EncoderLayer
+        assert layer_class(Execution(kernels="gpu"), BertConfig()) is gpu.GpuEncoderLayer
     (record,) = caplog.records
     assert record.message.endswith("the kernels for GPUs, interpreted on the cpu, which is slow")
 
