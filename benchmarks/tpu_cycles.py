@@ -17,24 +17,14 @@ take the compiler many minutes per chip. `--peers=keras_hub` needs no transforme
     .venv-keras/bin/python benchmarks/tpu_cycles.py --peers=keras_hub --chips=v4 --size=tiny \
         --rows=4 --length=128
 
-With 16 rows (libtpu 0.0.42.1, 2026-11-25, all in one run of 23 minutes on two cores), in million
-cycles per row:
-
-| chip | bert_jax | transformers | ratio |
-| --- | --- | --- | --- |
-| v3 (one core) | 23.43 | 43.79 | 1.87 |
-| v4 | 7.16 | 15.41 | 2.15 |
-| v5e | 12.07 | 26.16 | 2.17 |
-| v5p | 6.05 | 14.75 | 2.44 |
-| v6e | 6.15 | 11.58 | 1.88 |
+docs/tpu.md has the figures, "Compared with other libraries".
 
 On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
 lets the compiler choose the order of accumulation, and on tpu7x has tiles of 8 rows. For v6e, the
 peers are extrapolated from 2 and 4 layers, and too low: dropout uses the non-partitionable threefry
 of JAX before 0.5, because with today's the step does not compile in an hour (one layer of one row
 takes 4 % more cycles with it), and the compiler has no estimate for scatters on SparseCores. For
-tpu7x, a device of which is half a chip, the peers are extrapolated in the same way. KerasHub, and
-tpu7x, were not measured.
+tpu7x, a device of which is half a chip, the peers are extrapolated in the same way.
 """
 
 import dataclasses
