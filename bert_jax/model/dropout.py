@@ -116,7 +116,8 @@ class HiddenDropout(NamedTuple):
     def apply(self, x: jax.Array) -> jax.Array:
         """Applies dropout to `[batch, ..., columns]`."""
         bits, _ = random_bits([words[..., None] for words in self.words], column_words(x.shape[-1]))
-        return jnp.where(bits < self.threshold, 0, x * self.scale.astype(x.dtype))
+        scaled = (x.astype(jnp.float32) * self.scale).astype(x.dtype)  # bfloat16 rounds the scale.
+        return jnp.where(bits < self.threshold, 0, scaled)
 
     def at(self, positions: jax.Array) -> "HiddenDropout":
         """Returns the dropout of the hidden states at int32 `[batch, K]` positions."""
@@ -190,11 +191,12 @@ class AttentionDropout(NamedTuple):
 
     def apply(self, probabilities: jax.Array) -> jax.Array:
         """Applies dropout to attention probabilities, `[batch, heads, query, key]`."""
-        num_heads, dtype = probabilities.shape[1], probabilities.dtype
+        num_heads = probabilities.shape[1]
         words = jnp.repeat(self.words, 2, axis=1)[:, :num_heads, :, :, None]
         even, odd = random_bits((words[:, :, 0], words[:, :, 1]), self.key_words)
         bits = jnp.where(jnp.arange(num_heads)[:, None, None] % 2, odd, even)
-        return probabilities * jnp.where(bits < self.threshold, 0, self.scale.astype(dtype))
+        factors = jnp.where(bits < self.threshold, 0, self.scale)
+        return (probabilities.astype(jnp.float32) * factors).astype(probabilities.dtype)
 
 
 def attention_dropout(dropout: Dropout, num_heads: int, length: int) -> AttentionDropout:
