@@ -666,7 +666,7 @@ WRONG = {
     "no seeds": ({"seeds": 0}, r"--config\.num_seeds=0: expected at least 1"),
     "value out of bounds": (
         {"grid": {"learning_rate": (1e-3, -1.0)}},
-        r"^learning_rate=-1,seed=0: --config\.base\.learning_rate=-1\.0: expected at least",
+        r"^learning_rate=-1,seed=0: --config\.base\.learning_rate=-1\.0: expected more than 0",
     ),
     "value that does not fit the weights": (
         {"grid": {"max_seq_length": (16, 4096)}},

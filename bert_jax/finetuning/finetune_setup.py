@@ -45,7 +45,7 @@ from bert_jax.sharding.rules import TASK_RULES, infer_shardings, stack_shardings
 from bert_jax.tasks.tables import content_hash
 from bert_jax.tasks.task import Task
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.bounds import check_bounds
+from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import (
     Hyperparameters,
     make_optimizer,
@@ -250,11 +250,8 @@ def setup_finetuning(
     if (rate := fields.pop("classifier_dropout_rate", None)) is not None:
         architecture = dataclasses.replace(architecture, classifier_dropout_rate=rate)
     execution = Execution(**fields)
-    check_bounds(
-        config,
-        ("freeze_layers", 0, architecture.num_layers),
-        ("max_seq_length", 8, architecture.max_position_embeddings),
-    )
+    check_bounds(config, Bounds(0, architecture.num_layers), "freeze_layers")
+    check_bounds(config, Bounds(8, architecture.max_position_embeddings), "max_seq_length")
     if num_stacked_layers(architecture) < architecture.num_layers:
         for name, expected in (("layer_decay", 1), ("freeze_layers", 0)):
             if config[name] != expected:
@@ -377,14 +374,11 @@ def find_class_weights(config: ConfigDict, task: Task) -> tuple[float, ...]:
 
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a fine-tuning configuration. Raises ValueError."""
-    check_bounds(
-        config,
-        ("model.lstm_size", 0, math.inf),
-        ("num_epochs per_device_batch_size eval_every weight_decay decay_power seed", 0, math.inf),
-        ("max_train_examples max_eval_examples", 0, math.inf),
-        ("num_seeds batch_size log_every stall_seconds", 1, math.inf),
-        ("learning_rate clip_norm", 1e-30, math.inf),
-        ("layer_decay", 1e-30, 1),
-        ("warmup_fraction distillation.alpha", 0, 1),
-        ("distillation.temperature", 1, math.inf),
-    )
+    check_bounds(config, AT_LEAST_0, "num_epochs", "per_device_batch_size", "eval_every")
+    check_bounds(config, AT_LEAST_0, "weight_decay", "decay_power", "seed", "model.lstm_size")
+    check_bounds(config, AT_LEAST_0, "max_train_examples", "max_eval_examples")
+    check_bounds(config, AT_LEAST_1, "num_seeds", "batch_size", "log_every", "stall_seconds")
+    check_bounds(config, POSITIVE, "learning_rate", "clip_norm")
+    check_bounds(config, Bounds(0, 1, excludes_minimum=True), "layer_decay")
+    check_bounds(config, Bounds(0, 1), "warmup_fraction", "distillation.alpha")
+    check_bounds(config, AT_LEAST_1, "distillation.temperature")

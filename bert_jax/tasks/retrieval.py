@@ -4,7 +4,6 @@ Both are trained on queries, each with a passage that answers it and, optionally
 one `{"query": ..., "positive": ..., "negatives": [...]}` per line.
 """
 
-import math
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from bert_jax.tasks.sequences import tokenize
 from bert_jax.tasks.tables import field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.bounds import check_bounds
+from bert_jax.training.bounds import POSITIVE, Bounds, check_bounds
 
 ROLES = ("bi_encoder", "cross_encoder")
 TOP = 10
@@ -56,12 +55,9 @@ def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     min_negatives = 1 if data.train and not is_bi_encoder else 0
     # The cross-encoder needs room for a passage beside the query.
     max_query_length = config.max_seq_length // (1 if is_bi_encoder else 2)
-    check_bounds(
-        config,
-        ("data.max_query_length", 3, max_query_length),
-        ("data.num_negatives", min_negatives, math.inf),
-        ("similarity.temperature", 1e-30, math.inf),
-    )
+    check_bounds(config, Bounds(3, max_query_length), "data.max_query_length")
+    check_bounds(config, Bounds(min_negatives), "data.num_negatives")
+    check_bounds(config, POSITIVE, "similarity.temperature")
     notes: dict[str, int] = {}
     queries = _read_splits(config, files, notes)
     train = queries.pop("train", [])  # If empty, only predicts.

@@ -4,7 +4,6 @@ Questions are read from the official JSON, your own JSONL, or TFDS.
 """
 
 import json
-import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -23,7 +22,7 @@ from bert_jax.tasks.squad_scores import best_null_threshold, evaluate_v1, evalua
 from bert_jax.tasks.tables import field, id_field, text_field
 from bert_jax.tasks.task import Outputs, Split, Task, limit_examples
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.bounds import check_bounds
+from bert_jax.training.bounds import AT_LEAST_1, Bounds, check_bounds
 
 NBEST = ("text", "probability", "start_logit", "end_logit")  # In nbest_predictions.json.
 
@@ -41,11 +40,8 @@ class Question(NamedTuple):
 def get_task(config: ConfigDict, tokenizer: Tokenizer) -> Task:
     """Reads the files named in `config.data`; see configs/finetune/squad.py."""
     data, files = config.data, tables.files_from_config(config.data)
-    check_bounds(
-        config,
-        ("data.max_query_length", 1, config.max_seq_length - 4),
-        ("data.doc_stride data.max_answer_length", 1, math.inf),
-    )
+    check_bounds(config, Bounds(1, config.max_seq_length - 4), "data.max_query_length")
+    check_bounds(config, AT_LEAST_1, "data.doc_stride", "data.max_answer_length")
     options = {name: data[name] for name in SpanConfig._fields if data.get(name) is not None}
     span_config = SpanConfig(config.max_seq_length, **options)
     head_settings = span_config._asdict()

@@ -5,7 +5,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 import flax.linen as nn
@@ -22,7 +21,7 @@ from bert_jax.parts import import_part
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.sharding.rules import infer_shardings, shard_over_data, with_shardings
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.bounds import check_bounds
+from bert_jax.training.bounds import AT_LEAST_0, AT_LEAST_1, POSITIVE, Bounds, check_bounds
 from bert_jax.training.optimizer import make_optimizer, make_schedule
 from bert_jax.training.pretrain_step import init_state
 from bert_jax.training.state import TrainState
@@ -197,6 +196,12 @@ def check_lengths(phases: list[Phase], architecture, teacher=None) -> None:
         )
 
 
+def has_two_schedules(config: ConfigDict) -> bool:
+    """Returns whether the long phase has a ramp and decay of its own."""
+    long = config.long_phase
+    return long.learning_rate is not None or long.warmup_steps is not None
+
+
 def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
     """Returns the learning rate of each step: one ramp and decay over both phases, or two.
 
@@ -204,7 +209,7 @@ def pretraining_schedule(config: ConfigDict) -> optax.Schedule:
     """
     make = functools.partial(make_schedule, decay_from=config.decay_from, power=config.decay_power)
     peak, num_steps, long = config.learning_rate, config.num_steps, config.long_phase
-    if long.learning_rate is None and long.warmup_steps is None:
+    if not has_two_schedules(config):
         return make(peak, num_steps + long.num_steps, config.warmup_steps)
     first = make(peak, num_steps, config.warmup_steps)
     second = make(long.learning_rate or peak, long.num_steps, long.warmup_steps or 0)
@@ -335,23 +340,27 @@ def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, st
 
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a pre-training configuration. Raises ValueError."""
-    weights = config.distillation.weights
+    long_phase, total = config.long_phase, config.num_steps + config.long_phase.num_steps
+    first_schedule = config.num_steps if has_two_schedules(config) else total
+    check_bounds(config, AT_LEAST_0, "num_steps", "long_phase.num_steps", "max_eval_batches")
+    check_bounds(config, AT_LEAST_0, "per_device_batch_size", "long_phase.per_device_batch_size")
+    check_bounds(config, AT_LEAST_0, "decay_power", "keep_every", "weight_decay", "seed")
+    check_bounds(config, AT_LEAST_0, "masking.repeat_after")
+    check_bounds(config, AT_LEAST_1, "batch_size", "long_phase.batch_size", "eval_batch_size")
+    check_bounds(config, AT_LEAST_1, "keep_checkpoints", "log_every", "eval_every")
+    check_bounds(config, AT_LEAST_1, "checkpoint_every", "stall_seconds")
+    check_bounds(config, POSITIVE, "learning_rate", "long_phase.learning_rate", "clip_norm")
+    check_bounds(config, POSITIVE, "epsilon")
+    check_bounds(config, Bounds(0, 1, excludes_maximum=True), "beta1", "beta2")
+    check_bounds(config, Bounds(0.001, 0.999), "masking.rate")
+    check_bounds(config, Bounds(0, first_schedule), "warmup_steps")
+    check_bounds(config, Bounds(0, long_phase.num_steps), "long_phase.warmup_steps")
+    # The first two steps are not profiled.
+    check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")
+    check_bounds(config, AT_LEAST_1, "distillation.temperature")
+    for name in config.distillation.weights:
+        check_bounds(config, AT_LEAST_0, f"distillation.weights.{name}")
     if "generator" in config:
-        check_bounds(config, ("generator.discriminator_weight", 0, math.inf))
-    check_bounds(
-        config,
-        ("num_steps long_phase.num_steps per_device_batch_size", 0, math.inf),
-        ("long_phase.per_device_batch_size max_eval_batches decay_power", 0, math.inf),
-        ("keep_every weight_decay seed masking.repeat_after", 0, math.inf),
-        ("batch_size long_phase.batch_size eval_batch_size keep_checkpoints", 1, math.inf),
-        ("log_every eval_every checkpoint_every stall_seconds", 1, math.inf),
-        ("learning_rate long_phase.learning_rate clip_norm epsilon", 1e-30, math.inf),
-        ("distillation.temperature", 1, math.inf),
-        (" ".join(f"distillation.weights.{each}" for each in weights), 0, math.inf),
-        ("masking.rate", 0.001, 0.999),
-        ("beta1 beta2", 0, 1 - 1e-9),
-        ("warmup_steps profile_steps", 0, config.num_steps + config.long_phase.num_steps),
-        ("long_phase.warmup_steps", 0, config.long_phase.num_steps),
-    )
-    if not config.num_steps + config.long_phase.num_steps:
+        check_bounds(config, AT_LEAST_0, "generator.discriminator_weight")
+    if not total:
         raise ValueError("num_steps and long_phase.num_steps are both 0: there is nothing to train")

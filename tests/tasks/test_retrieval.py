@@ -260,7 +260,7 @@ def test_bad_config_is_named(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"config\.similarity\.pooling=min: expected cls or max"):
         make_task(tmp_path, tokenizer, similarity__pooling="min")
     with pytest.raises(
-        ValueError, match=r"config\.similarity\.temperature=0\.0: expected at least"
+        ValueError, match=r"config\.similarity\.temperature=0\.0: expected more than 0"
     ):
         make_task(tmp_path, tokenizer, similarity__temperature=0.0)
     with pytest.raises(ValueError, match="after the colon"):

@@ -35,7 +35,7 @@ def test_job_that_suits_its_slice_is_accepted():
         ({"mesh__fsdp": 3}, "does not divide the 8 devices"),
         ({"batch_size": 12}, "batch_size 12 is not divisible by 8 data shards"),
         ({"eval_batch_size": 12}, "eval_batch_size=12: expected a multiple of the 8 shards"),
-        ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected at least"),
+        ({"learning_rate": 0.0}, "--config.learning_rate=0.0: expected more than 0"),
     ],
 )
 def test_job_that_does_not_suit_its_slice_is_refused(changes, message):
