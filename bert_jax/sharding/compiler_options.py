@@ -26,7 +26,7 @@ def compiler_options(mesh: Mesh, hidden_size: int, overlap_collectives: bool = F
     """
     kind, options = mesh.devices.flat[0].device_kind, {}
     on_sparse_cores = overlap_collectives and kind in SPARSE_CORE_KINDS
-    if on_sparse_cores or (kind == "TPU v4" and hidden_size // mesh.shape["data"] % 16 == 0):
+    if on_sparse_cores or (kind == "TPU v4" and hidden_size % (16 * mesh.shape["data"]) == 0):
         names = "xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"
         options |= dict.fromkeys(names, True)
     if kind in ("TPU v5 lite", "TPU v5"):

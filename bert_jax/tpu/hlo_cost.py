@@ -74,6 +74,10 @@ FREE = {
 NO_ESTIMATE = str(2**63 - 1)  # What the compiler writes for scatters on the SparseCores of v6e.
 
 
+class MissingKernelCycles(ValueError):
+    """The table of our kernels' cycles has no entry for a chip and shape."""
+
+
 class Cost(NamedTuple):
     """Cost of one step on one device."""
 
@@ -90,7 +94,7 @@ class Cost(NamedTuple):
 def step_cost(text: str, chip: str = "v4") -> Cost:
     """Returns the cost of an HLO module (`compiled.as_text()`) on a chip.
 
-    Raises ValueError for other text, or a kernel that is not in the table.
+    Raises ValueError for other text, and MissingKernelCycles.
     """
     computations, entry = parse_hlo(text)
     cycles, without_estimate = collections.Counter(), collections.Counter()
@@ -234,33 +238,31 @@ def kernel_cost(instruction: Instruction, chip: str, kernels: dict) -> tuple[int
 
     `kernels` is the part of KERNEL_TABLE for the chip. The FLOPs count the products; in
     attention two of size length x length forward and four backward, without the scores that the
-    backward pass computes again. Raises ValueError if the table has no entry.
+    backward pass computes again. Raises MissingKernelCycles if the table has no entry.
     """
-    name = re.search(r"/(forward|backward)_kernel_(\w+)/", instruction.op_name)
+    name = re.search(r"/(forward|backward)_kernel_(\w+?)(_dropout)?/", instruction.op_name)
     if instruction.kind != "tpu_custom_call" or not name:
         return None
-    operands, (direction, variant) = arrays_of(instruction.operands), name.groups()
-    has_activation = variant in sublayer_kernel.ACTIVATIONS
-    if has_activation or variant == "linear":
+    operands, (direction, variant, has_dropout) = arrays_of(instruction.operands), name.groups()
+    if variant in (*sublayer_kernel.ACTIVATIONS, "linear"):
         (bits, (*batch, _, num_tokens, inner)), (_, (*_, hidden)) = operands[1], operands[2]
         tokens, _ = sublayer_kernel.block_sizes(num_tokens, inner, hidden, DTYPES[bits])
         programs = math.prod(batch) * num_tokens / tokens
         sizes = f"{variant} {tokens} {inner} {hidden}"
-        num_inputs = (9 if direction == "forward" else 8) + has_activation
         kernel_flops = 2.0 * math.prod(batch) * num_tokens * inner * hidden
     else:
         (_, (*batch, _, length)), (bits, (*_, width)) = operands[1], operands[4]
         hidden = width // 3  # Of queries, keys and values together.
-        sizes, num_inputs = f"{length} {variant}", 8 if direction == "forward" else 10
+        sizes = f"{length} {variant}"
         blocks = attention_kernel.MAX_LENGTH // length * attention_kernel.LANES
         programs = math.prod(batch) * hidden / blocks
         products = 2 if direction == "forward" else 4
         kernel_flops = products * 2.0 * math.prod(batch) * length**2 * hidden
-    entry = f"{sizes} {DTYPES[bits]}{' dropout' * (len(operands) > num_inputs)}"
+    entry = f"{sizes} {DTYPES[bits]}" + (" dropout" if has_dropout else "")
     try:
         cycles = kernels[entry][direction]
     except KeyError as error:
-        raise ValueError(
+        raise MissingKernelCycles(
             f"{KERNEL_TABLE.name} has no entry {entry!r} for {chip}: add its shape to "
             "bert_jax/tpu/kernel_cycles.py, if it is missing there, and run "
             f"`python tools/kernel_cycles.py --chip={chip}`"
@@ -284,8 +286,10 @@ def collective_traffic(
         return "between slices", instruction.operands, payload, 0.0
     if kind not in COLLECTIVES:
         return None
-    size = group_size(instruction.attributes)
-    share = 1.0 if kind == "collective-permute" else (size - 1) / size
+    share = 1.0
+    if kind != "collective-permute":
+        size = group_size(instruction.attributes)
+        share = (size - 1) / size
     if kind.endswith("all-to-all"):  # On a torus, an array crosses a quarter of each dimension.
         dimensions = CHIPS[chip].dimensions
         share *= max(1.0, dimensions / 4 * size ** (1 / dimensions))

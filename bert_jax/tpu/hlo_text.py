@@ -111,11 +111,16 @@ def arrays_of(shape: str) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def group_size(attributes: str) -> int:
-    """Returns the number of devices per group, from any notation of `replica_groups`."""
+    """Returns the number of devices per group, from any notation of `replica_groups`.
+
+    Raises ValueError for another one.
+    """
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
         # mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
     # [groups,size]<=[devices] or {{0,1},{2,3}}
     match = re.search(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})", attributes)
-    return int(match[1] or match[2].count(",") + 1) if match else 1
+    if not match:
+        raise ValueError(f"expected groups of devices in one of three notations, in: {attributes}")
+    return int(match[1] or match[2].count(",") + 1)

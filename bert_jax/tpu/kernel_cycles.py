@@ -119,8 +119,8 @@ def compile_kernels(chip: str, shape: Shape) -> None:
         arguments = inputs, x, params, stacks, dropout
 
         def loss(inputs, x, params, stacks, dropout):
-            settings = sublayer_kernel.Settings(activation, epsilon=1e-12)
-            y, _, _ = sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)
+            options = sublayer_kernel.Options(activation, epsilon=1e-12)
+            y, _, _ = sublayer_kernel.sublayer(options, stacks, 0, dropout, inputs, x, params)
             return jnp.sum(y.astype(jnp.float32))
 
     else:
@@ -136,12 +136,12 @@ def compile_kernels(chip: str, shape: Shape) -> None:
             )
         projections = abstract(batch, length, 3 * 256, dtype=dtype)
         arguments = projections, float32(3 * 256), abstract(batch, length), dropout
-        settings = {"head_dim": head_dim}
-        settings["float32_blocks"] = needs_float32(mesh.devices.item().device_kind)
+        options = {"head_dim": head_dim}
+        options["float32_blocks"] = needs_float32(mesh.devices.item().device_kind)
 
         def loss(projections, bias, sequence_ids, dropout):
             context, _ = attention_kernel.attention(
-                projections, bias, sequence_ids, dropout, **settings
+                projections, bias, sequence_ids, dropout, **options
             )
             return jnp.sum(context.astype(jnp.float32))
 

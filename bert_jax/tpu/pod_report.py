@@ -6,7 +6,6 @@ Hours "with exposed collectives" add `exposed_seconds`, the part of it that the 
 overlap with computation.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -22,7 +21,7 @@ from bert_jax.model.config import pad_to_tiles
 from bert_jax.sharding.rules import path_name
 from bert_jax.tpu import compilation
 from bert_jax.tpu.chips import CHIPS, parse_topology
-from bert_jax.tpu.hlo_cost import step_cost
+from bert_jax.tpu.hlo_cost import MissingKernelCycles, step_cost
 from bert_jax.training import metrics
 from bert_jax.training.pretrain_setup import Phase, PretrainSetup, setup_pretraining
 
@@ -185,9 +184,14 @@ def find_fitting_changes(
         if changed.to_dict() in tried:
             continue
         tried.append(changed.to_dict())
-        with contextlib.suppress(ValueError):  # An invalid mesh, or a batch that is not divisible.
-            if report(changed, topology, phases, tokenizer)["fits"]:
-                return changes
+        try:
+            fits = report(changed, topology, phases, tokenizer)["fits"]
+        except MissingKernelCycles:
+            raise
+        except ValueError:  # An invalid mesh, or a batch that is not divisible.
+            fits = False
+        if fits:
+            return changes
     return None
 
 
@@ -218,6 +222,8 @@ def sweep(
         row = {"sizes": sizes, "remat": policy, "fits": False, "largest_batch": None}
         try:
             row |= report(changed, topology, phases, tokenizer)
+        except MissingKernelCycles:
+            raise
         except ValueError as error:
             errors.append(error)
             row["error"] = str(error)

@@ -110,6 +110,11 @@ def test_link_bytes_of_an_all_reduce_depend_on_the_group_size(replicas, size):
     assert record["link_bytes"] == pytest.approx(3 * 2 * payload * (size - 1) / size)
 
 
+def test_groups_in_an_unknown_notation_are_an_error():
+    with pytest.raises(ValueError, match="expected groups of devices in one of three notations"):
+        cost_of("everyone")
+
+
 def test_all_reduce_to_a_wider_dtype_counts_its_result():
     wide = cost_of(**{"%reduced = bf16[8,32]{1,0}": "%reduced = f32[8,32]{1,0}"})
     assert wide.collectives["all-reduce"]["bytes"] == 3 * 8 * 32 * 4
@@ -361,19 +366,21 @@ metadata={op_name="jit(step)/encoder/attention/forward_kernel_64/pallas_call"}
 """
 
 
-def test_kernel_of_attention_costs_what_its_table_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "entry"), [("64", ""), ("64_dropout", " dropout")])
+def test_kernel_of_attention_costs_what_its_table_says(tmp_path, monkeypatch, name, entry):
     table = tmp_path / "kernels.json"
-    table.write_text('{"v4": {"128 64 bfloat16": {"forward": 1000}}, "v5e": {}}')
+    table.write_text(f'{{"v4": {{"128 64 bfloat16{entry}": {{"forward": 1000}}}}, "v5e": {{}}}}')
     monkeypatch.setattr(hlo_cost, "KERNEL_TABLE", table)
-    cost = hlo_cost.step_cost(KERNEL, "v4")
+    program = KERNEL.replace("forward_kernel_64", f"forward_kernel_{name}")
+    cost = hlo_cost.step_cost(program, "v4")
     # Two programs of four rows for each of two blocks of 128 lanes, on two cores.
     assert cost.cycles == {("attention kernel", "forward"): 2000}
     assert cost.flops == 2 * 2 * 8 * 128 * 128 * 256
     assert not cost.without_estimate
     for chip in ("v5e", "v6e"):  # Without this entry, and without any.
-        message = f"no entry '128 64 bfloat16' for {chip}: .* tools/kernel_cycles.py --chip={chip}`"
-        with pytest.raises(ValueError, match=message):
-            hlo_cost.step_cost(KERNEL, chip)
+        message = f"no entry '128 64 bfloat16{entry}' for {chip}: .*kernel_cycles.py --chip={chip}`"
+        with pytest.raises(hlo_cost.MissingKernelCycles, match=message):
+            hlo_cost.step_cost(program, chip)
 
 
 SUBLAYER = """\
@@ -403,7 +410,8 @@ def test_kernel_of_a_sublayer_costs_what_its_table_says_for_blocks_of_tokens(tmp
     cost = hlo_cost.step_cost(SUBLAYER, "v4")
     assert cost.cycles == {("sublayer output kernel", "forward"): 4 * 1000 / 2}
     assert cost.flops == 2 * 2048 * 3072 * 768
-    with pytest.raises(ValueError, match="no entry 'gelu 512 3072 768 bfloat16' for v5e: add"):
+    message = "no entry 'gelu 512 3072 768 bfloat16' for v5e: add"
+    with pytest.raises(hlo_cost.MissingKernelCycles, match=message):
         hlo_cost.step_cost(SUBLAYER, "v5e")
 
 

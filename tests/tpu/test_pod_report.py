@@ -10,7 +10,7 @@ import pytest
 from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.tpu import compilation, pod_report, report_text
 from bert_jax.tpu.chips import CHIPS
-from bert_jax.tpu.hlo_cost import Cost
+from bert_jax.tpu.hlo_cost import Cost, MissingKernelCycles
 from bert_jax.training import metrics
 from bert_jax.training.pretrain_setup import Phase, setup_pretraining
 
@@ -98,6 +98,20 @@ def test_sweep_reports_an_invalid_mesh_and_continues(monkeypatch):
     assert valid["sizes"] == "-1x4x1" and "error" not in valid
     with pytest.raises(ValueError, match="does not divide the 8 devices"):
         list(pod_report.sweep(*run, ["3x1x1", "5x1x1"], ["none"]))
+
+
+@pytest.mark.parametrize("caller", ["sweep", "find_fitting_changes"])
+def test_a_kernel_without_cycles_is_not_taken_for_a_step_that_does_not_fit(monkeypatch, caller):
+    def fake_report(*_):
+        raise MissingKernelCycles("cycles.json has no entry '256 64 bfloat16 dropout' for v4")
+
+    monkeypatch.setattr(pod_report, "report", fake_report)
+    run = bert_tiny.get_config(), TOPOLOGY, [make_phase(64)], compilation.UNCASED_ENGLISH
+    with pytest.raises(MissingKernelCycles, match="no entry '256 64"):
+        if caller == "sweep":
+            list(pod_report.sweep(*run, ["-1x1x1"], ["none"]))
+        else:
+            pod_report.find_fitting_changes(*run, failed_report(8))
 
 
 def test_sweep_rejects_a_malformed_mesh_before_compiling(monkeypatch):

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import AttentionDropout, random_bits
-from bert_jax.model.tpu.blocks import LANES, Float32Copy, dot
+from bert_jax.model.tpu.blocks import LANES, BlockedArray, Float32Copy, dot, kernel_name
 
 MAX_LENGTH = 512
 QUERY, KEY, VALUE = (slice(n * LANES, (n + 1) * LANES) for n in range(3))  # In a block of lanes.
@@ -35,7 +35,7 @@ def why_unsupported(length: int, hidden_size: int, head_dim: int) -> str:
     return ""
 
 
-class _Settings(NamedTuple):
+class _Options(NamedTuple):
     head_dim: int
     causal: bool
     interpret: bool
@@ -87,27 +87,27 @@ def attention(
             words = jnp.pad(dropout.words, ((0, 0), (0, 0), (0, 0), end))
             dropout = dropout._replace(words=words, key_words=key_words)
         padded = jnp.pad(projections, ((0, 0), end, (0, 0)))
-    settings = _Settings(head_dim, causal, interpret, float32_blocks)
+    options = _Options(head_dim, causal, interpret, float32_blocks)
     saved = saved or [
         lax.empty((1, batch, ids.shape[1], size), padded.dtype) for size in (width, width // 3)
     ]
-    context, saved = _attention(settings, saved, layer, ids, dropout, padded, bias)
+    context, saved = _attention(options, saved, layer, ids, dropout, padded, bias)
     return context[:, :length], saved
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, saved, layer, ids, dropout, projections, bias):
-    return _attention_forward(settings, saved, layer, ids, dropout, projections, bias)[0]
+def _attention(options, saved, layer, ids, dropout, projections, bias):
+    return _attention_forward(options, saved, layer, ids, dropout, projections, bias)[0]
 
 
-def _attention_forward(settings, saved, layer, ids, dropout, projections, bias):
+def _attention_forward(options, saved, layer, ids, dropout, projections, bias):
     saved_projections, saved_context = saved
     saved_projections = lax.dynamic_update_index_in_dim(saved_projections, projections, layer, 0)
-    arrays = _Arrays.from_shapes(saved_projections, saved_context, settings.head_dim)
+    arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
     inputs = _make_inputs(ids, saved_projections, bias, dropout)
     saved_context, log_sum = _call(
         _forward_kernel,
-        settings,
+        options,
         layer,
         inputs,
         # Only shares its memory with the output, which needs any block of it.
@@ -120,13 +120,13 @@ def _attention_forward(settings, saved, layer, ids, dropout, projections, bias):
     return (context, saved), (saved, layer, ids, dropout, bias, log_sum)
 
 
-def _attention_backward(settings, residuals, gradients):
+def _attention_backward(options, residuals, gradients):
     (saved_projections, saved_context), layer, ids, dropout, bias, log_sum = residuals
-    arrays = _Arrays.from_shapes(saved_projections, saved_context, settings.head_dim)
+    arrays = _Arrays.from_shapes(saved_projections, saved_context, options.head_dim)
     dcontext, _ = gradients
     dprojections, dbias = _call(
         _backward_kernel,
-        settings,
+        options,
         layer,
         _make_inputs(ids, saved_projections, bias, dropout),
         given=[
@@ -142,21 +142,14 @@ def _attention_backward(settings, residuals, gradients):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-class _Array(NamedTuple):
-    """The blocks in which programs read or write an array, and its shape."""
-
-    spec: pl.BlockSpec
-    shape: jax.ShapeDtypeStruct
-
-
 class _Arrays(NamedTuple):
     """The arrays of the kernels, each divided into blocks of rows and lanes."""
 
-    saved_context: _Array  # [layers, batch, length, hidden]
-    context: _Array  # [batch, length, hidden]
-    projections: _Array  # [batch, length, 3 * hidden]
-    log_sum: _Array  # [batch, blocks of lanes, heads in a block, length], float32
-    bias: _Array  # [programs, 1, 3 * hidden], float32: the gradient of each program.
+    saved_context: BlockedArray  # [layers, batch, length, hidden]
+    context: BlockedArray  # [batch, length, hidden]
+    projections: BlockedArray  # [batch, length, 3 * hidden]
+    log_sum: BlockedArray  # [batch, blocks of lanes, heads in a block, length], float32
+    bias: BlockedArray  # [programs, 1, 3 * hidden], float32: the gradient of each program.
 
     @classmethod
     def from_shapes(cls, saved_projections, saved_context, head_dim: int) -> "_Arrays":
@@ -165,20 +158,20 @@ class _Arrays(NamedTuple):
         log_sum_shape = batch, hidden // LANES, heads, length
         bias_shape = batch // rows, 1, 3 * hidden
         return cls(
-            saved_context=_Array(_layer_spec(rows, length, LANES), saved_context),
-            context=_Array(
+            saved_context=BlockedArray(_layer_spec(rows, length, LANES), saved_context),
+            context=BlockedArray(
                 pl.BlockSpec((rows, length, LANES), lambda row, lanes, _: (row, 0, lanes)),
                 jax.ShapeDtypeStruct(saved_context.shape[1:], dtype),
             ),
-            projections=_Array(
+            projections=BlockedArray(
                 pl.BlockSpec((rows, length, 3 * LANES), lambda row, lanes, _: (row, 0, lanes)),
                 jax.ShapeDtypeStruct(saved_projections.shape[1:], dtype),
             ),
-            log_sum=_Array(
+            log_sum=BlockedArray(
                 pl.BlockSpec((rows, 1, heads, length), lambda row, lanes, _: (row, lanes, 0, 0)),
                 jax.ShapeDtypeStruct(log_sum_shape, jnp.float32),
             ),
-            bias=_Array(
+            bias=BlockedArray(
                 pl.BlockSpec((1, 1, 3 * LANES), lambda row, lanes, _: (row, 0, lanes)),
                 jax.ShapeDtypeStruct(bias_shape, jnp.float32),
             ),
@@ -232,12 +225,12 @@ def _input_specs(rows: int, length: int, head_dim: int) -> _Inputs:
 
 def _call(
     kernel: Callable,
-    settings: _Settings,
+    options: _Options,
     layer: int | jax.Array,
     inputs: _Inputs,
     *,
     given: list[tuple[pl.BlockSpec, jax.Array]],
-    outputs: list[_Array],
+    outputs: list[BlockedArray],
     writes_in_place: bool = False,
 ) -> list[jax.Array]:
     """Runs `kernel` for each block of lanes of each row.
@@ -247,13 +240,13 @@ def _call(
     """
     _, batch, length, width = inputs.projections.shape
     rows = _rows_per_program(batch, length)
-    specs = _input_specs(rows, length, settings.head_dim)
+    specs = _input_specs(rows, length, options.head_dim)
     used = [index for index, x in enumerate(inputs) if x is not None]
     in_specs = [*(specs[index] for index in used), *(spec for spec, _ in given)]
     arrays = [*(inputs[index] for index in used), *(array for _, array in given)]
     blocks = in_specs + [output.spec for output in outputs]
     dtypes = [x.dtype for x in arrays + [output.shape for output in outputs]]
-    copied = [n for n, x in enumerate(dtypes) if settings.float32_blocks and x == jnp.bfloat16]
+    copied = [n for n, x in enumerate(dtypes) if options.float32_blocks and x == jnp.bfloat16]
 
     def run(_, *refs):
         refs, buffers = list(refs[: len(blocks)]), refs[len(blocks) :]
@@ -261,7 +254,7 @@ def _call(
             refs[n] = Float32Copy(refs[n], buffer)
             if n < len(in_specs):
                 refs[n].unpack()
-        kernel(settings, _Inputs(*refs[: len(used)]), *refs[len(used) :])
+        kernel(options, _Inputs(*refs[: len(used)]), *refs[len(used) :])
         for n in copied:
             if n >= len(in_specs):
                 refs[n].pack()
@@ -278,13 +271,13 @@ def _call(
         out_shape=[jax.ShapeDtypeStruct(x.shape.shape, x.shape.dtype) for x in outputs],
         input_output_aliases={1 + len(used): 0} if writes_in_place else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
-        interpret=settings.interpret,
-        name=f"{kernel.__name__.strip('_')}_{settings.head_dim}",  # For tpu/hlo_cost.py.
+        interpret=options.interpret,
+        name=kernel_name(kernel, options.head_dim, has_dropout=inputs.key_words is not None),
     )(jnp.full(1, layer, jnp.int32), *arrays)
 
 
-def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_ref):
-    for row, start, heads in _blocks(settings, inputs):
+def _forward_kernel(options: _Options, inputs: _Inputs, _, out_ref, log_sum_ref):
+    for row, start, heads in _blocks(options, inputs):
         if start == 0:
             value = _with_bias(inputs, row, VALUE).T.astype(inputs.projections.dtype)
         queries, outputs = pl.ds(start, LANES), []
@@ -299,11 +292,11 @@ def _forward_kernel(settings: _Settings, inputs: _Inputs, _, out_ref, log_sum_re
 
 
 def _backward_kernel(
-    settings: _Settings, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, gradient_ref, dbias_ref
+    options: _Options, inputs: _Inputs, out_ref, log_sum_ref, dout_ref, gradient_ref, dbias_ref
 ):
     scale, dtype = inputs.scale[0, 0], gradient_ref.dtype
     dquery_sum, dvalue_sum = 0.0, 0.0
-    for row, start, heads in _blocks(settings, inputs):
+    for row, start, heads in _blocks(options, inputs):
         if start == 0:
             key = inputs.projections[row, :, KEY].astype(jnp.float32).T.astype(dtype)
             value = _with_bias(inputs, row, VALUE).astype(dtype)
@@ -326,7 +319,7 @@ def _backward_kernel(
             dvalue += dot(weights, head_dout, 1, 0)
             dkey += dot(dscores, query, 1, 0)
             dqueries.append(dot(key[lanes], dscores, 1, 0))
-        gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(settings.head_dim))
+        gradient = jnp.concatenate(dqueries).T * (scale / math.sqrt(options.head_dim))
         gradient_ref[row, queries, QUERY] = gradient.astype(dtype)
         dquery_sum += jnp.sum(gradient, axis=0, keepdims=True)
         if start + LANES == gradient_ref.shape[1]:
@@ -339,7 +332,7 @@ def _backward_kernel(
     dbias_ref[0] = jnp.concatenate([dquery_sum, jnp.zeros_like(dquery_sum), dvalue_sum], axis=1)
 
 
-def _blocks(settings: _Settings, inputs: _Inputs):
+def _blocks(options: _Options, inputs: _Inputs):
     """Yields the row, the start and the `_heads` of each block of queries.
 
     These are computed one block ahead, so that the compiler overlaps products with the rest.
@@ -347,24 +340,24 @@ def _blocks(settings: _Settings, inputs: _Inputs):
     rows, length, _ = inputs.projections.shape
     ahead = None
     for row, start in itertools.product(range(rows), range(0, length, LANES)):
-        block = row, start, list(_heads(settings, inputs, row, start))
+        block = row, start, list(_heads(options, inputs, row, start))
         if ahead:
             yield ahead
         ahead = block
     yield ahead
 
 
-def _heads(settings: _Settings, inputs: _Inputs, row: int, start: int):
+def _heads(options: _Options, inputs: _Inputs, row: int, start: int):
     """Yields the lanes of each head, its scaled queries from `start`, scores, and what is dropped.
 
     Of the queries, only the lanes of the head are not 0. Scores `[key, query]` are base-2 logs.
     """
-    head_dim, queries = settings.head_dim, pl.ds(start, LANES)
+    head_dim, queries = options.head_dim, pl.ds(start, LANES)
     query = _with_bias(inputs, row, QUERY, queries)
     query *= math.log2(math.e) / math.sqrt(head_dim)
     key = inputs.projections[row, :, KEY]
     is_visible = inputs.key_ids[row] == inputs.query_ids[row, :, queries]
-    if settings.causal:
+    if options.causal:
         key_position, query_position = (
             lax.broadcasted_iota(jnp.int32, is_visible.shape, axis) for axis in (0, 1)
         )

@@ -1,7 +1,10 @@
 """What the kernels share: products, and float32 copies of blocks for chips that need them."""
 
 import itertools
+from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -17,6 +20,13 @@ def needs_float32(device_kind: str) -> bool:
     rounds. Each conversion takes them ten instructions, of which none overlap.
     """
     return device_kind in ("TPU v2", "TPU v3")
+
+
+class BlockedArray(NamedTuple):
+    """The blocks in which programs read or write an array, and its shape."""
+
+    spec: pl.BlockSpec
+    shape: jax.ShapeDtypeStruct
 
 
 class Float32Copy:
@@ -75,3 +85,8 @@ def dot(left, right, left_axis: int, right_axis: int):
     """Returns the float32 product of matrices, summed over an axis of each."""
     axes = ((left_axis,), (right_axis,)), ((), ())
     return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
+
+
+def kernel_name(kernel: Callable, variant: str | int, has_dropout: bool) -> str:
+    """Returns the name of a kernel in a compiled program, by which tpu/hlo_cost.py finds it."""
+    return f"{kernel.__name__.strip('_')}_{variant}" + ("_dropout" if has_dropout else "")

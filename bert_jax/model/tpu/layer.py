@@ -198,10 +198,10 @@ def kernel_attention(
     """
     mesh, device = mesh_and_device()
     length, head_dim = projections.shape[1], config.hidden_size // config.num_heads
-    settings = {"head_dim": head_dim, "causal": config.causal}
-    settings["interpret"] = device.platform != "tpu"
-    settings["float32_blocks"] = needs_float32(device.device_kind)
-    kernel = functools.partial(attention_kernel.attention, **settings)
+    options = {"head_dim": head_dim, "causal": config.causal}
+    options["interpret"] = device.platform != "tpu"
+    options["float32_blocks"] = needs_float32(device.device_kind)
+    kernel = functools.partial(attention_kernel.attention, **options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
         dropout_specs = AttentionDropout(heads, P(), P(), P()) if dropout else P()
@@ -238,21 +238,20 @@ def why_no_sublayer_kernel(config: BertConfig, dtype, num_tokens: int) -> str:
     if needs_float32(device.device_kind):
         return f"kernels on {device.device_kind} cannot multiply bfloat16"
     if "trial" in mesh.manual_axes:
-        return "with stacked trials, the compiler would copy what is saved of the layers"
+        return "in fine-tuning, the compiler would copy what the layers save for their gradients"
     if mesh.shape.get("fsdp", 1) * mesh.shape.get("tensor", 1) > 1:
-        return "it reads whole matrices, and they are sharded over fsdp or tensor"
+        return "it reads whole matrices, and the mesh shards them over fsdp or tensor"
     for inner in (config.hidden_size, config.intermediate_size):
         if not sublayer_kernel.block_sizes(num_tokens, inner, config.hidden_size, dtype):
-            sizes = (
-                f"{num_tokens} tokens, {inner} x {config.hidden_size} in {jnp.dtype(dtype).name}"
-            )
-            return f"no blocks fit {sizes}"
+            matrix = f"{inner} x {config.hidden_size} in {jnp.dtype(dtype).name}"
+            blocks = "two or more blocks of 256 or 512 tokens that fit on the chip"
+            return f"{num_tokens} tokens, {matrix}, do not divide into {blocks}"
     return ""
 
 
 @functools.cache  # Once for each reason.
 def _log_refusal(reason: str) -> None:
-    logging.info("Sublayers end outside of the TPU kernel, which is slower: %s", reason)
+    logging.info("Layers run without the kernel for the outputs of sublayers: %s", reason)
 
 
 class StackNames(NamedTuple):
@@ -296,8 +295,8 @@ def sublayer_output(
     activation = None if bias is None else config.activation
     # The output of a layer is the input of the next one.
     offset = int(saved is not None and names.output == INPUTS)
-    settings = sublayer_kernel.Settings(activation, config.layer_norm_epsilon, offset, interpret)
-    kernel = functools.partial(sublayer_kernel.sublayer, settings)
+    options = sublayer_kernel.Options(activation, config.layer_norm_epsilon, offset, interpret)
+    kernel = functools.partial(sublayer_kernel.sublayer, options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         specs = {"in_specs": P(), "out_specs": P(), "axis_names": axes}
         kernel = jax.shard_map(kernel, **specs, check_vma=False)

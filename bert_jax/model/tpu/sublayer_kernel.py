@@ -19,14 +19,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import HiddenDropout
 from bert_jax.model.layers import gelu_and_slope
-from bert_jax.model.tpu.blocks import LANES, dot
+from bert_jax.model.tpu.blocks import LANES, BlockedArray, dot, kernel_name
 from bert_jax.model.tpu.kernel_dropout import apply_dropout_in_kernel, dropout_inputs
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 BLOCK_BYTES = 3 * 2**18  # Several such blocks fit into 16 MiB of on-chip memory.
 
 
-class Settings(NamedTuple):
+class Options(NamedTuple):
     """What is static: `epsilon` of LayerNorm; `interpret` runs kernels on any device, for tests.
 
     `activation`, one of `ACTIVATIONS`, is applied to the inputs and their bias; None: the inputs
@@ -86,7 +86,7 @@ class Stacks(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sublayer(
-    settings: Settings,
+    options: Options,
     stacks: Stacks,
     layer: int | jax.Array,
     dropout: HiddenDropout | None,
@@ -97,7 +97,7 @@ def sublayer(
     """Returns the output `[..., hidden]`, and `stacks.sums` and `stacks.outputs` with this layer's.
 
     Args:
-      settings: see `Settings`.
+      options: see `Options`.
       stacks: the sums and outputs are written in place.
       layer: index into `stacks`.
       dropout: of the product, or None.
@@ -105,16 +105,16 @@ def sublayer(
       x: `[..., hidden]`, only to receive a gradient: the kernel reads `stacks.residuals`.
       params: of this layer; the kernel reads `stacks.matrices`, if it is there.
     """
-    return _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params)[0]
+    return _sublayer_forward(options, stacks, layer, dropout, inputs, x, params)[0]
 
 
-def _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params):
+def _sublayer_forward(options, stacks, layer, dropout, inputs, x, params):
     arrays = _Arrays.from_shapes(stacks)
     # What is written only shares its memory with the output, which needs any block of it.
     any_block = pl.BlockSpec((None, 16, LANES), lambda *_: (0, 0, 0))
     sums, outputs = _call(
         _forward_kernel,
-        settings,
+        options,
         layer,
         stacks,
         params,
@@ -126,12 +126,12 @@ def _sublayer_forward(settings, stacks, layer, dropout, inputs, x, params):
         ],
         outputs=[
             arrays.of_layers(stacks.sums),
-            arrays.of_layers(stacks.outputs, settings.offset),
+            arrays.of_layers(stacks.outputs, options.offset),
         ],
         buffer_dtype=jnp.float32,
     )
     outputs = outputs.reshape(stacks.outputs.shape)
-    y = lax.dynamic_index_in_dim(outputs, layer + settings.offset, 0, keepdims=False)
+    y = lax.dynamic_index_in_dim(outputs, layer + options.offset, 0, keepdims=False)
     read_backward = stacks._replace(residuals=None, sums=sums, outputs=None)
     return (y, sums, outputs), (read_backward, layer, dropout, params)
 
@@ -141,16 +141,16 @@ def _by_tokens(array: jax.Array) -> jax.Array:
     return array.reshape(len(array), -1, array.shape[-1])
 
 
-def _sublayer_backward(settings, residuals, gradients):
+def _sublayer_backward(options, residuals, gradients):
     stacks, layer, dropout, params = residuals
     dy, *_ = gradients
     arrays = _Arrays.from_shapes(stacks)
     outputs = [arrays.like_x, arrays.like_x, arrays.like_inputs, arrays.column_sums]
-    if settings.activation:
+    if options.activation:
         outputs.append(arrays.inner_sums)
     dx, dproduct, dinputs, column_sums, *inner_sums = _call(
         _backward_kernel,
-        settings,
+        options,
         layer,
         stacks,
         params,
@@ -163,16 +163,16 @@ def _sublayer_backward(settings, residuals, gradients):
         buffer_dtype=dy.dtype,
     )
     inputs = lax.dynamic_index_in_dim(_by_tokens(stacks.inputs), layer, 0, keepdims=False)
-    if settings.activation:
+    if options.activation:
         inputs = inputs.astype(jnp.float32) + params.inner_bias
-        inputs = gelu_and_slope(settings.activation, inputs, dx.dtype)[0].astype(dx.dtype)
+        inputs = gelu_and_slope(options.activation, inputs, dx.dtype)[0].astype(dx.dtype)
     dbias, dscale, dshift = jnp.sum(column_sums, (0, 2))
     dparams = SublayerParams(
         matrix=dot(inputs, dproduct, 0, 0),
         bias=dbias,
         scale=dscale,
         shift=dshift,
-        inner_bias=jnp.sum(inner_sums[0], (0, 1)) if settings.activation else None,
+        inner_bias=jnp.sum(inner_sums[0], (0, 1)) if options.activation else None,
     )
     dparams = jax.tree.map(lambda d, param: d.astype(param.dtype), dparams, params)
     dinputs = dinputs.reshape(*dy.shape[:-1], -1)
@@ -182,20 +182,13 @@ def _sublayer_backward(settings, residuals, gradients):
 sublayer.defvjp(_sublayer_forward, _sublayer_backward)
 
 
-class _Array(NamedTuple):
-    """The blocks in which programs read or write an array, and its shape."""
-
-    spec: pl.BlockSpec
-    shape: jax.ShapeDtypeStruct
-
-
 class _Arrays(NamedTuple):
     """The arrays of the kernels, in blocks of tokens and chunks of the inner dimension."""
 
-    like_x: _Array  # [tokens, hidden]
-    like_inputs: _Array  # [tokens, inner]
-    column_sums: _Array  # [blocks, 3, 8, hidden], float32: sums over tokens.
-    inner_sums: _Array  # [blocks, 8, inner], float32: sums over tokens.
+    like_x: BlockedArray  # [tokens, hidden]
+    like_inputs: BlockedArray  # [tokens, inner]
+    column_sums: BlockedArray  # [blocks, 3, 8, hidden], float32: sums over tokens.
+    inner_sums: BlockedArray  # [blocks, 8, inner], float32: sums over tokens.
 
     @classmethod
     def from_shapes(cls, stacks: Stacks) -> "_Arrays":
@@ -204,30 +197,30 @@ class _Arrays(NamedTuple):
         tokens, chunk = block_sizes(num_tokens, inner, hidden, dtype)
         blocks = num_tokens // tokens
         return cls(
-            like_x=_Array(
+            like_x=BlockedArray(
                 pl.BlockSpec((tokens, hidden), lambda block, *_: (block, 0)),
                 jax.ShapeDtypeStruct((num_tokens, hidden), dtype),
             ),
-            like_inputs=_Array(
+            like_inputs=BlockedArray(
                 pl.BlockSpec((tokens, chunk), lambda block, n, _: (block, n)),
                 jax.ShapeDtypeStruct((num_tokens, inner), dtype),
             ),
-            column_sums=_Array(
+            column_sums=BlockedArray(
                 pl.BlockSpec((None, 3, 8, hidden), lambda block, *_: (block, 0, 0, 0)),
                 jax.ShapeDtypeStruct((blocks, 3, 8, hidden), jnp.float32),
             ),
-            inner_sums=_Array(
+            inner_sums=BlockedArray(
                 pl.BlockSpec((None, 8, chunk), lambda block, n, _: (block, 0, n)),
                 jax.ShapeDtypeStruct((blocks, 8, inner), jnp.float32),
             ),
         )
 
-    def of_layers(self, array: jax.Array, offset: int = 0) -> _Array:
+    def of_layers(self, array: jax.Array, offset: int = 0) -> BlockedArray:
         """Describes `[layers, tokens, hidden]`, of which a program has layer + offset."""
         (num_tokens, hidden), dtype = self.like_x.shape.shape, self.like_x.shape.dtype
         tokens, _ = self.like_x.spec.block_shape
         block = None, tokens, hidden
-        return _Array(
+        return BlockedArray(
             pl.BlockSpec(block, lambda block, n, layer: (layer[0] + offset, block, 0)),
             jax.ShapeDtypeStruct((len(array), num_tokens, hidden), dtype),
         )
@@ -243,14 +236,14 @@ class _Given(NamedTuple):
 
 def _call(
     kernel: Callable,
-    settings: Settings,
+    options: Options,
     layer: int | jax.Array,
     stacks: Stacks,
     params: SublayerParams,
     dropout: HiddenDropout | None,
     *,
     given: list[_Given],
-    outputs: list[_Array],
+    outputs: list[BlockedArray],
     buffer_dtype,
 ) -> list[jax.Array]:
     """Runs `kernel` for all blocks of tokens and chunks.
@@ -277,7 +270,7 @@ def _call(
         vector,
         vector,
     ]
-    if settings.activation:
+    if options.activation:
         in_specs.append(pl.BlockSpec((1, chunk), lambda block, n, _: (0, n)))
         vectors.append(params.inner_bias)
     arrays = [_by_tokens(stacks.inputs), *[each.array for each in given], matrices.astype(dtype)]
@@ -290,9 +283,8 @@ def _call(
 
     def run(_, *refs):
         drop = functools.partial(apply_dropout_in_kernel, refs[num_given : len(arrays)])
-        kernel(settings, num_chunks, drop, refs[:num_given], *refs[len(arrays) :])
+        kernel(options, num_chunks, drop, refs[:num_given], *refs[len(arrays) :])
 
-    variant = settings.activation or "linear"
     # Operands are numbered from the layer and the inputs of the product.
     aliases = {2 + n: each.output for n, each in enumerate(given) if each.output is not None}
     return pl.pallas_call(
@@ -307,21 +299,21 @@ def _call(
         out_shape=[output.shape for output in outputs],
         input_output_aliases=aliases,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
-        interpret=settings.interpret,
-        name=f"{kernel.__name__.strip('_')}_{variant}",  # For tpu/hlo_cost.py.
+        interpret=options.interpret,
+        name=kernel_name(kernel, options.activation or "linear", dropout is not None),
     )(jnp.full(1, layer, jnp.int32), *arrays)
 
 
-def _forward_kernel(settings, num_chunks, drop, input_refs, sum_ref, y_ref, buffer):
+def _forward_kernel(options, num_chunks, drop, input_refs, sum_ref, y_ref, buffer):
     inputs_ref, _, x_ref, _, matrix_ref, *vector_refs = input_refs
     bias_ref, scale_ref, shift_ref, *inner_bias_ref = vector_refs
     chunk, last = pl.program_id(1), num_chunks - 1
 
     def product():
         inputs = inputs_ref[...]
-        if settings.activation:
+        if options.activation:
             biased = inputs.astype(jnp.float32) + inner_bias_ref[0][...]
-            activated, _ = gelu_and_slope(settings.activation, biased, inputs.dtype)
+            activated, _ = gelu_and_slope(options.activation, biased, inputs.dtype)
             inputs = activated.astype(inputs.dtype)
         return dot(inputs, matrix_ref[...], 1, 0)
 
@@ -333,7 +325,7 @@ def _forward_kernel(settings, num_chunks, drop, input_refs, sum_ref, y_ref, buff
         for rows in _parts(x_ref.shape[0]):
             total = x_ref[rows, :].astype(jnp.float32) + drop(rows, whole[rows] + bias_ref[...])
             sum_ref[rows, :] = total.astype(sum_ref.dtype)
-            normalized, _ = _normalize(settings, sum_ref[rows, :])
+            normalized, _ = _normalize(options, sum_ref[rows, :])
             y_ref[rows, :] = (normalized * scale_ref[...] + shift_ref[...]).astype(y_ref.dtype)
 
     if last == 0:
@@ -345,7 +337,7 @@ def _forward_kernel(settings, num_chunks, drop, input_refs, sum_ref, y_ref, buff
 
 
 def _backward_kernel(
-    settings, num_chunks, drop, input_refs, dx_ref, dproduct_ref, dinputs_ref, by_column_ref, *rest
+    options, num_chunks, drop, input_refs, dx_ref, dproduct_ref, dinputs_ref, by_column_ref, *rest
 ):
     inputs_ref, sum_ref, dy_ref, matrix_ref, _, scale_ref, _, *inner_bias_ref = input_refs
     *dinner_ref, buffer = rest
@@ -353,7 +345,7 @@ def _backward_kernel(
     def start():
         totals = [0.0] * 3
         for rows in _parts(sum_ref.shape[0]):
-            normalized, inverse_std = _normalize(settings, sum_ref[rows, :])
+            normalized, inverse_std = _normalize(options, sum_ref[rows, :])
             dy = dy_ref[rows, :].astype(jnp.float32)
             scaled = dy * scale_ref[...]
             mean = jnp.mean(scaled, axis=1, keepdims=True)
@@ -370,9 +362,9 @@ def _backward_kernel(
 
     def finish():
         dinputs = dot(buffer[...], matrix_ref[...], 1, 1)
-        if settings.activation:
+        if options.activation:
             biased = inputs_ref[...].astype(jnp.float32) + inner_bias_ref[0][...]
-            dinputs *= gelu_and_slope(settings.activation, biased, inputs_ref.dtype)[1]
+            dinputs *= gelu_and_slope(options.activation, biased, inputs_ref.dtype)[1]
             dinner_ref[0][...] = _sum_rows(dinputs)
         dinputs_ref[...] = dinputs.astype(dinputs_ref.dtype)
 
@@ -392,9 +384,9 @@ def _sum_rows(x):
     return sum(x[start : start + 8] for start in range(0, x.shape[0], 8))
 
 
-def _normalize(settings, total):
+def _normalize(options, total):
     total = total.astype(jnp.float32)
     centered = total - jnp.mean(total, axis=1, keepdims=True)
     variance = jnp.mean(centered * centered, axis=1, keepdims=True)
-    inverse_std = lax.rsqrt(variance + settings.epsilon)
+    inverse_std = lax.rsqrt(variance + options.epsilon)
     return centered * inverse_std, inverse_std

@@ -133,8 +133,8 @@ def test_float32_copies_of_bfloat16_blocks_equal_float32_inputs(length, head_dim
 
     def run(dtype):
         def out(*arrays):
-            settings = {"head_dim": head_dim, "interpret": True, "float32_blocks": True}
-            return attention_kernel.attention(*arrays, ids, dropout, **settings)[0]
+            options = {"head_dim": head_dim, "interpret": True, "float32_blocks": True}
+            return attention_kernel.attention(*arrays, ids, dropout, **options)[0]
 
         out, vjp = jax.vjp(out, projections.astype(dtype), bias.astype("float32"))
         return out, *vjp(dout.astype(dtype))

@@ -48,10 +48,10 @@ def plain(activation, dropout, inputs, x, params):
 
 
 def in_kernel(activation, dropout, inputs, x, params):
-    settings = sublayer_kernel.Settings(activation, EPSILON, interpret=True)
+    options = sublayer_kernel.Options(activation, EPSILON, interpret=True)
     zeros = jnp.zeros((1, *x.shape), x.dtype)
     stacks = sublayer_kernel.Stacks(inputs[None], x[None], sums=zeros, outputs=zeros)
-    return sublayer_kernel.sublayer(settings, stacks, 0, dropout, inputs, x, params)[0]
+    return sublayer_kernel.sublayer(options, stacks, 0, dropout, inputs, x, params)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -131,8 +131,8 @@ def test_kernel_reads_and_writes_saved_arrays_at_its_layer():
         outputs=np.full((4, *x.shape), 8, np.float32),
         matrices=three[2],
     )
-    settings = sublayer_kernel.Settings(None, EPSILON, offset=1, interpret=True)
-    kernel = jax.jit(functools.partial(sublayer_kernel.sublayer, settings), static_argnums=1)
+    options = sublayer_kernel.Options(None, EPSILON, offset=1, interpret=True)
+    kernel = jax.jit(functools.partial(sublayer_kernel.sublayer, options), static_argnums=1)
     y, sums, outputs = jax.device_get(kernel(stacks, 1, None, inputs, x, params))
     of_layer = inputs + 1, x + 1, params._replace(matrix=params.matrix + 1)
     np.testing.assert_array_equal(sums[::2], 7)
