@@ -237,7 +237,7 @@ def run_stack(
             loop.limit_dispatch(unreported)
             if step == stack.first_step + 1:
                 progress.unpause()  # The time left does not count the compilation.
-                loop.log_first_step()
+                loop.log_first_step(state)
             progress.update()
             should_evaluate = step % (config.eval_every or setup.steps_per_epoch) == 0
             should_stop = preemption.should_stop()

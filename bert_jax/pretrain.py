@@ -37,7 +37,6 @@ from bert_jax.runtime.watchdog import Watchdog
 from bert_jax.sharding.mesh import batch_sharding
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training import forecast, loop, metrics
-from bert_jax.training.bounds import check_bounds
 from bert_jax.training.goodput import StepTimer
 from bert_jax.training.optimizer import with_moments
 from bert_jax.training.pretrain_setup import (
@@ -115,7 +114,6 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
     if first_step == num_steps and result_path.exists():
         logging.info("%s is already finished", workdir)
         return json.loads(result_path.read_text())
-    check_bounds(config, ("profile_steps", 0, max(num_steps - 2, 0)))
     profile_steps = min(config.profile_steps, max(num_steps - first_step - 2, 0))
     forecast.log_run(setup, phases, first_step)
     if first_step:
@@ -169,8 +167,7 @@ def _run(config: ConfigDict, workdir: pathlib.Path, exit_stack: contextlib.ExitS
                 progress.unpause()  # The time left does not count the compilation.
             progress.update()
             if compiles:
-                jax.block_until_ready(state)
-                loop.log_first_step(f" on rows of {rows.max_seq_length} tokens")
+                loop.log_first_step(state, f" on rows of {rows.max_seq_length} tokens")
                 timer.start(step)
 
             is_early = forecast.is_early(step, phase, config.log_every)

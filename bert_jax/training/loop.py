@@ -80,8 +80,9 @@ def enable_compilation_cache(workdir: pathlib.Path) -> None:
     jax.config.update("jax_compilation_cache_dir", directory)
 
 
-def log_first_step(suffix: str = "") -> None:
-    """Logs when the first step (" on rows of ...") ended, and how long all compilations took."""
+def log_first_step(state, suffix: str = "") -> None:
+    """Waits for `state`, of the first step (" on rows of ..."), and logs how long it took."""
+    jax.block_until_ready(state)
     seconds = time.time() - psutil.Process().create_time()
     hits = _events["/jax/compilation_cache/cache_hits"]
     compiled = _events["/jax/compilation_cache/compile_requests_use_cache"] - hits

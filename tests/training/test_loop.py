@@ -32,8 +32,8 @@ def test_loss_of_any_step_that_is_not_finite_is_an_error_with_its_number():
 
 def test_first_step_is_logged_with_the_rows_of_its_phase(caplog):
     caplog.set_level("INFO", "absl")
-    loop.log_first_step()
-    loop.log_first_step(" on rows of 512 tokens")
+    loop.log_first_step(None)
+    loop.log_first_step(None, " on rows of 512 tokens")
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("First step ") and " s after the start, " in first
     assert second.startswith("First step on rows of 512 tokens ")
