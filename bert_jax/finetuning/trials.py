@@ -156,8 +156,9 @@ class TrialRun:
         self.finished = True
         self.writer.close()
         if self.writes:
-            # Without a step, no metric has selected anything.
-            selected = {"metric": self._setup.task.metric} if self.num_steps else {}
+            task = self._setup.task
+            # Without a step, or a split to select on, no metric has selected anything.
+            selected = {"metric": task.metric} if self.num_steps and task.selection_split else {}
             write_json(self.trial.result_path, {"seed": self.seed} | selected | result)
 
 
@@ -225,5 +226,5 @@ def summarize_seeds(results: list[dict], metric: str) -> dict:
         "scores": combined,
         "collapsed_seeds": [result["seed"] for result in results if result.get("collapsed")],
         "seeds": results,
-        "seconds": sum(result["seconds"] for result in results),
+        "seconds": max(result["seconds"] for result in results),  # Seeds train side by side.
     }
