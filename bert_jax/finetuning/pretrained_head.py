@@ -70,7 +70,8 @@ def with_settings_of_head(
     model, is what `bert_jax.load` assumes, unless it is in `given`, the fields set by flags. Raises
     ValueError for a field that was set and contradicts the head.
     """
-    if head["task"] not in HEADS_OF_TASKS.get(config.task, ()):
+    heads = HEADS_OF_TASKS.get(config.task)
+    if heads is not None and head["task"] not in heads:
         return config  # Reading the task says that it needs another head.
     check_modules(head)
     # A cross-encoder limits the length of its queries, and a head for endings of stories does not.
