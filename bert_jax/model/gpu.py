@@ -72,7 +72,7 @@ def why_unsupported(device: jax.Device, head_dim: int) -> str:
     return ""
 
 
-class _Settings(NamedTuple):
+class _Options(NamedTuple):
     num_heads: int  # On this device, if they are sharded.
     causal: bool
     interpret: bool
@@ -117,7 +117,7 @@ def attention(
     """
     mesh, device = mesh_and_device()
     num_heads //= mesh.shape.get("tensor", 1)
-    settings = _Settings(num_heads, causal, interpret=device.platform != "gpu")
+    options = _Options(num_heads, causal, interpret=device.platform != "gpu")
     rows, heads = P("fsdp", None, "tensor"), P("fsdp", "tensor")
     inputs = _Inputs(query, key, value, sequence_ids)
     specs = _Inputs(query=rows, key=rows, value=rows, sequence_ids=P("fsdp"))
@@ -129,7 +129,7 @@ def attention(
             scale=dropout.scale.reshape(1),
         )
         specs = specs._replace(query_words=heads, key_words=P(), threshold=P(), scale=P())
-    kernel = functools.partial(_pad_and_attend, settings)
+    kernel = functools.partial(_pad_and_attend, options)
     if axes := set(mesh.auto_axes):  # The compiler does not partition kernels.
         kernel = jax.shard_map(
             kernel, in_specs=(specs,), out_specs=rows, axis_names=axes, check_vma=False
@@ -137,13 +137,13 @@ def attention(
     return kernel(inputs)
 
 
-def _pad_and_attend(settings: _Settings, inputs: _Inputs) -> jax.Array:
+def _pad_and_attend(options: _Options, inputs: _Inputs) -> jax.Array:
     """Pads rows to whole blocks, with positions that attend only to each other."""
     length = inputs.query.shape[1]
-    head_dim = inputs.query.shape[2] // settings.num_heads
+    head_dim = inputs.query.shape[2] // options.num_heads
     size = -length % _block_size(length, head_dim, inputs.query.dtype)
     if size == 0:
-        return _attention(settings, inputs)
+        return _attention(options, inputs)
 
     def pad(x, axis, value=0):
         widths = [(0, size if each == axis else 0) for each in range(x.ndim)]
@@ -159,7 +159,7 @@ def _pad_and_attend(settings: _Settings, inputs: _Inputs) -> jax.Array:
         inputs = inputs._replace(
             query_words=pad(inputs.query_words, axis=3), key_words=pad(inputs.key_words, axis=1)
         )
-    return _attention(settings, inputs)[:, :length]
+    return _attention(options, inputs)[:, :length]
 
 
 def _block_size(length: int, head_dim: int, dtype) -> int:
@@ -169,19 +169,19 @@ def _block_size(length: int, head_dim: int, dtype) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings: _Settings, inputs: _Inputs) -> jax.Array:
-    context, _ = _call_forward_kernel(settings, inputs)
+def _attention(options: _Options, inputs: _Inputs) -> jax.Array:
+    context, _ = _call_forward_kernel(options, inputs)
     return context
 
 
-def _call_forward_kernel(settings: _Settings, inputs: _Inputs) -> tuple[jax.Array, jax.Array]:
+def _call_forward_kernel(options: _Options, inputs: _Inputs) -> tuple[jax.Array, jax.Array]:
     """Returns the result of attention, and what the gradient needs, `_GradientInputs.logsumexp`."""
     batch, length, hidden = inputs.query.shape
-    head_dim = hidden // settings.num_heads
+    head_dim = hidden // options.num_heads
     block = _block_size(length, head_dim, inputs.query.dtype)
     return pl.pallas_call(
-        functools.partial(_forward_kernel, settings, block),
-        grid=(length // block, settings.num_heads, batch),
+        functools.partial(_forward_kernel, options, block),
+        grid=(length // block, options.num_heads, batch),
         in_specs=[_input_specs(inputs, head_dim)],
         out_specs=[
             pl.BlockSpec((None, block, head_dim), lambda part, head, row: (row, part, head)),
@@ -189,35 +189,35 @@ def _call_forward_kernel(settings: _Settings, inputs: _Inputs) -> tuple[jax.Arra
         ],
         out_shape=[
             jax.ShapeDtypeStruct(inputs.query.shape, inputs.value.dtype),
-            jax.ShapeDtypeStruct((batch, settings.num_heads, length), jnp.float32),
+            jax.ShapeDtypeStruct((batch, options.num_heads, length), jnp.float32),
         ],
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
-        interpret=settings.interpret,
+        interpret=options.interpret,
         name="attention_forward",
     )(inputs)
 
 
-def _attention_forward(settings, inputs):
-    context, logsumexp = _call_forward_kernel(settings, inputs)
+def _attention_forward(options, inputs):
+    context, logsumexp = _call_forward_kernel(options, inputs)
     return context, (inputs, context, logsumexp)
 
 
-def _attention_backward(settings, residuals, dcontext):
+def _attention_backward(options, residuals, dcontext):
     inputs, context, logsumexp = residuals
     batch, length, hidden = inputs.query.shape
-    head_dim = hidden // settings.num_heads
+    head_dim = hidden // options.num_heads
     block = _block_size(length, head_dim, inputs.query.dtype)
     # A query's probabilities x their gradients sum to its result x the result's gradient, with
     # dropout, too.
     products = context.astype(jnp.float32) * dcontext.astype(jnp.float32)
-    delta = jnp.sum(products.reshape(batch, length, settings.num_heads, head_dim), axis=-1)
+    delta = jnp.sum(products.reshape(batch, length, options.num_heads, head_dim), axis=-1)
     gradient_inputs = _GradientInputs(dcontext, logsumexp, jnp.swapaxes(delta, 1, 2))
     row_spec = _row_spec(length, head_dim)
     sum_spec = pl.BlockSpec((None, None, length), lambda part, head, row: (row, head, 0))
     block_spec = pl.BlockSpec((None, block, head_dim), lambda part, head, row: (row, part, head))
     dquery, dkey, dvalue = pl.pallas_call(
-        functools.partial(_backward_kernel, settings, block),
-        grid=(length // block, settings.num_heads, batch),
+        functools.partial(_backward_kernel, options, block),
+        grid=(length // block, options.num_heads, batch),
         in_specs=[
             _input_specs(inputs, head_dim),
             _GradientInputs(dcontext=row_spec, logsumexp=sum_spec, delta=sum_spec),
@@ -227,7 +227,7 @@ def _attention_backward(settings, residuals, dcontext):
             jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (inputs.query, inputs.key, inputs.value)
         ],
         compiler_params=triton.CompilerParams(num_warps=8, num_stages=2),
-        interpret=settings.interpret,
+        interpret=options.interpret,
         name="attention_backward",
     )(inputs, gradient_inputs)
     no_gradients = jax.tree.map(lambda _: None, inputs)
@@ -265,7 +265,7 @@ def _input_specs(inputs: _Inputs, head_dim: int) -> _Inputs:
     )
 
 
-def _forward_kernel(settings: _Settings, block: int, inputs: _Inputs, context_ref, logsumexp_ref):
+def _forward_kernel(options: _Options, block: int, inputs: _Inputs, context_ref, logsumexp_ref):
     """Computes the result for one block of queries."""
     head = pl.program_id(1)
     queries = pl.ds(pl.program_id(0) * block, block)
@@ -274,7 +274,7 @@ def _forward_kernel(settings: _Settings, block: int, inputs: _Inputs, context_re
     def add_keys(index, state):
         total, maximum, context = state  # Of the exponentials, so far, relative to the maximum.
         keys = pl.ds(index * block, block)
-        scores = _scores(settings, inputs, query, queries, inputs.key[keys, :], keys)
+        scores = _scores(options, inputs, query, queries, inputs.key[keys, :], keys)
         next_maximum = jnp.maximum(maximum, jnp.max(scores, axis=1))
         shrink = jnp.exp(maximum - next_maximum)
         weights = jnp.exp(scores - next_maximum[:, None])
@@ -297,7 +297,7 @@ def _forward_kernel(settings: _Settings, block: int, inputs: _Inputs, context_re
 
 
 def _backward_kernel(
-    settings: _Settings,
+    options: _Options,
     block: int,
     inputs: _Inputs,
     gradient_inputs: _GradientInputs,
@@ -311,7 +311,7 @@ def _backward_kernel(
     zeros = jnp.zeros(dquery_ref.shape, jnp.float32)
     scale = 1 / math.sqrt(dquery_ref.shape[-1])
     head = pl.program_id(1)
-    gradients = functools.partial(_score_gradients, settings, inputs, gradient_inputs, head)
+    gradients = functools.partial(_score_gradients, options, inputs, gradient_inputs, head)
 
     def add_keys(index, dquery):
         keys = pl.ds(index * block, block)
@@ -336,7 +336,7 @@ def _backward_kernel(
 
 
 def _score_gradients(
-    settings: _Settings,
+    options: _Options,
     inputs: _Inputs,
     gradient_inputs: _GradientInputs,
     head: jax.Array,
@@ -345,7 +345,7 @@ def _score_gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients of scores, and the probabilities after dropout, `[queries, keys]`."""
     query, key, value = inputs.query[queries, :], inputs.key[keys, :], inputs.value[keys, :]
-    scores = _scores(settings, inputs, query, queries, key, keys)
+    scores = _scores(options, inputs, query, queries, key, keys)
     probabilities = jnp.exp(scores - gradient_inputs.logsumexp[queries][:, None])
     dprobabilities = triton.dot(gradient_inputs.dcontext[queries, :], value, trans_b=True)
     weights = probabilities
@@ -356,7 +356,7 @@ def _score_gradients(
 
 
 def _scores(
-    settings: _Settings,
+    options: _Options,
     inputs: _Inputs,
     query: jax.Array,
     queries: pl.Slice,
@@ -367,7 +367,7 @@ def _scores(
     scores = triton.dot(query, key, trans_b=True) * (1 / math.sqrt(query.shape[-1]))
     ids = inputs.sequence_ids
     is_visible = ids[queries][:, None] == ids[keys][None, :]
-    if settings.causal:
+    if options.causal:
         query_positions = queries.start + jnp.arange(query.shape[0])
         key_positions = keys.start + jnp.arange(key.shape[0])
         is_visible &= query_positions[:, None] >= key_positions[None, :]

@@ -306,6 +306,19 @@ def test_a_jax_without_triton_falls_back(monkeypatch):
     assert "no Triton backend in this JAX" in gpu.why_unsupported(jax.devices()[0], 64)
 
 
+def test_a_model_that_falls_back_has_the_outputs_of_the_plain_one(caplog):
+    execution._log_gpu_kernels.cache_clear()
+    config = BertConfig(vocab_size=50, hidden_size=96, num_layers=2, num_heads=2)
+    plain = EncoderModel(config, Execution(kernels="plain"))
+    batch = example_batch() | {"tokens": jnp.array([[7, 30]])}
+    params = plain.init(jax.random.key(0), batch)["params"]
+    model = EncoderModel(config, Execution(kernels="gpu"))
+    expected, found = (each.apply({"params": params}, batch) for each in (plain, model))
+    np.testing.assert_array_equal(found, expected)
+    (message,) = [record.message for record in caplog.records]
+    assert "without the kernels for GPUs: the head size is 48" in message
+
+
 @pytest.mark.parametrize("kernels", ["auto", "plain", "tpu"])
 def test_layers_are_those_of_the_architecture_unless_the_kernels_are_asked_for(kernels):
     assert layer_class(Execution(kernels=kernels), BertConfig()) is bert.EncoderLayer
