@@ -19,7 +19,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model import pretraining
@@ -128,7 +127,7 @@ class Distillation:
             )
         self._check_student(config)
         if self.losses & OF_LAYERS and execution.kernels in ("auto", "tpu"):
-            logging.info("Layers run without the fast path: the losses compare each of them")
+            # The fast path keeps no hidden states of single layers, which these losses compare.
             execution = dataclasses.replace(execution, kernels="plain")
         maps_width = bool(self.losses & {"hidden", "embeddings"})
         layers = tuple(range(1, config.num_layers + 1))
@@ -142,10 +141,8 @@ class Distillation:
         for name, needed in (
             ("hidden_size", "cosine"),
             ("num_heads", "attention"),
-            (
-                "vocab_size",
-                "soft",
-            ),  # It differs if `init_from` has another padding than the teacher.
+            # It differs if `init_from` has another padding than the teacher.
+            ("vocab_size", "soft"),
         ):
             ours, theirs = getattr(config, name), getattr(teacher, name)
             if self.weights[needed] and ours != theirs:
