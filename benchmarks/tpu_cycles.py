@@ -19,8 +19,9 @@ take the compiler many minutes per chip. `--peers=keras_hub` needs no transforme
 
 docs/tpu.md has the figures, "Compared with other libraries".
 
-On one device a step also updates all parameters, 0.5 million cycles per row on v4. Only our step
-lets the compiler choose the order of accumulation, and on tpu7x has tiles of 8 rows. For v6e, the
+On one device a step also updates all parameters, 0.5 million cycles per row on v4. The peers are
+compiled as their users compile them, with the compiler's defaults; our step has the options of
+bert_jax/sharding/compiler_options.py, with which `--tuned` compiles the peers, too. For v6e, the
 peers are extrapolated from 2 and 4 layers, and too low: dropout uses the non-partitionable threefry
 of JAX before 0.5, because with today's the step does not compile in an hour (one layer of one row
 takes 4 % more cycles with it), and the compiler has no estimate for scatters on SparseCores. For
@@ -44,6 +45,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.model.config import BertConfig
+from bert_jax.sharding.compiler_options import compiler_options, product_options
 from bert_jax.sharding.mesh import make_mesh
 from bert_jax.tpu import chips, compilation, hlo_cost
 from bert_jax.training.pretrain_setup import setup_pretraining
@@ -53,6 +55,9 @@ ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 SIZE = flags.DEFINE_string("size", "large", "Published size of the model.")
 LENGTH = flags.DEFINE_integer("length", 512, "Number of tokens per row.", 1)
 PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
+TUNED = flags.DEFINE_boolean(
+    "tuned", False, "Compile the peers with the compiler options of our step, too."
+)
 TRANSFORMERS = flags.DEFINE_string("transformers", None, "Directory of transformers 4.57.1.")
 EXTRAPOLATE = flags.DEFINE_list(
     "extrapolate",
@@ -93,7 +98,12 @@ def peer_cycles(make_step: Callable[[BertConfig], Step], chip: str) -> int:
 
 
 def compiled_cycles(step: Step, chip: str) -> int:
-    sharding = NamedSharding(make_mesh(devices=[compilation.describe_device(chip)]), P())
+    mesh = make_mesh(devices=[compilation.describe_device(chip)])
+    options = {}
+    if TUNED.value:
+        hidden_size = BertConfig.named(SIZE.value).hidden_size
+        options = compiler_options(mesh, hidden_size) | product_options(mesh)
+    sharding = NamedSharding(mesh, P())
     arguments = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         step.arguments,
@@ -101,7 +111,8 @@ def compiled_cycles(step: Step, chip: str) -> int:
     # With the present default counters, transformers does not compile in an hour for v6e.
     with jax.threefry_partitionable(chip not in EXTRAPOLATE.value):
         lowered = step.update.lower(*arguments)
-    return hlo_cost.step_cost(lowered.compile().as_text(), chip).cycles.total()
+    compiled = lowered.compile(compiler_options=options)
+    return hlo_cost.step_cost(compiled.as_text(), chip).cycles.total()
 
 
 def keras_hub_step(config: BertConfig) -> Step:
