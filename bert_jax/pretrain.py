@@ -292,8 +292,8 @@ def read_source(config: ConfigDict, tokenizer: Tokenizer) -> LoadedModel | None:
     optimizer = None if "head" in settings else settings.get("optimizer")  # Not fine-tuning's.
     if config.init_optimizer and optimizer != config.optimizer:
         raise ValueError(
-            f"--config.init_optimizer needs {config.optimizer} state of a pre-training run, and "
-            f"init_from={config.init_from!r} has none: set it to such a run or init_optimizer=False"
+            f"--config.init_optimizer needs a pre-training run with optimizer {config.optimizer}, "
+            f"and init_from={config.init_from!r} is none: set it to one, or init_optimizer=False"
         )
     if not source:
         return None

@@ -536,11 +536,11 @@ BAD_INPUT = {
     unknown_kind_of_rows: (ValueError, "rows='sentences'; expected one of sentence_pairs, full"),
     weights_without_optimizer_state: (
         ValueError,
-        "needs bert_adam state of .*/weights' has none: set it to .* or init_optimizer=False",
+        "with optimizer bert_adam, .*/weights' is none: set it to one, or init_optimizer=False",
     ),
     optimizer_state_of_a_fine_tuning_run: (
         ValueError,
-        "needs bert_adam state of .*/tuned' has none: set it to such a run or",
+        "with optimizer bert_adam, .*/tuned' is none: set it to one, or",
     ),
     too_few_predictions_on_long_rows: (
         ValueError,
@@ -613,7 +613,7 @@ BAD_FIELDS = [
     ({"long_phase__learning_rate": 0.0}, r"long_phase\.learning_rate=0\.0: expected more than 0"),
     ({"long_phase__warmup_steps": 7}, r"long_phase\.warmup_steps=7: expected .* at most 0"),
     ({"model__hidden_size": 100}, "hidden_size is 100: expected a multiple of 64.* num_heads"),
-    ({"init_optimizer": True}, "needs bert_adam state of .* init_from='' has none: set"),
+    ({"init_optimizer": True}, "needs .* with optimizer bert_adam, .* init_from='' is none: set"),
     (
         {"model__size": None},
         r"size is unknown: set --config\.init_from=DIR, .* or set --config\.model\.size",

@@ -340,7 +340,7 @@ def test_stack_resumed_after_one_of_its_trials_ended_gives_the_same_bits(
     assert [path.exists() for path in paths] == [True, True, False]
     ended = [path.read_text() for path in paths[:2]]
     if last_saved:
-        with pytest.raises(ValueError, match="trial=2: expected a divisor of the 3 trials"):
+        with pytest.raises(ValueError, match="trial=2: expected a size that divides the 3 saved"):
             run_trials(given, tmp_path / "resumed", *changes, mesh__trial=2)
     resumed = run_trials(given, tmp_path / "resumed", *changes)
     assert list(map(without_seconds, resumed)) == list(map(without_seconds, whole))

@@ -678,7 +678,7 @@ WRONG = {
     ),
     "later trial without a step": (
         {"grid": {"num_epochs": (1.0, 0.01)}},
-        r"^num_epochs=0\.01,seed=0: --config\.base\.num_epochs=0\.01 is 0 steps, and an epoch has",
+        r"^num_epochs=0\.01,seed=0: --config\.base\.num_epochs=0\.01 rounds to 0 steps \(an epoch",
     ),
     "no weights": (
         {"base": {"init_from": ""}},

@@ -1,8 +1,8 @@
 """Selects and corrupts the tokens to predict: a pure function of key and rows, run on device.
 
-As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, as many tokens
-are predicted as 15 % of a row; [CLS] and [SEP] count, but are never predicted. Of those that are,
-80 % become [MASK], 10 % a random token.
+As in Devlin et al. (2018), section 3.1, and the released `create_pretraining_data`, 15 %
+of the tokens of a row are predicted; [CLS] and [SEP] count as tokens, but are never predicted. Of
+the predicted ones, 80 % become [MASK], 10 % a random token.
 Left to right (section 5.1), all tokens but the first of each sequence are predicted, none masked.
 """
 

@@ -134,8 +134,8 @@ class FinetuneSetup:
         """Raises ValueError if settings of a trial are invalid."""
         if trial.num_epochs and self.task.train and not self.num_steps(trial):
             raise ValueError(
-                f"--config.num_epochs={trial.num_epochs:g} is 0 steps, and an epoch has "
-                f"{self.steps_per_epoch}: set a larger num_epochs, or 0 to only predict"
+                f"--config.num_epochs={trial.num_epochs:g} rounds to 0 steps (an epoch has "
+                f"{self.steps_per_epoch}): set a larger num_epochs, or 0 to only predict"
             )
         if not self.num_steps(trial) and self.task.labels and "head" not in self.pretrained:
             why = f"num_epochs is {trial.num_epochs:g}" if self.task.train else "no training data"

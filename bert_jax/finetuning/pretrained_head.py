@@ -115,7 +115,7 @@ def with_settings_of_head(
         if is_set:
             raise ValueError(
                 f"--config.{flag}={fields[field]}: the head in {config.init_from} was trained with "
-                f"{value}, and predicts with that: remove this setting"
+                f"{value}, and must predict with it: remove this flag"
             )
         fields[field] = value
         changed.append(f"{flag}={value}")
@@ -212,7 +212,8 @@ def check_modules(head: Mapping) -> None:
     names = [name for name in ("projections", "prompt") if head.get(name)]
     if not isinstance(head.get("pooling", ""), str):
         names.append("pooling")
-    for name in names:
+    if names:
+        name = names[0]
         raise ValueError(
             f"the weights have a head with {name}={head[name]}, which only bert_jax.load applies: "
             "set --config.new_head=True to use the encoder alone"

@@ -82,7 +82,7 @@ class Stack:
         logging.info("Resuming from step %d in %s", self.first_step, self._directory)
         names = self._saved_names
         if len(names) % (size := setup.mesh.shape["trial"]):
-            expected = f"expected a divisor of the {len(names)} trials in"
+            expected = f"expected a size that divides the {len(names)} saved trials in"
             raise ValueError(
                 f"--config.mesh.trial={size}: {expected} {self._directory}/checkpoints"
             )

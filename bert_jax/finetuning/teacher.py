@@ -103,9 +103,9 @@ def check_same_tokens(
     )
     if not is_same:
         raise ValueError(
-            f"--config.teacher={config.teacher} reads the training examples as other tokens, and "
-            "this task has an output for each: expected the student's vocabulary, and the same "
-            "max_seq_length and fields of config.data"
+            f"--config.teacher={config.teacher} tokenizes the training examples differently, and "
+            "this task has an output for each token: expected the student's vocabulary, and the "
+            "same max_seq_length and fields of config.data"
         )
 
 

@@ -58,7 +58,7 @@ class Embeddings(nn.Module):
         tokens: jax.Array,  # int32 [B, L]
         segment_ids: jax.Array,  # int32 [B, L]: 0 for the first segment of a pair, 1 for the second
         position_ids: jax.Array,  # int32 [B, L]: 0, 1, ... in each sequence
-        dropout: HiddenDropout | None = None,  # What one step drops; None: nothing.
+        dropout: HiddenDropout | None = None,  # Of this step; None drops nothing.
     ) -> jax.Array:
         """Returns hidden states `[B, L, H]`."""
         x = self.token_embedding(tokens)

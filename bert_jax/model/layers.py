@@ -1,8 +1,8 @@
 """What every model is made of: embeddings, dense layers, GELU, LayerNorm, and losses of logits.
 
 Parameters are float32; dense layers compute in the dtype of their input. Where a parameter is
-sharded over `fsdp`, the layer gathers it. LayerNorm has a hand-written gradient, which needs less
-memory (see `benchmarks/gradients.py`); so has cross-entropy, which is faster on a CPU.
+sharded over `fsdp`, the layer gathers it. LayerNorm and cross-entropy have hand-written gradients
+(benchmarks/gradients.py compares the former with JAX's).
 """
 
 import functools
@@ -188,7 +188,7 @@ class Dense(nn.Module):
 
 
 class RowParallelDense(Dense):
-    """The same, sharded the other way round: `tensor` along the inputs, `fsdp` along the outputs.
+    """A dense layer that is sharded over `tensor` along the inputs, over `fsdp` along the outputs.
 
     For the last dense layer of a sublayer, as in Megatron (Shoeybi et al., 2019).
     """

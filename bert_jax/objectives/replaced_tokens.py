@@ -1,8 +1,8 @@
 """Replaced-token detection: ELECTRA (Clark et al., 2020, sections 2 and 3.1).
 
 A generator predicts masked tokens. In their place the discriminator sees tokens that are sampled
-from these predictions, and says of every token whether it was replaced; a sample that equals the
-original token counts as original. No gradient passes through the samples.
+from these predictions, and classifies every token as original or replaced; a sample that equals
+the original token counts as original. No gradient passes through the samples.
 """
 
 import dataclasses

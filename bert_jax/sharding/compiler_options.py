@@ -49,16 +49,16 @@ def why_not_overlapped(mesh: Mesh, hidden_size: int, num_microbatches: int) -> s
     if mesh.size == 1:
         return "one device has nothing to exchange"
     if mesh.shape["data"] != mesh.size:
-        return f"the mesh {dict(mesh.shape)} has other axes than data"
+        return f"the mesh {dict(mesh.shape)} is sharded over other axes than data"
     if num_microbatches > 1:
-        return f"the gradients of {num_microbatches} microbatches are exchanged once"
+        return f"gradients are exchanged once, after the last of {num_microbatches} microbatches"
     # The compiler gathers shards that fill no tile with a copy, and synchronously.
     tile_rows = 8 if mesh.devices.flat[0].device_kind == "TPU7x" else 16
     if hidden_size % (tile_rows * mesh.shape["data"]):
         sizes = f"{tile_rows} times data={mesh.shape['data']}"
         return f"the hidden size {hidden_size} is not a multiple of {sizes}"
     if mesh.devices.flat[0].device_kind == "TPU v5 lite" and mesh.size > 16:
-        return "the compiler for v5e refuses all-to-alls between more than 16 chips"
+        return "the compiler for v5e supports no all-to-alls between more than 16 chips"
     return ""
 
 

@@ -10,8 +10,8 @@ from bert_jax.training.pretrain_setup import Phase, PretrainSetup
 
 # Steps of a phase, from its first, that are reported before the regular interval.
 EARLY_STEPS = tuple(factor * 10**power for power in range(4) for factor in (1, 2, 5))
-# About what a core of a CPU computes in float32: the demo reaches 22 to 38 GFLOP/s. Only the
-# warning before the first step depends on it.
+# About what a core of a CPU computes in float32 (docs/results.md). Only the warning before the
+# first step depends on it.
 CORE_FLOPS = 5e10
 MAX_CPU_DAYS = 2  # without a warning
 

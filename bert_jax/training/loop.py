@@ -1,4 +1,4 @@
-"""What both training loops do around a step: progress, dispatch, profile, checks and logs."""
+"""What the training loops do around a step: progress, dispatch, profile, checks and logs."""
 
 import collections
 import math
@@ -58,7 +58,10 @@ def profile(directory: pathlib.Path, steps_done: int, num_steps: int, state) -> 
     """Traces `num_steps` steps into `directory`, from the third of a run: the first compiles."""
     if num_steps and steps_done in (2, 2 + num_steps):
         jax.block_until_ready(state)
-        jax.profiler.start_trace(directory) if steps_done == 2 else jax.profiler.stop_trace()
+        if steps_done == 2:
+            jax.profiler.start_trace(directory)
+        else:
+            jax.profiler.stop_trace()
 
 
 def check_finite(step_metrics: list[dict], last_step: int) -> dict:

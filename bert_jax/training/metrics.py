@@ -140,7 +140,7 @@ class MetricsWriter:
 
 
 def unigram_baseline(counts: np.ndarray, special_ids: tuple[int, ...]) -> dict[str, float]:
-    """Returns the entropy (nats) and accuracy of the best unigram model, which knows the `counts`.
+    """Returns the entropy (nats) and accuracy of a unigram model that is fitted to `counts`.
 
     `counts`, int64 [vocab_size], are of the split's tokens; `special_ids` are ignored.
     """

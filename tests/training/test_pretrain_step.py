@@ -345,7 +345,11 @@ def collectives(
 @pytest.mark.parametrize(
     ("mesh", "fields", "message"),
     [
-        ({"data": 4, "fsdp": 2}, {}, "the mesh {.*'fsdp': 2.*} has other axes than data"),
+        (
+            {"data": 4, "fsdp": 2},
+            {},
+            "the mesh {.*'fsdp': 2.*} is sharded over other axes than data",
+        ),
         ({"data": 8}, {}, "no parameters are sharded over data"),
         ({"data": 8}, {"shares_layers": True}, "layers share parameters"),
     ],

@@ -79,8 +79,9 @@ def attention(
     it returns: the kernels read and write them there, so that a loop over layers copies nothing.
     """
     batch, length, width = projections.shape
-    ids, padded, end = sequence_ids, projections, (0, -length % LANES)
-    if any(end):  # Otherwise these stay inputs, which a loop over layers does not save.
+    ids, padded = sequence_ids, projections
+    end = (0, -length % LANES)  # Padding of the positions, before and after them.
+    if length % LANES:  # Otherwise these stay inputs, which a loop over layers does not save.
         ids = jnp.pad(sequence_ids, ((0, 0), end), constant_values=-1)
         if dropout:
             key_words = jnp.pad(dropout.key_words, ((0, 0), end))
@@ -110,7 +111,7 @@ def _attention_forward(options, saved, layer, ids, dropout, projections, bias):
         options,
         layer,
         inputs,
-        # Only shares its memory with the output, which needs any block of it.
+        # Not read: it is the memory of the output. pallas_call needs a block for it nevertheless.
         given=[(pl.BlockSpec((None, 1, 16, LANES), lambda *_: (0, 0, 0, 0)), saved_context)],
         outputs=[arrays.saved_context, arrays.log_sum],
         writes_in_place=True,

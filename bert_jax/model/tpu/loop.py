@@ -38,7 +38,7 @@ class SavedActivations:
         return self.arrays.get(name, _empty(self.num_layers, x))
 
     def set_written(self, name: str, array: jax.Array, value: jax.Array) -> None:
-        """Takes `array`, in which a kernel has written `value`: of INPUTS, the layer's output."""
+        """Takes `array`, into which a kernel has written `value`, the output for INPUTS."""
         self.arrays[name] = array
         if name == INPUTS:
             self.has_output = True  # At index + 1, where the gradient of this layer does not read.
