@@ -144,7 +144,7 @@ def classification(config, train_set, test_set, seed: int) -> dict:
         config.init_from, dropout=config.model.dropout_rate
     )
     preprocessor = keras_hub.models.BertTextClassifierPreprocessor(
-        keras_hub.models.BertTokenizer.from_preset(config.init_from),
+        uncased_tokenizer(config.init_from),
         sequence_length=config.max_seq_length,
     )
 
@@ -177,13 +177,18 @@ def classification(config, train_set, test_set, seed: int) -> dict:
     }
 
 
+def uncased_tokenizer(directory: str) -> keras_hub.models.BertTokenizer:
+    """Returns the tokenizer of an uncased model, which by default keeps accents here."""
+    return keras_hub.models.BertTokenizer.from_preset(directory, strip_accents=True)
+
+
 def encode(directory: str, sentences: list[str], batch_size: int) -> tuple[float, np.ndarray]:
     """Returns the seconds, and the mean-pooled vectors of sentences, without normalization.
 
     `predict` compiles a program for each length and size of a batch, so sentences are grouped by
     the power of two, from 32, that they are padded to.
     """
-    tokenizer = keras_hub.models.BertTokenizer.from_preset(directory)
+    tokenizer = uncased_tokenizer(directory)
     backbone = keras_hub.models.BertBackbone.from_preset(directory)
     embedder = keras_hub.models.BertTextEmbedder(backbone, normalize=False)
     started = time.perf_counter()
