@@ -1,9 +1,8 @@
 """Dropout whose mask is a hash of (key, row, position, column), the same on every mesh.
 
-JAX's generators spend more time on dropout bits than some of BERT's matrix products take. Here each
-element hashes two random words of its position with two of its column. The mask is not stored: the
-hash fuses into the operation before it, and the backward pass repeats it, as does the attention
-kernel.
+Each element hashes two random words of its position with two of its column. The mask is not stored:
+the backward pass repeats the hash, as do the attention kernels. (JAX's own generators take longer
+than some of BERT's matrix products.)
 """
 
 import math

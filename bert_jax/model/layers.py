@@ -37,8 +37,8 @@ def activate(name: str, x: jax.Array) -> jax.Array:
 def gelu(x: jax.Array) -> jax.Array:
     """Computes x * Phi(x) with the exact erf, as the first released code; later versions have tanh.
 
-    In bfloat16, Phi(x) is (1 + tanh(p(x))) / 2, with an absolute error up to 5.1e-5 (GELU: 2.6e-5):
-    far fewer operations than erf on a TPU, but below x = -2.7 the error exceeds the rounding.
+    In bfloat16, Phi(x) is (1 + tanh(p(x))) / 2, with an absolute error up to 5.1e-5 (GELU: 2.6e-5),
+    which exceeds the rounding below x = -2.7.
     """
     if x.dtype == jnp.bfloat16:
         y = x.astype(jnp.float32)
@@ -81,11 +81,9 @@ def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes -log softmax(logits)[target] in nats, and whether the target has the maximum logit.
 
-    Comparing the target's logit with the maximum, which the softmax needs anyway, avoids the pass
-    over the logits that an argmax takes. The hand-written gradient keeps only the logits, and no
-    second array of their size. For float32 `[..., classes]` and int32 `[...]` returns float32 and
-    bool `[...]`. A target that is no class, such as NO_LABEL, has a finite loss without a meaning,
-    and needs a weight of 0.
+    For float32 `[..., classes]` and int32 `[...]` returns float32 and bool `[...]`. A target that is
+    no class, such as NO_LABEL, has a finite loss without a meaning, and needs a weight of 0. The
+    gradient saves the logits, and no second array of their size.
     """
     return _cross_entropy_forward(logits, targets)[0]
 
