@@ -81,8 +81,8 @@ def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes -log softmax(logits)[target] in nats, and whether the target has the maximum logit.
 
-    For float32 `[..., classes]` and int32 `[...]` returns float32 and bool `[...]`. A target that is
-    no class, such as NO_LABEL, has a finite loss without a meaning, and needs a weight of 0. The
+    For float32 `[..., classes]` and int32 `[...]` returns float32 and bool `[...]`. A target that
+    is no class, such as NO_LABEL, has a finite loss without a meaning, and needs a weight of 0. The
     gradient saves the logits, and no second array of their size.
     """
     return _cross_entropy_forward(logits, targets)[0]

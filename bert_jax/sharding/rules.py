@@ -73,7 +73,8 @@ def shard_over_data(shardings, tree):
 
     def shard(path, sharding, leaf):
         is_stacked = "/layers/" in f"/{path_name(path)}" and leaf.ndim > 1
-        mesh, spec = sharding.mesh, [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
+        mesh = sharding.mesh
+        spec = list(sharding.spec) + [None] * (leaf.ndim - len(sharding.spec))
         for axis, size in enumerate(sharding.shard_shape(leaf.shape)):
             if size % mesh.shape["data"] == 0 and not (is_stacked and axis == 0):
                 names = (spec[axis],) if isinstance(spec[axis], str) else spec[axis] or ()

@@ -91,7 +91,7 @@ def scale_updates_by_layer(
         return optimizer
 
     def scale(path, param):
-        layers = np.arange(1, num_layers + 1).reshape(-1, *[1] * (param.ndim - 1))
+        layers = np.arange(1, num_layers + 1).reshape((-1,) + (1,) * (param.ndim - 1))
         levels = {"encoder/embeddings": 0, "encoder/layers": layers}
         module = "/".join(entry.key for entry in path[:2])
         level = np.asarray(levels.get(module, num_layers + 1))  # Of the pooler and the head.

@@ -137,7 +137,7 @@ def _attention_backward(options, residuals, gradients):
         ],
         outputs=[arrays.projections, arrays.bias],
     )
-    return *[None] * 4, dprojections, jnp.sum(dbias, (0, 1)).astype(bias.dtype)
+    return None, None, None, None, dprojections, jnp.sum(dbias, (0, 1)).astype(bias.dtype)
 
 
 _attention.defvjp(_attention_forward, _attention_backward)

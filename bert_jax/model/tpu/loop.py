@@ -64,7 +64,13 @@ def _save(stack, index, x, reread):
     return stack, _at(stack, index)
 
 
-_save.defvjp(lambda *args: (_save(*args), None), lambda *args: (None, None, args[-1][1]))
+def _save_backward(reread, _, gradients):
+    del reread
+    _, dx = gradients  # Of the stack, which is not read for its gradient, and of `x`.
+    return None, None, dx
+
+
+_save.defvjp(lambda *args: (_save(*args), None), _save_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 6, 7))
