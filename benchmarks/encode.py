@@ -30,7 +30,7 @@ import time
 
 import numpy as np
 from absl import app, flags
-from sides import python_of
+from sides import define_peers, python_of
 
 from bert_corpus.inputs import Unit, find_inputs
 from bert_corpus.readers import read_documents
@@ -42,7 +42,7 @@ DUMP = flags.DEFINE_string("dump", "runs/data/wikipedia-sample/*.bz2", "Text to 
 SENTENCES = flags.DEFINE_integer("sentences", 10_000, "Number of sentences.")
 REPEATS = flags.DEFINE_integer("repeats", 5, "Number of processes per side.")
 START = flags.DEFINE_boolean("start", False, "Only measures the time to the first vector.")
-PEERS = flags.DEFINE_list("peers", ["torch", "onnx", "keras_hub"], "Libraries to compare with.")
+PEERS = define_peers("torch", "onnx", "keras_hub")
 HUGE_PAGES = flags.DEFINE_boolean("huge_pages", False, "All sides ask for huge pages.")
 SIDE = flags.DEFINE_enum(
     "side",
@@ -51,6 +51,7 @@ SIDE = flags.DEFINE_enum(
     "Internal: measures this side in this process.",
 )
 BATCH = 32
+FETCH = "fetch it with tools/fetch_data.py wikipedia-sample runs/data/wikipedia-sample"
 MAX_DISTANCE = 0.02  # Between vectors; KerasHub's approximate GELU changes them the most.
 
 FIRST_VECTOR = "import bert_jax, sys; bert_jax.load(sys.argv[1]).encode('A boat on the river.')"
@@ -137,9 +138,13 @@ def main(argv: list[str]) -> None:
         print(f"start of the process to the first vector: {times} s", end="; ")
         print(f"median {statistics.median(seconds):.2f} s")
         return
+    try:
+        sources = find_inputs(DUMP.value)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"--dump={DUMP.value} matches no file: {FETCH}") from None
     sentences = [
         sentence
-        for source in find_inputs(DUMP.value)
+        for source in sources
         for document in read_documents(Unit(source, 0, 1), collections.Counter())
         for sentence in split_sentences(document)
     ][: SENTENCES.value]

@@ -26,7 +26,7 @@ import tempfile
 import time
 
 from absl import app, flags, logging
-from sides import python_of
+from sides import define_peers, python_of
 
 from bert_jax.runtime.command_line import TUNABLE
 
@@ -48,7 +48,7 @@ DATA = flags.DEFINE_string(
 )
 XQUAD = flags.DEFINE_string("xquad", None, "XQuAD's English file.")
 HUGE_PAGES = flags.DEFINE_enum("huge_pages", "all", ["all", "none"], "Which sides use huge pages.")
-PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
+PEERS = define_peers("transformers", "keras_hub")
 SIDE = flags.DEFINE_enum(
     "side",
     None,
@@ -61,7 +61,10 @@ METRIC = {"r8": "accuracy", "conll2003": "f1", "xquad": "f1"}
 
 
 def configuration(directory: pathlib.Path):
-    """Returns the task's config, with files of as many examples as the flags say."""
+    """Returns the task's config, with files of as many examples as the flags say.
+
+    Raises ValueError for missing data, or for fewer examples.
+    """
     if TASK.value == "r8":
         from bert_jax.configs.finetune import reuters_r8 as task_config
 
@@ -85,9 +88,9 @@ def configuration(directory: pathlib.Path):
     for name, split, count in zip(names, ("train", "test"), counts, strict=True):
         path = directory / f"{name}.json"
         if source:
-            parts = pathlib.Path(source % name).read_text().split(separator)
+            parts = read_data(source % name).rstrip("\n").split(separator)
             path = directory / f"{name}{suffix}"
-            path.write_text(separator.join(parts[: count + header]) + separator)
+            path.write_text(separator.join(first_examples(parts, header, count)) + separator)
         config.data[split] = str(path)
     config.num_epochs, config.seed = EPOCHS.value, SEED.value
     config.learning_rate, config.batch_size = LEARNING_RATE.value, BATCH_SIZE.value
@@ -96,6 +99,27 @@ def configuration(directory: pathlib.Path):
     config.init_from = f"{DATA.value}/minilm"
     config.save_training_state = False
     return config
+
+
+def read_data(path: str) -> str:
+    """Reads a file of DATA. Raises ValueError if it is missing."""
+    try:
+        return pathlib.Path(path).read_text()
+    except FileNotFoundError:
+        name = pathlib.Path(path).parent.name
+        fix = f"run tools/fetch_data.py {name} {DATA.value}/{name}"
+        raise ValueError(f"--data={DATA.value}: no file {path}; {fix}") from None
+
+
+def first_examples(parts: list[str], header: int, count: int) -> list[str]:
+    """Returns the first `count` examples of a file, with the header and lines between documents.
+
+    Raises ValueError if there are fewer.
+    """
+    examples = [n for n, part in enumerate(parts[header:]) if not part.startswith("-DOCSTART-")]
+    if len(examples) < count:
+        raise ValueError(f"expected {count} examples, and the file has {len(examples)}")
+    return parts[: header + examples[count - 1] + 1]
 
 
 def bert_jax_run(directory: pathlib.Path) -> dict:
@@ -219,6 +243,13 @@ def main(argv: list[str]) -> None:
         flush=True,
     )
     peers = list(PEERS.value)
+    if TASK.value == "xquad" and not XQUAD.value:
+        raise ValueError("--task=xquad needs XQuAD's English file: set --xquad=FILE")
+    with tempfile.TemporaryDirectory() as directory:
+        configuration(pathlib.Path(directory))  # Raises an error before the first measurement.
+    if not os.path.exists(f"{DATA.value}/minilm"):
+        fix = f"run tools/fetch_data.py minilm {DATA.value}/minilm"
+        raise ValueError(f"--data={DATA.value}: no directory minilm; {fix}")
     if TASK.value != "r8" and "keras_hub" in peers:
         print(f"KerasHub is left out: it has no BERT for {TASK.value}.")
         peers.remove("keras_hub")

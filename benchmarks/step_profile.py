@@ -2,9 +2,9 @@
 
 .venv/bin/python benchmarks/step_profile.py --workloads=mini:32x128
 
-The step of benchmarks/train_step.py, traced by `jax.profiler`. Operations run one after the other,
-so the parts add up to about the time of a step. "products" are matrix products, with what XLA fuses
-into them; "other" is everything else.
+The step of benchmarks/train_step.py, traced by `jax.profiler`. "products" are matrix products, with
+what XLA fuses into them; "other" is everything else. Operations run one after the other; what is
+left of a step is the time between them, and the tracing itself.
 """
 
 import collections
@@ -23,7 +23,7 @@ from bert_jax.runtime.command_line import restart_with_huge_pages
 from bert_jax.tpu.hlo_cost import part_of
 from bert_jax.tpu.hlo_text import executed_instructions, parse_hlo
 
-STEPS = flags.DEFINE_integer("traced_steps", 10, "Number of steps to trace, after three others.")
+STEPS = flags.DEFINE_integer("traced_steps", 10, "Number of steps to trace, after three others.", 1)
 
 
 def operations(text: str) -> dict[str, tuple[str, str]]:
@@ -74,7 +74,8 @@ def profile(workload_text: str) -> None:
     for part, kinds in sorted(table.items(), key=lambda item: -item[1].total()):
         print(f"{part:34} {kinds['products']:8.1f} {kinds['other']:7.1f}")
         total += kinds
-    print(f"{'sum':34} {total['products']:8.1f} {total['other']:7.1f}", flush=True)
+    print(f"{'sum':34} {total['products']:8.1f} {total['other']:7.1f}")
+    print(f"{'between operations':34} {step - total.total():16.1f}", flush=True)
 
 
 def main(argv: list[str]) -> None:

@@ -42,6 +42,7 @@ import optax
 from absl import app, flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from sides import define_peers
 
 from bert_jax.configs.pretrain import pod_large
 from bert_jax.model.config import BertConfig
@@ -51,10 +52,15 @@ from bert_jax.tpu import chips, compilation, hlo_cost
 from bert_jax.training.pretrain_setup import setup_pretraining
 
 CHIPS = flags.DEFINE_list("chips", list(chips.CHIPS), "Chips to compile for.")
+flags.register_validator(
+    "chips",
+    lambda names: set(names) <= set(chips.CHIPS),
+    f"expected some of {', '.join(chips.CHIPS)}",
+)
 ROWS = flags.DEFINE_integer("rows", 16, "Number of rows per device.", 1)
 SIZE = flags.DEFINE_string("size", "large", "Published size of the model.")
 LENGTH = flags.DEFINE_integer("length", 512, "Number of tokens per row.", 1)
-PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
+PEERS = define_peers("transformers", "keras_hub")
 TUNED = flags.DEFINE_boolean(
     "tuned", False, "Compile the peers with the compiler options of our step, too."
 )

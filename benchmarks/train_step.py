@@ -33,14 +33,16 @@ default attention is plain there. Not run on a GPU yet.
 import functools
 import json
 import os
+import re
 import statistics
 import subprocess
+import sys
 import time
 from typing import NamedTuple
 
 import numpy as np
 from absl import app, flags, logging
-from sides import python_of
+from sides import define_peers, python_of
 
 from bert_jax.model.config import BertConfig
 from bert_jax.model.pretraining import flops_per_row
@@ -51,13 +53,13 @@ DEVICE = flags.DEFINE_enum("device", "cpu", ["cpu", "gpu"], "Device to measure o
 WORKLOADS = flags.DEFINE_list(
     "workloads", None, "Published size, rows and tokens per row, such as tiny:32x128."
 )
-REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.")
-STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.")
+REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.", 1)
+STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.", 1)
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
 KERNELS = flags.DEFINE_enum(
     "kernels", "auto", ["auto", "gpu"], "Kernels of our step, as in --config.model.kernels."
 )
-PEERS = flags.DEFINE_list("peers", ["transformers", "keras_hub"], "Libraries to compare with.")
+PEERS = define_peers("transformers", "keras_hub")
 SIDE = flags.DEFINE_enum(
     "side",
     None,
@@ -117,8 +119,13 @@ def dtype() -> str:
 
 
 def parse_workload(text: str) -> Workload:
-    size, _, shape = text.partition(":")
-    return Workload(size, *map(int, shape.split("x")))
+    """Reads SIZE:ROWSxTOKENS. Raises ValueError."""
+    match = re.fullmatch(r"(\w+):(\d+)x(\d+)", text)
+    if not match:
+        raise ValueError(f"--workloads={text}: expected SIZE:ROWSxTOKENS, such as tiny:32x128")
+    workload = Workload(match[1], int(match[2]), int(match[3]))
+    workload.config()  # Raises an error for an unknown size.
+    return workload
 
 
 def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = False):
@@ -197,8 +204,25 @@ def make_step(side: str, workload: Workload):
     return bert_jax_step(config, workload)
 
 
+def check_device(side: str) -> None:
+    """Raises ValueError if a side would not run on the GPU that `--device` asks for."""
+    if DEVICE.value == "cpu":
+        return
+    if side == "transformers":
+        import torch
+
+        found, fix = torch.cuda.is_available(), "install a torch for CUDA"
+    else:
+        import jax
+
+        found, fix = jax.default_backend() == "gpu", "pip install 'jax[cuda12]'"
+    if not found:
+        raise ValueError(f"--device=gpu: {side} finds no GPU with {sys.executable}; {fix}")
+
+
 def measure(side: str, workload: Workload) -> Measurement:
     """Measures in this process."""
+    check_device(side)
     step = make_step(side, workload)
     seconds = []
     for _ in range(2 + STEPS.value):
@@ -229,9 +253,12 @@ def measure_in_process(side: str, workload: str, huge_pages: bool) -> Measuremen
 
 
 def device_kind() -> str:
-    """Returns the name of the GPU, as in JAX and the driver."""
+    """Returns the name of the GPU, as in JAX and the driver. Raises ValueError without one."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.check_output(query, text=True).splitlines()[0]
+    try:
+        return subprocess.check_output(query, text=True).splitlines()[0]
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"--device=gpu: nvidia-smi lists no NVIDIA GPU ({error})") from None
 
 
 def compare(workload: str, huge_pages: bool) -> None:
@@ -249,8 +276,9 @@ def compare(workload: str, huge_pages: bool) -> None:
         line = f"{workload:14} {side:12} {1e3 * step:6.0f} ms"
         line += f" {parsed.batch * parsed.length / step:11,.0f} tokens/s"
         line += f"   ratio {step / medians['bert_jax']:.2f}"
-        if DEVICE.value == "gpu" and (peak := PEAK_FLOPS.get(device_kind())):
-            line += f"   MFU {parsed.flops() / step / peak:.0%}"
+        if DEVICE.value == "gpu":
+            peak = PEAK_FLOPS.get(device_kind())
+            line += f"   MFU {parsed.flops() / step / peak:.0%}" if peak else "   MFU unknown"
         print(line, flush=True)
     step_rate = parsed.flops() / medians["bert_jax"]
     products_rate, large_rate = (
@@ -272,8 +300,11 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         print(json.dumps(measure(SIDE.value, parse_workload(workloads[0]))._asdict()))
         return
+    for workload in workloads:  # These raise errors before the first measurement.
+        parse_workload(workload)
     for side in PEERS.value:
-        python_of(side)  # Raises an error before the first measurement.
+        python_of(side)
+    device = device_kind() if DEVICE.value == "gpu" else "cpu"
     load = os.getloadavg()[0]
     if load > 0.5:  # torch's threads wait for each other, so it slows down more than the others.
         print(f"Other programs are running: load average {load:.1f}.")
@@ -281,7 +312,7 @@ def main(argv: list[str]) -> None:
     os.sched_setaffinity(0, cores)  # Inherited by the processes started here.
     for huge_pages in (True, False) if DEVICE.value == "cpu" else (False,):
         on = "on" if huge_pages else "off"
-        print(f"\nHuge pages {on} for all sides, {len(cores)} cores; medians")
+        print(f"\n{device}, huge pages {on} for all sides, {len(cores)} cores; medians")
         for workload in workloads:
             compare(workload, huge_pages)
 
