@@ -26,6 +26,7 @@ OTHER_KINDS = {
     b"\xff\xfe": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; convert it with iconv -f UTF-16 -t UTF-8",
 }
+CONVERT = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
 MARKUP_START = re.compile(rb"<(\?xml|!doctype\s+html|html)\b", re.IGNORECASE)
 PRETTY_OBJECT = re.compile(rb"\{\s*[\r\n]\s*[\"}]")  # an object that fills several lines
 ARRAY_OF_OBJECTS = re.compile(rb"\[\s*\{\s*[\"}]")
@@ -59,7 +60,7 @@ def recognize(path: str, named: str, compression: str, head: bytes) -> str:
     if b"\0" in head and named != "dump":
         raise ValueError(
             f"{path} holds NUL bytes, so it is UTF-16 or no text; expected UTF-8: convert it with "
-            "iconv -t UTF-8"
+            "iconv -f UTF-16 -t UTF-8"
         )
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     first_line, _, rest = start.partition(b"\n")

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 import fsspec
 
+from bert_corpus.content import CONVERT
 from bert_corpus.inputs import Unit, format_of, is_splittable
 from bert_corpus.json_values import json_values
 from bert_corpus.wikiextractor import WRAPPERS, article_text, split_line
@@ -178,7 +179,7 @@ def _decode(line: bytes, offset: int, unit: Unit) -> str:
         line_number = 1 + sum(start < offset for start, *_ in _read_lines(unit.whole()))
         raise ValueError(
             f"{unit.source.path}, line {line_number}, byte {offset + error.start}: "
-            f"0x{line[error.start]:02x} is not UTF-8; convert it with iconv -t UTF-8"
+            f"0x{line[error.start]:02x} is not UTF-8; {CONVERT}"
         ) from None
 
 
@@ -249,9 +250,7 @@ def _read_json_values(unit: Unit, skipped: collections.Counter) -> Iterator[Docu
             for value in json_values(io.TextIOWrapper(stream, encoding="utf-8-sig")):
                 yield from _document_of_json(value, unit, skipped)
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{unit.source.path} is not UTF-8 ({error}); convert it with iconv -t UTF-8"
-            ) from None
+            raise ValueError(f"{unit.source.path} is not UTF-8 ({error}); {CONVERT}") from None
         except (json.JSONDecodeError, RecursionError) as error:
             raise _damaged(unit.source.path, error) from None
 

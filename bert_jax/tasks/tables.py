@@ -104,7 +104,8 @@ def read_text(path: pathlib.Path, expected: str) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         location = f"{path}, line {line}, byte {error.start}"
-        raise ValueError(f"{location}: not UTF-8: convert the file, e.g. with iconv") from None
+        fix = "convert it with iconv -f ENCODING -t UTF-8, with the encoding that it has"
+        raise ValueError(f"{location}: not UTF-8: {fix}") from None
 
 
 def read_objects(source: str | pathlib.Path, data_dir: str = "") -> list[tuple[dict, str]]:
