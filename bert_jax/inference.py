@@ -41,6 +41,16 @@ from bert_jax.tasks.text_inputs import (
 from bert_jax.text_encoder import ROWS_PER_BATCH, TextEncoder
 
 
+def find_device(platform: str) -> jax.Device:
+    """Returns the first device of a platform. Raises ValueError without one."""
+    try:
+        return jax.devices(platform)[0]
+    except RuntimeError:
+        fix = "for GPUs pip install 'jax[cuda12]', on a TPU VM 'jax[tpu]'"
+        found = jax.default_backend()
+        raise ValueError(f"device={platform!r}: JAX finds only {found} devices; {fix}") from None
+
+
 def load(
     directory: str | os.PathLike,
     dtype: jax.typing.DTypeLike = "float32",
@@ -63,7 +73,7 @@ def load(
         raise TypeError(f"directory must be the path of a model's directory, got {directory!r}")
     if (name := jnp.dtype(dtype).name) not in CHOICES["dtype"]:
         raise ValueError(f"dtype must be one of {', '.join(CHOICES['dtype'])}, got {name}")
-    device = jax.devices(device)[0] if isinstance(device, str) else device
+    device = find_device(device) if isinstance(device, str) else device
     with jax.default_device(device):
         params, settings, tokenizer, report = read_model(directory)
     if unexpected := unexpected_tensors(report):

@@ -89,6 +89,8 @@ def parse_flags(argv: list[str], values=flags.FLAGS, **options) -> list[str]:
         *_, (frame, _) = traceback.walk_tb(raised.__traceback__)
         config = frame.f_locals.get("self")
         # ConfigDict names only the missing key, and one that is spelled like it.
+        if re.fullmatch("Unknown command line flag 'config[.].*'", message):
+            message += ": --config=FILE, whose fields these are, is missing"
         missing = re.match(r"'(\w+)'(?:\nDid you mean (\"\w+\"))?", message)
         if missing and hasattr(config, "keys"):
             name, nearest = missing.groups()

@@ -84,6 +84,7 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         elif (values.num_processes or values.process_id) is not None:
             raise ValueError("--num_processes and --process_id need --coordinator or --multihost")
         watchdog.start_stop_timeout(values.stop_timeout, is_distributed)
+        check_devices()
         result = train_and_evaluate(values.config, values.workdir)
     except RunStopped as error:
         print(f"\n{command_line.program_name()}: {error}", file=sys.stderr)
@@ -105,6 +106,16 @@ def _run(argv: list[str], train_and_evaluate: Callable, program: str) -> None:
         exit_now(text, code)  # A normal exit of Python would wait minutes for other processes.
     if result is not None and jax.process_index() == 0:
         print_result(result, values.workdir)
+
+
+def check_devices() -> None:
+    """Raises ValueError if JAX has no device of the platforms in JAX_PLATFORMS."""
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError):  # The former, without a text, for NVIDIA GPUs.
+        fix = "for GPUs pip install 'jax[cuda12]', on a TPU VM 'jax[tpu]', or unset JAX_PLATFORMS"
+        platforms = os.environ.get("JAX_PLATFORMS", "")
+        raise ValueError(f"JAX finds no device for JAX_PLATFORMS={platforms}: {fix}") from None
 
 
 def print_result(result: dict, workdir: str) -> None:
