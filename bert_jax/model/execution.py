@@ -98,7 +98,7 @@ def uses_fast_path(
     if reason:
         _log_refusal(reason, config.num_layers, config.hidden_size)
     else:
-        _log_use(config.num_layers, config.hidden_size)
+        _log_use(config.num_layers, config.hidden_size, device.platform)
     return not reason
 
 
@@ -159,9 +159,13 @@ def _log_refusal(reason: str, num_layers: int, size: int) -> None:
 
 
 @functools.cache
-def _log_use(num_layers: int, size: int) -> None:
+def _log_use(num_layers: int, size: int, platform: str) -> None:
     text = "The %d layers of hidden size %d run on the fast path for TPUs"
-    logging.info(text, num_layers, size)
+    if platform == "tpu":
+        logging.info(text, num_layers, size)
+    else:
+        text += ", its kernels interpreted on the %s, which is slow"
+        logging.warning(text, num_layers, size, platform)
 
 
 def run_fast_path(
