@@ -80,14 +80,20 @@ def describe_topology(topology: str) -> tuple[Chip, list[jax.Device]]:
         )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"the compiler rejects topology {topology!r}: {reason}") from error
+        smallest = smallest_slice(CHIPS[name])
+        message = f"the compiler rejects topology {topology!r}, the smallest is {name}:{smallest}"
+        raise ValueError(f"{message}: {reason}") from error
     return CHIPS[name], list(description.devices)
 
 
 def describe_device(chip: str) -> jax.Device:
     """Returns one device of a chip, to compile for it alone."""
-    shape = "2x2" if CHIPS[chip].dimensions == 2 else "2x2x1"
-    return describe_topology(f"{chip}:{shape}")[1][0]
+    return describe_topology(f"{chip}:{smallest_slice(CHIPS[chip])}")[1][0]
+
+
+def smallest_slice(chip: Chip) -> str:
+    """Returns the shape of the smallest slice that the compiler accepts: one host."""
+    return "2x2" if chip.dimensions == 2 else "2x2x1"
 
 
 def planned_phases(config: ConfigDict, lengths: tuple[int, int]) -> list[Phase]:
