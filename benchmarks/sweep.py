@@ -83,7 +83,6 @@ def settings(directory: pathlib.Path) -> dict[str, object]:
         "data.test": "",
         "max_seq_length": LENGTH.value,
         "batch_size": 32,
-        "model.scan_layers": False,
         "eval_every": 10**6,  # Only after the last step.
     }
 

@@ -61,7 +61,8 @@ class TextEncoder:
 
     @property
     def _execution(self) -> Execution:
-        return Execution(dtype=self.dtype)
+        # Each length of rows is compiled: a loop over one layer compiles faster than all layers.
+        return Execution(dtype=self.dtype, scan_layers=True)
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Saves the model as a checkpoint, which `load` and `--config.init_from` take.

@@ -50,7 +50,6 @@ PRETRAINING: Settings = {
     "long_phase.num_steps": 400,
     "long_phase.batch_size": 32,
     "model.dtype": "float32",
-    "model.scan_layers": False,
     "model.dropout_rate": 0.0,  # The runs are too short to overfit.
     "model.initializer_range": 0.04,  # 0.02 suits a hidden size of 768.
     "model.max_position_embeddings": 384,

@@ -43,9 +43,10 @@ class Execution:
     """Run the layers on the fast path ("tpu"; off a TPU its kernels are interpreted, for tests),
     as they are defined ("plain"), on the fast path where there is a TPU ("auto"), or as they are
     defined with attention in a GPU kernel ("gpu"; elsewhere it is interpreted)."""
-    scan_layers: bool = True
-    """Compile one layer and loop over it; or unroll all layers, without the fast path. The
-    parameters are the same."""
+    scan_layers: bool | None = None
+    """Compile one layer and loop over it (True), or unroll all layers, without the fast path
+    (False). None: unroll them on a CPU, which takes longer to compile and runs faster there, and
+    loop over them elsewhere. The parameters are the same."""
     remat: str = "none"
     """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
     dtype: str = "float32"
@@ -77,7 +78,11 @@ def choose_path(execution: Execution, config, length: int) -> str:
 
 def plain_path(execution: Execution, config) -> str:
     """Returns how the layers run as they are defined: "scan" or "unrolled"."""
-    return "scan" if execution.scan_layers and config.num_layers > 1 else "unrolled"
+    loops = execution.scan_layers
+    if loops is None:
+        _, device = mesh_and_device()
+        loops = device.platform != "cpu"
+    return "scan" if loops and config.num_layers > 1 else "unrolled"
 
 
 def uses_fast_path(
@@ -106,7 +111,7 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
     """Returns why the fast path cannot run these layers; "" if it can."""
     if config.architecture != "bert":
         return f"it computes the layers of bert, not of {config.architecture}"
-    if not execution.scan_layers:
+    if execution.scan_layers is False:
         return "scan_layers is False"
     if config.num_layers == 1:
         return "a single layer needs no loop"

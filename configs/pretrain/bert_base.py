@@ -120,7 +120,8 @@ def model_config() -> ConfigDict:
     model.dtype = "bfloat16"
     # With a TPU, layers run in kernels; "plain": never; "gpu": attention runs in GPU kernels.
     model.kernels = "auto"
-    model.scan_layers = True  # Compile one layer and loop over it; False: all layers.
+    # True: compile one layer and loop over it; False: all layers. Default: all layers on a CPU.
+    model.scan_layers = placeholder(bool)
     model.remat = "none"  # Recompute in the backward pass: none, dots (all but products) or full.
     return model
 

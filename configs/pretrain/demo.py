@@ -29,7 +29,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.model.size = "tiny"
     config.model.dtype = "float32"
-    config.model.scan_layers = False
     config.model.dropout_rate = 0.0  # The run is too short to overfit.
     config.model.initializer_range = 0.04  # 0.02 suits a hidden size of 768.
 

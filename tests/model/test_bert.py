@@ -92,7 +92,7 @@ def test_heads_and_feed_forward_layer_follow_the_hidden_size_unless_given():
 
 def test_scanned_layers_equal_unrolled_ones(example):
     config, params, batch, _ = example
-    both = Execution(), Execution(scan_layers=False)
+    both = Execution(scan_layers=True), Execution(scan_layers=False)
     params, same = (
         jax.jit(PretrainingModel(config, execution=each).init)(jax.random.key(0), example_batch())[
             "params"

@@ -255,6 +255,14 @@ def test_gradients_of_a_whole_encoder_on_a_gpu_have_no_length_x_length(kernels):
     assert ("384x384" in program) == (kernels == "plain")
 
 
+def test_layers_are_unrolled_on_a_cpu_and_looped_over_elsewhere_by_default():
+    default, unrolled = Execution(), Execution(scan_layers=False)
+    assert execution.plain_path(default, BertConfig()) == "unrolled"
+    with use_abstract_mesh(abstract_gpu()):
+        assert execution.plain_path(default, BertConfig()) == "scan"
+        assert execution.plain_path(unrolled, BertConfig()) == "unrolled"
+
+
 OLD, AMD = ("Tesla T4", "7.5"), ("AMD Instinct MI300X", "gfx942")
 EXPECTED = "expected an NVIDIA GPU with 8.0 or higher"
 

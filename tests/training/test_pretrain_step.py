@@ -372,7 +372,11 @@ def test_overlap_collectives_that_cannot_overlap_are_logged_with_the_reason(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "execution",
-    [Execution(kernels="tpu"), Execution(kernels="plain"), Execution(scan_layers=False)],
+    [
+        Execution(kernels="tpu"),
+        Execution(kernels="plain", scan_layers=True),
+        Execution(scan_layers=False),
+    ],
     ids=str,
 )
 def test_overlap_collectives_has_the_gradients_of_one_exchange(execution):

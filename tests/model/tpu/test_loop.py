@@ -23,7 +23,7 @@ from bert_jax.sharding.mesh import batch_sharding, make_mesh
 from bert_jax.sharding.rules import infer_shardings
 
 CONFIG = BertConfig(num_layers=2, hidden_size=256, num_heads=4, intermediate_size=512)
-FAST, PLAIN = Execution(kernels="tpu"), Execution(kernels="plain")
+FAST, PLAIN = Execution(kernels="tpu"), Execution(kernels="plain", scan_layers=True)
 UNROLLED = Execution(kernels="plain", scan_layers=False)
 BATCH, LENGTH = 4, 128
 
