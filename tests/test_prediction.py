@@ -473,7 +473,9 @@ def test_setting_that_contradicts_the_head_is_refused(field, heads, tmp_path, mo
     config.update_from_flattened_dict({field: value})
     if field in FLAGS:
         give(monkeypatch, field)
-    message = rf"--config\.{field}={value}: the head in .* was trained with .*, and must predict with"
+    message = (
+        rf"--config\.{field}={value}: the head in .* was trained with .*, and must predict with"
+    )
     with pytest.raises(ValueError, match=message):
         predict(config, heads(task), tmp_path / "run", train="", test=tmp_path / "new.csv")
 

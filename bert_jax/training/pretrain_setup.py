@@ -341,7 +341,8 @@ def plan_phase(config: ConfigDict, is_long: bool, rows, heldout: Rows | None, st
 def check_numbers(config: ConfigDict) -> None:
     """Validates the numeric fields of a pre-training configuration. Raises ValueError."""
     long_phase, total = config.long_phase, config.num_steps + config.long_phase.num_steps
-    first_schedule = config.num_steps if has_two_schedules(config) else total
+    # A first phase that is skipped leaves its warm-up unused.
+    has_own_warmup = config.num_steps and has_two_schedules(config)
     check_bounds(config, AT_LEAST_0, "num_steps", "long_phase.num_steps", "max_eval_batches")
     check_bounds(config, AT_LEAST_0, "per_device_batch_size", "long_phase.per_device_batch_size")
     check_bounds(config, AT_LEAST_0, "decay_power", "keep_every", "weight_decay", "seed")
@@ -353,7 +354,7 @@ def check_numbers(config: ConfigDict) -> None:
     check_bounds(config, POSITIVE, "epsilon")
     check_bounds(config, Bounds(0, 1, excludes_maximum=True), "beta1", "beta2")
     check_bounds(config, Bounds(0.001, 0.999), "masking.rate")
-    check_bounds(config, Bounds(0, first_schedule), "warmup_steps")
+    check_bounds(config, Bounds(0, config.num_steps if has_own_warmup else total), "warmup_steps")
     check_bounds(config, Bounds(0, long_phase.num_steps), "long_phase.warmup_steps")
     # The first two steps are not profiled.
     check_bounds(config, Bounds(0, max(total - 2, 0)), "profile_steps")

@@ -13,6 +13,7 @@ from bert_jax.data.masking import Masking, mask_tokens
 from bert_jax.model.config import BertConfig
 from bert_jax.tpu.compilation import UNCASED_ENGLISH
 from bert_jax.training.pretrain_setup import (
+    check_numbers,
     model_config,
     open_phases,
     plan_phase,
@@ -95,6 +96,11 @@ def test_schedule_decays_over_both_phases_or_over_each(fields, expected):
     np.testing.assert_allclose(
         rates(tiny_config(**SHORT | fields)), [*expected, 0.0], rtol=1e-6, atol=1e-12
     )
+
+
+def test_warm_up_of_a_first_phase_that_is_skipped_is_no_error():
+    own = {"num_steps": 0, "warmup_steps": 5, "long_phase__learning_rate": 1e-4}
+    check_numbers(tiny_config(**SHORT | own))
 
 
 def test_each_phase_has_its_microbatches():
