@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from bert_jax.model.cpu import attention_scores, weighted_values
 from bert_jax.model.dropout import AttentionDropout, apply_dropout
-from bert_jax.model.layers import CHEAP
+from bert_jax.model.layers import CHEAP, PRODUCT
 
 
 @jax.named_scope("attention")
@@ -41,7 +42,7 @@ def attention(
     probabilities = attention_probabilities(query, key, sequence_ids, causal)
     if dropout is not None:
         probabilities = checkpoint_name(apply_dropout(probabilities, dropout), CHEAP)
-    context = jnp.einsum("bhqk,bhkd->bhqd", probabilities, jnp.swapaxes(value, 1, 2))
+    context = checkpoint_name(weighted_values(probabilities, jnp.swapaxes(value, 1, 2)), PRODUCT)
     context = jnp.swapaxes(context, 1, 2)
     return context.reshape(*context.shape[:2], -1)
 
@@ -56,7 +57,7 @@ def attention_probabilities(
     # With heads before length, both products are plain batched matrix products.
     query, key = (jnp.swapaxes(x, 1, 2) for x in (query, key))
     query = query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
-    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    scores = attention_scores(query, key)
     is_visible = sequence_ids[:, None, :, None] == sequence_ids[:, None, None, :]
     if causal:
         position = jnp.arange(scores.shape[-1])

@@ -24,20 +24,97 @@ def product_with_flat_gradient(product: Callable, x: jax.Array, matrix: jax.Arra
 
 
 def _product_backward(product, residuals, dy):
-    def gradients(x, matrix, dy):
-        _, backward = jax.vjp(product, x, matrix)  # XLA removes this product: nothing uses it.
-        return backward(dy)
-
     def flat_gradients(x, matrix, dy):
-        dx, dmatrix = gradients(_flatten_positions(x), matrix, _flatten_positions(dy))
+        flat_x, flat_dy = _flatten_positions(x), _flatten_positions(dy)
+        if x.shape[-1] > dy.shape[-1]:  # A gradient with fewer rows than columns is faster.
+            dx, transposed = _gradients(_with_transposed(product), flat_x, matrix.T, flat_dy)
+            dmatrix = lax.optimization_barrier(transposed).T  # XLA would exchange the operands.
+        else:
+            dx, dmatrix = _gradients(product, flat_x, matrix, flat_dy)
         return dx.reshape(x.shape), dmatrix
 
-    return lax.platform_dependent(*residuals, dy, cpu=flat_gradients, default=gradients)
+    default = functools.partial(_gradients, product)
+    return lax.platform_dependent(*residuals, dy, cpu=flat_gradients, default=default)
 
 
 product_with_flat_gradient.defvjp(
     lambda product, x, matrix: (product(x, matrix), (x, matrix)), _product_backward
 )
+
+
+def _with_transposed(product):
+    return lambda x, transposed: product(x, transposed.T)
+
+
+def _gradients(product, first, second, dy):
+    _, backward = jax.vjp(product, first, second)  # XLA removes this product: nothing uses it.
+    return backward(dy)
+
+
+@jax.custom_vjp
+def attention_scores(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns float32 `[batch, heads, length, length]`: `query @ key^T`, each `[..., head_dim]`.
+
+    On a CPU, the products of the gradient use all cores.
+    """
+    return _scores(query, key)
+
+
+def _scores(query, key):
+    return jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+
+
+def _scores_backward(residuals, dscores):
+    def gradients(query, key, dscores):
+        dquery = _on_all_cores(dscores, key)
+        # With the sum over queries in the last axis of the first operand.
+        dkey = _transpose(_on_all_cores(_transpose(query), dscores))
+        return dquery.astype(query.dtype), dkey.astype(key.dtype)
+
+    default = functools.partial(_gradients, _scores)
+    return lax.platform_dependent(*residuals, dscores, cpu=gradients, default=default)
+
+
+attention_scores.defvjp(lambda *args: (_scores(*args), args), _scores_backward)
+
+
+@jax.custom_vjp
+def weighted_values(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """Returns `weights @ value`: `[batch, heads, length, head_dim]` in the dtype of `value`.
+
+    `weights` is `[batch, heads, length, length]`. On a CPU, this product and those of the gradient
+    use all cores.
+    """
+    return lax.platform_dependent(weights, value, cpu=_on_all_cores, default=_values)
+
+
+def _values(weights, value):
+    return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
+
+
+def _values_backward(residuals, dy):
+    def gradients(weights, value, dy):
+        dweights = jnp.einsum("bhqd,bhkd->bhqk", dy, value)  # XLA fuses it with the softmax.
+        return dweights, _transpose(_on_all_cores(_transpose(dy), weights))
+
+    default = functools.partial(_gradients, _values)
+    return lax.platform_dependent(*residuals, dy, cpu=gradients, default=default)
+
+
+weighted_values.defvjp(lambda *args: (weighted_values(*args), args), _values_backward)
+
+
+def _on_all_cores(first, second):
+    """Returns `first @ second`, batched; no element exceeds the maximum of its row.
+
+    XLA of jax 0.10 computes a batched product on one core, unless a reduction reads it.
+    """
+    product = jnp.matmul(first, second)
+    return jnp.minimum(product, jnp.max(product, axis=-1, keepdims=True))
+
+
+def _transpose(x):
+    return jnp.swapaxes(x, -1, -2)
 
 
 def sum_over_positions(x: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.model import gpu
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import LayerDropout
-from bert_jax.model.layers import CHEAP
+from bert_jax.model.layers import CHEAP, PRODUCT
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
 from bert_jax.model.tpu.blocks import needs_float32  # noqa: F401
 from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
@@ -63,7 +63,9 @@ class Execution:
         policies = jax.checkpoint_policies
         policy = {
             "none": policies.save_anything_except_these_names(CHEAP),
-            "dots": policies.checkpoint_dots,
+            "dots": policies.save_from_both_policies(
+                policies.checkpoint_dots, policies.save_only_these_names(PRODUCT)
+            ),
             "full": None,
         }[self.remat]
         # In a loop, the compiler cannot undo the recomputation.

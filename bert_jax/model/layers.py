@@ -23,6 +23,8 @@ from bert_jax.sharding.rules import EMBEDDING_SPEC
 
 # The name, for `jax.checkpoint`, of activations that are computed again rather than saved.
 CHEAP = "cheap"
+# The name of matrix products whose form the platform decides, which `jax.checkpoint` cannot see.
+PRODUCT = "product"
 TANH_SCALE = math.sqrt(2 / math.pi)  # Of the tanh form of GELU.
 
 
