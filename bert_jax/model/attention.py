@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.cpu import attention_scores, weighted_values
-from bert_jax.model.dropout import AttentionDropout, apply_dropout
-from bert_jax.model.layers import CHEAP, PRODUCT
+from bert_jax.model.dropout import AttentionDropout
+from bert_jax.model.layers import PRODUCT
 
 
 @jax.named_scope("attention")
@@ -40,11 +40,31 @@ def attention(
         x.reshape(*x.shape[:2], num_heads, -1) for x in (query, key, value)
     )  # [batch, length, heads, head_dim]
     probabilities = attention_probabilities(query, key, sequence_ids, causal)
-    if dropout is not None:
-        probabilities = checkpoint_name(apply_dropout(probabilities, dropout), CHEAP)
-    context = checkpoint_name(weighted_values(probabilities, jnp.swapaxes(value, 1, 2)), PRODUCT)
-    context = jnp.swapaxes(context, 1, 2)
+    value = jnp.swapaxes(value, 1, 2)
+    if dropout is None:
+        context = weighted_values(probabilities, value)
+    else:
+        context = _weighted_values_with_dropout(dropout, probabilities, value)
+    context = jnp.swapaxes(checkpoint_name(context, PRODUCT), 1, 2)
     return context.reshape(*context.shape[:2], -1)
+
+
+@jax.custom_vjp
+def _weighted_values_with_dropout(dropout, probabilities, value):
+    """Saves the probabilities for the gradient, and not those that dropout keeps as well."""
+    return weighted_values(dropout.apply(probabilities), value)
+
+
+def _weighted_values_backward(residuals, dy):
+    dropout, probabilities, value = residuals
+    _, backward = jax.vjp(weighted_values, dropout.apply(probabilities), value)
+    dkept, dvalue = backward(dy)
+    return None, dropout.apply(dkept), dvalue
+
+
+_weighted_values_with_dropout.defvjp(
+    lambda *args: (_weighted_values_with_dropout(*args), args), _weighted_values_backward
+)
 
 
 def attention_probabilities(

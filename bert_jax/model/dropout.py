@@ -139,7 +139,7 @@ def dropout_at(dropout: Dropout | None, name: str, x: jax.Array) -> jax.Array:
     return apply_dropout(x, hidden_dropout(dropout.at_place(name), x.shape[1:-1]))
 
 
-def apply_dropout(x: jax.Array, dropout: "HiddenDropout | AttentionDropout | None") -> jax.Array:
+def apply_dropout(x: jax.Array, dropout: HiddenDropout | None) -> jax.Array:
     """Zeroes elements of `x`, `[batch, ..., columns]`, and scales the others; None: keeps all."""
     return x if dropout is None else _dropout(dropout, x)
 

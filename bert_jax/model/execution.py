@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.model import gpu
 from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import LayerDropout
-from bert_jax.model.layers import CHEAP, PRODUCT
+from bert_jax.model.layers import PRODUCT
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
 from bert_jax.model.tpu.blocks import needs_float32  # noqa: F401
 from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
@@ -59,18 +59,16 @@ class Execution:
                 raise ValueError(f"Execution.{name} is {value!r}: expected one of {expected}")
 
     def with_remat(self, layer: Callable, in_loop: bool) -> Callable:
-        """Wraps a layer so that its gradient recomputes what `remat` says, or what is cheap."""
+        """Wraps a layer so that its gradient recomputes what `remat` says."""
+        if self.remat == "none":
+            return layer
         policies = jax.checkpoint_policies
-        policy = {
-            "none": policies.save_anything_except_these_names(CHEAP),
-            "dots": policies.save_from_both_policies(
-                policies.checkpoint_dots, policies.save_only_these_names(PRODUCT)
-            ),
-            "full": None,
-        }[self.remat]
+        saves_products = policies.save_from_both_policies(
+            policies.checkpoint_dots, policies.save_only_these_names(PRODUCT)
+        )
+        policy = {"dots": saves_products, "full": None}[self.remat]
         # In a loop, the compiler cannot undo the recomputation.
-        prevents_cse = self.remat != "none" and not in_loop
-        return jax.checkpoint(layer, policy=policy, prevent_cse=prevents_cse)
+        return jax.checkpoint(layer, policy=policy, prevent_cse=not in_loop)
 
 
 def choose_path(execution: Execution, config, length: int) -> str:

@@ -12,7 +12,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.model.config import pad_to_tiles
@@ -21,8 +20,6 @@ from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
-# The name, for `jax.checkpoint`, of activations that are computed again rather than saved.
-CHEAP = "cheap"
 # The name of matrix products whose form the platform decides, which `jax.checkpoint` cannot see.
 PRODUCT = "product"
 TANH_SCALE = math.sqrt(2 / math.pi)  # Of the tanh form of GELU.
@@ -30,45 +27,33 @@ TANH_SCALE = math.sqrt(2 / math.pi)  # Of the tanh form of GELU.
 
 def activate(name: str, x: jax.Array) -> jax.Array:
     """Applies the activation `name`, one of `config.ACTIVATIONS`, to `x`."""
-    if name == "gelu":
-        return gelu(x)
-    functions = {"gelu_tanh": nn.gelu, "relu": nn.relu, "tanh": jnp.tanh}
-    return checkpoint_name(functions[name](x), CHEAP)
+    if name in ("gelu", "gelu_tanh"):
+        return gelu(x, name)
+    return {"relu": nn.relu, "tanh": jnp.tanh}[name](x)
 
 
-def gelu(x: jax.Array) -> jax.Array:
-    """Computes x * Phi(x) with the exact erf, as the first released code; later versions have tanh.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def gelu(x: jax.Array, name: str = "gelu") -> jax.Array:
+    """Computes x * Phi(x) in float32; saves only `x` for the gradient.
 
-    In bfloat16, Phi(x) is (1 + tanh(p(x))) / 2, with an absolute error up to 5.1e-5 (GELU: 2.6e-5),
-    which exceeds the rounding below x = -2.7.
+    "gelu" has the exact erf, as the first released code; "gelu_tanh" the tanh of later versions.
     """
-    if x.dtype == jnp.bfloat16:
-        y = x.astype(jnp.float32)
-        result = (y * _normal_cdf(y)).astype(x.dtype)
-    else:
-        result = x * (0.5 + 0.5 * lax.erf(x * 2**-0.5))
-    return checkpoint_name(result, CHEAP)
+    return gelu_and_slope(name, x.astype(jnp.float32), x.dtype)[0].astype(x.dtype)
 
 
-@jax.custom_jvp
-def _normal_cdf(x: jax.Array) -> jax.Array:
-    square = jnp.minimum(x * x, 36.0)  # Beyond, the polynomial would change its sign.
-    exponent = x * (0.7975065864 + square * (0.0370068271 + square * -0.0003517086))
-    return 0.5 + 0.5 * jnp.tanh(exponent)
+def _gelu_backward(name, x, dy):
+    _, slope = gelu_and_slope(name, x.astype(jnp.float32), x.dtype)
+    return ((dy.astype(jnp.float32) * slope).astype(x.dtype),)
 
 
-def _normal_density(x):
-    return (2 * math.pi) ** -0.5 * jnp.exp(-0.5 * (x * x))
-
-
-# The exact density takes fewer operations than the gradient of the polynomial.
-_normal_cdf.defjvps(lambda dx, _, x: dx * _normal_density(x))
+gelu.defvjp(lambda x, name: (gelu(x, name), x), _gelu_backward)
 
 
 def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
     """Returns the activation `name` and its derivative at float32 `x`, for results in `dtype`.
 
-    "gelu" is computed as `gelu` does in `dtype`, and "gelu_tanh" in float32.
+    For bfloat16, the Phi(x) of "gelu" is (1 + tanh(p(x))) / 2, with an absolute error up to 5.1e-5
+    (GELU: 2.6e-5), which exceeds the rounding below x = -2.7.
     """
     if name == "gelu_tanh":
         square = x * x
@@ -76,7 +61,15 @@ def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array
         slope_of_exponent = TANH_SCALE + 3 * TANH_SCALE * 0.044715 * square
         return x * cdf, cdf + 2 * x * cdf * (1 - cdf) * slope_of_exponent
     cdf = _normal_cdf(x) if dtype == jnp.bfloat16 else 0.5 + 0.5 * lax.erf(x * 2**-0.5)
-    return x * cdf, cdf + x * _normal_density(x)
+    # The exact density takes fewer operations than the derivative of the polynomial.
+    density = (2 * math.pi) ** -0.5 * jnp.exp(-0.5 * (x * x))
+    return x * cdf, cdf + x * density
+
+
+def _normal_cdf(x):
+    square = jnp.minimum(x * x, 36.0)  # Beyond, the polynomial would change its sign.
+    exponent = x * (0.7975065864 + square * (0.0370068271 + square * -0.0003517086))
+    return 0.5 + 0.5 * jnp.tanh(exponent)
 
 
 @jax.custom_vjp
