@@ -179,9 +179,33 @@ def assert_gradients_equal_autodiff(function, plain, *inputs):
     assert_close(result, expected, 2e-5)
 
 
-def test_gelu_and_its_gradient_equal_float64():
-    plain = functools.partial(jax.nn.gelu, approximate=False)
-    assert_gradients_equal_autodiff(layers.gelu, plain, np.linspace(-6, 6, 101))
+@pytest.mark.parametrize(("name", "approximate"), [("gelu", False), ("gelu_tanh", True)])
+def test_gelu_and_its_gradient_equal_float64(name, approximate):
+    plain = functools.partial(jax.nn.gelu, approximate=approximate)
+    function = functools.partial(layers.activate, name)
+    assert_gradients_equal_autodiff(function, plain, np.linspace(-6, 6, 101))
+
+
+def saved_shapes(function, *inputs):
+    """Returns the shapes of the arrays that the gradient of `function` saves."""
+    _, backward = jax.vjp(function, *inputs)
+    return [leaf.shape for leaf in jax.tree.leaves(backward)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelu_saves_only_its_input(name, dtype):
+    function = functools.partial(layers.activate, name)
+    assert saved_shapes(function, jnp.ones((3, 5), dtype)) == [(3, 5)]
+
+
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_attention_saves_one_array_of_probabilities(rate):
+    dropout = rate and attention_dropout(Dropout(jax.random.key(0), jnp.arange(2), rate), 3, 7)
+    function = functools.partial(attention, num_heads=3, dropout=dropout)
+    x = jnp.ones((2, 7, 12))
+    shapes = saved_shapes(lambda x: function(x, x, x, jnp.ones((2, 7), jnp.int32)), x)
+    assert shapes.count((2, 3, 7, 7)) == 1
 
 
 def test_gelu_of_every_bfloat16_is_within_its_rounding():
