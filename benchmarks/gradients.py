@@ -3,9 +3,9 @@
 python benchmarks/gradients.py --size=mini
 
 The step comes from benchmarks/train_step.py. Each variant replaces one hand-written gradient
-(LayerNorm, softmax or dropout) by JAX's own; "none" replaces nothing. Every measurement runs in its
-own process, and the variants alternate. Prints the median step time and the peak memory, each also
-relative to "none".
+(GELU, LayerNorm, softmax or dropout) by JAX's own; "none" replaces nothing. Every measurement runs
+in its own process, and the variants alternate. Prints the median step time and the peak memory,
+each also relative to "none".
 """
 
 import json
@@ -25,7 +25,7 @@ from bert_jax.runtime.command_line import TUNABLE
 
 SIZE = flags.DEFINE_string("size", "mini", "Published size of the model.")
 SCAN = flags.DEFINE_bool("scan", False, "Loop over the layers instead of unrolling them.")
-VARIANTS = ("none", "layer_norm", "softmax", "dropout")
+VARIANTS = ("none", "gelu", "layer_norm", "softmax", "dropout")
 VARIANT = flags.DEFINE_enum(
     "variant", None, VARIANTS, "Internal: measure this variant in this process."
 )
@@ -33,12 +33,15 @@ VARIANT = flags.DEFINE_enum(
 
 def use_automatic_gradient(variant: str) -> None:
     """Replaces a function with a hand-written gradient by the plain function."""
-    if variant == "layer_norm":
+    if variant == "gelu":
+        layers.gelu = layers.gelu.fun
+    elif variant == "layer_norm":
         layers.layer_norm = layers.layer_norm.fun
     elif variant == "softmax":
         attention._softmax = attention._softmax.fun
     elif variant == "dropout":
         dropout._dropout = dropout._dropout.fun
+        attention._weighted_values_with_dropout = attention._weighted_values_with_dropout.fun
         dropout._add_with_dropout = dropout._add_with_dropout.fun
 
 

@@ -15,8 +15,8 @@ KerasHub alone, and also runs in `.venv-keras`.
 On a CPU: 32 rows of 128 tokens in float32. With huge pages, the aims are a ratio to transformers
 of at least 7 for tiny and 8 for mini, a ratio to KerasHub of at least 1.5, and for mini at least
 60 % of the rate of the step's matrix products, which are timed alone in the process of our step,
-after it (benchmarks/products.py), as is one large product. Their rate bounds the ratios:
-docs/results.md says which aims are met. There are two tables: all sides with glibc asking for huge
+after it (benchmarks/products.py), as is one large product. docs/results.md says which aims are met
+and why the rest are not. There are two tables: all sides with glibc asking for huge
 pages, and none. Our mains ask for them (bert_jax/runtime/command_line.py), scripts of the others do
 not. benchmarks/step_profile.py shows where the time goes.
 

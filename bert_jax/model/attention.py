@@ -9,7 +9,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.cpu import attention_scores, weighted_values
 from bert_jax.model.dropout import AttentionDropout
-from bert_jax.model.layers import PRODUCT
+
+# The name of attention's result for `jax.checkpoint`, whose policies do not look into a custom_vjp.
+CONTEXT = "context"
 
 
 @jax.named_scope("attention")
@@ -45,13 +47,13 @@ def attention(
         context = weighted_values(probabilities, value)
     else:
         context = _weighted_values_with_dropout(dropout, probabilities, value)
-    context = jnp.swapaxes(checkpoint_name(context, PRODUCT), 1, 2)
+    context = jnp.swapaxes(checkpoint_name(context, CONTEXT), 1, 2)
     return context.reshape(*context.shape[:2], -1)
 
 
 @jax.custom_vjp
 def _weighted_values_with_dropout(dropout, probabilities, value):
-    """Saves the probabilities for the gradient, and not those that dropout keeps as well."""
+    """Saves only the probabilities before dropout; the backward pass applies dropout again."""
     return weighted_values(dropout.apply(probabilities), value)
 
 

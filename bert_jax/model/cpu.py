@@ -1,8 +1,8 @@
 """Operations with a faster form on a CPU, chosen when a program is lowered.
 
-Both forms have the same values, up to the order of sums. docs/results.md says what each saves.
-Lowering chooses, not model/execution.py: a setting would have to pass through every layer and loss,
-and a program that is lowered for several platforms would have the same form on all of them.
+Both forms have the same finite values, up to the order of sums. docs/results.md says what each
+saves. Lowering chooses, not model/execution.py: a setting would have to pass through every layer
+and loss, and a program that is lowered for several platforms would have the same form on all.
 """
 
 import functools
@@ -26,9 +26,14 @@ def product_with_flat_gradient(product: Callable, x: jax.Array, matrix: jax.Arra
 def _product_backward(product, residuals, dy):
     def flat_gradients(x, matrix, dy):
         flat_x, flat_dy = _flatten_positions(x), _flatten_positions(dy)
-        if x.shape[-1] > dy.shape[-1]:  # A gradient with fewer rows than columns is faster.
-            dx, transposed = _gradients(_with_transposed(product), flat_x, matrix.T, flat_dy)
-            dmatrix = lax.optimization_barrier(transposed).T  # XLA would exchange the operands.
+        if x.shape[-1] > dy.shape[-1]:
+            # For dense layers with more inputs than outputs, the transpose of the gradient is
+            # faster. Without the barrier, XLA swaps the operands back.
+            def transposed_product(x, transposed):
+                return product(x, transposed.T)
+
+            dx, transposed = _gradients(transposed_product, flat_x, matrix.T, flat_dy)
+            dmatrix = lax.optimization_barrier(transposed).T
         else:
             dx, dmatrix = _gradients(product, flat_x, matrix, flat_dy)
         return dx.reshape(x.shape), dmatrix
@@ -42,10 +47,6 @@ product_with_flat_gradient.defvjp(
 )
 
 
-def _with_transposed(product):
-    return lambda x, transposed: product(x, transposed.T)
-
-
 def _gradients(product, first, second, dy):
     _, backward = jax.vjp(product, first, second)  # XLA removes this product: nothing uses it.
     return backward(dy)
@@ -53,9 +54,10 @@ def _gradients(product, first, second, dy):
 
 @jax.custom_vjp
 def attention_scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns float32 `[batch, heads, length, length]`: `query @ key^T`, each `[..., head_dim]`.
+    """Returns `query @ key^T`, float32 `[batch, heads, length, length]`.
 
-    On a CPU, the products of the gradient use all cores.
+    `query` and `key` are `[batch, heads, length, head_dim]`. On a CPU, the products of the gradient
+    use all cores.
     """
     return _scores(query, key)
 
@@ -66,9 +68,9 @@ def _scores(query, key):
 
 def _scores_backward(residuals, dscores):
     def gradients(query, key, dscores):
-        dquery = _on_all_cores(dscores, key)
-        # With the sum over queries in the last axis of the first operand.
-        dkey = _transpose(_on_all_cores(_transpose(query), dscores))
+        dquery = _parallel_matmul(dscores, key)
+        # Contracts over the last axis of the first operand, which XLA computes on all cores.
+        dkey = _parallel_matmul(query.mT, dscores).mT
         return dquery.astype(query.dtype), dkey.astype(key.dtype)
 
     default = functools.partial(_gradients, _scores)
@@ -80,12 +82,12 @@ attention_scores.defvjp(lambda *args: (_scores(*args), args), _scores_backward)
 
 @jax.custom_vjp
 def weighted_values(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `weights @ value`: `[batch, heads, length, head_dim]` in the dtype of `value`.
+    """Returns `weights @ value`, `[batch, heads, length, head_dim]`.
 
-    `weights` is `[batch, heads, length, length]`. On a CPU, this product and those of the gradient
-    use all cores.
+    `weights` is `[batch, heads, length, length]`, in the dtype of `value`. On a CPU, this product
+    and those of the gradient use all cores.
     """
-    return lax.platform_dependent(weights, value, cpu=_on_all_cores, default=_values)
+    return lax.platform_dependent(weights, value, cpu=_parallel_matmul, default=_values)
 
 
 def _values(weights, value):
@@ -95,7 +97,7 @@ def _values(weights, value):
 def _values_backward(residuals, dy):
     def gradients(weights, value, dy):
         dweights = jnp.einsum("bhqd,bhkd->bhqk", dy, value)  # XLA fuses it with the softmax.
-        return dweights, _transpose(_on_all_cores(_transpose(dy), weights))
+        return dweights, _parallel_matmul(dy.mT, weights).mT
 
     default = functools.partial(_gradients, _values)
     return lax.platform_dependent(*residuals, dy, cpu=gradients, default=default)
@@ -104,17 +106,15 @@ def _values_backward(residuals, dy):
 weighted_values.defvjp(lambda *args: (weighted_values(*args), args), _values_backward)
 
 
-def _on_all_cores(first, second):
-    """Returns `first @ second`, batched; no element exceeds the maximum of its row.
+def _parallel_matmul(first, second):
+    """Returns `first @ second`, batched.
 
-    XLA of jax 0.10 computes a batched product on one core, unless a reduction reads it.
+    The minimum with the maximum of the row leaves the values unchanged, but spreads a NaN over its
+    row. It is a reduction that reads the product: without one, XLA of jax 0.10 computes a batched
+    product on one core (that of jax 0.12 does not).
     """
     product = jnp.matmul(first, second)
     return jnp.minimum(product, jnp.max(product, axis=-1, keepdims=True))
-
-
-def _transpose(x):
-    return jnp.swapaxes(x, -1, -2)
 
 
 def sum_over_positions(x: jax.Array) -> jax.Array:

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model import gpu
 from bert_jax.model.architecture import architecture_of
+from bert_jax.model.attention import CONTEXT
 from bert_jax.model.dropout import LayerDropout
-from bert_jax.model.layers import PRODUCT
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
 from bert_jax.model.tpu.blocks import needs_float32  # noqa: F401
 from bert_jax.model.tpu.layer import fuse_projections, run_encoder_layers
@@ -48,7 +48,8 @@ class Execution:
     (False). None: unroll them on a CPU, which takes longer to compile and runs faster there, and
     loop over them elsewhere. The parameters are the same."""
     remat: str = "none"
-    """What the backward pass recomputes of a layer: nothing, all but matrix products, or all."""
+    """What the backward pass recomputes of a layer: nothing, all but matrix products (it recomputes
+    those in attention kernels), or all."""
     dtype: str = "float32"
     """Dtype of hidden states and products. Parameters, LayerNorm, softmax and loss are float32."""
 
@@ -64,9 +65,9 @@ class Execution:
             return layer
         policies = jax.checkpoint_policies
         saves_products = policies.save_from_both_policies(
-            policies.checkpoint_dots, policies.save_only_these_names(PRODUCT)
+            policies.checkpoint_dots, policies.save_only_these_names(CONTEXT)
         )
-        policy = {"dots": saves_products, "full": None}[self.remat]
+        policy = saves_products if self.remat == "dots" else None
         # In a loop, the compiler cannot undo the recomputation.
         return jax.checkpoint(layer, policy=policy, prevent_cse=not in_loop)
 

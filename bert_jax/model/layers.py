@@ -1,8 +1,8 @@
 """What every model is made of: embeddings, dense layers, GELU, LayerNorm, and losses of logits.
 
 Parameters are float32; dense layers compute in the dtype of their input. Where a parameter is
-sharded over `fsdp`, the layer gathers it. LayerNorm and cross-entropy have hand-written gradients
-(benchmarks/gradients.py compares the former with JAX's).
+sharded over `fsdp`, the layer gathers it. GELU, LayerNorm and cross-entropy have hand-written
+gradients (benchmarks/gradients.py compares the first two with JAX's).
 """
 
 import functools
@@ -20,23 +20,22 @@ from bert_jax.sharding.collectives import gather_fsdp, map_fsdp_shards
 from bert_jax.sharding.mesh import FSDP_BATCH_SPEC
 from bert_jax.sharding.rules import EMBEDDING_SPEC
 
-# The name of matrix products whose form the platform decides, which `jax.checkpoint` cannot see.
-PRODUCT = "product"
 TANH_SCALE = math.sqrt(2 / math.pi)  # Of the tanh form of GELU.
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
     """Applies the activation `name`, one of `config.ACTIVATIONS`, to `x`."""
     if name in ("gelu", "gelu_tanh"):
-        return gelu(x, name)
+        return gelu(name, x)
     return {"relu": nn.relu, "tanh": jnp.tanh}[name](x)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def gelu(x: jax.Array, name: str = "gelu") -> jax.Array:
-    """Computes x * Phi(x) in float32; saves only `x` for the gradient.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gelu(name: str, x: jax.Array) -> jax.Array:
+    """Applies GELU, computed in float32; saves only `x` for the gradient.
 
-    "gelu" has the exact erf, as the first released code; "gelu_tanh" the tanh of later versions.
+    "gelu" is x * Phi(x), as in the first released code (`gelu_and_slope` says how in bfloat16);
+    "gelu_tanh" is its approximation by a tanh, as in later versions.
     """
     return gelu_and_slope(name, x.astype(jnp.float32), x.dtype)[0].astype(x.dtype)
 
@@ -46,7 +45,7 @@ def _gelu_backward(name, x, dy):
     return ((dy.astype(jnp.float32) * slope).astype(x.dtype),)
 
 
-gelu.defvjp(lambda x, name: (gelu(x, name), x), _gelu_backward)
+gelu.defvjp(lambda name, x: (gelu(name, x), x), _gelu_backward)
 
 
 def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array]:
@@ -61,7 +60,7 @@ def gelu_and_slope(name: str, x: jax.Array, dtype) -> tuple[jax.Array, jax.Array
         slope_of_exponent = TANH_SCALE + 3 * TANH_SCALE * 0.044715 * square
         return x * cdf, cdf + 2 * x * cdf * (1 - cdf) * slope_of_exponent
     cdf = _normal_cdf(x) if dtype == jnp.bfloat16 else 0.5 + 0.5 * lax.erf(x * 2**-0.5)
-    # The exact density takes fewer operations than the derivative of the polynomial.
+    # In bfloat16, the exact density takes fewer operations than the derivative of the polynomial.
     density = (2 * math.pi) ** -0.5 * jnp.exp(-0.5 * (x * x))
     return x * cdf, cdf + x * density
 

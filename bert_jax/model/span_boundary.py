@@ -9,7 +9,7 @@ from bert_jax.model.architecture import architecture_of
 from bert_jax.model.dropout import Dropout
 from bert_jax.model.encoder import Encoder, is_few
 from bert_jax.model.execution import Execution
-from bert_jax.model.layers import Dense, Embedding, LayerNorm, TokenEmbedding, gelu
+from bert_jax.model.layers import Dense, Embedding, LayerNorm, TokenEmbedding, activate
 
 POSITION_SIZE = 200
 """Size of the position embeddings (Joshi et al., 2020, section 4.2)."""
@@ -42,9 +42,11 @@ class SpanBoundaryHead(nn.Module):
         )
         position = position_embedding(jnp.clip(places, 0, NUM_PLACES - 1)).astype(left.dtype)
         x = jnp.concatenate([left, right, position], axis=-1)
-        x = gelu(Dense(self.config.hidden_size, initializer_range, name="dense_1")(x))
+        x = activate("gelu", Dense(self.config.hidden_size, initializer_range, name="dense_1")(x))
         x = LayerNorm(EPSILON, name="layer_norm_1")(x)
-        x = gelu(Dense(token_embedding.num_features, initializer_range, name="dense_2")(x))
+        x = activate(
+            "gelu", Dense(token_embedding.num_features, initializer_range, name="dense_2")(x)
+        )
         x = LayerNorm(EPSILON, name="layer_norm_2")(x)
         shape = (token_embedding.padded_vocab_size,)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)

@@ -186,33 +186,45 @@ def test_gelu_and_its_gradient_equal_float64(name, approximate):
     assert_gradients_equal_autodiff(function, plain, np.linspace(-6, 6, 101))
 
 
-def saved_shapes(function, *inputs):
-    """Returns the shapes of the arrays that the gradient of `function` saves."""
+def saved_arrays(function, *inputs):
+    """Returns the shape and dtype of each array that the gradient of `function` saves."""
     _, backward = jax.vjp(function, *inputs)
-    return [leaf.shape for leaf in jax.tree.leaves(backward)]
+    return [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(backward)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
 def test_gelu_saves_only_its_input(name, dtype):
     function = functools.partial(layers.activate, name)
-    assert saved_shapes(function, jnp.ones((3, 5), dtype)) == [(3, 5)]
+    x = jnp.ones((3, 5), dtype)
+    assert saved_arrays(function, x) == [((3, 5), dtype)]
+    assert jax.vjp(function, x)[1](x)[0].dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("remat", "num_probabilities", "num_of_heads"),
+    # none: query, key and value; dots: the context; full: only the inputs.
+    [("none", 1, 3), ("dots", 1, 1), ("full", 0, 0)],
+)
 @pytest.mark.parametrize("rate", [None, 0.1])
-def test_attention_saves_one_array_of_probabilities(rate):
+def test_attention_saves_what_remat_says(rate, remat, num_probabilities, num_of_heads):
     dropout = rate and attention_dropout(Dropout(jax.random.key(0), jnp.arange(2), rate), 3, 7)
-    function = functools.partial(attention, num_heads=3, dropout=dropout)
-    x = jnp.ones((2, 7, 12))
-    shapes = saved_shapes(lambda x: function(x, x, x, jnp.ones((2, 7), jnp.int32)), x)
-    assert shapes.count((2, 3, 7, 7)) == 1
+
+    def layer(x, matrix):
+        ids = jnp.ones((2, 7), jnp.int32)
+        return jnp.tanh(attention(x, x, x, ids, num_heads=3, dropout=dropout) @ matrix)
+
+    layer = Execution(remat=remat).with_remat(layer, in_loop=True)
+    shapes = [shape for shape, _ in saved_arrays(layer, jnp.ones((2, 7, 12)), jnp.ones((12, 5)))]
+    assert shapes.count((2, 3, 7, 7)) == num_probabilities
+    assert shapes.count((2, 3, 7, 4)) == num_of_heads
 
 
 def test_gelu_of_every_bfloat16_is_within_its_rounding():
     bits = np.arange(2**16, dtype=np.uint16)
     x = jax.lax.bitcast_convert_type(jnp.array(bits), jnp.bfloat16)
     x = x[jnp.isfinite(x.astype(jnp.float32))]
-    value, derivative = jax.vmap(jax.value_and_grad(layers.gelu))(x)
+    value, derivative = jax.vmap(jax.value_and_grad(functools.partial(layers.gelu, "gelu")))(x)
     exact = np.asarray(x, np.float64)
     phi = scipy.stats.norm.pdf(exact)
     for actual, expected, slope in (

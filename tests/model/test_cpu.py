@@ -124,7 +124,9 @@ def test_targets_that_are_no_class_change_nothing_with_a_weight_of_0():
         (cpu.sum_over_positions, (X,), "stablehlo.dot_general"),
         (jax.grad(weighted_products, 1), (X, MATRIX), "tensor<15x7xf32>"),
         (cpu.weighted_values, (SCORES, VALUES), "stablehlo.minimum"),
-        (jax.grad(sum_of_scores), (VALUES, VALUES), "stablehlo.minimum"),
+        (jax.grad(sum_of_scores, (0, 1)), (VALUES, VALUES), "stablehlo.minimum"),
+        (jax.grad(sum_of_values, 1), (SCORES, VALUES), "stablehlo.minimum"),
+        (jax.grad(weighted_products, 1), (X, MATRIX), "stablehlo.optimization_barrier"),
     ],
 )
 def test_only_a_cpu_gets_the_form_for_cpus(function, arguments, operation):
