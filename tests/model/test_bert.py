@@ -202,12 +202,12 @@ def test_gelu_saves_only_its_input(name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("remat", "num_probabilities", "num_of_heads"),
+    ("remat", "num_probabilities", "num_head_arrays"),
     # none: query, key and value; dots: the context; full: only the inputs.
     [("none", 1, 3), ("dots", 1, 1), ("full", 0, 0)],
 )
 @pytest.mark.parametrize("rate", [None, 0.1])
-def test_attention_saves_what_remat_says(rate, remat, num_probabilities, num_of_heads):
+def test_attention_saves_what_remat_says(rate, remat, num_probabilities, num_head_arrays):
     dropout = rate and attention_dropout(Dropout(jax.random.key(0), jnp.arange(2), rate), 3, 7)
 
     def layer(x, matrix):
@@ -217,7 +217,7 @@ def test_attention_saves_what_remat_says(rate, remat, num_probabilities, num_of_
     layer = Execution(remat=remat).with_remat(layer, in_loop=True)
     shapes = [shape for shape, _ in saved_arrays(layer, jnp.ones((2, 7, 12)), jnp.ones((12, 5)))]
     assert shapes.count((2, 3, 7, 7)) == num_probabilities
-    assert shapes.count((2, 3, 7, 4)) == num_of_heads
+    assert shapes.count((2, 3, 7, 4)) == num_head_arrays
 
 
 def test_gelu_of_every_bfloat16_is_within_its_rounding():
