@@ -26,8 +26,7 @@ On an NVIDIA GPU, with `jax[cuda12]` and a torch for CUDA in the environments:
 
 BERT_BASE at 128 and BERT_LARGE at 512 tokens in bfloat16, torch with its fused attention, autocast
 and `torch.compile`, KerasHub with `mixed_bfloat16`; the aim is a ratio of at least 1.3 to
-transformers. `--kernels=gpu` measures our step with the attention kernels of model/gpu.py; by
-default attention is plain there. Not run on a GPU yet.
+transformers. Not run on a GPU yet.
 """
 
 import functools
@@ -56,9 +55,6 @@ WORKLOADS = flags.DEFINE_list(
 REPEATS = flags.DEFINE_integer("repeats", 2, "Number of processes per side.", 1)
 STEPS = flags.DEFINE_integer("steps", 10, "Number of timed steps per process, after two others.", 1)
 THREADS = flags.DEFINE_integer("threads", 0, "Number of cores per process; 0: all.")
-KERNELS = flags.DEFINE_enum(
-    "kernels", "auto", ["auto", "gpu"], "Kernels of our step, as in --config.model.kernels."
-)
 PEERS = define_peers("transformers", "keras_hub")
 SIDE = flags.DEFINE_enum(
     "side",
@@ -150,7 +146,7 @@ def bert_jax_update(config: BertConfig, workload: Workload, scan_layers: bool = 
     )
     objective = MaskedLm(masking)
     # Unrolled, as a run on one device should be (configs/pretrain/demo.py).
-    execution = Execution(kernels=KERNELS.value, scan_layers=scan_layers, dtype=dtype())
+    execution = Execution(scan_layers=scan_layers, dtype=dtype())
     model = objective.make_model(config, execution)
     optimizer = make_optimizer("adamw", make_schedule(1e-4, 1000, 10))
     init = functools.partial(
@@ -247,7 +243,7 @@ def measure_in_process(side: str, workload: str, huge_pages: bool) -> Measuremen
     if DEVICE.value == "cpu":
         environment["JAX_PLATFORMS"] = "cpu"
     command = [python_of(side), __file__, f"--side={side}", f"--workloads={workload}"]
-    command += [f"--steps={STEPS.value}", f"--device={DEVICE.value}", f"--kernels={KERNELS.value}"]
+    command += [f"--steps={STEPS.value}", f"--device={DEVICE.value}"]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
     return Measurement(**json.loads(output.splitlines()[-1]))
 

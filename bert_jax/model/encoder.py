@@ -18,7 +18,6 @@ from bert_jax.model.dropout import (
 from bert_jax.model.execution import (
     Execution,
     choose_path,
-    layer_class,
     plain_path,
     run_fast_path,
 )
@@ -200,7 +199,7 @@ def _layer_function(
 
     With positions, it returns the hidden states there.
     """
-    layer = layer_class(execution, config)(config, parent=None)
+    layer = architecture_of(config).EncoderLayer(config, parent=None)
 
     def run(x, layer_inputs):
         params, dropout = layer_inputs

@@ -2,9 +2,8 @@
 
 What a model computes is in its architecture's file, such as `model/bert.py`; the settings here
 change only how fast and, with `dtype`, how precisely. The fast path, `model/tpu`, computes BERT's
-layers with TPU kernels and a gradient of its own; `model/gpu.py` computes their attention in GPU
-kernels. Only this file imports the two; the reports of `bert_jax/tpu`, which count the cycles of
-the kernels, import these from here.
+layers with TPU kernels and a gradient of its own. Only this file imports it; the reports of
+`bert_jax/tpu`, which count the cycles of the kernels, import these from here.
 """
 
 import dataclasses
@@ -12,14 +11,11 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-import flax.linen as nn
 import jax
 from absl import logging
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model import gpu
-from bert_jax.model.architecture import architecture_of
 from bert_jax.model.attention import CONTEXT
 from bert_jax.model.dropout import LayerDropout
 from bert_jax.model.tpu import attention_kernel, sublayer_kernel  # noqa: F401
@@ -29,7 +25,7 @@ from bert_jax.sharding.mesh import mesh_and_device
 from bert_jax.sharding.rules import data_axes, path_name
 
 CHOICES = {
-    "kernels": ("auto", "plain", "tpu", "gpu"),
+    "kernels": ("auto", "plain", "tpu"),
     "remat": ("none", "dots", "full"),
     "dtype": ("float32", "bfloat16"),
 }
@@ -41,8 +37,7 @@ class Execution:
 
     kernels: str = "auto"
     """Run the layers on the fast path ("tpu"; off a TPU its kernels are interpreted, for tests),
-    as they are defined ("plain"), on the fast path where there is a TPU ("auto"), or as they are
-    defined with attention in a GPU kernel ("gpu"; elsewhere it is interpreted)."""
+    as they are defined ("plain"), or on the fast path where there is a TPU ("auto")."""
     scan_layers: bool | None = None
     """Compile one layer and loop over it (True), or unroll all layers, without the fast path
     (False). None: unroll them on a CPU, which takes longer to compile and runs faster there, and
@@ -119,43 +114,6 @@ def why_not_fast(execution: Execution, config, length: int, mesh: AbstractMesh) 
     head_dim = config.hidden_size // config.num_heads
     shard_size = config.hidden_size // mesh.shape.get("tensor", 1)
     return attention_kernel.why_unsupported(length, shard_size, head_dim)
-
-
-def layer_class(execution: Execution, config) -> type[nn.Module]:
-    """Returns the class of the layers off the fast path: as defined, or with GPU kernels.
-
-    Logs, once for each model, whether the kernels that were asked for run.
-    """
-    if execution.kernels != "gpu":
-        return architecture_of(config).EncoderLayer
-    reason = why_no_gpu_kernel(config)
-    _, device = mesh_and_device()
-    _log_gpu_kernels(reason, config.num_layers, config.hidden_size, device.platform)
-    return architecture_of(config).EncoderLayer if reason else gpu.GpuEncoderLayer
-
-
-def why_no_gpu_kernel(config) -> str:
-    """Returns why the GPU kernels cannot compute the attention of these layers; "" if they can."""
-    if config.architecture != "bert":
-        return f"they compute the attention of bert, not of {config.architecture}"
-    mesh, device = mesh_and_device()
-    shards, num_heads = mesh.shape.get("tensor", 1), config.num_heads
-    factor = 1 if shards == 1 else 2 * shards  # The hash words of dropout are of pairs of heads.
-    if num_heads % factor:
-        return f"num_heads is {num_heads}: with tensor={shards}, expected a multiple of {factor}"
-    return gpu.why_unsupported(device, config.hidden_size // num_heads)
-
-
-@functools.cache
-def _log_gpu_kernels(reason: str, num_layers: int, size: int, platform: str) -> None:
-    layers = f"The attention of the {num_layers} layers of hidden size {size}"
-    if reason:
-        logging.warning("%s runs without the kernels for GPUs: %s", layers, reason)
-    elif platform != "gpu":
-        text = "%s runs in the kernels for GPUs, interpreted on the %s, which is slow"
-        logging.warning(text, layers, platform)
-    else:
-        logging.info("%s runs in the kernels for GPUs", layers)
 
 
 @functools.cache  # Once for each reason.

@@ -71,7 +71,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.classifier_dropout_rate = placeholder(float)  # Before the head, if it differs.
     config.model.attention_dropout_rate = placeholder(float)  # Of attention probabilities.
     config.model.dtype = placeholder(str)  # Default float32; bfloat16 is faster on TPU and GPU.
-    config.model.kernels = placeholder(str)  # Default auto: those of TPUs; plain: none; or gpu.
+    config.model.kernels = placeholder(str)  # Default auto: those of TPUs; plain: none.
     config.model.scan_layers = placeholder(bool)  # Default: False on a CPU: compile all layers.
     config.model.remat = placeholder(str)  # Recompute in the backward pass: none, dots, full.
     # Units per direction of a new BiLSTM between encoder and head, as in the paper's table 5.

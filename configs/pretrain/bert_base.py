@@ -118,7 +118,7 @@ def model_config() -> ConfigDict:
     # How the model runs, which changes only speed and rounding: fields of
     # bert_jax.model.execution.Execution.
     model.dtype = "bfloat16"
-    # With a TPU, layers run in kernels; "plain": never; "gpu": attention runs in GPU kernels.
+    # With a TPU, layers run in kernels; "plain": never.
     model.kernels = "auto"
     # True: compile one layer and loop over it; False: all layers. Default: all layers on a CPU.
     model.scan_layers = placeholder(bool)

@@ -22,7 +22,7 @@ from bert_jax.configs.pretrain import bert_tiny
 from bert_jax.model.attention import attention
 from bert_jax.model.dropout import LayerDropout, add_with_dropout, apply_dropout
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.execution import Execution, layer_class, uses_fast_path
+from bert_jax.model.execution import Execution, uses_fast_path
 from bert_jax.model.layers import Embedding, TokenEmbedding
 from bert_jax.parts import import_part
 from bert_jax.sharding.rules import EMBEDDING_SPEC
@@ -221,8 +221,6 @@ def test_it_has_no_named_sizes_and_no_other_fields():
 def test_it_has_no_kernels_and_a_warning_says_so(caplog):
     assert not uses_fast_path(Execution(kernels="tpu"), Config(100), 128)
     assert "it computes the layers of bert, not of tests" in caplog.text
-    assert layer_class(Execution(kernels="gpu"), Config(100)) is EncoderLayer
-    assert "they compute the attention of bert, not of tests" in caplog.text
 
 
 def test_a_checkpoint_cannot_choose_code_to_run():

@@ -346,9 +346,9 @@ def test_fast_path_agrees_with_the_plain_layers():
         other = flatten_dict(expected, sep="/")[path]
         np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-3, err_msg=path)
     # Losses that compare layers run the layers one by one.
-    for kernels, expected in (("tpu", "plain"), ("auto", "plain"), ("gpu", "gpu")):
+    for kernels in ("tpu", "auto"):
         model = make_objective().make_model(STUDENT, Execution(kernels))
-        assert model.execution.kernels == expected
+        assert model.execution.kernels == "plain"
 
 
 @pytest.fixture(scope="module")
