@@ -1,4 +1,11 @@
-"""Plots the curves of a run: python tools/plot.py WORKDIR [OUTPUT.png]."""
+"""Plots the curves of a run, or of several in one figure.
+
+python tools/plot.py WORKDIR [--output=FILE]
+python tools/plot.py WORKDIR WORKDIR ... [--output=FILE]
+
+The file's ending chooses its format: .png, .svg, .pdf. Default: WORKDIR/curves.png, and for several
+runs curves.png in the current directory.
+"""
 
 import itertools
 import json
@@ -6,7 +13,7 @@ import pathlib
 import sys
 
 import matplotlib
-from absl import app
+from absl import app, flags
 
 from bert_jax.buckets import is_bucket
 from bert_jax.runtime.command_line import parse_flags
@@ -26,6 +33,8 @@ PRETRAINING = {
 TITLES = {name: title for name, (title, _) in PRETRAINING.items()}
 COLORS = {"train": "tab:blue", "held-out": "tab:red", "dev": "tab:red", "": "tab:green"}
 OTHER_COLORS = ("tab:orange", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
+RUN_COLORS = ("tab:blue", "tab:red", "tab:green", *OTHER_COLORS)
+SUFFIXES = (".png", ".svg", ".pdf", ".jpg")
 FEW_POINTS = 20  # Each of them is marked.
 
 
@@ -71,6 +80,23 @@ def curve_colors(runs: list[dict]) -> dict[str, str]:
     return COLORS | dict(zip(sorted(names - COLORS.keys()), itertools.cycle(OTHER_COLORS)))
 
 
+def read_runs(workdir: pathlib.Path) -> list[dict]:
+    """Returns the metrics of a run: of each seed, if it has several. Raises FileNotFoundError."""
+    seeds = sorted(path.parent for path in workdir.glob("seed_*/metrics.jsonl"))
+    runs = [read_metrics(directory) for directory in seeds or [workdir]]
+    if not panels_with_data(runs[0]):
+        raise FileNotFoundError(f"{workdir} has no curves: it has not reported a step of training")
+    return runs
+
+
+def read_baselines(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns the scores that need no model: those of the unigrams, and chance."""
+    path = workdir / "result.json"
+    result = json.loads(path.read_text()) if path.is_file() else {}
+    result["chance"] = 0.5
+    return {name: result[name] for _, name in PRETRAINING.values() if name in result}
+
+
 def start_of_long_phase(workdir: pathlib.Path) -> int:
     """Returns the last step on short rows of a pre-training run with two phases, or 0."""
     path = workdir / "config.json"
@@ -79,47 +105,50 @@ def start_of_long_phase(workdir: pathlib.Path) -> int:
     return config["num_steps"] if has_long_phase else 0
 
 
-def draw(workdir: pathlib.Path) -> pyplot.Figure:
+def draw(*workdirs: pathlib.Path) -> pyplot.Figure:
     """Plots losses, accuracies or scores, and the learning rate over steps.
 
     A run with several seeds has one line per seed; a dotted line marks the start of the long phase
-    of pre-training. The legend is beside the plots. Raises FileNotFoundError.
+    of pre-training. Of several runs each has its own color, and its name in the legend; baselines
+    and the start of the long phase are drawn where they are the same for all. The legend is beside
+    the plots. Raises FileNotFoundError.
     """
-    seeds = sorted(path.parent for path in workdir.glob("seed_*/metrics.jsonl"))
-    runs = [read_metrics(directory) for directory in seeds or [workdir]]
-    if not (names := panels_with_data(runs[0])):
-        raise FileNotFoundError(f"{workdir} has no curves: it has not reported a step of training")
-    result_path = workdir / "result.json"
-    result = json.loads(result_path.read_text()) if result_path.is_file() else {}
-    result["chance"] = 0.5
+    runs = [(workdir, panels) for workdir in workdirs for panels in read_runs(workdir)]
+    several = len(workdirs) > 1
+    names = list(dict.fromkeys(name for _, run in runs for name in panels_with_data(run)))
     columns = min(len(names), 4)
     rows = -(-len(names) // columns)
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(4 * columns, 3.6 * rows), layout="constrained", squeeze=False
     )
-    colors, long_phase = curve_colors(runs), start_of_long_phase(workdir)
+    colors = curve_colors([panels for _, panels in runs])
+    run_colors = dict(zip(workdirs, itertools.cycle(RUN_COLORS)))
+    baselines = [read_baselines(workdir) for workdir in workdirs]
+    long_phases = {start_of_long_phase(workdir) for workdir in workdirs}
     for axis, name in itertools.zip_longest(axes.flat, names):
         if name is None:
             axis.remove()
             continue
-        for run in runs:
+        for workdir, run in runs:
             for curve, (steps, values) in run.get(name, {}).items():
                 is_thin = curve == "train" or " " in curve  # Beside the scores over all types.
                 style = (
                     {"linewidth": 0.8, "alpha": 0.7} if is_thin else {"linewidth": 1.2, "zorder": 3}
                 )
                 style["marker"] = "o" if len(steps) <= FEW_POINTS else ""
-                is_labeled = curve in axis.get_legend_handles_labels()[1]
-                label = None if is_labeled else curve or None
-                axis.plot(steps, values, color=colors[curve], label=label, markersize=3, **style)
+                style["color"] = run_colors[workdir] if several else colors[curve]
+                label = f"{workdir} {curve}".strip() if several else curve
+                is_labeled = label in axis.get_legend_handles_labels()[1]
+                label = None if is_labeled else label or None
+                axis.plot(steps, values, label=label, markersize=3, **style)
         baseline = PRETRAINING.get(name, (None, None))[1]
-        if baseline in result:
-            label = baseline.replace("_", " ")
-            axis.axhline(result[baseline], color="gray", linestyle="--", linewidth=1, label=label)
-        last_step = max(steps[-1] for steps, _ in runs[0][name].values())
-        if 0 < long_phase < last_step:
+        if len(values := {each.get(baseline) for each in baselines}) == 1 and None not in values:
+            label, style = baseline.replace("_", " "), {"color": "gray", "linestyle": "--"}
+            axis.axhline(*values, linewidth=1, label=label, **style)
+        last_step = max(steps[-1] for _, run in runs for steps, _ in run.get(name, {}).values())
+        if len(long_phases) == 1 and 0 < max(long_phases) < last_step:
             style = {"color": "black", "linestyle": ":", "linewidth": 1}
-            axis.axvline(long_phase, label="start of the long phase", **style)
+            axis.axvline(*long_phases, label="start of the long phase", **style)
         axis.set_title(TITLES.get(name, name.replace("_", " ")))
         axis.set_xlabel("step")
         axis.xaxis.set_major_locator(ticker.MaxNLocator(nbins=5, integer=True))
@@ -133,23 +162,29 @@ def draw(workdir: pathlib.Path) -> pyplot.Figure:
         labeled |= dict(zip(labels, lines, strict=True))
     if labeled:
         figure.legend(labeled.values(), labeled.keys(), loc="outside right upper", fontsize=8)
-    figure.suptitle(f"{workdir}, {len(runs)} seeds" if len(runs) > 1 else str(workdir))
+    title = ", ".join(map(str, workdirs))
+    figure.suptitle(f"{title}, {len(runs)} seeds" if len(runs) > len(workdirs) else title)
     return figure
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) not in (2, 3):
-        raise app.UsageError("expected WORKDIR, or WORKDIR and a file to write")
-    if is_bucket(argv[1]):
-        sys.exit(f"plot: {argv[1]}: expected a local directory; copy it with gcloud storage rsync")
-    run = pathlib.Path(argv[1])
-    png = pathlib.Path(argv[2]) if len(argv) == 3 else run / "curves.png"
+def main(argv: list[str], output: str | None = None) -> None:
+    """Plots the runs in the workdirs `argv[1:]` into a file, and prints its path."""
+    if len(argv) == 1:
+        raise app.UsageError("expected the workdir of one or several runs")
+    workdirs = [pathlib.Path(name) for name in dict.fromkeys(argv[1:])]
+    for name, workdir in zip(argv[1:], workdirs, strict=False):
+        if is_bucket(name):
+            sys.exit(f"plot: {name}: expected a local directory; copy it with gcloud storage rsync")
+        if workdir.suffix in SUFFIXES and not workdir.is_dir():
+            sys.exit(f"plot: {name} is no workdir of a run: to write there, set --output={name}")
+    output = output or ("curves.png" if len(workdirs) > 1 else workdirs[0] / "curves.png")
     try:
-        draw(run).savefig(png, dpi=120)
-    except FileNotFoundError as error:
+        draw(*workdirs).savefig(output, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a format that does not exist.
         sys.exit(f"plot: {error}")
-    print(png)
+    print(output)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    OUTPUT = flags.DEFINE_string("output", None, "File to write; its ending chooses the format.")
+    app.run(lambda argv: main(argv, OUTPUT.value), flags_parser=parse_flags)

@@ -1,10 +1,17 @@
 """Every panel of a plot shows a curve, of a pre-training and of a fine-tuning run."""
 
 import json
+import pathlib
 
 import pytest
 
 from bert_jax.tools import plot
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plot.pyplot.close("all")
 
 
 def write_metrics(workdir, names: str, num_records: int = 4) -> None:
@@ -108,3 +115,55 @@ def test_directory_of_a_sweep_names_its_report_and_a_trial(tmp_path):
     (tmp_path / "sweep.json").touch()
     with pytest.raises(FileNotFoundError, match=r"open .*/report\.html, .* such as .*/seed=0"):
         plot.draw(tmp_path)
+
+
+def test_several_runs_are_in_each_panel_with_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [pathlib.Path("a"), pathlib.Path("b"), pathlib.Path("c")]
+    for run in runs[:2]:
+        write_metrics(run, "train/loss dev/loss dev/f1 learning_rate")
+    for seed in (0, 1):
+        write_metrics(runs[2] / f"seed_{seed}", "train/loss dev/loss dev/f1 learning_rate")
+    colors = {}
+    for axis in plot.draw(*runs).axes:
+        shown = {line.get_label(): line for line in axis.lines}
+        for run in runs:
+            own = [line for label, line in shown.items() if label.split()[0] == str(run)]
+            assert own, (axis.get_title(), run)
+            colors.setdefault(run, own[0].get_color())
+            assert {line.get_color() for line in own} == {colors[run]}
+    assert len(set(colors.values())) == 3
+
+
+def test_second_workdir_is_a_run_and_not_the_file_to_write(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_metrics(pathlib.Path(name), "train/loss dev/loss")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    plot.main(["plot", "a", "b"])
+    plot.main(["plot", "a", "b"], "both.svg")
+    plot.main(["plot", "a"])
+    plot.main(["plot", "a"], "one.pdf")
+    files = ["curves.png", "both.svg", "a/curves.png", "one.pdf"]
+    assert capsys.readouterr().out.split() == files
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {*files, "a/metrics.jsonl", "b/metrics.jsonl"}
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "message"),
+    [
+        (["a", "new.png"], None, "new.png is no workdir of a run: to write there, set --output="),
+        (["a", "b"], None, "b/metrics.jsonl is missing: expected the workdir of a run"),
+        (["a"], "x.abc", "Format 'abc' is not supported"),
+        (["a"], "nowhere/x.png", "No such file or directory"),
+        (["gs://bucket/a"], None, "gs://bucket/a: expected a local directory"),
+    ],
+)
+def test_mistake_ends_in_one_line(words, output, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_metrics(pathlib.Path("a"), "train/loss dev/loss")
+    with pytest.raises(SystemExit, match=message) as error:
+        plot.main(["plot", *words], output)
+    assert "\n" not in error.value.code
